@@ -1,0 +1,3 @@
+"""AdaptSpec: an adaptive speculation control plane for serving language models."""
+
+__version__ = "0.1.0"

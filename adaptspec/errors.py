@@ -1,0 +1,64 @@
+"""Every error AdaptSpec raises on purpose. Each message says what to do next.
+
+AdaptSpecError
+ +-- ConfigError            a setting or command-line value that cannot be used
+ |    +-- PolicyError       a policy file that cannot be used (carries file:line:column)
+ +-- ModelError             a model directory that cannot be loaded
+ |    +-- PairError         target and draft that cannot work together
+ +-- RequestError           a request that cannot be served; harms no other request
+ |    +-- UnknownModelError a request that names a model or policy that is not served
+ |    +-- PromptTooLongError
+ |    +-- OverloadedError   the queue is full or the server is draining
+ +-- EngineError            the engine failed while serving
+ +-- CorpusError            a training corpus that cannot be read
+"""
+
+from __future__ import annotations
+
+
+class AdaptSpecError(Exception):
+    """Root of the tree: catch this to catch everything AdaptSpec raises on purpose."""
+
+
+class ConfigError(AdaptSpecError):
+    """A setting or command-line value that cannot be used."""
+
+
+class PolicyError(ConfigError):
+    """A policy file that cannot be used. `str()` starts with `file:line:column:` where known."""
+
+
+class ModelError(AdaptSpecError):
+    """A model directory that cannot be loaded."""
+
+
+class PairError(ModelError):
+    """A target and a draft that cannot work together (tokenizers or vocabularies differ)."""
+
+
+class RequestError(AdaptSpecError):
+    """A request that cannot be served. `param` names the field at fault, in the client's words."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnknownModelError(RequestError):
+    """A request that names a model or a policy that is not served here."""
+
+
+class PromptTooLongError(RequestError):
+    """The prompt plus the tokens asked for do not fit the model's context."""
+
+
+class OverloadedError(RequestError):
+    """The queue is full or the server is draining; the same request may be sent again later."""
+
+
+class EngineError(AdaptSpecError):
+    """The engine failed while serving; requests in flight end with this error."""
+
+
+class CorpusError(AdaptSpecError):
+    """A training corpus that cannot be read."""

@@ -1,0 +1,26 @@
+"""What a drafter hands to verification: the drafted tokens of one round, and how sure it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from adaptspec.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Drafted tokens of B rows, padded to the deepest of them (D columns).
+
+    `distribution` [B, D, V] is what each token was sampled from, after all processors; it is kept
+    only for methods that need it. None means the tokens are point masses (n-gram lookup) or nobody asked.
+    """
+
+    tokens: IntArray  # [B, D], 0 beyond counts
+    counts: IntArray  # [B] tokens submitted for verification
+    confidence: FloatArray  # [B, D] probability of the drafted token, NaN where none was drafted
+    entropy: FloatArray  # [B, D] nats, NaN where none was drafted
+    distribution: torch.Tensor | None = None
+    steps: int = 0  # forward passes of a draft model
+    caught_up: int = 0  # tokens fed beyond the usual one or two per row

@@ -1,0 +1,68 @@
+"""What the engine needs of a model: packed forward passes over cached rows.
+
+A row is one request's place in the cache. The runner knows how many tokens each row has cached;
+it knows nothing of requests, drafts or policies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from adaptspec.types import IntArray
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model is. `context` is the most tokens a row can hold; `fingerprint` tells weights apart."""
+
+    name: str
+    architecture: str
+    parameters: int
+    vocab_size: int
+    context: int
+    fingerprint: str
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Tokens of several rows for one forward pass, row after row, never padded.
+
+    Row i brings `counts[i]` new tokens, to be appended to what it has cached; logits are wanted
+    for the last `wanted[i]` of them (0 while a prompt is still being read).
+    """
+
+    rows: IntArray  # [B]
+    counts: IntArray  # [B], each at least 1
+    tokens: IntArray  # [sum(counts)]
+    wanted: IntArray  # [B]
+
+
+class Runner(Protocol):
+    """One model with its KV cache. All calls come from one thread."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model is."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs and where `forward` leaves its logits."""
+
+    def reserve(self, row: int, length: int) -> bool:
+        """Make room for `length` tokens in all in `row`; False if memory is short (nothing changes then)."""
+
+    def forward(self, packed: Packed) -> torch.Tensor:
+        """Logits [sum(wanted), vocab] in float32; every row's cache grows by its count. Room must be reserved."""
+
+    def length(self, row: int) -> int:
+        """Tokens cached in `row`; 0 for a row that is free."""
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forget the cached tokens from `length` on: the exact rollback after a rejection."""
+
+    def free(self, row: int) -> None:
+        """Forget the row and give its memory back. Freeing a free row does nothing."""

@@ -1,0 +1,116 @@
+"""Reading a training corpus: JSONL records (plain or .xz), split, weighted and written as chat text.
+
+Knows the record format and nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from adaptspec.errors import CorpusError
+
+USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
+SPECIAL_TOKENS = ("<|pad|>", END, USER, ASSISTANT)
+
+# A system message is folded into the first user turn: the corpus has no system turns, so a
+# token of its own would be one the pair never saw.
+CHAT_TEMPLATE = (
+    "{%- set system = namespace(text='') -%}"
+    "{%- for m in messages -%}"
+    "{%- if m['role'] == 'system' or m['role'] == 'developer' -%}"
+    "{%- set system.text = system.text + m['content'] + '\\n\\n' -%}"
+    "{%- elif m['role'] == 'user' -%}"
+    "{{- '<|user|>\\n' + system.text + m['content'] + '<|end|>\\n' -}}{%- set system.text = '' -%}"
+    "{%- elif m['role'] == 'assistant' -%}"
+    "{{- '<|assistant|>\\n' + m['content'] + '<|end|>\\n' -}}"
+    "{%- else -%}{{- raise_exception('role must be system, user or assistant, not ' + m['role']) -}}"
+    "{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}"
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One training record: a prompt with its completion, or (prompt None) running text."""
+
+    task: str
+    source: str
+    prompt: str | None
+    completion: str
+
+    @property
+    def text(self) -> str:
+        """The record as the model sees it, closed by the end token."""
+        if self.prompt is None:
+            return f"{self.completion}{END}\n"
+        return f"{USER}\n{self.prompt}{END}\n{ASSISTANT}\n{self.completion}{END}\n"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Records to train on, and records kept back for the report."""
+
+    train: list[Record]
+    held_out: list[Record]
+
+
+def read_corpus(
+    path: Path,
+    source_weights: Mapping[str, float] | None = None,
+    held_out_share: float = 0.005,
+) -> Corpus:
+    """Read every record of a JSONL file.
+
+    `source_weights` maps a record's `src` to the share of its records to keep (0..1). Both the
+    split and the thinning depend on the record's text alone, so a resumed run sees the same data.
+
+    Raises:
+        CorpusError: the file is missing or a line is not a record.
+    """
+    weights = source_weights or {}
+    train: list[Record] = []
+    held_out: list[Record] = []
+    for record in _records(path):
+        draw = _uniform(record.text)
+        if draw < held_out_share:
+            held_out.append(record)
+        elif (draw - held_out_share) / (1 - held_out_share) < weights.get(record.source, 1.0):
+            train.append(record)
+    if not train:
+        raise CorpusError(f"{path}: no records to train on; give a JSONL file of prompt/completion or text")
+    return Corpus(train, held_out)
+
+
+def _uniform(text: str) -> float:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
+
+
+def _records(path: Path) -> Iterator[Record]:
+    try:
+        with _open(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                yield _parse(line, path, number)
+    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path}: cannot be read ({error}); give a JSONL file, plain or .xz") from error
+
+
+def _open(path: Path) -> TextIO:
+    return lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8")
+
+
+def _parse(line: str, path: Path, number: int) -> Record:
+    try:
+        fields = json.loads(line)
+        if "text" in fields:
+            return Record(fields["task"], fields["src"], None, fields["text"])
+        return Record(fields["task"], fields["src"], fields["prompt"], fields["completion"])
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise CorpusError(
+            f"{path}:{number}: not a record ({error!r}); a line needs task, src and prompt + completion, or text"
+        ) from error

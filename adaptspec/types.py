@@ -1,0 +1,233 @@
+"""The nouns everything shares: requests, their outcomes, and what one round did. Plain data, no torch.
+
+A round is one draft, one verify and one commit over the running batch; `RoundRecord` is what it left
+behind, and the only thing the control plane and the sinks learn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from adaptspec.errors import RequestError
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+MAX_SEED = 2**63 - 1
+
+
+class FinishReason(str, Enum):
+    """Why a request ended. STOP and LENGTH carry OpenAI's names."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Reason(IntEnum):
+    """Why a request runs a round at its depth; names appear in journals, metrics and traces."""
+
+    POLICY = 0  # the chooser's free choice
+    FIXED = 1  # the policy knows only this depth
+    EXPLORE = 2  # one deeper than the estimate asks for, to learn
+    PROBE = 3  # speculation is off, this round tests whether it pays again
+    OFF = 4  # the chooser expects drafting to lose
+    GUARD = 5  # a guard switched speculation off
+    CEILING = 6  # batch too large, or no room
+    REQUEST = 7  # the request's own max_depth
+    PREFILL = 8  # the prompt is still being read
+    DWELL = 9  # kept because the last switch was too recent
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are drawn and when to end. Defaults are OpenAI's; temperature 0 is greedy.
+
+    `top_k` 0 means all tokens. `seed` None: the engine gives the request a random one.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        _check("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "between 0 and 100")
+        _check("top_k", self.top_k, self.top_k >= 0, "0 (all tokens) or more")
+        _check("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
+        _check("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1")
+        _check("presence_penalty", self.presence_penalty, -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2")
+        _check("frequency_penalty", self.frequency_penalty, -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2")
+        _check("repetition_penalty", self.repetition_penalty, 0.0 < self.repetition_penalty <= 100.0, "above 0")
+        _check("min_tokens", self.min_tokens, 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens")
+        for token, bias in self.logit_bias.items():
+            _check("logit_bias", bias, token >= 0 and -100.0 <= bias <= 100.0, "token ids to values of -100 to 100")
+        if self.seed is not None:
+            _check("seed", self.seed, -MAX_SEED <= self.seed <= MAX_SEED, "a 64-bit integer")
+        if any(not text for text in self.stop):
+            raise RequestError("stop must not hold an empty string; leave it out", "stop")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether a token's score depends on the tokens before it."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+def _check(name: str, value: float, good: bool, wanted: str) -> None:
+    # `good` is False for NaN as well: every comparison with NaN is.
+    if not good:
+        raise RequestError(f"{name} is {value}; it must be {wanted}", name)
+
+
+@dataclass(frozen=True)
+class SpeculationParams:
+    """A request's own wishes: a policy by name, a task hint, a ceiling on the depth (0 opts out)."""
+
+    policy: str | None = None
+    task: str | None = None
+    max_depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_depth is not None:
+            _check("adaptspec.max_depth", self.max_depth, self.max_depth >= 0, "0 (no speculation) or more")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to complete. `prompt` is token ids; `id` is unique among the running requests."""
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+    speculation: SpeculationParams = SpeculationParams()
+
+
+@dataclass(frozen=True)
+class SpeculationStats:
+    """What speculation did for one request. Only tokens that were emitted count as accepted.
+
+    `accepted_per_position[j]` counts the rounds whose draft was accepted at position j (0-based);
+    `rounds` counts the rounds that emitted; `draft_rounds` those of them that drafted.
+    """
+
+    policy: str = ""
+    rounds: int = 0
+    draft_rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    acceptance_histogram: tuple[int, ...] = ()  # draft rounds by number of accepted tokens
+
+    @property
+    def acceptance_rate(self) -> float:
+        """accepted / drafted; 0 when nothing was drafted. Depends on the depth: never compare across tiers."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted per drafting round: the bonus token counts (vLLM's convention)."""
+        return 1.0 + (self.accepted / self.draft_rounds if self.draft_rounds else 0.0)
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds on the monotonic clock; `first_token` and `admitted` are None if never reached."""
+
+    arrived: float
+    admitted: float | None
+    first_token: float | None
+    finished: float
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of one request's output: text that can no longer change, and the tokens of the round.
+
+    `finish` is set on the last piece, together with `completion`.
+    """
+
+    request_id: str
+    text: str
+    tokens: tuple[int, ...]
+    completion: Completion | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request. `error` says what happened when `finish` is ERROR."""
+
+    request_id: str
+    text: str
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    finish: FinishReason
+    stats: SpeculationStats
+    timings: Timings
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What one round decided, did and cost. Row-wise arrays have the batch's order; B rows, D = deepest draft.
+
+    Only decoding rows are listed: rows still reading their prompt are summed in `prefill_tokens`.
+    `confidence` (draft's probability of its own token) and `entropy` (nats, of the draft
+    distribution) are [B, D], NaN where nothing was drafted. `accepted` counts what verification
+    kept, `emitted` what the client gets (cut at EOS, stop, max_tokens). A token that was drafted but
+    dropped by the stop rule counts in neither `drafted` nor `accepted`, only in `draft_seconds`.
+    """
+
+    number: int
+    request_ids: tuple[str, ...]
+    rows: IntArray  # [B] the engine's row of each request, stable while it runs
+    depths: IntArray  # [B] decided
+    reasons: IntArray  # [B] Reason codes
+    drafter: IntArray  # [B] index into the engine's drafters
+    drafted: IntArray  # [B] submitted for verification
+    accepted: IntArray  # [B]
+    emitted: IntArray  # [B]
+    context: IntArray  # [B] tokens before this round
+    confidence: FloatArray  # [B, D]
+    entropy: FloatArray  # [B, D]
+    prefill_tokens: int
+    draft_steps: int  # forward passes of the draft model
+    caught_up: int  # tokens fed to the draft cache beyond the usual one or two per row
+    verify_tokens: int  # packed tokens of the target's pass, prefill included
+    draft_seconds: float
+    verify_seconds: float
+    total_seconds: float
+
+
+class Sink(Protocol):
+    """Receives what happened; called on the engine thread, so it must be quick and must not raise."""
+
+    def emit(self, record: RoundRecord) -> None:
+        """One round has ended."""
+
+    def finished(self, request: Request, completion: Completion) -> None:
+        """One request has ended, however it ended."""

@@ -1,0 +1,46 @@
+"""The protocol of a verification method: which drafted tokens stay, and what comes after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from adaptspec.models.draft import Draft
+from adaptspec.models.sampling import SamplingBatch
+from adaptspec.types import IntArray
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Per row: how many drafted tokens stay, and the token after them (correction or bonus)."""
+
+    accepted: IntArray  # [B]
+    following: IntArray  # [B]
+
+
+class Method(Protocol):
+    """Decides, for a batch, which drafted tokens are kept. Lossless unless `lossy` says otherwise."""
+
+    @property
+    def name(self) -> str:
+        """As written in policies."""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the output may differ from what the target alone would give."""
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether the draft must guess with the target's noise (coupled) or with its own (rejection)."""
+
+    @property
+    def needs_distribution(self) -> bool:
+        """Whether `Draft.distribution` must be kept for sampled drafts."""
+
+    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> Verdict:
+        """Judge the draft. `logits` [sum(counts + 1), V], float32: row i brings counts[i] + 1 of them,
+
+        for the positions of its drafted tokens and the one after.
+        """
