@@ -1,0 +1,98 @@
+"""Drafting with a small language model of the same vocabulary.
+
+Its cache may lag behind the output by any number of tokens: the first step of a draft feeds all that
+is missing, so the prompt's prefill and the catch-up after a pause are one and the same thing.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import torch
+
+from adaptspec.drafting.drafter import DraftJob
+from adaptspec.models.draft import Draft
+from adaptspec.models.runner import Packed, Runner
+from adaptspec.models.sampling import Stream, certainty
+from adaptspec.types import IntArray
+
+# After full acceptance the last drafted token was never fed, so two tokens are the usual share of a round.
+_USUAL = 2
+
+
+class DraftModelDrafter:
+    """Runs a `Runner` one token at a time; step j runs only the rows that draft that deep."""
+
+    name = "draft-model"
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+
+    def lag(self, row: int, length: int) -> int:
+        """See `Drafter.lag`."""
+        return max(0, length - self.runner.length(row) - _USUAL)
+
+    def propose(self, job: DraftJob) -> Draft:
+        """See `Drafter.propose`. Rows that find no memory draft nothing this round."""
+        batch, deepest = len(job.rows), int(job.depths.max(initial=0))
+        tokens = np.zeros((batch, deepest), dtype=np.int64)
+        confidence = np.full((batch, deepest), np.nan)
+        entropy = np.full((batch, deepest), np.nan)
+        counts = np.zeros(batch, dtype=np.int64)
+        kept: list[tuple[IntArray, torch.Tensor]] = []
+        active, packed, caught_up = self._first(job)
+        steps = 0
+        while len(active):
+            offsets = np.full(len(active), steps, dtype=np.int64)
+            scores = job.sampling.process(self.runner.forward(packed), active, offsets, tokens)
+            if job.shares_noise:
+                chosen = job.sampling.choose(scores, active, offsets)
+            else:
+                chosen = job.sampling.sample(scores, active, offsets, Stream.DRAFT)
+            if job.keep_distribution:
+                kept.append((active, job.sampling.probabilities(scores, active)))
+            sure, drawn = certainty(scores, chosen), chosen.cpu().numpy()
+            tokens[active, steps] = drawn
+            confidence[active, steps] = sure.confidence
+            entropy[active, steps] = sure.entropy
+            counts[active] += 1
+            steps += 1
+            going = job.depths[active] > steps
+            if job.stop is not None and going.any():
+                going &= job.stop(steps, active, sure.confidence, sure.entropy)
+            active, ones = active[going], np.ones(int(going.sum()), dtype=np.int64)
+            packed = Packed(job.rows[active], ones, drawn[going], ones)
+        distribution = _padded(kept, batch, deepest) if kept else None
+        return Draft(tokens, counts, confidence, entropy, distribution, steps, caught_up)
+
+    def commit(self, row: int, valid: int) -> None:
+        """See `Drafter.commit`."""
+        if self.runner.length(row) > valid:
+            self.runner.truncate(row, valid)
+
+    def free(self, row: int) -> None:
+        """See `Drafter.free`."""
+        self.runner.free(row)
+
+    def _first(self, job: DraftJob) -> tuple[IntArray, Packed, int]:
+        """The first pass: every token that each drafting row's cache has not seen."""
+        active, fed = [], []
+        for i in np.flatnonzero(job.depths).tolist():
+            row, context = int(job.rows[i]), job.tokens[i]
+            if self.runner.reserve(row, len(context) + int(job.depths[i])):
+                active.append(i)
+                fed.append(context[self.runner.length(row) :])
+        counts = np.array([len(part) for part in fed], dtype=np.int64)
+        index = np.array(active, dtype=np.int64)
+        packed = Packed(job.rows[index], counts, np.array(list(chain.from_iterable(fed))), np.ones_like(counts))
+        return index, packed, int(np.maximum(counts - _USUAL, 0).sum())
+
+
+def _padded(kept: list[tuple[IntArray, torch.Tensor]], batch: int, deepest: int) -> torch.Tensor:
+    """[B, D, V] from each step's distributions of the rows that took it; zeros where nothing was drafted."""
+    first = kept[0][1]
+    whole = first.new_zeros((batch, deepest, first.shape[-1]))
+    for step, (active, distribution) in enumerate(kept):
+        whole[torch.from_numpy(active), step] = distribution
+    return whole

@@ -1,0 +1,78 @@
+"""Drafting by lookup: the tokens that followed the last time the output ended like this.
+
+Prompt-lookup decoding (Saxena 2023) over prompt and output. The suffix is matched again after every
+drafted token, longest first, so a draft does not depend on the round it is made in.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adaptspec.drafting.drafter import DraftJob
+from adaptspec.models.draft import Draft
+
+
+class NgramDrafter:
+    """Remembers, per row, what followed each n-gram of `shortest` to `longest` tokens last."""
+
+    name = "ngram"
+
+    def __init__(self, longest: int = 4, shortest: int = 2) -> None:
+        self._sizes = range(longest, shortest - 1, -1)
+        self._memory: dict[int, _Memory] = {}
+
+    def lag(self, row: int, length: int) -> int:  # noqa: ARG002 -- reading is free of charge
+        """See `Drafter.lag`: always 0."""
+        return 0
+
+    def propose(self, job: DraftJob) -> Draft:
+        """See `Drafter.propose`. Confidence and entropy stay NaN: a lookup has no distribution."""
+        batch, deepest = len(job.rows), int(job.depths.max(initial=0))
+        tokens = np.zeros((batch, deepest), dtype=np.int64)
+        counts = np.zeros(batch, dtype=np.int64)
+        for i in np.flatnonzero(job.depths).tolist():
+            memory = self._memory.setdefault(int(job.rows[i]), _Memory(self._sizes))
+            memory.read(job.tokens[i])
+            found = memory.continuation(job.tokens[i], int(job.depths[i]))
+            tokens[i, : len(found)] = found
+            counts[i] = len(found)
+        unknown = np.full((batch, deepest), np.nan)
+        return Draft(tokens, counts, unknown, unknown)
+
+    def commit(self, row: int, valid: int) -> None:
+        """See `Drafter.commit`: only committed tokens are ever read, so nothing is forgotten."""
+
+    def free(self, row: int) -> None:
+        """See `Drafter.free`."""
+        self._memory.pop(row, None)
+
+
+class _Memory:
+    """What followed each n-gram of one row, the latest occurrence winning."""
+
+    def __init__(self, sizes: range) -> None:
+        self._sizes = sizes
+        self._next: dict[tuple[int, ...], int] = {}
+        self._read = 0
+
+    def read(self, tokens: list[int]) -> None:
+        """Take in the tokens that came since the last call."""
+        for end in range(max(1, self._read), len(tokens)):
+            for size in self._sizes:
+                if size <= end:
+                    self._next[tuple(tokens[end - size : end])] = tokens[end]
+        self._read = len(tokens)
+
+    def continuation(self, tokens: list[int], depth: int) -> list[int]:
+        """Up to `depth` tokens; ends early where no suffix has been seen before."""
+        tail = tokens[-self._sizes.start :]
+        found: list[int] = []
+        while len(found) < depth:
+            following = next(
+                (f for size in self._sizes if (f := self._next.get(tuple(tail[-size:]))) is not None), None
+            )
+            if following is None:
+                break
+            found.append(following)
+            tail = [*tail[1:], following] if len(tail) == self._sizes.start else [*tail, following]
+        return found

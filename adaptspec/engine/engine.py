@@ -1,0 +1,111 @@
+"""The synchronous Python API: prompts in, completions out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.engine.build import AUTO, BUNDLED, EngineConfig, build
+from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.types import Completion, Delta, FinishReason, Request, SamplingParams, SpeculationParams
+
+
+class Engine:
+    """A model with speculation, in this process and on this thread.
+
+    >>> engine = Engine.from_pretrained("bundled")
+    >>> engine.generate(["Once upon a time"], SamplingParams(max_tokens=32))[0].text
+    """
+
+    def __init__(self, core: EngineCore, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.core = core
+        self.tokenizer = tokenizer
+        self._ids = itertools.count()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str = BUNDLED,
+        draft: str | None = AUTO,
+        policy: str | None = None,
+        *,
+        device: str = AUTO,
+        dtype: str = AUTO,
+        max_rows: int = 16,
+    ) -> Engine:
+        """Load a target and a draft (directories, hub ids, or "bundled") under a policy (name or YAML file).
+
+        See `EngineConfig` for what is chosen when draft and policy are left out.
+
+        Raises:
+            ModelError, PairError, ConfigError, PolicyError: saying what to do.
+        """
+        policies = (policy,) if policy else ()
+        return cls.from_config(EngineConfig(model, draft, policies, device, dtype, limits=Limits(max_rows=max_rows)))
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Engine:
+        """As `from_pretrained`, with every setting at hand."""
+        built = build(config)
+        return cls(built.core, built.tokenizer)
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        sampling: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        speculation: SpeculationParams = SpeculationParams(),
+    ) -> list[Completion]:
+        """Complete all prompts (text, or token ids), batched; answers come in the order of the prompts.
+
+        `sampling` is one for all or one each.
+
+        Raises:
+            RequestError: one of them cannot be served; then none is.
+        """
+        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        requests = [self._request(prompt, params, speculation) for prompt, params in zip(prompts, each, strict=True)]
+        for request in requests:
+            self.core.check(request)
+        done: dict[str, Completion] = {}
+        for request in requests:
+            self.core.add(request)
+        for delta in self._run():
+            if delta.completion is not None:
+                done[delta.request_id] = delta.completion
+        return [done[request.id] for request in requests]
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams = SamplingParams(),
+        speculation: SpeculationParams = SpeculationParams(),
+    ) -> Iterator[Delta]:
+        """Complete one prompt piece by piece; leaving the loop early aborts it."""
+        request = self._request(prompt, sampling, speculation)
+        self.core.check(request)
+        self.core.add(request)
+        try:
+            yield from self._run()
+        finally:
+            self.core.abort(request.id)
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """The prompt text of a conversation, by the model's own template."""
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return str(text)
+
+    def _run(self) -> Iterator[Delta]:
+        try:
+            while not self.core.idle:
+                yield from self.core.step()
+        except BaseException:
+            self.core.abort_all(FinishReason.ABORT, "the run was interrupted")
+            raise
+
+    def _request(
+        self, prompt: str | Sequence[int], sampling: SamplingParams, speculation: SpeculationParams
+    ) -> Request:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return Request(f"local-{next(self._ids)}", tuple(ids), sampling, speculation)

@@ -1,0 +1,183 @@
+"""The async front: requests go in, streams of deltas come out; one thread owns all model state.
+
+The event loop and the engine thread meet in two places only: an inbox of commands, and
+`call_soon_threadsafe` with all deltas of a round at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+
+from adaptspec.engine.core import EngineCore
+from adaptspec.errors import EngineError, OverloadedError
+from adaptspec.models.runner import ModelInfo
+from adaptspec.types import Completion, Delta, FinishReason, Request
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """How many requests run and wait right now."""
+
+    running: int
+    waiting: int
+
+
+class AsyncEngine:
+    """Serves requests from one event loop. Closing a stream before its end aborts the request."""
+
+    def __init__(self, core: EngineCore, name: str | None = None, max_waiting: int = 1024) -> None:
+        """`name` is what clients call the model (None: its own)."""
+        self._core = core
+        self._info = core.target if name is None else replace(core.target, name=name)
+        self._max_waiting = max_waiting
+        self._inbox: SimpleQueue[Callable[[], list[Delta]] | None] = SimpleQueue()
+        self._streams: dict[str, asyncio.Queue[Delta | None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining = False
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._run, name="adaptspec-engine", daemon=True)
+
+    @property
+    def target(self) -> ModelInfo:
+        """The served model."""
+        return self._info
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Names a request may ask for."""
+        return self._core.policies
+
+    @property
+    def default_policy(self) -> str:
+        """The policy of requests that name none."""
+        return self._core.default_policy
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine thread runs."""
+        return self._thread.is_alive() and self._failure is None
+
+    def stats(self) -> EngineStats:
+        """Requests running and waiting; those still in the inbox count as waiting."""
+        running = self._core.running
+        return EngineStats(running, max(0, len(self._streams) - running))
+
+    async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """The request's output piece by piece; the last piece carries the completion.
+
+        Raises:
+            RequestError: the request cannot be served (before anything is computed).
+            EngineError: the engine has stopped.
+        """
+        self._admit(request)
+        pieces: asyncio.Queue[Delta | None] = asyncio.Queue()
+        self._streams[request.id] = pieces
+        done = False
+        try:
+            self._inbox.put(lambda: self._core.add(request))
+            while not done:
+                delta = await pieces.get()
+                if delta is None:
+                    raise EngineError(f"the engine has stopped: {self._failure}")
+                done = delta.completion is not None
+                yield delta
+        finally:
+            self._streams.pop(request.id, None)
+            if not done:
+                self._inbox.put(lambda: self._core.abort(request.id))
+
+    async def generate(self, request: Request) -> Completion:
+        """The finished request. Raises as `stream` does."""
+        async for delta in self.stream(request):
+            if delta.completion is not None:
+                return delta.completion
+        raise EngineError("the engine ended the stream without a completion")
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests, wait up to `seconds` for the running ones, then abort what is left."""
+        self._draining = True
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._streams and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        for request_id in list(self._streams):
+            self._inbox.put(lambda rid=request_id: self._core.abort(rid))  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Stop the engine thread; requests still in flight are aborted."""
+        self._draining = True
+        if self._thread.is_alive():
+            self._inbox.put(None)
+            self._thread.join(timeout=10)
+
+    def _admit(self, request: Request) -> None:
+        if self._failure is not None:
+            raise EngineError(f"the engine has stopped: {self._failure}")
+        if self._draining:
+            raise OverloadedError("the server is shutting down; send the request again later")
+        if len(self._streams) >= self._max_waiting + self._core.max_rows:
+            raise OverloadedError(f"{len(self._streams)} requests are in flight; send the request again later")
+        if request.id in self._streams:
+            raise EngineError(f"request id {request.id} is already running")
+        self._core.check(request)
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._thread.start()
+
+    def _run(self) -> None:
+        """The engine thread."""
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001
+            # Not a round that failed but the loop around it: nothing can be trusted any more, and nobody may hang.
+            _log.exception("the engine thread has stopped")
+            self._failure = f"{type(error).__name__}: {error}"
+            self._call_loop(self._give_up)
+
+    def _serve(self) -> None:
+        """Commands first, then a round; sleeps only when there is nothing to do."""
+        while True:
+            deltas: list[Delta] = []
+            while self._core.idle or not self._inbox.empty():
+                command = self._inbox.get()
+                if command is None:
+                    self._deliver(deltas + self._core.abort_all(FinishReason.ABORT, "the engine was closed"))
+                    return
+                deltas += command()
+                if deltas:
+                    break
+            if not self._core.idle:
+                deltas += self._round()
+            self._deliver(deltas)
+
+    def _round(self) -> list[Delta]:
+        try:
+            return self._core.step()
+        except Exception as error:  # noqa: BLE001
+            # One broken round must not take the server down: its requests end with the reason, the next ones run.
+            _log.exception("a round failed; its requests end with an error")
+            return self._core.abort_all(FinishReason.ERROR, f"{type(error).__name__}: {error}")
+
+    def _deliver(self, deltas: list[Delta]) -> None:
+        if deltas:
+            self._call_loop(lambda: self._hand_out(deltas))
+
+    def _call_loop(self, call: Callable[[], None]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call)
+
+    def _give_up(self) -> None:
+        for stream in self._streams.values():
+            stream.put_nowait(None)
+
+    def _hand_out(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is not None:
+                stream.put_nowait(delta)

@@ -1,0 +1,179 @@
+"""Measuring what passes cost on this machine, in a few seconds, once per machine and model pair.
+
+The result is kept in the user's cache directory, under a name made of the models' fingerprints, the
+device, the data type and the thread count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.drafting.drafter import Drafter
+from adaptspec.errors import ConfigError
+from adaptspec.models.runner import Packed, Runner
+
+_log = logging.getLogger(__name__)
+_WIDTHS = (1, 2, 4, 8)
+_CONTEXT, _LONG_CONTEXT = 64, 448
+_CELL_SECONDS, _CELL_MOST, _CELL_LEAST = 0.06, 25, 3
+# A quiet machine repeats itself; where the median of a cell is this far above its minimum, somebody else computes too.
+_BUSY = 1.5
+
+
+def profiled_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> CostTable:
+    """The cost table of these models here: from the cache, or measured now and cached."""
+    path = _cache_path(target, drafters, max_rows)
+    try:
+        return CostTable.from_json(path.read_text())
+    except FileNotFoundError:
+        pass
+    except (OSError, ConfigError) as error:
+        _log.warning("the cached cost table %s cannot be used (%s); measuring again", path, error)
+    stopwatch = Stopwatch(target.device)
+    costs = CostTable(measure(target, drafters, max_rows, stopwatch))
+    if stopwatch.disturbance > _BUSY:
+        _log.warning("the machine was busy while costs were measured; they are measured again at the next start")
+        return costs
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_text(costs.to_json())
+        partial.replace(path)
+    except OSError as error:
+        _log.warning("the cost table cannot be cached at %s (%s); it is measured again at every start", path, error)
+    return costs
+
+
+class Stopwatch:
+    """Times a piece of work: its fastest run, since whatever else the machine does can only add to it.
+
+    `budget` seconds are shared by everything timed; once spent, each further piece runs just once more.
+    """
+
+    def __init__(self, device: torch.device, budget: float = 5.0) -> None:
+        self._device = device
+        self._left = budget
+        self._spread: list[float] = []
+
+    @property
+    def disturbance(self) -> float:
+        """How far, typically, the median run lies above the fastest: 1 on a quiet machine."""
+        return statistics.median(self._spread) if self._spread else 1.0
+
+    def seconds(self, run: Callable[[], None]) -> float:
+        """The fastest of several runs, after one to warm up."""
+        times: list[float] = [self._time(run)]
+        fresh: list[float] = []
+        while self._left > 0 and (len(fresh) < _CELL_LEAST or (sum(fresh) < _CELL_SECONDS and len(fresh) < _CELL_MOST)):
+            fresh.append(self._time(run))
+        if len(fresh) >= _CELL_LEAST:
+            self._spread.append(statistics.median(fresh) / min(fresh))
+        return min(fresh or times)
+
+    def _time(self, run: Callable[[], None]) -> float:
+        started = time.perf_counter()
+        run()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        taken = time.perf_counter() - started
+        self._left -= taken
+        return taken
+
+
+def measure(target: Runner, drafters: Sequence[Drafter], max_rows: int, stopwatch: Stopwatch) -> CostProfile:
+    """Time verify passes and draft steps over rows and widths; the runners' rows are left free."""
+    rows = tuple(n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= max_rows)
+    verify = tuple(tuple(line) for line in _grid(target, rows, _WIDTHS, stopwatch))
+    models = [drafter for drafter in drafters if isinstance(drafter, DraftModelDrafter)]
+    return CostProfile(
+        rows=rows,
+        tokens=_WIDTHS,
+        verify=verify,
+        drafters={drafter.name: _drafter_cost(drafter.runner, rows, stopwatch) for drafter in models},
+        per_cached_token=_per_cached_token(target, stopwatch),
+        overhead=0.1 * verify[0][0],
+    )
+
+
+def _grid(runner: Runner, rows: Sequence[int], widths: Sequence[int], stopwatch: Stopwatch) -> list[list[float]]:
+    """Seconds for each number of rows and tokens per row, the rows holding a short context each."""
+    _fill(runner, max(rows), _CONTEXT)
+    table = [[_time_pass(runner, count, width, _CONTEXT, stopwatch) for width in widths] for count in rows]
+    _clear(runner, max(rows))
+    return table
+
+
+def _per_cached_token(runner: Runner, stopwatch: Stopwatch) -> float:
+    longest = min(_LONG_CONTEXT, runner.info.context - 2)
+    if longest <= 2 * _CONTEXT:
+        return 0.0
+    seconds = []
+    for context in (_CONTEXT, longest):
+        _fill(runner, 1, context)
+        seconds.append(_time_pass(runner, 1, 1, context, stopwatch))
+        _clear(runner, 1)
+    return max(0.0, seconds[1] - seconds[0]) / (longest - _CONTEXT)
+
+
+def _drafter_cost(runner: Runner, rows: tuple[int, ...], stopwatch: Stopwatch) -> DrafterCost:
+    steps = tuple(line[0] for line in _grid(runner, rows, (1,), stopwatch))
+    length = min(128, runner.info.context // 2)
+
+    def catch_up() -> None:
+        runner.free(0)
+        _fill(runner, 1, length)
+
+    per_token = max(0.0, stopwatch.seconds(catch_up) - steps[0]) / length
+    runner.free(0)
+    return DrafterCost(rows, steps, per_token)
+
+
+def _time_pass(runner: Runner, rows: int, width: int, context: int, stopwatch: Stopwatch) -> float:
+    packed = _packed(rows, width, wanted=width)
+
+    def run() -> None:
+        # Judging a greedy draft takes the argmax and brings it to the host: part of what a verify costs.
+        runner.forward(packed).argmax(dim=-1).cpu()
+        for row in range(rows):
+            runner.truncate(row, context)
+
+    return stopwatch.seconds(run)
+
+
+def _fill(runner: Runner, rows: int, context: int) -> None:
+    room = min(context + max(_WIDTHS), runner.info.context)
+    for row in range(rows):
+        if not runner.reserve(row, room):
+            raise ConfigError(f"the cache has no room for {rows} rows of {room} tokens; use fewer --max-rows")
+    runner.forward(_packed(rows, context, wanted=1))
+
+
+def _clear(runner: Runner, rows: int) -> None:
+    for row in range(rows):
+        runner.free(row)
+
+
+def _packed(rows: int, count: int, wanted: int) -> Packed:
+    tokens = np.arange(rows * count, dtype=np.int64) % 97 + 3
+    each = np.ones(rows, dtype=np.int64)
+    return Packed(np.arange(rows, dtype=np.int64), count * each, tokens, wanted * each)
+
+
+def _cache_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Path:
+    models = [target, *(d.runner for d in drafters if isinstance(d, DraftModelDrafter))]
+    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu"
+    facts = [device, str(torch.get_num_threads()), torch.__version__, str(max_rows), str(target.info.context)]
+    key = hashlib.blake2b("\n".join([*facts, *(m.info.fingerprint for m in models)]).encode(), digest_size=12)
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "adaptspec" / "costs" / f"{key.hexdigest()}.json"

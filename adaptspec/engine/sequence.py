@@ -1,0 +1,138 @@
+"""One request on its way through the engine: its tokens, its text, how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from adaptspec.engine.detokenizer import Detokenizer
+from adaptspec.models.sampling import SamplingRow
+from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings
+
+
+class Sequence:
+    """Travels through queue, rounds and commit. `tokens` is prompt + output, and only grows.
+
+    `row` is its place in every cache while it runs, None while it waits. `end_tokens` end it.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        detokenizer: Detokenizer,
+        *,
+        seed: int,
+        eos: tuple[int, ...],
+        context: int,
+        now: float,
+    ) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.tokens = list(request.prompt)
+        self.row: int | None = None
+        self.finish: FinishReason | None = None
+        self.error: str | None = None
+        self.max_tokens = min(sampling.max_tokens, context - len(request.prompt))
+        self.end_tokens = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos))
+        self.sampling = SamplingRow(sampling, seed, self.tokens, len(request.prompt), eos)
+        self._detokenizer = detokenizer
+        self._sent = 0
+        self._counts = _Counts()
+        self.timings = Timings(arrived=now, admitted=None, first_token=None, finished=now)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt)
+
+    @property
+    def emitted(self) -> int:
+        """Output tokens so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def depth_limit(self) -> int:
+        """The deepest draft that can still earn: all of it and the bonus token must fit into max_tokens."""
+        room = self.max_tokens - self.emitted - 1
+        wish = self.request.speculation.max_depth
+        return room if wish is None else min(room, wish)
+
+    def admit(self, now: float) -> None:
+        """Note when it left the queue; a return after giving way does not count."""
+        if self.timings.admitted is None:
+            self.timings = replace(self.timings, admitted=now)
+
+    def commit(self, tokens: list[int], now: float) -> int:
+        """Append the tokens of one round, up to the one that ends the request; return how many were emitted."""
+        if self.timings.first_token is None:
+            self.timings = replace(self.timings, first_token=now)
+        for count, token in enumerate(tokens, start=1):
+            self.tokens.append(token)
+            self._end_at(token)
+            if self.finish is not None:
+                return count
+        return len(tokens)
+
+    def _end_at(self, token: int) -> None:
+        allowed = self.emitted >= self.request.sampling.min_tokens
+        if (allowed and token in self.end_tokens) or self._detokenizer.push(token, may_stop=allowed):
+            self.finish = FinishReason.STOP
+        elif self.emitted >= self.max_tokens:
+            self.finish = FinishReason.LENGTH
+
+    def count_round(self, drafted: int, accepted: int) -> None:
+        """Note one decoding round for the request's statistics; `accepted` of the drafted tokens were emitted."""
+        self._counts.add(drafted, accepted)
+
+    def delta(self) -> Delta:
+        """What is new since the last delta."""
+        start, self._sent = self._sent, self.emitted
+        text = self._detokenizer.take(final=self.finish is not None)
+        tokens = tuple(self.tokens[self.prompt_length + start :])
+        return Delta(self.request.id, text, tokens)
+
+    def completion(self, policy: str, now: float) -> Completion:
+        """The finished request as a whole."""
+        if self.finish is None:
+            raise ValueError("the request has not ended")
+        return Completion(
+            request_id=self.request.id,
+            text=self._detokenizer.text,
+            tokens=tuple(self.tokens[self.prompt_length :]),
+            prompt_tokens=self.prompt_length,
+            finish=self.finish,
+            stats=self._counts.stats(policy),
+            timings=replace(self.timings, finished=now),
+            error=self.error,
+        )
+
+
+class _Counts:
+    """Running totals behind a request's SpeculationStats."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.drafted = 0
+        self.accepted = 0
+        self.histogram: list[int] = []
+
+    def add(self, drafted: int, accepted: int) -> None:
+        self.rounds += 1
+        if drafted:
+            self.drafted += drafted
+            self.accepted += accepted
+            self.histogram += [0] * (drafted + 1 - len(self.histogram))
+            self.histogram[accepted] += 1
+
+    def stats(self, policy: str) -> SpeculationStats:
+        at_least = np.cumsum(self.histogram[::-1])[::-1] if self.histogram else np.zeros(1, dtype=np.int64)
+        return SpeculationStats(
+            policy=policy,
+            rounds=self.rounds,
+            draft_rounds=int(at_least[0]),
+            drafted=self.drafted,
+            accepted=self.accepted,
+            accepted_per_position=tuple(int(n) for n in at_least[1:]),
+            acceptance_histogram=tuple(self.histogram),
+        )

@@ -1,0 +1,163 @@
+"""Drafting and judging for a whole round, whatever mix of drafters and methods its rows use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from adaptspec.control.policy import Decision
+from adaptspec.drafting.drafter import Drafter, DraftJob
+from adaptspec.models.draft import Draft
+from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.types import IntArray
+from adaptspec.verification.method import Method, Verdict
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The rows of a round that will emit: E of them, decoding rows first (the decision's order).
+
+    Rows beyond the decision have just read the end of their prompt and draft nothing.
+    """
+
+    rows: IntArray  # [E]
+    tokens: Sequence[list[int]]  # [E] live
+    draws: Sequence[SamplingRow]  # [E]
+    sampling: SamplingBatch  # of all `draws`
+    methods: IntArray  # [E] index into the speculator's methods
+
+
+class Speculator:
+    """Splits a round among drafters and methods, and puts the parts together again."""
+
+    def __init__(self, drafters: Sequence[Drafter], methods: Sequence[Method], vocab_size: int, device: torch.device):
+        self.drafters = tuple(drafters)
+        self._methods = tuple(methods)
+        self._vocab_size = vocab_size
+        self._device = device
+        self._last_sampling: tuple[tuple[SamplingRow, ...], SamplingBatch] | None = None
+
+    def sampling(self, rows: Sequence[SamplingRow]) -> SamplingBatch:
+        """The batch's way of drawing tokens, made anew only when its members changed."""
+        last = self._last_sampling
+        if last is not None and len(last[0]) == len(rows) and all(a is b for a, b in zip(last[0], rows, strict=True)):
+            return last[1]
+        batch = SamplingBatch(rows, self._vocab_size, self._device)
+        self._last_sampling = (tuple(rows), batch)
+        return batch
+
+    def propose(self, ask: Ask, decision: Decision) -> Draft:
+        """Draft for every row with a depth; rows of one drafter and method together."""
+        depths = np.zeros(len(ask.rows), dtype=np.int64)
+        depths[: len(decision.depths)] = decision.depths
+        if not depths.any():
+            return _nothing(len(ask.rows))
+        drafter = np.zeros_like(depths)
+        drafter[: len(decision.drafter)] = decision.drafter
+        lanes = sorted({(int(drafter[i]), int(ask.methods[i])) for i in np.flatnonzero(depths)})
+        parts = []
+        for which, how in lanes:
+            method = self._methods[how]
+            mine = depths if len(lanes) == 1 else np.where((drafter == which) & (ask.methods == how), depths, 0)
+            job = DraftJob(
+                ask.rows,
+                ask.tokens,
+                mine,
+                ask.sampling,
+                shares_noise=method.shares_noise,
+                keep_distribution=method.needs_distribution and not ask.sampling.plain_greedy,
+                stop=decision.stop,
+            )
+            parts.append(self.drafters[which].propose(job))
+        return parts[0] if len(parts) == 1 else _merge(parts)
+
+    def judge(self, logits: torch.Tensor, ask: Ask, draft: Draft) -> Verdict:
+        """Verify each row by its own method. `logits` [sum(counts + 1), V]."""
+        used = sorted(set(ask.methods.tolist()))
+        if len(used) == 1:
+            return self._methods[used[0]].verify(logits, draft, ask.sampling)
+        accepted, following = np.zeros_like(draft.counts), np.zeros_like(draft.counts)
+        owner = torch.from_numpy(np.repeat(ask.methods, draft.counts + 1)).to(logits.device)
+        for how in used:
+            mine = np.flatnonzero(ask.methods == how)
+            sampling = SamplingBatch([ask.draws[i] for i in mine.tolist()], self._vocab_size, self._device)
+            part = self._methods[how].verify(logits[owner == how], _take(draft, mine), sampling)
+            accepted[mine], following[mine] = part.accepted, part.following
+        return Verdict(accepted, following)
+
+
+def _nothing(rows: int) -> Draft:
+    empty = np.zeros((rows, 0))
+    return Draft(np.zeros((rows, 0), dtype=np.int64), np.zeros(rows, dtype=np.int64), empty, empty)
+
+
+def _merge(parts: Sequence[Draft]) -> Draft:
+    """Parts that draft for different rows become one; point masses where only some parts have a distribution."""
+    deepest = max(part.tokens.shape[1] for part in parts)
+    wide = [_pad(part, deepest) for part in parts]
+    owner = [part.counts > 0 for part in wide]
+    first = wide[0]
+    tokens, confidence, entropy = first.tokens.copy(), first.confidence.copy(), first.entropy.copy()
+    for part, mine in zip(wide[1:], owner[1:], strict=True):
+        tokens[mine], confidence[mine], entropy[mine] = part.tokens[mine], part.confidence[mine], part.entropy[mine]
+    return Draft(
+        tokens,
+        np.sum([part.counts for part in wide], axis=0),
+        confidence,
+        entropy,
+        _merge_distributions(wide),
+        steps=sum(part.steps for part in parts),
+        caught_up=sum(part.caught_up for part in parts),
+    )
+
+
+def _merge_distributions(parts: Sequence[Draft]) -> torch.Tensor | None:
+    kept = [part for part in parts if part.distribution is not None]
+    if not kept:
+        return None
+    whole = torch.zeros_like(_known(kept[0].distribution))
+    for part in parts:
+        mine = torch.from_numpy(part.counts > 0)
+        if part.distribution is not None:
+            whole[mine] = part.distribution[mine]
+        else:
+            point = torch.nn.functional.one_hot(torch.from_numpy(part.tokens[part.counts > 0]), whole.shape[-1])
+            whole[mine] = point.to(whole)
+    return whole
+
+
+def _known(tensor: torch.Tensor | None) -> torch.Tensor:
+    if tensor is None:
+        raise ValueError("no distribution was kept")
+    return tensor
+
+
+def _pad(draft: Draft, deepest: int) -> Draft:
+    width = [(0, 0), (0, deepest - draft.tokens.shape[1])]
+    if not width[1][1]:
+        return draft
+    distribution = draft.distribution
+    if distribution is not None:
+        distribution = torch.nn.functional.pad(distribution, (0, 0, 0, width[1][1]))
+    return Draft(
+        np.pad(draft.tokens, width),
+        draft.counts,
+        np.pad(draft.confidence, width, constant_values=np.nan),
+        np.pad(draft.entropy, width, constant_values=np.nan),
+        distribution,
+        draft.steps,
+        draft.caught_up,
+    )
+
+
+def _take(draft: Draft, rows: IntArray) -> Draft:
+    return Draft(
+        draft.tokens[rows],
+        draft.counts[rows],
+        draft.confidence[rows],
+        draft.entropy[rows],
+        None if draft.distribution is None else draft.distribution[torch.from_numpy(rows)],
+    )

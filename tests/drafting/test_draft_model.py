@@ -1,0 +1,81 @@
+"""The draft model: per-row depths, catch-up, stopping early, and rows without memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.drafting.drafter import DraftJob
+from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.types import BoolArray, FloatArray, IntArray, SamplingParams
+from tests.fakes import TableRunner, array, plain_greedy
+
+CPU = torch.device("cpu")
+
+
+def _job(prompts: list[list[int]], depths: list[int], temperature: float = 0.0, **more: object) -> DraftJob:
+    rows = [SamplingRow(SamplingParams(temperature=temperature), i, p, len(p), (1,)) for i, p in enumerate(prompts)]
+    sampling = SamplingBatch(rows, 24, CPU)
+    return DraftJob(np.arange(len(prompts)), prompts, array(*depths), sampling, **more)  # type: ignore[arg-type]
+
+
+def test_each_row_drafts_to_its_own_depth() -> None:
+    """Depth per request: tokens are the model's own, steps are the deepest row's, shallow rows cost no more."""
+    runner = TableRunner()
+    prompts = [[5, 6], [7, 8], [9, 10]]
+    draft = DraftModelDrafter(runner).propose(_job(prompts, [3, 0, 1]))
+    assert draft.counts.tolist() == [3, 0, 1]
+    assert draft.tokens[0].tolist() == plain_greedy(runner, [5, 6], 3)
+    assert draft.tokens[2, 0] == plain_greedy(runner, [9, 10], 1)[0]
+    assert draft.steps == 3
+    assert runner.length(1) == 0
+    assert np.isnan(draft.confidence[1]).all()
+    assert np.isnan(draft.confidence[2, 1:]).all()
+
+
+def test_a_row_that_lags_catches_up_in_the_first_step() -> None:
+    """Coming back after a pause: everything missed is fed once, and counted."""
+    runner = TableRunner()
+    drafter = DraftModelDrafter(runner)
+    tokens = [5, 6, 7, 8, 9, 10]
+    assert drafter.lag(0, len(tokens)) == 4
+    draft = drafter.propose(_job([tokens], [2]))
+    assert draft.caught_up == 4
+    assert runner.held(0) == [*tokens, draft.tokens[0, 0]]
+    drafter.commit(0, 6)
+    assert drafter.lag(0, 7) == 0
+
+
+def test_the_stop_rule_ends_rows_one_by_one() -> None:
+    """Stop rules: a row that stops drafts no further token, the others go on; the rule sees batch positions."""
+    seen: list[tuple[int, list[int]]] = []
+
+    def stop(step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
+        seen.append((step, index.tolist()))
+        assert ((confidence > 0) & (confidence <= 1)).all()
+        assert (entropy >= 0).all()
+        return index != step - 1
+
+    draft = DraftModelDrafter(TableRunner()).propose(_job([[5, 6], [7, 8], [9, 10]], [4, 4, 4], stop=stop))
+    assert draft.counts.tolist() == [1, 2, 3]
+    assert seen == [(1, [0, 1, 2]), (2, [1, 2]), (3, [2])]
+
+
+def test_the_distribution_is_kept_where_verification_needs_it() -> None:
+    """Rejection sampling: q of every drafted token sums to one, and gives the drafted token a chance."""
+    job = _job([[5, 6], [7, 8]], [2, 1], 0.8, shares_noise=False, keep_distribution=True)
+    draft = DraftModelDrafter(TableRunner()).propose(job)
+    assert draft.distribution is not None
+    assert draft.distribution.shape == (2, 2, 24)
+    for row, count in enumerate(draft.counts):
+        for step in range(count):
+            assert abs(float(draft.distribution[row, step].sum()) - 1) < 1e-5
+            assert float(draft.distribution[row, step, draft.tokens[row, step]]) > 0
+    assert float(draft.distribution[1, 1].sum()) == 0
+
+
+def test_a_row_without_memory_drafts_nothing() -> None:
+    """Short of cache, speculation is off for that row and round; the others draft."""
+    draft = DraftModelDrafter(TableRunner(capacity=6)).propose(_job([[5, 6], [7, 8]], [3, 3]))
+    assert draft.counts.tolist() == [3, 0]

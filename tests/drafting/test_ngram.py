@@ -1,0 +1,60 @@
+"""N-gram lookup: proposes what followed last time, stops where nothing is known, forgets freed rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptspec.drafting.drafter import DraftJob
+from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.models.draft import Draft
+from adaptspec.models.sampling import SamplingBatch
+from tests.fakes import array
+
+NO_SAMPLING = SamplingBatch([], 8, torch.device("cpu"))
+
+
+def _propose(drafter: NgramDrafter, tokens: list[int], depth: int, row: int = 0) -> list[int]:
+    draft: Draft = drafter.propose(DraftJob(array(row), [tokens], array(depth), NO_SAMPLING))
+    return draft.tokens[0, : draft.counts[0]].tolist()
+
+
+def test_proposes_what_followed_the_latest_longest_match() -> None:
+    """The suffix (3, 4) was followed by 9 first and by 5 last; the longer suffix (2, 3, 4) decides."""
+    drafter = NgramDrafter(longest=3, shortest=2)
+    assert _propose(drafter, [2, 3, 4, 9, 9, 3, 4, 5, 7, 2, 3, 4], 1) == [9]
+    assert _propose(NgramDrafter(longest=2, shortest=2), [2, 3, 4, 9, 9, 3, 4, 5, 7, 2, 3, 4], 3) == [5, 7, 2]
+
+
+def test_proposes_nothing_for_new_text() -> None:
+    """No match, no draft: the round costs what plain decoding costs."""
+    assert _propose(NgramDrafter(), [1, 2, 3, 4, 5, 6], 7) == []
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6), st.integers(1, 6))
+def test_a_draft_does_not_depend_on_the_round_it_is_made_in(tokens: list[int], first: int, second: int) -> None:
+    """Exact replay needs it: drafting deep equals drafting shallow, committing that, and drafting on."""
+    deep = _propose(NgramDrafter(2, 1), list(tokens), first + second)
+    shallow = NgramDrafter(2, 1)
+    begin = _propose(shallow, list(tokens), first)
+    assert deep[:first] == begin
+
+
+def test_reading_bit_by_bit_equals_reading_at_once() -> None:
+    """Incremental indexing sees every n-gram, whatever the pieces it arrives in."""
+    tokens = np.random.default_rng(0).integers(0, 4, 60).tolist()
+    whole = NgramDrafter()
+    bits = NgramDrafter()
+    for end in range(1, 61, 7):
+        _propose(bits, tokens[:end], 1)
+    assert _propose(bits, tokens, 7) == _propose(whole, tokens, 7)
+
+
+def test_a_freed_row_is_forgotten() -> None:
+    """Rows are reused: nothing of one request may leak into the next."""
+    drafter = NgramDrafter()
+    assert _propose(drafter, [1, 2, 3, 4, 1, 2], 2) == [3, 4]
+    drafter.free(0)
+    assert _propose(drafter, [9, 9, 1, 2], 2) == []

@@ -1,0 +1,95 @@
+"""Engines over fake models, with policies whose depths a test can dictate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.control.controller import Controller
+from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.drafting.drafter import Drafter
+from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.types import Completion, Reason, Request, RoundRecord, Sink
+from adaptspec.verification.registry import method
+from tests.fakes import TableRunner
+
+
+class Dictated:
+    """A policy whose depths are what `choose(round, batch size)` says; remembers all it was told."""
+
+    max_depth = 7
+
+    def __init__(self, drafters: tuple[str, ...], choose: Callable[[int, int], Sequence[int]]) -> None:
+        self.drafters = drafters
+        self.live: set[int] = set()
+        self.records: list[RoundRecord] = []
+        self._choose = choose
+        self._round = 0
+
+    def start(self, row: int, task: int) -> None:
+        assert row not in self.live
+        self.live.add(row)
+
+    def finish(self, row: int) -> None:
+        self.live.discard(row)
+
+    def decide(self, signals: BatchSignals) -> Decision:
+        size = signals.batch_size
+        self._round += 1
+        depths = np.minimum(np.array(self._choose(self._round, size), dtype=np.int64).reshape(size), signals.limits)
+        zeros = np.zeros(size, dtype=np.int64)
+        drafter = (np.arange(size) + self._round) % len(self.drafters)
+        return Decision(depths, zeros + int(Reason.FIXED), drafter)
+
+    def learn(self, record: RoundRecord) -> None:
+        self.records.append(record)
+
+
+class Notes:
+    """A sink that keeps everything."""
+
+    def __init__(self) -> None:
+        self.records: list[RoundRecord] = []
+        self.completions: dict[str, Completion] = {}
+
+    def emit(self, record: RoundRecord) -> None:
+        self.records.append(record)
+
+    def finished(self, request: Request, completion: Completion) -> None:
+        assert request.id not in self.completions, "a request ended twice"
+        self.completions[request.id] = completion
+
+
+def make_core(
+    tokenizer: PreTrainedTokenizerFast,
+    target: TableRunner,
+    drafters: Sequence[Drafter],
+    policies: dict[str, tuple[Dictated, str]],
+    *,
+    sinks: Sequence[Sink] = (),
+    limits: Limits = Limits(max_rows=4, prefill_tokens=8),
+) -> EngineCore:
+    """`policies` maps a name to a policy and its verification method; the first is the default."""
+    controller = Controller(
+        {name: policy for name, (policy, _) in policies.items()},
+        next(iter(policies)),
+        [drafter.name for drafter in drafters],
+        limits.max_rows,
+    )
+    methods = {name: method(how) for name, (_, how) in policies.items()}
+    return EngineCore(target, drafters, tokenizer, controller=controller, methods=methods, sinks=sinks, limits=limits)
+
+
+def run(core: EngineCore, requests: Sequence[Request]) -> dict[str, Completion]:
+    """Queue all, run until idle."""
+    for request in requests:
+        core.check(request)
+        core.add(request)
+    done: dict[str, Completion] = {}
+    while not core.idle:
+        for delta in core.step():
+            if delta.completion is not None:
+                done[delta.request_id] = delta.completion
+    return done

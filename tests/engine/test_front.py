@@ -1,0 +1,181 @@
+"""The async front: streams, aborts, drains, failures; nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.engine.front import AsyncEngine
+from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.models.runner import Packed
+from adaptspec.types import FinishReason, Request, SamplingParams, SpeculationParams
+from tests.engine.conftest import Dictated, make_core
+from tests.fakes import TableRunner, plain_greedy
+
+GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+
+
+class Breakable(TableRunner):
+    """A runner that raises when it meets token 13."""
+
+    def forward(self, packed: Packed):  # type: ignore[no-untyped-def]
+        if 13 in packed.tokens:
+            raise RuntimeError("met token 13")
+        return super().forward(packed)
+
+
+@asynccontextmanager
+async def engine(tokenizer: PreTrainedTokenizerFast, target: TableRunner | None = None) -> AsyncIterator[AsyncEngine]:
+    policy = Dictated(("draft-model",), lambda n, size: [n % 5] * size)
+    drafter = DraftModelDrafter(TableRunner(seed=1, blend=0.8, context=512))
+    core = make_core(tokenizer, target or TableRunner(context=512), [drafter], {"p": (policy, "coupled")})
+    front = AsyncEngine(core, "served", max_waiting=4)
+    try:
+        yield front
+    finally:
+        await asyncio.to_thread(front.close)
+
+
+async def test_many_streams_at_once_each_get_their_own_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Concurrency: pieces reach the stream they belong to, in order, and add up to the completion."""
+
+    async def one(front: AsyncEngine, i: int) -> None:
+        tokens: list[int] = []
+        text = ""
+        async for delta in front.stream(Request(f"r{i}", (5, 6, i + 4), GREEDY)):
+            tokens += delta.tokens
+            text += delta.text
+            if delta.completion is not None:
+                assert delta.completion.tokens == tuple(tokens)
+                assert delta.completion.text == text
+        assert len(tokens) == 20
+
+    async with engine(tokenizer) as front:
+        await asyncio.gather(*(one(front, i) for i in range(8)))
+        assert front.stats().running == front.stats().waiting == 0
+        assert front.target.name == "served"
+
+
+async def test_leaving_a_stream_early_frees_its_row(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Abort on close: the engine stops working for a client that has gone."""
+    async with engine(tokenizer) as front:
+        stream = front.stream(Request("r", (5, 6), SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)))
+        await anext(stream)
+        await stream.aclose()
+        for _ in range(200):
+            if front._core.idle:
+                break
+            await asyncio.sleep(0.01)
+        assert front._core.idle
+
+
+async def test_cancelling_generate_aborts(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Cancellation: a cancelled task leaves nothing running."""
+    async with engine(tokenizer) as front:
+        params = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+        task = asyncio.create_task(front.generate(Request("r", (5, 6), params)))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for _ in range(200):
+            if front._core.idle:
+                break
+            await asyncio.sleep(0.01)
+        assert front._core.idle
+
+
+async def test_a_failed_round_ends_its_requests_and_no_others(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Faults: the request that broke the round ends with the reason; the next one is served, exactly."""
+    target = Breakable(context=512)
+    async with engine(tokenizer, target) as front:
+        broken = await front.generate(Request("a", (5, 13), GREEDY))
+        assert broken.finish is FinishReason.ERROR
+        assert "met token 13" in (broken.error or "")
+        assert front.alive
+        prompt = next([5, t] for t in range(2, 24) if 13 not in [t, *plain_greedy(target, [5, t], 30)])
+        fine = await front.generate(Request("b", tuple(prompt), GREEDY))
+        assert fine.finish is FinishReason.LENGTH
+
+
+async def test_a_dead_engine_thread_hangs_nobody(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faults: if the loop itself breaks, open streams and later requests get an error, and `alive` says so."""
+    async with engine(tokenizer) as front:
+
+        def broken(error: object, message: str) -> list[object]:
+            raise MemoryError("gone")
+
+        monkeypatch.setattr(front._core, "step", broken)
+        monkeypatch.setattr(front._core, "abort_all", broken)
+        with pytest.raises(EngineError, match="gone"):
+            await front.generate(Request("r", (5, 6), GREEDY))
+        assert not front.alive
+        with pytest.raises(EngineError, match="gone"):
+            await front.generate(Request("later", (5, 6), GREEDY))
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "param"),
+    [
+        (Request("r", ()), RequestError, "prompt"),
+        (Request("r", (5,) * 512), PromptTooLongError, "prompt"),
+        (Request("r", (5, 24)), RequestError, "prompt"),
+        (Request("r", (5, -1)), RequestError, "prompt"),
+        (Request("r", (5,), SamplingParams(logit_bias={99: 1.0})), RequestError, "logit_bias"),
+        (Request("r", (5,), SamplingParams(stop_token_ids=(99,))), RequestError, "stop_token_ids"),
+        (Request("r", (5,), speculation=SpeculationParams(policy="nope")), UnknownModelError, "adaptspec.policy"),
+    ],
+)
+async def test_bad_requests_are_refused_by_field(
+    tokenizer: PreTrainedTokenizerFast, request_: Request, error: type[RequestError], param: str
+) -> None:
+    """Bad input: refused before anything is computed, with the field at fault; others are served as before."""
+    async with engine(tokenizer) as front:
+        with pytest.raises(error) as caught:
+            await front.generate(request_)
+        assert caught.value.param == param
+        assert (await front.generate(Request("ok", (5,), GREEDY))).finish is FinishReason.LENGTH
+
+
+async def test_the_queue_is_bounded(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Overload: beyond rows and queue, requests are refused at once instead of piling up."""
+    async with engine(tokenizer) as front:
+        params = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
+        streams = [front.stream(Request(f"r{i}", (5, 6), params)) for i in range(8)]
+        pulls = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await front.generate(Request("one too many", (5,), GREEDY))
+        for pull in pulls:
+            pull.cancel()
+        await asyncio.gather(*pulls, return_exceptions=True)
+
+
+async def test_drain_lets_running_requests_finish_and_takes_no_new_ones(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Shutdown: what runs ends well within the deadline, what comes is refused."""
+    async with engine(tokenizer) as front:
+        running = asyncio.create_task(front.generate(Request("r", (5, 6), GREEDY)))
+        await asyncio.sleep(0)
+        await front.drain(10.0)
+        assert (await running).finish is FinishReason.LENGTH
+        with pytest.raises(OverloadedError):
+            await front.generate(Request("late", (5,), GREEDY))
+
+
+async def test_close_ends_streams_that_are_still_open(tokenizer: PreTrainedTokenizerFast) -> None:
+    """No client hangs: closing the engine ends every stream with an abort."""
+    async with engine(tokenizer) as front:
+        params = SamplingParams(max_tokens=500, temperature=0.0, ignore_eos=True)
+        running = asyncio.create_task(front.generate(Request("r", (5, 6), params)))
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(front.close)
+        assert (await running).finish in (FinishReason.ABORT, FinishReason.LENGTH)
+        with pytest.raises((EngineError, OverloadedError)):
+            await front.generate(Request("late", (5,), GREEDY))

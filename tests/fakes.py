@@ -1,0 +1,85 @@
+"""A language model in a few lines: logits are a fixed function of the last tokens. For engine tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from adaptspec.models.runner import ModelInfo, Packed
+from adaptspec.types import IntArray
+
+
+class TableRunner:
+    """A `Runner` whose logits depend on the last two tokens; `seed` picks the table, `blend` mixes in seed 0's.
+
+    It keeps the tokens of each row, so a wrong rollback or a token fed twice changes what it says.
+    `capacity` tokens in all fit into its cache.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self, vocab: int = 24, seed: int = 0, blend: float = 0.0, context: int = 96, capacity: int = 10**9
+    ) -> None:
+        self.info = ModelInfo("table", "table", 0, vocab, context, f"table-{seed}-{blend}", (1,))
+        base = np.random.default_rng(0).normal(0.0, 2.0, (vocab, vocab, vocab))
+        own = np.random.default_rng(seed).normal(0.0, 2.0, (vocab, vocab, vocab))
+        self._table = torch.from_numpy(blend * base + (1 - blend) * own).float()
+        self._rows: dict[int, list[int]] = {}
+        self._reserved: dict[int, int] = {}
+        self._capacity = capacity
+        self.fed = 0
+
+    def reserve(self, row: int, length: int) -> bool:
+        others = sum(n for r, n in self._reserved.items() if r != row)
+        if others + length > self._capacity:
+            return False
+        self._reserved[row] = max(length, self._reserved.get(row, 0))
+        return True
+
+    def forward(self, packed: Packed) -> torch.Tensor:
+        logits, start = [], 0
+        for row, count, wanted in zip(packed.rows, packed.counts, packed.wanted, strict=True):
+            held = self._rows.setdefault(int(row), [])
+            for i, token in enumerate(packed.tokens[start : start + count].tolist()):
+                held.append(token)
+                if i >= count - wanted:
+                    logits.append(self.logits(held))
+            assert len(held) <= self._reserved.get(int(row), 0), "a row grew beyond what was reserved"
+            start += count
+        self.fed += int(packed.counts.sum())
+        return torch.stack(logits) if logits else torch.zeros((0, self.info.vocab_size))
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """What follows `tokens`."""
+        before = tokens[-2] if len(tokens) > 1 else 0
+        return self._table[before, tokens[-1]]
+
+    def length(self, row: int) -> int:
+        return len(self._rows.get(row, []))
+
+    def truncate(self, row: int, length: int) -> None:
+        del self._rows[row][length:]
+
+    def free(self, row: int) -> None:
+        self._rows.pop(row, None)
+        self._reserved.pop(row, None)
+
+    def held(self, row: int) -> list[int]:
+        """The tokens cached in a row."""
+        return self._rows.get(row, [])
+
+
+def plain_greedy(runner: TableRunner, prompt: list[int], count: int) -> list[int]:
+    """What greedy decoding gives, without any engine."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(runner.logits(tokens).argmax()))
+        if tokens[-1] in runner.info.eos_token_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+def array(*values: int) -> IntArray:
+    """An int64 array."""
+    return np.array(values, dtype=np.int64)
