@@ -1,0 +1,89 @@
+"""Ways to complete a prompt that a benchmark compares: our engine under a policy, and transformers."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from adaptspec.engine.core import EngineCore
+from adaptspec.types import Completion, Request, SamplingParams, SpeculationParams
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prompt completed. `total` seconds from request to end; `decode` from the first token to the last."""
+
+    tokens: tuple[int, ...]
+    total: float
+    decode: float
+    accepted: int = 0
+    drafted: int = 0
+
+
+class Contender(Protocol):
+    """Completes one prompt greedily, a fixed number of tokens, alone."""
+
+    @property
+    def name(self) -> str:
+        """As it appears in results."""
+
+    def run(self, prompt: tuple[int, ...], tokens: int) -> Run:
+        """Complete and time."""
+
+
+class OwnEngine:
+    """Our engine under one of its policies. Several contenders may share an engine: they take turns."""
+
+    _ids = itertools.count()
+
+    def __init__(self, core: EngineCore, policy: str, name: str | None = None) -> None:
+        self.name = name or policy
+        self._core = core
+        self._policy = policy
+
+    def run(self, prompt: tuple[int, ...], tokens: int) -> Run:
+        """See `Contender.run`."""
+        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        request = Request(f"bench-{next(self._ids)}", prompt, sampling, SpeculationParams(policy=self._policy))
+        started = time.perf_counter()
+        self._core.check(request)
+        self._core.add(request)
+        done: Completion | None = None
+        while done is None:
+            for delta in self._core.step():
+                done = delta.completion
+        total = time.perf_counter() - started
+        first = done.timings.first_token or done.timings.finished
+        return Run(done.tokens, total, done.timings.finished - first, done.stats.accepted, done.stats.drafted)
+
+
+class TransformersGenerate:
+    """The same weights through `transformers` `generate`, in the same data type and threads."""
+
+    name = "transformers"
+
+    def __init__(self, place: str, dtype: torch.dtype, device: str) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype).to(device).eval()
+        self._device = device
+
+    def run(self, prompt: tuple[int, ...], tokens: int) -> Run:
+        """See `Contender.run`. `decode` is the total: generate does not tell its first token apart."""
+        ids = torch.tensor([prompt], device=self._device)
+        started = time.perf_counter()
+        with torch.inference_mode():
+            out = self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                min_new_tokens=tokens,
+                max_new_tokens=tokens,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        total = time.perf_counter() - started
+        return Run(tuple(out[0, len(prompt) :].tolist()), total, total)

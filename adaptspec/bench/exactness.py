@@ -1,0 +1,188 @@
+"""Does speculation change the text? Greedy output against `transformers` `generate`, token for token.
+
+Every prompt runs at each fixed depth, at a depth that changes every round, with the draft model and
+with n-gram lookup, alone and in batches with random arrivals and aborts. A divergence counts as
+rounding only where the target's two best logits lie within `TIE`; each one is listed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from adaptspec.bench.workloads import Workloads, encode
+from adaptspec.control.controller import Controller
+from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.drafting.drafter import Drafter
+from adaptspec.engine.build import Built, EngineConfig, build, resolve_model
+from adaptspec.engine.core import EngineCore
+from adaptspec.types import Completion, IntArray, Reason, Request, RoundRecord, SamplingParams
+from adaptspec.verification.registry import method
+
+TIE = 1e-4
+DEPTHS = (0, 1, 3, 7)
+
+
+class Schedule:
+    """A policy whose depth is a constant, or (None) another one every round for every row."""
+
+    max_depth = 7
+
+    def __init__(self, drafter: str, depth: int | None) -> None:
+        self.drafters = (drafter,)
+        self._depth = depth
+        self._random = np.random.default_rng(0)
+
+    def start(self, row: int, task: int) -> None:
+        """Keeps nothing per row."""
+
+    def finish(self, row: int) -> None:
+        """Keeps nothing per row."""
+
+    def decide(self, signals: BatchSignals) -> Decision:
+        """The constant, or a draw."""
+        size = signals.batch_size
+        drawn = self._random.integers(0, self.max_depth + 1, size)
+        wanted = drawn if self._depth is None else np.full(size, self._depth)
+        zeros: IntArray = np.zeros(size, dtype=np.int64)
+        return Decision(np.minimum(wanted, signals.limits), zeros + int(Reason.FIXED), zeros)
+
+    def learn(self, record: RoundRecord) -> None:
+        """Learns nothing."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What `generate` gave for a prompt, and how close its two best logits were at each position."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    gaps: tuple[float, ...]
+
+
+def run_exactness(
+    config: EngineConfig, workloads: Workloads, tokens: int, tick: Callable[[str], None]
+) -> dict[str, Any]:
+    """Compare every setting with the reference; `tick` is told of each piece of work done."""
+    built = build(config)
+    longest = built.target.info.context - tokens
+    prompts = [encode(built.tokenizer, p, longest) for all_of in workloads.values() for p in all_of]
+    references = []
+    for reference in _references(resolve_model(config.model, "target"), prompts, tokens):
+        references.append(reference)
+        tick("reference")
+    settings = []
+    for name, depth in [*((str(d), d) for d in DEPTHS), ("changing", None)]:
+        for drafter in built.drafters:
+            for batched in (False, True):
+                core = _core(built, drafter, depth, config)
+                done = _batched(core, references, tokens) if batched else _alone(core, references, tokens)
+                settings.append(
+                    {
+                        "depth": name,
+                        "drafter": drafter.name,
+                        "batch": 16 if batched else 1,
+                        **_compare(references, done),
+                    }
+                )
+                tick(f"depth {name}, {drafter.name}, {'batched' if batched else 'alone'}")
+    return {
+        "benchmark": "exactness",
+        "prompts": len(references),
+        "tokens": tokens,
+        "tie": TIE,
+        "worst_divergence_share": max(s["divergent"] for s in settings) / len(references),
+        "unexplained": sum(s["unexplained"] for s in settings),
+        "settings": settings,
+    }
+
+
+def _references(place: str, prompts: Sequence[tuple[int, ...]], tokens: int) -> Iterator[Reference]:
+    model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=tokens,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        best = [torch.topk(step[0].float(), 2).values for step in out.logits]
+        yield Reference(
+            prompt, tuple(out.sequences[0, len(prompt) :].tolist()), tuple(float(two[0] - two[1]) for two in best)
+        )
+
+
+def _core(built: Built, drafter: Drafter, depth: int | None, config: EngineConfig) -> EngineCore:
+    controller = Controller(
+        {"schedule": Schedule(drafter.name, depth)}, "schedule", [drafter.name], config.limits.max_rows
+    )
+    coupled = {"schedule": method("coupled")}
+    return EngineCore(
+        built.target, [drafter], built.tokenizer, controller=controller, methods=coupled, limits=config.limits
+    )
+
+
+def _alone(core: EngineCore, references: Sequence[Reference], tokens: int) -> list[Completion]:
+    done = []
+    for i, reference in enumerate(references):
+        core.add(_request(f"r{i}", reference.prompt, tokens))
+        while not core.idle:
+            done += [delta.completion for delta in core.step() if delta.completion is not None]
+    return done
+
+
+def _batched(core: EngineCore, references: Sequence[Reference], tokens: int) -> list[Completion]:
+    """Requests arrive at random rounds; between them, others arrive and are aborted half-way."""
+    chance = random.Random(0)
+    waiting = list(range(len(references)))[::-1]
+    done: dict[str, Completion] = {}
+    doomed: list[str] = []
+    while waiting or not core.idle:
+        if waiting and core.running < core.max_rows and chance.random() < 0.5:
+            i = waiting.pop()
+            core.add(_request(f"r{i}", references[i].prompt, tokens))
+            if chance.random() < 0.25:
+                doomed.append(f"doomed{i}")
+                core.add(_request(doomed[-1], references[i].prompt[::-1], tokens))
+        if doomed and chance.random() < 0.1:
+            core.abort(doomed.pop(0))
+        for delta in [] if core.idle else core.step():
+            if delta.completion is not None:
+                done[delta.request_id] = delta.completion
+    return [done[f"r{i}"] for i in range(len(references))]
+
+
+def _request(name: str, prompt: tuple[int, ...], tokens: int) -> Request:
+    return Request(name, prompt, SamplingParams(max_tokens=tokens, temperature=0.0))
+
+
+def _compare(references: Sequence[Reference], done: Sequence[Completion]) -> dict[str, Any]:
+    divergences = []
+    for i, (reference, completion) in enumerate(zip(references, done, strict=True)):
+        if completion.tokens != reference.tokens:
+            at = _first_difference(reference.tokens, completion.tokens)
+            gap = reference.gaps[at] if at < len(reference.gaps) else float("inf")
+            divergences.append({"prompt": i, "position": at, "gap": gap})
+    rejected = sum(c.stats.accepted < c.stats.drafted for c in done)
+    return {
+        "divergent": len(divergences),
+        "unexplained": sum(d["gap"] > TIE for d in divergences),
+        "prompts_with_rejections": rejected,
+        "drafted": sum(c.stats.drafted for c in done),
+        "accepted": sum(c.stats.accepted for c in done),
+        "divergences": divergences,
+    }
+
+
+def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,181 @@
+"""The quick benchmark: batch 1, greedy, every contender on every prompt in turn, ratios per workload.
+
+Speculation is judged by decode time (first token to last, the draft's catch-up of the prompt
+included), transformers by the whole request on both sides.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from adaptspec.bench.contenders import Contender, OwnEngine, Run, TransformersGenerate
+from adaptspec.bench.hostile import WrongDrafter
+from adaptspec.bench.workloads import Workloads, encode
+from adaptspec.control.spec import PolicySpec, parse_policy_spec
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.engine.build import Built, EngineConfig, assemble, build, resolve_model
+from adaptspec.engine.profile import profiled_costs
+
+STATIC_DEPTHS = (1, 2, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class QuickSettings:
+    """How much to run: prompts per task come from the caller; each is run `repeats` times by everyone."""
+
+    tokens: int = 128
+    repeats: int = 5
+    policy: str = "goodput"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One contender on one prompt in one repeat."""
+
+    contender: str
+    task: str
+    repeat: int
+    run: Run
+
+
+def run_quick(
+    config: EngineConfig, workloads: Workloads, settings: QuickSettings, tick: Callable[[], None]
+) -> dict[str, Any]:
+    """Run everything and return the result object; `tick` is called after each prompt of each repeat."""
+    built = build(config)
+    contenders = _contenders(config, built, settings.policy)
+    longest = built.target.info.context - settings.tokens
+    timed: list[Timed] = []
+    _warm_up(contenders, built, workloads, longest)
+    for repeat in range(settings.repeats):
+        for task, prompts in workloads.items():
+            for prompt in prompts:
+                ids = encode(built.tokenizer, prompt, longest)
+                # Whoever goes first meets a colder machine: take turns.
+                order = contenders[repeat % len(contenders) :] + contenders[: repeat % len(contenders)]
+                timed += [Timed(c.name, task, repeat, c.run(ids, settings.tokens)) for c in order]
+                tick()
+    return _result(timed, workloads, settings, built)
+
+
+def _contenders(config: EngineConfig, built: Built, policy: str) -> list[Contender]:
+    specs = [_static(depth) for depth in STATIC_DEPTHS]
+    core = assemble(
+        built.target,
+        built.drafters,
+        built.tokenizer,
+        specs=[*built.specs, *specs],
+        costs=built.costs,
+        limits=config.limits,
+    )
+    real = next(d for d in built.drafters if isinstance(d, DraftModelDrafter))
+    hostile = assemble(
+        built.target,
+        [WrongDrafter(real.runner)],
+        built.tokenizer,
+        specs=[s for s in built.specs if s.name == policy],
+        costs=profiled_costs(built.target, built.drafters, config.limits.max_rows),
+        limits=config.limits,
+    )
+    dtype = torch.float32 if built.target.device.type == "cpu" else torch.bfloat16
+    place = resolve_model(config.model, "target")
+    return [
+        TransformersGenerate(place, dtype, built.target.device.type),
+        OwnEngine(core, "off"),
+        *(OwnEngine(core, spec.name) for spec in specs),
+        OwnEngine(core, policy),
+        OwnEngine(hostile, policy, "wrong-draft"),
+    ]
+
+
+def _static(depth: int) -> PolicySpec:
+    return parse_policy_spec(
+        "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\n"
+        f"metadata: {{name: fixed-{depth}, description: Depth {depth} always}}\n"
+        f"spec: {{max-depth: {depth}, choose: {{algorithm: static, depth: {depth}}}, stop: {{rule: none}}}}\n",
+        f"fixed-{depth}",
+    )
+
+
+def _warm_up(contenders: Sequence[Contender], built: Built, workloads: Workloads, longest: int) -> None:
+    prompt = next(iter(workloads.values()))[0]
+    for contender in contenders:
+        contender.run(encode(built.tokenizer, prompt, longest), 16)
+
+
+def _result(timed: Sequence[Timed], workloads: Workloads, settings: QuickSettings, built: Built) -> dict[str, Any]:
+    tasks = {task: _task_ratios(timed, task, settings) for task in workloads}
+    mean = {key: statistics.fmean(row[key]["median"] for row in tasks.values()) for key in next(iter(tasks.values()))}
+    return {
+        "benchmark": "quick",
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "device": built.target.device.type,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        },
+        "models": {"target": built.target.info.parameters, "name": built.target.info.name},
+        "settings": {
+            "tokens": settings.tokens,
+            "repeats": settings.repeats,
+            "policy": settings.policy,
+            "prompts": {task: len(prompts) for task, prompts in workloads.items()},
+        },
+        "milliseconds_per_token": _speeds(timed),
+        "acceptance_length": {task: _acceptance(timed, task, settings.policy) for task in workloads},
+        "mean": mean,
+        "worst": {key: min(row[key]["median"] for row in tasks.values()) for key in mean},
+        "tasks": tasks,
+    }
+
+
+def _task_ratios(timed: Sequence[Timed], task: str, settings: QuickSettings) -> dict[str, dict[str, float]]:
+    """Median, lowest and highest ratio over the repeats; each repeat's times are summed over its prompts."""
+    mine = [t for t in timed if t.task == task]
+
+    def seconds(name: str, part: str) -> list[float]:
+        return [
+            sum(getattr(t.run, part) for t in mine if t.contender == name and t.repeat == repeat)
+            for repeat in range(settings.repeats)
+        ]
+
+    plain, policy = seconds("off", "decode"), seconds(settings.policy, "decode")
+    fixed = {f"fixed-{d}": seconds(f"fixed-{d}", "decode") for d in STATIC_DEPTHS}
+    best = min(["off", *fixed], key=lambda name: statistics.median(fixed.get(name, plain)))
+    return {
+        "plain_over_transformers": _ratio(seconds("transformers", "total"), seconds("off", "total")),
+        "policy_over_plain": _ratio(plain, policy),
+        "policy_over_plain_whole_request": _ratio(seconds("off", "total"), seconds(settings.policy, "total")),
+        "policy_over_best_fixed": _ratio(fixed.get(best, plain), policy),
+        "wrong_draft_over_plain": _ratio(plain, seconds("wrong-draft", "decode")),
+        **{f"{name}_over_plain": _ratio(plain, fixed[name]) for name in fixed},
+    }
+
+
+def _ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float]:
+    ratios = [a / b for a, b in zip(slow, fast, strict=True)]
+    return {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+
+
+def _speeds(timed: Sequence[Timed]) -> dict[str, float]:
+    names = dict.fromkeys(t.contender for t in timed)
+    return {
+        name: 1e3 * statistics.median(t.run.decode / len(t.run.tokens) for t in timed if t.contender == name)
+        for name in names
+    }
+
+
+def _acceptance(timed: Sequence[Timed], task: str, policy: str) -> dict[str, float]:
+    """Accepted and drafted tokens per emitted token, under the policy."""
+    runs = [t.run for t in timed if t.task == task and t.contender == policy]
+    emitted = sum(len(run.tokens) for run in runs)
+    return {
+        "accepted_per_token": sum(run.accepted for run in runs) / emitted,
+        "drafted_per_token": sum(run.drafted for run in runs) / emitted,
+    }

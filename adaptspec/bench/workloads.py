@@ -1,0 +1,31 @@
+"""The prompts a benchmark runs, by task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.training.prompts import SAMPLES, Prompt, read_prompts, spread
+
+Workloads = dict[str, list[Prompt]]
+
+
+def read_workloads(folder: Path | None, per_task: int) -> Workloads:
+    """`per_task` prompts of each task, spread evenly over its file so that all sources are met.
+
+    Without a folder: the one built-in prompt of each task.
+    """
+    prompts = list(SAMPLES) if folder is None else read_prompts(folder)
+    tasks: Workloads = {}
+    for prompt in prompts:
+        tasks.setdefault(prompt.task, []).append(prompt)
+    return {task: spread(all_of, per_task) for task, all_of in sorted(tasks.items())}
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt, longest: int) -> tuple[int, ...]:
+    """The prompt as one user turn; its last `longest` tokens if it is longer."""
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True
+    )
+    return tuple(tokenizer.encode(str(text), add_special_tokens=False)[-longest:])
