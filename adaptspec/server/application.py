@@ -1,0 +1,45 @@
+"""Puts the app together: routes, middleware, limits."""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+
+from adaptspec.server import handlers, status, tokens
+from adaptspec.server.codec import Codec
+from adaptspec.server.problem import problems
+from adaptspec.server.protocols import AsyncEngine, Exposition, Tokenizer
+from adaptspec.server.request_id import add_request_id
+from adaptspec.server.service import SERVICE, Service
+
+MAX_BODY_BYTES = 4 * 2**20
+
+
+def make_app(
+    engine: AsyncEngine, tokenizer: Tokenizer, exposition: Exposition, *, max_body_bytes: int = MAX_BODY_BYTES
+) -> web.Application:
+    """The app for an engine that runs. `exposition` is what `/metrics` shows.
+
+    Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
+    aborts a request whose client has gone.
+    """
+    app = web.Application(middlewares=[problems], client_max_size=max_body_bytes)
+    app[SERVICE] = Service(engine, Codec(tokenizer, engine.target.vocab_size))
+    app[status.EXPOSITION] = exposition
+    app[status.STARTED] = int(time.time())
+    app.on_response_prepare.append(add_request_id)
+    app.add_routes(
+        [
+            web.post("/v1/completions", handlers.completions),
+            web.post("/v1/chat/completions", handlers.chat_completions),
+            web.get("/v1/models", status.models),
+            web.get("/v1/models/{model:.+}", status.model),
+            web.post("/tokenize", tokens.tokenize),
+            web.post("/detokenize", tokens.detokenize),
+            web.get("/health", status.health),
+            web.get("/version", status.version),
+            web.get("/metrics", status.metrics),
+        ]
+    )
+    return app

@@ -1,0 +1,62 @@
+"""Text to token ids and back, with errors a client can act on. Knows no HTTP and no engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from jinja2 import TemplateError
+
+from adaptspec.errors import RequestError
+from adaptspec.server.protocols import Tokenizer
+
+LONG_TEXT = 20_000  # characters; encoding more than this would be felt by the streams of other clients
+
+
+class Codec:
+    """A tokenizer with its vocabulary's bounds.
+
+    Long texts are encoded in a thread, one at a time: a tokenizer is not promised to be safe for two at once.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._long = asyncio.Lock()
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of a text."""
+        if len(text) <= LONG_TEXT:
+            return self._encode(text, add_special_tokens)
+        async with self._long:
+            return await asyncio.to_thread(self._encode, text, add_special_tokens)
+
+    async def encode_chat(self, messages: list[dict[str, str]], *, answer: bool = True) -> tuple[int, ...]:
+        """Token ids of a conversation; `answer` adds the opening of the assistant's turn.
+
+        Raises RequestError if the model has no chat template, or its template refuses the conversation.
+        """
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
+        except (TemplateError, ValueError) as error:
+            raise RequestError(
+                f"the model's chat template does not take these messages ({error}); change their roles or order, "
+                "or send a plain prompt to /v1/completions",
+                "messages",
+            ) from error
+        # The template has written the special tokens itself.
+        return await self.encode(text, add_special_tokens=False)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids, special tokens included."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def check(self, tokens: Iterable[int], param: str) -> None:
+        """Raise RequestError if an id is outside of the vocabulary."""
+        if not all(0 <= token < self._vocab_size for token in tokens):
+            raise RequestError(
+                f"{param} has a token id that does not exist; ids go from 0 to {self._vocab_size - 1}", param
+            )
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))

@@ -1,0 +1,91 @@
+"""`/v1/completions` on the wire: its body, and the shapes of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import PlainValidator
+from pydantic_core import PydanticCustomError
+
+from adaptspec.errors import RequestError
+from adaptspec.server.wire import GenerationBody
+from adaptspec.types import Completion
+
+DEFAULT_MAX_TOKENS = 16  # as at OpenAI
+MAX_PROMPTS = 128
+
+Prompt = str | list[int]
+
+
+def _prompts(value: object) -> list[Prompt]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if _is_tokens(value):
+            return [value]
+        if all(isinstance(item, str) for item in value) or all(_is_tokens(item) for item in value):
+            return value
+    raise PydanticCustomError(
+        "prompt",
+        "it must be a string, a list of strings, a list of token ids or a list of lists of token ids, and not empty",
+    )
+
+
+def _is_tokens(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+class CompletionBody(GenerationBody):
+    """A request for completions of one or several prompts. `prompt` is always a list once read."""
+
+    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
+
+    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "n": (1, None),
+        "best_of": (1, None),
+        "echo": (False, None),
+        "logprobs": (None,),
+        "suffix": (None, ""),
+    }
+
+    @property
+    def wanted_tokens(self) -> int:
+        """Output tokens asked for."""
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def check(self) -> None:
+        """What no single field can say. Raises RequestError."""
+        super().check()
+        if len(self.prompt) > MAX_PROMPTS:
+            raise RequestError(
+                f"prompt has {len(self.prompt)} prompts; send at most {MAX_PROMPTS} in one request", "prompt"
+            )
+
+
+class CompletionDialect:
+    """How completions are written."""
+
+    id_prefix = "cmpl"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        """A whole answer."""
+        return _choice(index, completion.text, completion.finish.value)
+
+    def opening(self, index: int) -> dict[str, Any] | None:  # noqa: ARG002 (the Dialect protocol)
+        """Nothing comes before the text."""
+        return None
+
+    def piece(self, index: int, text: str) -> dict[str, Any]:
+        """A piece of an answer."""
+        return _choice(index, text, None)
+
+    def ending(self, index: int, completion: Completion) -> dict[str, Any]:
+        """The end of an answer."""
+        return _choice(index, "", completion.finish.value)
+
+
+def _choice(index: int, text: str, finish: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}

@@ -1,0 +1,63 @@
+"""The handlers that run prompts: completions and chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from adaptspec.server import sse
+from adaptspec.server.chat import ChatBody, ChatDialect
+from adaptspec.server.completions import CompletionBody, CompletionDialect, Prompt
+from adaptspec.server.generation import complete_all, stream_all
+from adaptspec.server.reply import Reply
+from adaptspec.server.request_id import HEADER
+from adaptspec.server.service import SERVICE, Service, ensure_prompt, read_body
+from adaptspec.server.wire import GenerationBody
+from adaptspec.types import Request
+
+
+async def completions(http: web.Request) -> web.StreamResponse:
+    """POST /v1/completions."""
+    service = http.app[SERVICE]
+    body = await read_body(http, CompletionBody)
+    _check(service, body)
+    prompts = await asyncio.gather(*(_tokens(service, prompt) for prompt in body.prompt))
+    reply = Reply(CompletionDialect(), service.engine.target.name)
+    return await _answer(http, body, reply, service.requests(reply.id, body, prompts, body.wanted_tokens))
+
+
+async def chat_completions(http: web.Request) -> web.StreamResponse:
+    """POST /v1/chat/completions."""
+    service = http.app[SERVICE]
+    body = await read_body(http, ChatBody)
+    _check(service, body)
+    prompt = await service.codec.encode_chat([message.plain() for message in body.messages])
+    reply = Reply(ChatDialect(), service.engine.target.name)
+    prompts = [ensure_prompt(prompt, "messages")]
+    return await _answer(http, body, reply, service.requests(reply.id, body, prompts, body.wanted_tokens))
+
+
+def _check(service: Service, body: GenerationBody) -> None:
+    service.admit()
+    service.check_model(body.model)
+    body.check()
+
+
+async def _tokens(service: Service, prompt: Prompt) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return ensure_prompt(await service.codec.encode(prompt), "prompt")
+    service.codec.check(prompt, "prompt")
+    return ensure_prompt(tuple(prompt), "prompt")
+
+
+async def _answer(
+    http: web.Request, body: GenerationBody, reply: Reply, requests: Sequence[Request]
+) -> web.StreamResponse:
+    engine, headers = http.app[SERVICE].engine, {HEADER: reply.id}
+    if body.stream:
+        deltas = stream_all(engine, requests)
+        events = reply.chunks(deltas, len(requests), include_usage=body.include_usage)
+        return await sse.respond(http, events, headers)
+    return web.json_response(reply.whole(await complete_all(engine, requests)), headers=headers)

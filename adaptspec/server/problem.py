@@ -1,0 +1,111 @@
+"""Errors in OpenAI's shape: which status, type and code an error of our tree gets, and the middleware that says so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from aiohttp import web
+
+from adaptspec.errors import (
+    AdaptSpecError,
+    EngineError,
+    OverloadedError,
+    PromptTooLongError,
+    RequestError,
+    UnknownModelError,
+)
+from adaptspec.server.errors import BodyTypeError, DrainingError, EngineStoppedError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+RETRY_SECONDS = "1"
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An error as a client sees it."""
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> web.Response:
+        """The whole HTTP answer."""
+        return web.json_response(self.body(), status=self.status, headers=dict(self.headers))
+
+
+INTERNAL = Problem(500, "the server failed on this request; its log says why", "server_error", "internal_error")
+_RETRY = MappingProxyType({"Retry-After": RETRY_SECONDS})
+
+
+# The first class that fits wins, so subclasses come before their parents.
+_BY_CLASS: tuple[tuple[type[AdaptSpecError], Problem], ...] = (
+    (DrainingError, Problem(503, "", "server_error", "draining", headers=_RETRY)),
+    (OverloadedError, Problem(429, "", "rate_limit_error", "overloaded", headers=_RETRY)),
+    (UnknownModelError, Problem(400, "", code="policy_not_found")),
+    (PromptTooLongError, Problem(400, "", code="context_length_exceeded")),
+    (BodyTypeError, Problem(415, "", code="unsupported_media_type")),
+    (RequestError, Problem(400, "")),
+    (EngineStoppedError, Problem(503, "", "server_error", "engine_stopped")),
+    (EngineError, Problem(500, "", "server_error", "engine_error")),
+)
+_MODEL_NOT_FOUND = Problem(404, "", code="model_not_found")
+
+
+def problem_of(error: AdaptSpecError) -> Problem:
+    """The problem an error of our tree is to a client."""
+    param = error.param if isinstance(error, RequestError) else None
+    if isinstance(error, UnknownModelError) and param == "model":
+        return replace(_MODEL_NOT_FOUND, message=str(error), param=param)
+    for kind, problem in _BY_CLASS:
+        if isinstance(error, kind):
+            return replace(problem, message=str(error), param=param)
+    _logger.error("An error that no client should see", exc_info=error)
+    return INTERNAL
+
+
+def _problem_of_http(error: web.HTTPException, http: web.Request) -> Problem:
+    place = f"{http.method} {http.path[:200]}"
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return Problem(
+            405, f"{place} is not possible; use {allowed}", code="method_not_allowed", headers={"Allow": allowed}
+        )
+    if isinstance(error, web.HTTPNotFound):
+        return Problem(404, f"{place} does not exist; see /v1/models for what is served", code="not_found")
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return Problem(413, "the body is too large; send a shorter prompt", code="request_too_large")
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return Problem(error.status, error.reason or "the request failed", kind)
+
+
+@web.middleware
+async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn whatever a handler raises before it has answered into an OpenAI-shaped error."""
+    try:
+        return await handler(request)
+    except AdaptSpecError as error:
+        return problem_of(error).response()
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _problem_of_http(error, request).response()
+    except web.RequestPayloadError as error:
+        return Problem(400, f"the body could not be read: {error}").response()
+    except ConnectionError:
+        raise  # the client has gone: nobody to tell
+    except Exception:
+        _logger.exception("Failed on %s %s", request.method, request.path)
+        return INTERNAL.response()

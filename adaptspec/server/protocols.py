@@ -1,0 +1,91 @@
+"""What the server needs of the engine and of a tokenizer. The real ones are passed in; tests pass fakes."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from adaptspec.models.runner import ModelInfo
+from adaptspec.types import Completion, Delta, Request
+
+
+class DeltaStream(Protocol):
+    """The pieces of one answer, in order; the last one carries the completion."""
+
+    def __aiter__(self) -> DeltaStream:
+        """Itself."""
+
+    async def __anext__(self) -> Delta:
+        """The next piece, or StopAsyncIteration after the last."""
+
+    async def aclose(self) -> None:
+        """Stop here: a request that has not ended is aborted."""
+
+
+class Load(Protocol):
+    """How busy the engine is."""
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+
+
+class AsyncEngine(Protocol):
+    """The engine as the event loop sees it.
+
+    `stream` and `generate` raise `RequestError` for a request that cannot be served and `EngineError` if the
+    engine is dead; cancelling them aborts the request.
+    """
+
+    @property
+    def target(self) -> ModelInfo:
+        """The model whose text is served."""
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Names a request may ask for."""
+
+    @property
+    def default_policy(self) -> str:
+        """The policy of requests that name none."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine thread still runs."""
+
+    def stats(self) -> Load:
+        """How busy it is now."""
+
+    def stream(self, request: Request) -> DeltaStream:
+        """The answer, piece by piece."""
+
+    async def generate(self, request: Request) -> Completion:
+        """The whole answer."""
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new requests, wait until those in flight have ended, abort what is left after `seconds`."""
+
+
+class Tokenizer(Protocol):
+    """The part of a transformers tokenizer that the server uses."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Text to token ids."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str | list[str]:
+        """Token ids to text; transformers types it for batches too."""
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> Any:
+        """The prompt of a conversation; a string when `tokenize` is False."""
+
+
+class Exposition(Protocol):
+    """Where `/metrics` gets its text from."""
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Body and content type for an Accept header."""

@@ -1,0 +1,162 @@
+"""Answers on the wire, whole and in pieces: envelope, usage, and what speculation did. Knows no HTTP."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Protocol
+
+from adaptspec.errors import EngineError
+from adaptspec.server.errors import DrainingError
+from adaptspec.types import Completion, Delta, FinishReason, SpeculationStats
+
+Json = dict[str, Any]
+
+
+class Dialect(Protocol):
+    """How one endpoint writes its choices."""
+
+    @property
+    def id_prefix(self) -> str:
+        """What ids start with."""
+
+    @property
+    def whole_object(self) -> str:
+        """The `object` of a whole answer."""
+
+    @property
+    def chunk_object(self) -> str:
+        """The `object` of a piece."""
+
+    def choice(self, index: int, completion: Completion) -> Json:
+        """A whole answer."""
+
+    def opening(self, index: int) -> Json | None:
+        """What comes before the first piece, if anything does."""
+
+    def piece(self, index: int, text: str) -> Json:
+        """A piece of an answer."""
+
+    def ending(self, index: int, completion: Completion) -> Json:
+        """The end of an answer."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer in the making: what all its parts share."""
+
+    dialect: Dialect
+    model: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    number: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def id(self) -> str:
+        """Our own id of the answer; also names its requests in the engine."""
+        return f"{self.dialect.id_prefix}-{self.number}"
+
+    def whole(self, completions: Sequence[Completion]) -> Json:
+        """The answer in one object. Raises EngineError or DrainingError if one has failed."""
+        for completion in completions:
+            ensure_complete(completion)
+        choices = [self.dialect.choice(index, completion) for index, completion in enumerate(completions)]
+        body = self._envelope(self.dialect.whole_object, choices)
+        return body | {"usage": usage(completions), "metrics": metrics(completions)}
+
+    async def chunks(
+        self, deltas: AsyncGenerator[tuple[int, Delta], None], count: int, *, include_usage: bool
+    ) -> AsyncGenerator[Json, None]:
+        """The answer in pieces. `deltas` belong to `count` prompts; nothing comes before the first delta.
+
+        The metrics travel with the usage if that was asked for, else with the last ending.
+        """
+        opened: set[int] = set()
+        completions: dict[int, Completion] = {}
+        shared: Json = {"usage": None} if include_usage else {}
+        async with aclosing(deltas):
+            async for index, delta in deltas:
+                if delta.completion is not None:
+                    completions[index] = ensure_complete(delta.completion)
+                last = len(completions) == count and not include_usage
+                for choice in self._choices(index, delta, new=index not in opened):
+                    yield self._envelope(self.dialect.chunk_object, [choice]) | shared
+                opened.add(index)
+                if delta.completion is not None:
+                    ending = self.dialect.ending(index, delta.completion)
+                    extra = {"metrics": metrics(completions.values())} if last else shared
+                    yield self._envelope(self.dialect.chunk_object, [ending]) | extra
+        if include_usage:
+            ended = list(completions.values())
+            yield self._envelope(self.dialect.chunk_object, []) | {"usage": usage(ended), "metrics": metrics(ended)}
+
+    def _choices(self, index: int, delta: Delta, *, new: bool) -> Iterable[Json]:
+        if new and (opening := self.dialect.opening(index)) is not None:
+            yield opening
+        if delta.text:
+            yield self.dialect.piece(index, delta.text)
+
+    def _envelope(self, kind: str, choices: list[Json]) -> Json:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+
+def ensure_complete(completion: Completion) -> Completion:
+    """The completion itself. Raises EngineError or DrainingError if the client has no answer."""
+    if completion.finish is FinishReason.ERROR:
+        raise EngineError(f"the engine failed on this request: {completion.error or 'no details'}; send it again")
+    if completion.finish is FinishReason.ABORT:
+        raise DrainingError("the server gave up on this request because it is shutting down; send it again")
+    return completion
+
+
+def usage(completions: Iterable[Completion]) -> Json:
+    """Tokens read and written, in OpenAI's shape."""
+    prompt, output = 0, 0
+    for completion in completions:
+        prompt += completion.prompt_tokens
+        output += len(completion.tokens)
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+
+def metrics(completions: Iterable[Completion]) -> Json:
+    """What speculation did, in vLLM's shape, summed over the prompts of a request; our additions are under a key.
+
+    Depth changes from round to round here, so `num_spec_tokens` is the deepest count that was accepted or could be.
+    """
+    stats = summed([completion.stats for completion in completions])
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "draft_acceptance_rate": stats.acceptance_rate,
+            "acceptance_histogram": list(stats.acceptance_histogram),
+            "num_spec_steps": stats.draft_rounds,
+            "num_accepted_draft_tokens": stats.accepted,
+            "num_draft_tokens": stats.drafted,
+            "num_spec_tokens": max(len(stats.acceptance_histogram) - 1, 0),
+            "adaptspec": {
+                "policy": stats.policy,
+                "rounds": stats.rounds,
+                "accepted_per_position": list(stats.accepted_per_position),
+            },
+        }
+    }
+
+
+def summed(stats: Sequence[SpeculationStats]) -> SpeculationStats:
+    """Statistics of several requests as if they were one."""
+    return SpeculationStats(
+        policy=stats[0].policy if stats else "",
+        rounds=sum(one.rounds for one in stats),
+        draft_rounds=sum(one.draft_rounds for one in stats),
+        drafted=sum(one.drafted for one in stats),
+        accepted=sum(one.accepted for one in stats),
+        accepted_per_position=_columns([one.accepted_per_position for one in stats]),
+        acceptance_histogram=_columns([one.acceptance_histogram for one in stats]),
+    )
+
+
+def _columns(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sum(column) for column in zip_longest(*rows, fillvalue=0))

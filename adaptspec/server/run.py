@@ -1,0 +1,82 @@
+"""Serves an app until a signal ends it, gently: what is in flight may finish, within a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from adaptspec.errors import ConfigError
+from adaptspec.server.service import SERVICE
+
+WRITE_SECONDS = 5.0  # for handlers to send what the engine has finished, after draining
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+async def serve(
+    app: web.Application,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    drain_seconds: float = 30.0,
+    on_listening: Callable[[str], None],
+) -> None:
+    """Listen until SIGTERM or SIGINT, then drain: refuse new requests, let those in flight finish, return.
+
+    After `drain_seconds` the rest is aborted; a second signal does so at once. Port 0 takes any free one;
+    `on_listening` gets the URL once connections are accepted. The engine is left drained, for its owner to close.
+    Raises ConfigError if the address cannot be used. Needs the main thread, as signal handlers do.
+    """
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=WRITE_SECONDS)
+    await runner.setup()
+    try:
+        site = await _listen(runner, host, port)
+        async with _signals() as received:
+            on_listening(_url(runner, host))
+            await received.get()
+            app[SERVICE].draining = True
+            await site.stop()
+            await _drain(app, drain_seconds, received)
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> web.TCPSite:
+    site = web.TCPSite(runner, host, port)
+    try:
+        await site.start()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another --host or --port") from error
+    return site
+
+
+def _url(runner: web.AppRunner, host: str) -> str:
+    port = runner.addresses[0][1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@asynccontextmanager
+async def _signals() -> AsyncGenerator[asyncio.Queue[signal.Signals], None]:
+    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, received.put_nowait, number)
+    try:
+        yield received
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _drain(app: web.Application, seconds: float, received: asyncio.Queue[signal.Signals]) -> None:
+    draining = asyncio.ensure_future(app[SERVICE].engine.drain(seconds))
+    hurry = asyncio.ensure_future(received.get())
+    await asyncio.wait([draining, hurry], return_when=asyncio.FIRST_COMPLETED)
+    if hurry.done():
+        draining.cancel()
+        await app[SERVICE].engine.drain(0.0)
+    hurry.cancel()
+    await asyncio.gather(draining, hurry, return_exceptions=True)

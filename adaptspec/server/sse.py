@@ -1,0 +1,50 @@
+"""Server-sent events: a stream of JSON objects as an HTTP answer, and errors within it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from aiohttp import web
+
+from adaptspec.errors import AdaptSpecError
+from adaptspec.server.problem import INTERNAL, problem_of
+
+# The last keeps nginx from collecting the pieces.
+_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_logger = logging.getLogger(__name__)
+
+
+async def respond(
+    http: web.Request, events: AsyncGenerator[dict[str, Any], None], headers: dict[str, str]
+) -> web.StreamResponse:
+    """Send the events, then `[DONE]`.
+
+    Waits for the first event before it answers, so that a request the engine refuses gets a proper status.
+    An error after that becomes an event with an error object.
+    """
+    response = web.StreamResponse(headers=_HEADERS | headers)
+    async with aclosing(events):
+        first = await anext(events)
+        await response.prepare(http)
+        try:
+            await response.write(_event(first))
+            async for event in events:
+                await response.write(_event(event))
+        except AdaptSpecError as error:
+            await response.write(_event(problem_of(error).body()))
+        except ConnectionError:
+            raise  # the client has gone: nobody to tell
+        except Exception:
+            _logger.exception("Failed in the middle of a stream")
+            await response.write(_event(INTERNAL.body()))
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,63 @@
+"""The handlers that only look: models, health, version, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from adaptspec import __version__
+from adaptspec.server.protocols import Exposition
+from adaptspec.server.service import SERVICE, Service
+
+EXPOSITION = web.AppKey("exposition", Exposition)
+STARTED = web.AppKey("started", int)
+
+
+async def models(http: web.Request) -> web.Response:
+    """GET /v1/models."""
+    return web.json_response({"object": "list", "data": [_card(http.app[SERVICE], http.app[STARTED])]})
+
+
+async def model(http: web.Request) -> web.Response:
+    """GET /v1/models/{model}."""
+    service = http.app[SERVICE]
+    service.check_model(http.match_info["model"])
+    return web.json_response(_card(service, http.app[STARTED]))
+
+
+async def health(http: web.Request) -> web.Response:
+    """GET /health: 200 while requests are taken, 503 otherwise."""
+    service = http.app[SERVICE]
+    status = "dead" if not service.engine.alive else "draining" if service.draining else "ok"
+    load = service.engine.stats()
+    body = {"status": status, "running": load.running, "waiting": load.waiting}
+    return web.json_response(body, status=200 if status == "ok" else 503)
+
+
+async def version(http: web.Request) -> web.Response:  # noqa: ARG001 (aiohttp passes the request)
+    """GET /version."""
+    return web.json_response({"version": __version__})
+
+
+async def metrics(http: web.Request) -> web.Response:
+    """GET /metrics, for Prometheus."""
+    body, content_type = http.app[EXPOSITION].render(http.headers.get("Accept", ""))
+    return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+def _card(service: Service, started: int) -> dict[str, Any]:
+    target = service.engine.target
+    return {
+        "id": target.name,
+        "object": "model",
+        "created": started,
+        "owned_by": "adaptspec",
+        "max_model_len": target.context,
+        "adaptspec": {
+            "architecture": target.architecture,
+            "parameters": target.parameters,
+            "policies": list(service.engine.policies),
+            "default_policy": service.engine.default_policy,
+        },
+    }

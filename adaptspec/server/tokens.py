@@ -1,0 +1,52 @@
+"""`/tokenize` and `/detokenize`, in vLLM's shape."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from adaptspec.errors import RequestError
+from adaptspec.server.chat import Messages
+from adaptspec.server.service import SERVICE, read_body
+from adaptspec.server.wire import Int, Name, WireModel
+
+
+class TokenizeBody(WireModel):
+    """A text or a conversation to count or look at; exactly one of the two."""
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class DetokenizeBody(WireModel):
+    """Token ids to read."""
+
+    model: Name | None = None
+    tokens: list[Int]
+
+
+async def tokenize(http: web.Request) -> web.Response:
+    """POST /tokenize."""
+    service = http.app[SERVICE]
+    body = await read_body(http, TokenizeBody)
+    service.check_model(body.model)
+    if body.prompt is not None and body.messages is None:
+        tokens = await service.codec.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+    elif body.messages is not None and body.prompt is None:
+        messages = [message.plain() for message in body.messages]
+        tokens = await service.codec.encode_chat(messages, answer=body.add_generation_prompt)
+    else:
+        raise RequestError("send prompt or messages, and not both", "prompt")
+    context = service.engine.target.context
+    return web.json_response({"count": len(tokens), "max_model_len": context, "tokens": list(tokens)})
+
+
+async def detokenize(http: web.Request) -> web.Response:
+    """POST /detokenize."""
+    service = http.app[SERVICE]
+    body = await read_body(http, DetokenizeBody)
+    service.check_model(body.model)
+    service.codec.check(body.tokens, "tokens")
+    return web.json_response({"prompt": service.codec.decode(body.tokens)})

@@ -1,0 +1,198 @@
+"""Bodies as they come over the wire: strict JSON, fields both endpoints share, and their translation to our types.
+
+A field is either understood, or a no-op that OpenAI defines and that is accepted at its default only, or refused.
+Nothing is ignored in silence. Knows no HTTP and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError, from_json, to_json
+
+from adaptspec.errors import RequestError
+from adaptspec.types import SamplingParams, SpeculationParams
+
+MAX_STOPS = 32
+_SHOWN = 60  # characters of a client's own words that are repeated in a message
+
+# Within 64 bits: a number of thousands of digits could not even be printed in an error message.
+Int = Annotated[int, Field(ge=-(2**63) + 1, le=2**63 - 1)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+_PLAIN_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "ignore_eos",
+    "min_tokens",
+)
+
+
+class WireModel(BaseModel):
+    """A JSON object that is taken literally: no unknown keys, no "5" for 5, no NaN.
+
+    `no_ops` are fields that would change nothing at the listed values, and are refused at others.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+
+
+class SpeculationFields(WireModel):
+    """The `adaptspec` object of a request."""
+
+    policy: Name | None = None
+    task: Name | None = None
+    max_depth: Int | None = None
+
+    def speculation(self) -> SpeculationParams:
+        """The same as our own type."""
+        return SpeculationParams(self.policy, self.task, self.max_depth)
+
+
+class StreamOptions(WireModel):
+    """Options of a streamed answer."""
+
+    include_usage: bool = False
+
+
+class GenerationBody(WireModel):
+    """What completions and chat completions have in common. null means the default, as at OpenAI."""
+
+    model: Name | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: Int | None = None
+    stop: Any = None  # a string or a list of strings; looked at in stops()
+    stop_token_ids: list[Int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Int | None = None
+    user: str | None = None  # for the provider's abuse watch at OpenAI; changes no answer
+    adaptspec: SpeculationFields | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a streamed answer ends with its usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def check(self) -> None:
+        """What no single field can say. Raises RequestError."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream: true; leave it out otherwise", "stream_options")
+
+    def sampling(self, max_tokens: int) -> SamplingParams:
+        """How to draw tokens. Raises RequestError for values out of range."""
+        given = {name: value for name in _PLAIN_SAMPLING if (value := getattr(self, name)) is not None}
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logit_bias=self._biases(),
+            stop=self._stops(),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            **given,
+        )
+
+    def speculation(self) -> SpeculationParams:
+        """The request's own wishes. Raises RequestError for values out of range."""
+        return self.adaptspec.speculation() if self.adaptspec is not None else SpeculationParams()
+
+    def _stops(self) -> tuple[str, ...]:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
+            raise RequestError("stop must be a string or a list of strings", "stop")
+        if len(stops) > MAX_STOPS:
+            raise RequestError(f"stop has {len(stops)} strings; send at most {MAX_STOPS}", "stop")
+        return tuple(stops)
+
+    def _biases(self) -> dict[int, float]:
+        biases = self.logit_bias or {}
+        for key in biases:
+            if not (key.isascii() and key.isdecimal() and len(key) < 19):
+                raise RequestError(
+                    f"logit_bias has the key {shown(key)}; keys must be token ids such as 42", "logit_bias"
+                )
+        return {int(key): bias for key, bias in biases.items()}
+
+
+Body = TypeVar("Body", bound=WireModel)
+
+
+def parse(model: type[Body], raw: bytes) -> Body:
+    """Read a body. Raises RequestError that names the field at fault."""
+    try:
+        document = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise RequestError("the body must be a JSON object, such as {...}")
+    try:
+        return model.model_validate(_without_no_ops(model, document))
+    except ValidationError as error:
+        raise _refusal(model, error.errors(include_url=False, include_input=False)[0]) from error
+
+
+def without_no_ops(model: type[WireModel]) -> Any:
+    """A validator that drops no-ops from objects nested in a body."""
+
+    def drop(value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        try:
+            return _without_no_ops(model, value)
+        except RequestError as error:
+            raise PydanticCustomError("no_op", "{message}", {"message": str(error)}) from error
+
+    return drop
+
+
+def shown(text: str) -> str:
+    """A client's own words, quoted and cut, for use in a message."""
+    return f"`{text[:_SHOWN]}...`" if len(text) > _SHOWN else f"`{text}`"
+
+
+def _without_no_ops(model: type[WireModel], document: dict[str, Any]) -> dict[str, Any]:
+    for name, allowed in model.no_ops.items():
+        if name in document and not any(_same(document[name], value) for value in allowed):
+            wanted = " or ".join(_spelled(value) for value in allowed)
+            raise RequestError(f"{name} is not supported by this server; leave it out (or send {wanted})", name)
+    return {name: value for name, value in document.items() if name not in model.no_ops}
+
+
+def _same(value: object, allowed: object) -> bool:
+    return type(value) is type(allowed) and value == allowed  # True == 1 in Python
+
+
+def _spelled(value: object) -> str:
+    return to_json(value).decode()
+
+
+def _refusal(model: type[WireModel], detail: ErrorDetails) -> RequestError:
+    path = _path(detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        close = get_close_matches(str(detail["loc"][-1]), model.model_fields, n=1)
+        hint = f" (did you mean {close[0]}?)" if close and len(detail["loc"]) == 1 else ""
+        return RequestError(f"{shown(path)} is not a field this server supports; leave it out{hint}", path[:_SHOWN])
+    if detail["type"] == "missing":
+        return RequestError(f"{path} is missing; add it", path)
+    return RequestError(f"{shown(path)} cannot be used: {detail['msg']}", path[:_SHOWN])
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")

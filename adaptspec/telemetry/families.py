@@ -1,0 +1,109 @@
+"""Totals as Prometheus metric families, built at scrape time. Knows names and labels, and nothing of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from adaptspec.telemetry.totals import RoundLedger, Totals
+from adaptspec.types import IntArray, Reason
+
+DEPTH_LABELS = 64  # more depths than any sensible policy has; keeps label values bounded
+
+
+class Load(Protocol):
+    """How busy an engine is."""
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+
+
+class RoundCollector(Collector):
+    """What rounds did, by name: `adaptspec_*`, and vLLM's names if asked for."""
+
+    def __init__(self, ledger: RoundLedger, *, compat_vllm: bool) -> None:
+        self._ledger = ledger
+        self._compat_vllm = compat_vllm
+
+    def collect(self) -> Iterator[Metric]:
+        """One reading of the totals, so that the counters of a scrape agree with each other."""
+        totals = self._ledger.read()
+        yield from _speculation(totals)
+        yield from _rounds(totals)
+        if self._compat_vllm:
+            yield from _vllm(totals)
+
+
+class LoadCollector(Collector):
+    """How many requests run and wait at this moment."""
+
+    def __init__(self, load: Callable[[], Load]) -> None:
+        self._load = load
+
+    def collect(self) -> Iterator[Metric]:
+        """Ask now."""
+        load = self._load()
+        yield GaugeMetricFamily("adaptspec_requests_running", "Requests in the batch", load.running)
+        yield GaugeMetricFamily("adaptspec_requests_waiting", "Requests in the queue", load.waiting)
+
+
+def _speculation(totals: Totals) -> Iterator[Metric]:
+    prefix = "adaptspec_spec_decode"
+    yield CounterMetricFamily(f"{prefix}_drafts", "Row-rounds that drafted", totals.drafts)
+    yield CounterMetricFamily(f"{prefix}_draft_tokens", "Tokens submitted for verification", totals.drafted_tokens)
+    yield CounterMetricFamily(f"{prefix}_accepted_tokens", "Drafted tokens that were emitted", totals.accepted_tokens)
+    yield CounterMetricFamily(f"{prefix}_emitted_tokens", "Tokens emitted by decoding rounds", totals.emitted)
+    yield _per_position(f"{prefix}_accepted_tokens_per_pos", totals)
+    yield _labelled(f"{prefix}_depth", "Row-rounds by decided depth", "depth", _depths(totals.depths))
+    decisions = ((reason.name.lower(), int(totals.reasons[reason])) for reason in Reason)
+    yield _labelled(f"{prefix}_decisions", "Row-rounds by the reason of their depth", "reason", decisions)
+
+
+def _rounds(totals: Totals) -> Iterator[Metric]:
+    yield CounterMetricFamily("adaptspec_rounds", "Rounds run", totals.rounds)
+    yield CounterMetricFamily("adaptspec_prefill_tokens", "Prompt tokens read", totals.prefill_tokens)
+    yield CounterMetricFamily("adaptspec_verify_tokens", "Tokens the target model computed", totals.verify_tokens)
+    yield CounterMetricFamily("adaptspec_draft_steps", "Forward passes of the draft model", totals.draft_steps)
+    yield CounterMetricFamily("adaptspec_catch_up_tokens", "Tokens read to catch up a draft cache", totals.caught_up)
+    yield CounterMetricFamily("adaptspec_draft_seconds", "Time spent drafting", totals.draft_seconds)
+    yield CounterMetricFamily("adaptspec_verify_seconds", "Time spent in the target model", totals.verify_seconds)
+    yield CounterMetricFamily(
+        "adaptspec_round_seconds", "Time spent in rounds, overhead included", totals.total_seconds
+    )
+
+
+def _vllm(totals: Totals) -> Iterator[Metric]:
+    prefix = "vllm:spec_decode_num"
+    yield CounterMetricFamily(f"{prefix}_drafts", "Number of drafts", totals.drafts)
+    yield CounterMetricFamily(f"{prefix}_draft_tokens", "Number of draft tokens", totals.drafted_tokens)
+    yield CounterMetricFamily(f"{prefix}_accepted_tokens", "Number of accepted tokens", totals.accepted_tokens)
+    yield _per_position(f"{prefix}_accepted_tokens_per_pos", totals)
+
+
+def _per_position(name: str, totals: Totals) -> Metric:
+    counts = totals.accepted_per_position[:DEPTH_LABELS]
+    pairs = ((str(position), int(count)) for position, count in enumerate(counts))
+    return _labelled(name, "Drafted tokens accepted, by position in the draft", "position", pairs)
+
+
+def _depths(tally: IntArray) -> Iterator[tuple[str, int]]:
+    for depth, count in enumerate(tally[:DEPTH_LABELS]):
+        yield str(depth), int(count)
+    if len(tally) > DEPTH_LABELS:
+        yield f"{DEPTH_LABELS}+", int(tally[DEPTH_LABELS:].sum())
+
+
+def _labelled(name: str, help_text: str, label: str, pairs: Iterable[tuple[str, int]]) -> Metric:
+    family = CounterMetricFamily(name, help_text, labels=[label])
+    for value, count in pairs:
+        family.add_metric([value], count)
+    return family

@@ -1,0 +1,78 @@
+"""Prometheus metrics: a sink that counts, and the text a scrape gets.
+
+Rounds go into a ledger and become metric families only when scraped; finished requests, which are rare, go
+straight into prometheus_client's own counters and histograms. Has a registry of its own, so several engines can
+live in one process. Knows nothing of HTTP beyond the Accept header that picks the text format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import choose_encoder
+
+from adaptspec.telemetry.families import Load, LoadCollector, RoundCollector
+from adaptspec.telemetry.totals import RoundLedger
+from adaptspec.types import Completion, FinishReason, Request, RoundRecord
+
+_FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_PER_TOKEN = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_WHOLE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Metrics:
+    """A `Sink` whose counters can be scraped.
+
+    `compat_vllm` also serves the speculative decoding counters under vLLM's names, so that dashboards and
+    load tools made for it work unchanged.
+    """
+
+    def __init__(self, *, compat_vllm: bool = False) -> None:
+        self._ledger = RoundLedger()
+        self._registry = CollectorRegistry()
+        self._registry.register(RoundCollector(self._ledger, compat_vllm=compat_vllm))
+        self._requests = self._counter("adaptspec_requests", "Requests that ended, by finish reason", "finish_reason")
+        for reason in FinishReason:
+            self._requests.labels(reason.value)  # from the start at 0, so that rates see the first one
+        self._prompt = self._counter("adaptspec_prompt_tokens", "Prompt tokens of requests that ended")
+        self._generated = self._counter("adaptspec_generation_tokens", "Output tokens of requests that ended")
+        self._first_token = self._histogram(
+            "adaptspec_time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN
+        )
+        self._per_token = self._histogram(
+            "adaptspec_inter_token_seconds", "Mean time between two output tokens, one value per request", _PER_TOKEN
+        )
+        self._whole = self._histogram("adaptspec_request_seconds", "From arrival to the end of a request", _WHOLE)
+
+    def watch(self, load: Callable[[], Load]) -> None:
+        """Also serve the running and waiting gauges; `load` is called at every scrape, on the scraping thread."""
+        self._registry.register(LoadCollector(load))
+
+    def emit(self, record: RoundRecord) -> None:
+        """One round has ended."""
+        self._ledger.note(record)
+
+    def finished(self, request: Request, completion: Completion) -> None:  # noqa: ARG002 (the Sink protocol)
+        """One request has ended."""
+        timings, tokens = completion.timings, len(completion.tokens)
+        self._requests.labels(completion.finish.value).inc()
+        self._prompt.inc(completion.prompt_tokens)
+        self._generated.inc(tokens)
+        self._whole.observe(timings.finished - timings.arrived)
+        if timings.first_token is None:
+            return
+        self._first_token.observe(timings.first_token - timings.arrived)
+        if tokens > 1:
+            self._per_token.observe((timings.finished - timings.first_token) / (tokens - 1))
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The exposition and its content type, in the format an Accept header asks for."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(name, help_text, labels, registry=self._registry)
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, help_text, registry=self._registry, buckets=buckets)

@@ -1,0 +1,122 @@
+"""A deterministic engine behind a real HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from adaptspec.errors import PromptTooLongError
+from adaptspec.models.runner import ModelInfo
+from adaptspec.server.application import make_app
+from adaptspec.telemetry.metrics import Metrics
+from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings
+
+Client = TestClient[web.Request, web.Application]
+
+
+class FakeEngine:
+    """Answers with letters that depend on the prompt, one token each; keeps what it saw and what was aborted."""
+
+    target = ModelInfo("tiny", "llama", 1000, 260, 256, "f00d", (1,))
+    policies, default_policy, waiting = ("goodput", "static"), "goodput", 0
+
+    def __init__(self) -> None:
+        self.alive, self.drained, self.running = True, False, 0
+        self.pause = 0.0  # seconds before each token
+        self.refusal: Exception | None = None  # raised before the first token
+        self.failing_at: int | None = None  # ends there with FinishReason.ERROR
+        self.seen: list[Request] = []
+        self.aborted: list[str] = []
+
+    def stats(self) -> FakeEngine:
+        return self
+
+    async def stream(self, request: Request) -> AsyncIterator[Delta]:
+        self.seen.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        if len(request.prompt) + request.sampling.max_tokens > self.target.context:
+            raise PromptTooLongError("too long; send less", "prompt")
+        self.running, text, ended = self.running + 1, answer(request), False
+        try:
+            for index, letter in enumerate(text):
+                await asyncio.sleep(self.pause)
+                if self.drained or index == self.failing_at:
+                    text = text[:index]
+                    break
+                yield Delta(request.id, letter, (100,))
+            ended = True
+            yield Delta(request.id, "", (), self._completion(request, text))
+        finally:
+            self.running -= 1
+            self.aborted += [] if ended else [request.id]
+
+    def _completion(self, request: Request, text: str) -> Completion:
+        whole = len(text) == request.sampling.max_tokens
+        finish = FinishReason.LENGTH if whole else FinishReason.ABORT if self.drained else FinishReason.ERROR
+        stats = SpeculationStats("goodput", len(text), 2, 6, 3, (2, 1, 0), (0, 1, 1, 0))
+        error, times = "a fuse has blown" if finish is FinishReason.ERROR else None, Timings(0.0, 0.0, 0.1, 0.2)
+        return Completion(request.id, text, (100,) * len(text), len(request.prompt), finish, stats, times, error)
+
+    async def generate(self, request: Request) -> Completion:
+        return [delta.completion async for delta in self.stream(request)][-1]  # type: ignore[return-value]
+
+    async def drain(self, seconds: float) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self.running and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.005)
+        self.drained = True
+
+
+def answer(request: Request) -> str:
+    """What the fake engine says."""
+    return "".join(chr(97 + (sum(request.prompt) + index) % 26) for index in range(request.sampling.max_tokens))
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def app(engine: FakeEngine, tokenizer: Any) -> web.Application:
+    metrics = Metrics()
+    metrics.watch(engine.stats)
+    return make_app(engine, tokenizer, metrics, max_body_bytes=150_000)
+
+
+@pytest.fixture
+async def client(app: web.Application) -> AsyncIterator[Client]:
+    async with TestClient(TestServer(app)) as client:
+        yield client
+
+
+Post = Callable[..., Awaitable[tuple[int, Any]]]
+
+
+@pytest.fixture
+def post(client: Client) -> Post:
+    """A function `(path, **body) -> (status, answer)`; a streamed answer is the list of its events."""
+
+    async def send(path: str, **body: Any) -> tuple[int, Any]:
+        async with client.post(path, json=body) as response:
+            if response.content_type == "text/event-stream":
+                return response.status, events(await response.text())
+            return response.status, await response.json()
+
+    return send
+
+
+def events(text: str) -> list[Any]:
+    """The events of a stream, which must end with [DONE]."""
+    assert text.endswith("\n\n")
+    blocks = text[:-2].split("\n\n")
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
+    assert blocks[-1] == "data: [DONE]"
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-1]]

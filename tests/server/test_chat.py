@@ -1,0 +1,64 @@
+"""Chat completions: templates, message forms, whole and streamed answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PATH = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+async def test_answers_as_the_assistant(post: Any, engine: Any, tokenizer: Any) -> None:
+    status, body = await post(PATH, model="tiny", messages=HELLO, max_completion_tokens=4)
+    assert status == 200
+    assert (body["object"], body["model"]) == ("chat.completion", "tiny")
+    (choice,) = body["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert len(choice["message"]["content"]) == 4
+    assert tokenizer.decode(engine.seen[0].prompt) == "<|user|>hello<|end|><|assistant|>"
+
+
+async def test_text_parts_and_developer_messages_are_understood(post: Any, engine: Any, tokenizer: Any) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    status, _ = await post(PATH, messages=[{"role": "developer", "content": parts}, *HELLO], max_tokens=1)
+    assert status == 200
+    assert "a\nb<|end|>" in tokenizer.decode(engine.seen[0].prompt)
+
+
+async def test_an_answer_can_be_sent_back_as_it_came(post: Any) -> None:
+    _, body = await post(PATH, messages=HELLO, max_tokens=4)
+    message = body["choices"][0]["message"]
+    status, _ = await post(PATH, messages=[*HELLO, message, *HELLO], max_tokens=4)
+    assert status == 200
+
+
+async def test_without_a_limit_the_answer_may_fill_the_context(post: Any, engine: Any) -> None:
+    status, body = await post(PATH, messages=HELLO)
+    assert status == 200
+    assert body["usage"]["total_tokens"] == engine.target.context
+
+
+async def test_the_stream_is_role_pieces_ending_usage(post: Any) -> None:
+    _, whole = await post(PATH, messages=HELLO, max_tokens=6)
+    status, chunks = await post(PATH, messages=HELLO, max_tokens=6, stream=True, stream_options={"include_usage": True})
+    assert status == 200
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    first, *pieces, ending, last = chunks
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(piece["choices"][0]["delta"]["content"] for piece in pieces)
+    assert text == whole["choices"][0]["message"]["content"]
+    assert all(piece["choices"][0]["finish_reason"] is None for piece in pieces)
+    assert (ending["choices"][0]["delta"], ending["choices"][0]["finish_reason"]) == ({}, "length")
+    assert (last["choices"], last["usage"], last["metrics"]) == ([], whole["usage"], whole["metrics"])
+
+
+async def test_a_conversation_the_template_refuses_is_the_clients_error(post: Any, tokenizer: Any) -> None:
+    template = tokenizer.chat_template
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    try:
+        status, body = await post(PATH, messages=HELLO)
+    finally:
+        tokenizer.chat_template = template
+    assert status == 400
+    assert "roles must alternate" in body["error"]["message"]
+    assert body["error"]["param"] == "messages"

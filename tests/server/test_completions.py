@@ -1,0 +1,79 @@
+"""Completions: one and several prompts, whole and streamed, and what reaches the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+PATH = "/v1/completions"
+
+
+async def test_answers_in_openai_shape_with_usage_and_metrics(post: Any, engine: Any) -> None:
+    status, body = await post(PATH, model="tiny", prompt="abc", max_tokens=5)
+    assert status == 200
+    assert body["object"] == "text_completion"
+    assert body["id"].startswith("cmpl-")
+    assert body["id"] == engine.seen[0].id
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+    assert body["metrics"]["speculative_decoding"] == {
+        "mean_acceptance_length": 2.5,
+        "draft_acceptance_rate": 0.5,
+        "acceptance_histogram": [0, 1, 1, 0],
+        "num_spec_steps": 2,
+        "num_accepted_draft_tokens": 3,
+        "num_draft_tokens": 6,
+        "num_spec_tokens": 3,
+        "adaptspec": {"policy": "goodput", "rounds": 5, "accepted_per_position": [2, 1, 0]},
+    }
+    (choice,) = body["choices"]
+    assert (choice["index"], len(choice["text"]), choice["finish_reason"]) == (0, 5, "length")
+
+
+async def test_sixteen_tokens_are_the_default(post: Any) -> None:
+    _, body = await post(PATH, prompt="abc")
+    assert body["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        (["a", "bc"], [1, 2]),
+        ([5, 6, 7], [3]),
+        ([[5, 6, 7], [8]], [3, 1]),
+    ],
+)
+async def test_every_form_of_prompt_is_answered_in_order(post: Any, engine: Any, prompt: Any, tokens: Any) -> None:
+    status, body = await post(PATH, prompt=prompt, max_tokens=2)
+    assert status == 200
+    assert [len(request.prompt) for request in engine.seen] == tokens
+    assert len({request.id for request in engine.seen}) == len(tokens)
+    assert [choice["index"] for choice in body["choices"]] == list(range(len(tokens)))
+    assert body["usage"]["prompt_tokens"] == sum(tokens)
+    assert body["metrics"]["speculative_decoding"]["num_draft_tokens"] == 6 * len(tokens)
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+async def test_the_stream_says_what_the_whole_answer_says(post: Any, include_usage: bool) -> None:
+    prompts = ["one", "two", "three"]
+    _, whole = await post(PATH, prompt=prompts, max_tokens=7)
+    status, chunks = await post(
+        PATH, prompt=prompts, max_tokens=7, stream=True, stream_options={"include_usage": include_usage}
+    )
+    assert status == 200
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    texts, finishes = ["", "", ""], ["", "", ""]
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        assert not finishes[choice["index"]], "nothing may follow an ending"
+        texts[choice["index"]] += choice["text"]
+        finishes[choice["index"]] = choice["finish_reason"] or ""
+    assert texts == [choice["text"] for choice in whole["choices"]]
+    assert finishes == ["length"] * 3
+    assert chunks[-1]["metrics"] == whole["metrics"]
+    assert [chunk for chunk in chunks[:-1] if "metrics" in chunk] == []
+    if include_usage:
+        assert chunks[-1]["choices"] == []
+        assert chunks[-1]["usage"] == whole["usage"]
+        assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    else:
+        assert all("usage" not in chunk for chunk in chunks)

@@ -1,0 +1,83 @@
+"""A client that goes away, and a prompt that fails, take their requests along."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from adaptspec.errors import OverloadedError
+from adaptspec.server.generation import complete_all, stream_all
+from adaptspec.types import Request, SamplingParams
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(poll(), 5.0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompts", [1, 3])
+async def test_a_client_that_disconnects_aborts_its_requests(
+    client: Any, engine: Any, stream: bool, prompts: int
+) -> None:
+    engine.pause = 0.02
+    body = json.dumps({"prompt": ["hi"] * prompts, "max_tokens": 200, "stream": stream}).encode()
+    reader, writer = await asyncio.open_connection(client.server.host, client.server.port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    writer.write(head.encode() + b"\r\n\r\n" + body)
+    await until(lambda: engine.running == prompts)
+    if stream:
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    assert engine.aborted == []
+    writer.close()
+    await writer.wait_closed()
+    await until(lambda: len(engine.aborted) == prompts)
+    assert engine.running == 0
+
+
+def requests(count: int) -> list[Request]:
+    return [Request(str(index), (5,), SamplingParams(max_tokens=50)) for index in range(count)]
+
+
+class Picky:
+    """An engine that refuses every request but the first."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def stream(self, request: Request) -> Any:
+        if request.id != "0":
+            raise OverloadedError("full; wait")
+        return self.engine.stream(request)
+
+    async def generate(self, request: Request) -> Any:
+        if request.id != "0":
+            await asyncio.sleep(0.01)
+            raise OverloadedError("full; wait")
+        return await self.engine.generate(request)
+
+
+async def test_one_refused_prompt_aborts_the_others(engine: Any) -> None:
+    engine.pause = 0.01
+    with pytest.raises(OverloadedError):
+        await complete_all(Picky(engine), requests(3))  # type: ignore[arg-type]
+    with pytest.raises(OverloadedError):
+        async for _ in stream_all(Picky(engine), requests(3)):  # type: ignore[arg-type]
+            pass
+    assert engine.running == 0
+    assert engine.aborted == ["0"]
+
+
+async def test_closing_early_aborts_what_still_runs(engine: Any) -> None:
+    engine.pause = 0.001
+    stream = stream_all(engine, requests(3))
+    assert (await anext(stream))[1].text
+    await stream.aclose()
+    assert sorted(engine.aborted) == ["0", "1", "2"]

@@ -1,0 +1,42 @@
+"""The endpoints that only look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adaptspec import __version__
+
+
+async def get(client: Any, path: str) -> tuple[int, Any]:
+    async with client.get(path) as response:
+        return response.status, await response.json()
+
+
+async def test_models_are_listed_and_found_by_name(client: Any) -> None:
+    _, body = await get(client, "/v1/models")
+    (card,) = body["data"]
+    assert (body["object"], card["id"], card["max_model_len"]) == ("list", "tiny", 256)
+    assert card["adaptspec"]["policies"] == ["goodput", "static"]
+    assert await get(client, "/v1/models/tiny") == (200, card)
+    status, body = await get(client, "/v1/models/some/other")
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_health_follows_the_engine(client: Any, engine: Any, app: Any) -> None:
+    assert await get(client, "/health") == (200, {"status": "ok", "running": 0, "waiting": 0})
+    engine.alive = False
+    assert (await get(client, "/health"))[0] == 503
+    async with client.post("/v1/completions", json={"prompt": "x"}) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (503, "engine_stopped")
+
+
+async def test_version(client: Any) -> None:
+    assert await get(client, "/version") == (200, {"version": __version__})
+
+
+async def test_metrics_are_prometheus_text(client: Any) -> None:
+    async with client.get("/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        text = await response.text()
+    assert "adaptspec_spec_decode_drafts_total 0.0" in text
+    assert "adaptspec_requests_running 0.0" in text

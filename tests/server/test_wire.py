@@ -1,0 +1,190 @@
+"""Refusals: every field that is unsupported, unknown, of the wrong type or out of range gets a 400 that names it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+GOOD: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": "x"}, CHAT: {"messages": HELLO}}
+HUGE = int("9" * 4000)
+
+BOTH = [
+    ({"n": 2}, "n"),
+    ({"n": True}, "n"),
+    ({"n": "1"}, "n"),
+    ({"frobnicate": None}, "frobnicate"),
+    ({"temprature": 1}, "temprature"),
+    ({"model": 3}, "model"),
+    ({"model": ""}, "model"),
+    ({"stream": "true"}, "stream"),
+    ({"stream": 1}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": {"chunks": 1}}, "stream_options.chunks"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": 5.0}, "max_tokens"),
+    ({"max_tokens": HUGE}, "max_tokens"),
+    ({"temperature": "0"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": HUGE}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -1}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": "7"}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stop": ["a", 1]}, "stop"),
+    ({"stop": ["a"] * 33}, "stop"),
+    ({"stop_token_ids": [260]}, "stop_token_ids"),
+    ({"stop_token_ids": ["1"]}, "stop_token_ids[0]"),
+    ({"min_tokens": 999, "max_tokens": 5}, "min_tokens"),
+    ({"ignore_eos": 1}, "ignore_eos"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ({"logit_bias": {"260": 1}}, "logit_bias"),
+    ({"logit_bias": {"42": 101}}, "logit_bias"),
+    ({"logit_bias": {"42": "1"}}, "logit_bias.42"),
+    ({"adaptspec": {"policy": "nope"}}, "adaptspec.policy"),
+    ({"adaptspec": {"policy": 1}}, "adaptspec.policy"),
+    ({"adaptspec": {"max_depth": "0"}}, "adaptspec.max_depth"),
+    ({"adaptspec": {"max_depth": True}}, "adaptspec.max_depth"),
+    ({"adaptspec": {"max_depth": -1}}, "adaptspec.max_depth"),
+    ({"adaptspec": {"depth": 1}}, "adaptspec.depth"),
+    ({"adaptspec": []}, "adaptspec"),
+    ({"user": 1}, "user"),
+]
+ONLY_COMPLETIONS = [
+    ({"echo": True}, "echo"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"logprobs": 0}, "logprobs"),
+    ({"logprobs": False}, "logprobs"),
+    ({"best_of": 2}, "best_of"),
+    ({"suffix": "end"}, "suffix"),
+    ({"max_completion_tokens": 5}, "max_completion_tokens"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": [260]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [HUGE]}, "prompt"),
+    ({"prompt": ["a"] * 129}, "prompt"),
+]
+ONLY_CHAT = [
+    ({"logprobs": True}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"functions": [1]}, "functions"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"store": True}, "store"),
+    ({"metadata": {"a": "b"}}, "metadata"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"prompt": "x"}, "prompt"),
+    ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [1]}, "messages[0]"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[0].name"),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}, "messages[0]"),
+]
+CASES = [(path, *case) for path in GOOD for case in BOTH]
+CASES += [(COMPLETIONS, *case) for case in ONLY_COMPLETIONS] + [(CHAT, *case) for case in ONLY_CHAT]
+
+
+def check_error(body: Any) -> dict[str, Any]:
+    assert body.keys() == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    assert isinstance(error["type"], str)
+    return error
+
+
+async def test_every_refused_field_is_named(post: Any, engine: Any) -> None:
+    wrong = []
+    for path, fields, param in CASES:
+        status, body = await post(path, **(GOOD[path] | fields))
+        error = check_error(body)
+        if (status, error["param"]) != (400, param) or param.split("[")[0].split(".")[-1] not in error["message"]:
+            wrong.append((path, str(fields)[:80], param, status, error))
+    assert wrong == []
+    assert engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "suffix": None, "user": "u"}),
+        (CHAT, {"n": 1, "logprobs": False, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}),
+        (CHAT, {"store": False, "metadata": None, "service_tier": "auto", "modalities": ["text"], "stream": False}),
+    ],
+)
+async def test_no_ops_are_accepted_at_their_default(post: Any, path: str, fields: dict[str, Any]) -> None:
+    status, _ = await post(path, **GOOD[path], **fields, max_tokens=1)
+    assert status == 200
+
+
+async def test_a_misspelt_field_gets_a_hint(post: Any) -> None:
+    _, body = await post(COMPLETIONS, prompt="x", temprature=1)
+    assert "did you mean temperature?" in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"prompt": "\\ud800"}', b"[" * 50_000, b'{"prompt": NaN}'],
+)
+async def test_a_body_that_is_no_json_object_is_refused(client: Any, raw: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    async with client.post(COMPLETIONS, data=raw, headers=headers) as response:
+        assert response.status == 400
+        check_error(await response.json())
+
+
+FIELDS = sorted(
+    {name for _, fields, _ in CASES for name in fields} | {"prompt", "messages", "min_tokens", "top_k", "repetition"}
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(HELLO),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS) | st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+BODY = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.sampled_from([COMPLETIONS, CHAT, "/tokenize", "/detokenize"]), body=JSON | BODY, valid=st.booleans())
+async def test_no_body_ever_gets_a_server_error(client: Any, path: str, body: Any, valid: bool) -> None:
+    if valid and isinstance(body, dict):
+        body = GOOD.get(path, {}) | body
+    raw = json.dumps(body).encode()
+    async with client.post(path, data=raw, headers={"Content-Type": "application/json"}) as response:
+        assert response.status in (200, 400, 404)
+        if response.status != 200:
+            check_error(await response.json())

@@ -1,0 +1,115 @@
+"""What a scrape shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from adaptspec.telemetry.metrics import Metrics
+from adaptspec.types import Completion, FinishReason, Reason, Request, SpeculationStats, Timings
+from tests.telemetry.test_totals import record
+
+Scrape = dict[tuple[str, str], float]
+
+
+def scrape(metrics: Metrics) -> Scrape:
+    """Samples by name and value of their one label, if they have one."""
+    text = metrics.render()[0].decode()
+    families = text_string_to_metric_families(text)
+    return {
+        (sample.name, next(iter(sample.labels.values()), "")): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def completion(tokens: int, finish: FinishReason, first: float | None = 0.5) -> Completion:
+    times = Timings(arrived=0.0, admitted=0.1, first_token=first, finished=2.5)
+    return Completion("id", "", (1,) * tokens, 7, finish, SpeculationStats(), times)
+
+
+REQUEST = Request("id", (1,))
+
+
+def test_rounds_are_served_under_native_names() -> None:
+    metrics = Metrics()
+    metrics.emit(record([(3, 3, 2, 3, Reason.POLICY), (0, 0, 0, 1, Reason.OFF)]))
+    metrics.emit(record([(3, 2, 2, 1, Reason.EXPLORE)]))
+    seen = scrape(metrics)
+    prefix = "adaptspec_spec_decode"
+    assert seen[f"{prefix}_drafts_total", ""] == 2
+    assert seen[f"{prefix}_draft_tokens_total", ""] == 5
+    assert seen[f"{prefix}_accepted_tokens_total", ""] == 3
+    assert seen[f"{prefix}_emitted_tokens_total", ""] == 5
+    per_position = [seen[f"{prefix}_accepted_tokens_per_pos_total", str(position)] for position in range(3)]
+    assert per_position == [2, 1, 0]
+    assert (seen[f"{prefix}_depth_total", "0"], seen[f"{prefix}_depth_total", "3"]) == (1, 2)
+    assert seen[f"{prefix}_decisions_total", "explore"] == 1
+    assert seen[f"{prefix}_decisions_total", "probe"] == 0
+    assert seen["adaptspec_rounds_total", ""] == 2
+    assert seen["adaptspec_verify_seconds_total", ""] == 1.0
+
+
+def test_vllm_names_are_served_only_when_asked_for() -> None:
+    rows = [(3, 3, 2, 3, Reason.POLICY)]
+    plain, compat = Metrics(), Metrics(compat_vllm=True)
+    plain.emit(record(rows))
+    compat.emit(record(rows))
+    assert not any(name.startswith("vllm:") for name, _ in scrape(plain))
+    seen = scrape(compat)
+    assert seen["vllm:spec_decode_num_drafts_total", ""] == 1
+    assert seen["vllm:spec_decode_num_draft_tokens_total", ""] == 3
+    assert seen["vllm:spec_decode_num_accepted_tokens_total", ""] == 2
+    assert seen["vllm:spec_decode_num_accepted_tokens_per_pos_total", "1"] == 1
+
+
+def test_finished_requests_are_counted_and_timed() -> None:
+    metrics = Metrics()
+    metrics.finished(REQUEST, completion(5, FinishReason.STOP))
+    metrics.finished(REQUEST, completion(1, FinishReason.LENGTH))
+    metrics.finished(REQUEST, completion(0, FinishReason.ABORT, first=None))
+    seen = scrape(metrics)
+    assert [seen["adaptspec_requests_total", reason.value] for reason in FinishReason] == [1, 1, 1, 0]
+    assert seen["adaptspec_prompt_tokens_total", ""] == 21
+    assert seen["adaptspec_generation_tokens_total", ""] == 6
+    assert seen["adaptspec_time_to_first_token_seconds_count", ""] == 2
+    assert seen["adaptspec_inter_token_seconds_count", ""] == 1
+    assert seen["adaptspec_inter_token_seconds_sum", ""] == pytest.approx(0.5)
+    assert seen["adaptspec_request_seconds_sum", ""] == pytest.approx(7.5)
+
+
+@dataclass
+class Busy:
+    running: int = 2
+    waiting: int = 3
+
+
+def test_load_is_asked_for_at_each_scrape() -> None:
+    metrics, load = Metrics(), Busy()
+    metrics.watch(lambda: load)
+    assert scrape(metrics)["adaptspec_requests_running", ""] == 2
+    load.waiting = 9
+    assert scrape(metrics)["adaptspec_requests_waiting", ""] == 9
+
+
+def test_labels_stay_bounded_however_deep_a_policy_drafts() -> None:
+    metrics = Metrics()
+    metrics.emit(record([(5000, 5000, 4000, 4001, Reason.POLICY)]))
+    seen = scrape(metrics)
+    assert len(seen) < 300
+    assert seen["adaptspec_spec_decode_depth_total", "64+"] == 1
+    assert seen["adaptspec_spec_decode_accepted_tokens_total", ""] == 4000
+
+
+def test_two_engines_can_live_in_one_process() -> None:
+    one, other = Metrics(), Metrics()
+    one.emit(record([(1, 1, 1, 2, Reason.FIXED)]))
+    assert scrape(other)["adaptspec_rounds_total", ""] == 0
+
+
+def test_openmetrics_is_served_to_those_who_ask() -> None:
+    body, content_type = Metrics(compat_vllm=True).render("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
