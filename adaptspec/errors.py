@@ -49,7 +49,7 @@ class UnknownModelError(RequestError):
 
 
 class PromptTooLongError(RequestError):
-    """The prompt plus the tokens asked for do not fit the model's context."""
+    """The prompt leaves no room for an answer in the model's context."""
 
 
 class OverloadedError(RequestError):

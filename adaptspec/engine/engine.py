@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.engine.build import AUTO, BUNDLED, EngineConfig, build
 from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.errors import RequestError
 from adaptspec.types import Completion, Delta, FinishReason, Request, SamplingParams, SpeculationParams
 
 
@@ -65,6 +66,10 @@ class Engine:
             RequestError: one of them cannot be served; then none is.
         """
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        if len(each) != len(prompts):
+            raise RequestError(
+                f"{len(each)} sampling parameters for {len(prompts)} prompts; give one for all, or one each"
+            )
         requests = [self._request(prompt, params, speculation) for prompt, params in zip(prompts, each, strict=True)]
         for request in requests:
             self.core.check(request)

@@ -41,6 +41,7 @@ class AsyncEngine:
         self._streams: dict[str, asyncio.Queue[Delta | None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining = False
+        self._closed = False
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="adaptspec-engine", daemon=True)
 
@@ -61,8 +62,8 @@ class AsyncEngine:
 
     @property
     def alive(self) -> bool:
-        """Whether the engine thread runs."""
-        return self._thread.is_alive() and self._failure is None
+        """Whether it takes requests or can finish those it has."""
+        return self._failure is None and not self._closed
 
     def stats(self) -> EngineStats:
         """Requests running and waiting; those still in the inbox count as waiting."""
@@ -111,7 +112,7 @@ class AsyncEngine:
 
     def close(self) -> None:
         """Stop the engine thread; requests still in flight are aborted."""
-        self._draining = True
+        self._draining = self._closed = True
         if self._thread.is_alive():
             self._inbox.put(None)
             self._thread.join(timeout=10)

@@ -140,7 +140,7 @@ def _drafter_cost(runner: Runner, rows: tuple[int, ...], stopwatch: Stopwatch) -
 
 
 def _time_pass(runner: Runner, rows: int, width: int, context: int, stopwatch: Stopwatch) -> float:
-    packed = _packed(rows, width, wanted=width)
+    packed = _packed(runner, rows, width, wanted=width)
 
     def run() -> None:
         # Judging a greedy draft takes the argmax and brings it to the host: part of what a verify costs.
@@ -156,7 +156,7 @@ def _fill(runner: Runner, rows: int, context: int) -> None:
     for row in range(rows):
         if not runner.reserve(row, room):
             raise ConfigError(f"the cache has no room for {rows} rows of {room} tokens; use fewer --max-rows")
-    runner.forward(_packed(rows, context, wanted=1))
+    runner.forward(_packed(runner, rows, context, wanted=1))
 
 
 def _clear(runner: Runner, rows: int) -> None:
@@ -164,8 +164,8 @@ def _clear(runner: Runner, rows: int) -> None:
         runner.free(row)
 
 
-def _packed(rows: int, count: int, wanted: int) -> Packed:
-    tokens = np.arange(rows * count, dtype=np.int64) % 97 + 3
+def _packed(runner: Runner, rows: int, count: int, wanted: int) -> Packed:
+    tokens = np.arange(rows * count, dtype=np.int64) % min(97, runner.info.vocab_size)
     each = np.ones(rows, dtype=np.int64)
     return Packed(np.arange(rows, dtype=np.int64), count * each, tokens, wanted * each)
 

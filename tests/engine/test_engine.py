@@ -1,0 +1,52 @@
+"""The Python API: batches, token prompts, per-prompt sampling, streams that can be left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adaptspec.engine import Engine, SamplingParams
+from adaptspec.engine.build import EngineConfig
+from adaptspec.engine.core import Limits
+from adaptspec.errors import RequestError
+
+GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engine(target_path: Path, draft_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return Engine.from_config(EngineConfig(str(target_path), str(draft_path), limits=Limits(max_rows=3)))
+
+
+def test_answers_come_in_the_order_of_the_prompts(engine: Engine) -> None:
+    """More prompts than rows, some text and some token ids: each answer is what the prompt gets alone."""
+    prompts = ["one", [10, 20, 30], "three", "four", [40]]
+    together = engine.generate(prompts, GREEDY)
+    assert [c.tokens for c in together] == [engine.generate([p], GREEDY)[0].tokens for p in prompts]
+
+
+def test_each_prompt_may_have_its_own_sampling(engine: Engine) -> None:
+    """A list of parameters goes with the list of prompts; lists of other lengths are an error."""
+    params = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (3, 7)]
+    assert [len(c.tokens) for c in engine.generate(["a", "b"], params)] == [3, 7]
+    with pytest.raises(RequestError, match="2 prompts"):
+        engine.generate(["a", "b"], params[:1])
+
+
+def test_a_stream_equals_the_answer_and_may_be_left(engine: Engine) -> None:
+    """Pieces add up to the text; leaving early frees the row for the next request."""
+    whole = engine.generate(["abc"], GREEDY)[0]
+    assert "".join(delta.text for delta in engine.stream("abc", GREEDY)) == whole.text
+    for _ in engine.stream("abc", GREEDY):
+        break
+    assert engine.core.idle
+
+
+def test_one_bad_prompt_refuses_the_call_and_leaves_nothing_behind(engine: Engine) -> None:
+    """Checked first: nothing of a refused batch runs."""
+    with pytest.raises(RequestError, match="empty"):
+        engine.generate(["fine", []], GREEDY)
+    assert engine.core.idle

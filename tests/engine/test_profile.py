@@ -1,0 +1,102 @@
+"""Profiling: positive costs for every cell, rows left free, cached per machine and pair, distrusted when busy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.drafting.drafter import Drafter
+from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.engine import profile
+from adaptspec.engine.profile import Stopwatch, measure, profiled_costs
+from tests.fakes import TableRunner
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def _parts() -> tuple[TableRunner, list[Drafter]]:
+    return TableRunner(context=128), [DraftModelDrafter(TableRunner(seed=1, context=128)), NgramDrafter()]
+
+
+class Counting(TableRunner):
+    """Counts its passes."""
+
+    passes = 0
+
+    def forward(self, packed):  # type: ignore[no-untyped-def]
+        self.passes += 1
+        return super().forward(packed)
+
+
+def test_every_cell_is_measured_and_rows_are_left_free() -> None:
+    """The table covers rows up to the limit; nothing stays in a cache."""
+    target, drafters = _parts()
+    result = measure(target, drafters, 4, Stopwatch(target.device, budget=0.2))
+    assert result.rows == (1, 2, 4)
+    assert len(result.verify) == 3
+    assert all(seconds > 0 for line in result.verify for seconds in line)
+    assert len(result.drafters["draft-model"].step_seconds) == 3
+    assert all(target.length(row) == 0 for row in range(4))
+
+
+def test_a_second_start_reads_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start-up: costs are measured once per machine and pair."""
+    monkeypatch.setattr(profile, "_BUSY", 1e9)
+    target = Counting(context=128)
+    first = profiled_costs(target, [NgramDrafter()], 2)
+    after_first = target.passes
+    second = profiled_costs(target, [NgramDrafter()], 2)
+    assert target.passes == after_first > 0
+    assert second.to_json() == first.to_json()
+
+
+def test_other_models_and_sizes_are_measured_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A table is never used for other weights, another draft or another number of rows."""
+    monkeypatch.setattr(profile, "_BUSY", 1e9)
+    target, drafters = _parts()
+    profiled_costs(target, drafters, 2)
+    profiled_costs(target, drafters, 1)
+    profiled_costs(TableRunner(seed=5, context=128), drafters, 2)
+    profiled_costs(target, [NgramDrafter()], 2)
+    assert len(list((tmp_path / "adaptspec" / "costs").glob("*.json"))) == 4
+
+
+def test_a_broken_cache_file_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged file costs a few seconds and a warning, never the start."""
+    monkeypatch.setattr(profile, "_BUSY", 1e9)
+    target, drafters = _parts()
+    good = profiled_costs(target, drafters, 1)
+    (path,) = (tmp_path / "adaptspec" / "costs").glob("*.json")
+    path.write_text("{")
+    assert profiled_costs(target, drafters, 1).profile.rows == good.profile.rows
+    assert "measuring again" in caplog.text
+    assert path.read_text() != "{"
+
+
+def test_a_busy_machine_is_not_remembered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Measurements taken while something else computes are used for this run only."""
+    monkeypatch.setattr(profile, "_BUSY", 0.0)
+    target, drafters = _parts()
+    profiled_costs(target, drafters, 1)
+    assert not (tmp_path / "adaptspec").exists()
+    assert "busy" in caplog.text
+
+
+def test_an_unwritable_cache_is_only_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No home, full disk: serving goes on."""
+    monkeypatch.setattr(profile, "_BUSY", 1e9)
+    (tmp_path / "adaptspec").write_text("in the way")
+    target, drafters = _parts()
+    assert profiled_costs(target, drafters, 1).profile.rows == (1,)
+    assert "cannot be cached" in caplog.text
