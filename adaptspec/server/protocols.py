@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from adaptspec.models.runner import ModelInfo
 from adaptspec.types import Completion, Delta, Request
 
-
-class DeltaStream(Protocol):
-    """The pieces of one answer, in order; the last one carries the completion."""
-
-    def __aiter__(self) -> DeltaStream:
-        """Itself."""
-
-    async def __anext__(self) -> Delta:
-        """The next piece, or StopAsyncIteration after the last."""
-
-    async def aclose(self) -> None:
-        """Stop here: a request that has not ended is aborted."""
+# The pieces of one answer, in order; the last one carries the completion. `aclose` aborts what has not ended.
+DeltaStream = AsyncGenerator[Delta, None]
 
 
 class Load(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from adaptspec.errors import CorpusError
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 SPECIAL_TOKENS = ("<|pad|>", END, USER, ASSISTANT)
+SYNTHETIC = "synthetic"  # the source tag of text made by a program
 
 # A system message is folded into the first user turn: the corpus has no system turns, so a
 # token of its own would be one the pair never saw.
@@ -45,6 +47,11 @@ class Record:
     completion: str
 
     @property
+    def synthetic(self) -> bool:
+        """Whether a program wrote it: held-out records of that kind share templates with the training text."""
+        return self.source == SYNTHETIC
+
+    @property
     def text(self) -> str:
         """The record as the model sees it, closed by the end token."""
         if self.prompt is None:
@@ -54,10 +61,16 @@ class Record:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Records to train on, and records kept back for the report."""
+    """Records to train on, and records kept back for the report. `fingerprint` tells corpora apart."""
 
     train: list[Record]
     held_out: list[Record]
+    fingerprint: str
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Number of training records of each source, by its tag."""
+        return dict(sorted(Counter(record.source for record in self.train).items()))
 
 
 def read_corpus(
@@ -76,19 +89,18 @@ def read_corpus(
     weights = source_weights or {}
     train: list[Record] = []
     held_out: list[Record] = []
+    everything = hashlib.blake2b(digest_size=8)
     for record in _records(path):
-        draw = _uniform(record.text)
+        digest = hashlib.blake2b(record.text.encode(), digest_size=8).digest()
+        everything.update(digest)
+        draw = int.from_bytes(digest, "big") / 2**64
         if draw < held_out_share:
             held_out.append(record)
         elif (draw - held_out_share) / (1 - held_out_share) < weights.get(record.source, 1.0):
             train.append(record)
     if not train:
         raise CorpusError(f"{path}: no records to train on; give a JSONL file of prompt/completion or text")
-    return Corpus(train, held_out)
-
-
-def _uniform(text: str) -> float:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
+    return Corpus(train, held_out, everything.hexdigest())
 
 
 def _records(path: Path) -> Iterator[Record]:
@@ -107,9 +119,12 @@ def _open(path: Path) -> TextIO:
 def _parse(line: str, path: Path, number: int) -> Record:
     try:
         fields = json.loads(line)
-        if "text" in fields:
-            return Record(fields["task"], fields["src"], None, fields["text"])
-        return Record(fields["task"], fields["src"], fields["prompt"], fields["completion"])
+        names = ("task", "src", "text") if "text" in fields else ("task", "src", "prompt", "completion")
+        values = [fields[name] for name in names]
+        if not all(isinstance(value, str) for value in values):
+            raise TypeError("every field must be a string")
+        prompt = values[2] if len(values) == 4 else None
+        return Record(values[0], values[1], prompt, values[-1])
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise CorpusError(
             f"{path}:{number}: not a record ({error!r}); a line needs task, src and prompt + completion, or text"

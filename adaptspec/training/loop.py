@@ -1,4 +1,4 @@
-"""A training loop with a time budget: progress, checkpoints, resume.
+"""One training loop for every stage of the recipe: time-boxed, with progress, checkpoints, resume.
 
 Knows nothing of what is learned: the caller gives a model, the windows and a loss.
 """
@@ -11,123 +11,116 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
-from tqdm import tqdm
 
+from adaptspec.errors import ConfigError
+from adaptspec.training import checkpoint
 from adaptspec.training.optimizer import Optimizer
+from adaptspec.training.windows import Windows
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """How long and in what portions to train. `minutes` is training time, over all resumed parts."""
+    """How long and how fast to learn. `minutes` is training time, over all resumed parts."""
 
     minutes: float
     learning_rate: float
-    batch: int = 8
-    window: int = 512
     warmup_steps: int = 100
     checkpoint_minutes: float = 5.0
     log_steps: int = 20
-    seed: int = 0
+
+    def schedule(self, progress: checkpoint.Progress) -> float:
+        """Share (0..1) of the peak learning rate: linear warm-up by steps, linear decay to zero by time."""
+        warm = min(1.0, (progress.step + 1) / self.warmup_steps)
+        return warm * max(0.0, 1 - progress.seconds / (self.minutes * 60))
 
 
-@dataclass
-class _Progress:
-    step: int = 0
-    seconds: float = 0.0
+class _Monitor:
+    """What the run tells the outside: a progress bar, or lines where nobody watches, and the log file."""
+
+    def __init__(self, name: str, log: Path, settings: LoopSettings, windows: Windows, console: Console) -> None:
+        self._name, self._log, self._settings, self._windows = name, log, settings, windows
+        self._console = console
+        self._sum, self._steps = 0.0, 0
+        columns = (
+            TextColumn("{task.description:>7}"),
+            BarColumn(),
+            TextColumn("{task.percentage:3.0f} %  {task.fields[figures]}"),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        self.bar = Progress(*columns, console=console)
+        self._task = self.bar.add_task(name, total=settings.minutes * 60, figures="starting")
+
+    def stepped(self, loss: float, progress: checkpoint.Progress) -> None:
+        """Take note of one step."""
+        self._sum, self._steps = self._sum + loss, self._steps + 1
+        self.bar.update(self._task, completed=progress.seconds)
+        if self._steps == self._settings.log_steps:
+            seen = self._windows.tokens_after(progress.step)
+            figures = f"{seen / 1e6:.2f}M loss {self._sum / self._steps:.4f} {seen / progress.seconds:.0f} tok/s"
+            self.bar.update(self._task, figures=figures)
+            with self._log.open("a") as out:
+                out.write(f"{self._name} step {progress.step} tokens {figures}\n")
+            self._sum, self._steps = 0.0, 0
+
+    def saved(self, progress: checkpoint.Progress) -> None:
+        """Say so where there is no progress bar to look at."""
+        if not self._console.is_terminal:
+            figures = self.bar.tasks[self._task].fields["figures"]
+            self._console.print(f"{self._name}: {progress.seconds / 60:.1f} min, {figures}, checkpoint saved")
 
 
 def train(
     model: nn.Module,
     loss: Loss,
-    tokens: npt.NDArray[np.uint16],
+    windows: Windows,
     settings: LoopSettings,
-    checkpoint: Path,
-    name: str,
-) -> int:
-    """Train `model` in place on windows of the flat `tokens`; return the number of tokens seen.
+    path: Path,
+    *,
+    console: Console,
+    clock: Clock = time.perf_counter,
+) -> checkpoint.Progress:
+    """Train `model` in place until its time is up; return how far it came.
 
-    `loss` maps token ids [batch, window + 1] to a scalar. Linear warm-up, then linear decay to zero
-    by time. With `checkpoint` present training goes on from there.
+    `loss` maps token ids [batch, window + 1] to a scalar. `path` is the checkpoint: where it exists,
+    training goes on from there, with the batches that come next. The log lies beside it.
+
+    Raises:
+        ConfigError: the checkpoint does not fit, or the loss stopped being a number.
     """
     optimizer = Optimizer(model, settings.learning_rate)
-    progress = _resume(checkpoint, model, optimizer)
+    progress = checkpoint.resume(path, model, optimizer)
     device = next(model.parameters()).device
-    budget = settings.minutes * 60
-    log = checkpoint.with_suffix(".log")
-    last_save, since_log, running = progress.seconds, 0, 0.0
-    with tqdm(total=round(budget), initial=round(progress.seconds), desc=name, unit="s", mininterval=5) as bar:
+    monitor = _Monitor(path.stem, path.with_suffix(".log"), settings, windows, console)
+    last_save, budget = progress.seconds, settings.minutes * 60
+    if progress.seconds >= budget:
+        return progress
+    with monitor.bar:
         while progress.seconds < budget:
-            started = time.perf_counter()
-            schedule = min(1.0, (progress.step + 1) / settings.warmup_steps) * max(0.0, 1 - progress.seconds / budget)
-            value = loss(_batch(tokens, progress.step, settings).to(device))
+            started = clock()
+            value = loss(windows.at(progress.step).to(device))
             value.backward()  # type: ignore[no-untyped-call]
-            optimizer.step(schedule)
-            running, since_log = running + float(value.detach()), since_log + 1
+            optimizer.step(settings.schedule(progress))
+            number = _finite(float(value.detach()), progress.step)
             progress.step += 1
-            progress.seconds += time.perf_counter() - started
-            bar.update(max(0, min(round(budget), round(progress.seconds)) - bar.n))
-            if since_log == settings.log_steps:
-                seen = progress.step * settings.batch * settings.window
-                line = f"{name} step {progress.step} tokens {seen / 1e6:.2f}M loss {running / since_log:.4f} {seen / progress.seconds:.0f} tok/s"
-                bar.set_postfix_str(line.split("tokens ")[1])
-                with log.open("a") as out:
-                    out.write(line + "\n")
-                running, since_log = 0.0, 0
+            progress.seconds += clock() - started
+            monitor.stepped(number, progress)
             if progress.seconds - last_save > settings.checkpoint_minutes * 60:
-                _save(checkpoint, model, optimizer, progress)
+                checkpoint.save(path, model, optimizer, progress)
+                monitor.saved(progress)
                 last_save = progress.seconds
-    _save(checkpoint, model, optimizer, progress)
-    return progress.step * settings.batch * settings.window
+    checkpoint.save(path, model, optimizer, progress)
+    return progress
 
 
-def _batch(tokens: npt.NDArray[np.uint16], step: int, settings: LoopSettings) -> torch.Tensor:
-    """The windows of one step: each epoch is a fresh permutation with a fresh offset, known from the step alone."""
-    count = (len(tokens) - 1) // settings.window - 1
-    if count < settings.batch:
-        raise ValueError(f"the corpus has {len(tokens)} tokens, fewer than one batch; give a larger corpus")
-    first = step * settings.batch
-    epoch = first // count
-    rng = np.random.default_rng((settings.seed, epoch))
-    offset = int(rng.integers(settings.window))
-    order = _permutation(rng, count)
-    picks = order[np.arange(first, first + settings.batch) % count]
-    rows = [tokens[p * settings.window + offset :][: settings.window + 1] for p in picks]
-    return torch.from_numpy(np.stack(rows).astype(np.int64))
-
-
-def _permutation(rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-    """A cheap pseudo-random order: i -> a * i + b mod count with a coprime to count."""
-    a = int(rng.integers(count // 3, count)) | 1
-    while math.gcd(a, count) != 1:
-        a += 1
-    return (np.arange(count, dtype=np.int64) * a + int(rng.integers(count))) % count
-
-
-def _save(path: Path, model: nn.Module, optimizer: Optimizer, progress: _Progress) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    torch.save(
-        {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "step": progress.step,
-            "seconds": progress.seconds,
-        },
-        partial,
-    )
-    partial.replace(path)
-
-
-def _resume(path: Path, model: nn.Module, optimizer: Optimizer) -> _Progress:
-    if not path.exists():
-        return _Progress()
-    state = torch.load(path, weights_only=True)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return _Progress(int(state["step"]), float(state["seconds"]))
+def _finite(loss: float, step: int) -> float:
+    if not math.isfinite(loss):
+        raise ConfigError(f"the loss became {loss} at step {step}; lower the learning rate and start afresh")
+    return loss

@@ -1,104 +1,159 @@
-"""The recipe for a target and a draft that share a tokenizer: tokenizer, target, distilled draft.
+"""The recipe for a target and a draft that share a tokenizer: tokenizer, target, distilled draft, report, card.
 
 Every stage leaves its result in the work directory and is skipped or resumed when run again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import copy
+import dataclasses
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from rich.console import Console
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from adaptspec.errors import ConfigError, CorpusError
 from adaptspec.training.corpus import Corpus, read_corpus
-from adaptspec.training.loop import LoopSettings, train
+from adaptspec.training.loop import LoopSettings, Loss, train
+from adaptspec.training.losses import distillation_loss, next_token_loss
+from adaptspec.training.memory import keep_freed_pages
+from adaptspec.training.model_card import model_card
+from adaptspec.training.prompts import choose_prompts
+from adaptspec.training.report import PairReport, report_pair
+from adaptspec.training.run_record import RunRecord, Stage
+from adaptspec.training.settings import PairSettings, Shape
 from adaptspec.training.tokenizer import encode, train_tokenizer
+from adaptspec.training.windows import Windows
+
+TARGET, DRAFT = "target", "draft"
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The size of one Llama-architecture model."""
+def train_pair(
+    corpus_path: Path, work: Path, settings: PairSettings, console: Console, prompts: Path | None = None
+) -> PairReport:
+    """Run the recipe. `work` then holds `target/` and `draft/`, ordinary Hugging Face directories in bfloat16.
 
-    hidden: int
-    layers: int
-    heads: int
-    mlp: int
+    Beside them lie the model card (`README.md`) and the report (`report.json`, `report.md`), which measures
+    acceptance on `prompts` (a JSONL file or a folder of them), or else on held-out records. Run
+    again with the same settings it goes on where it stopped.
 
-
-@dataclass(frozen=True)
-class PairSettings:
-    """The recipe's numbers; the defaults are for two CPU cores."""
-
-    target: Shape = Shape(hidden=256, layers=6, heads=4, mlp=704)
-    draft: Shape = Shape(hidden=128, layers=1, heads=2, mlp=352)
-    vocab_size: int = 4096
-    context: int = 1024
-    target_minutes: float = 90.0
-    draft_minutes: float = 25.0
-    target_learning_rate: float = 4e-3
-    draft_learning_rate: float = 6e-3
-    batch: int = 8
-    window: int = 512
-    device: str = "cpu"
-    compile: bool = False
-    source_weights: Mapping[str, float] = field(default_factory=dict)
-
-    def loop(self, minutes: float, learning_rate: float) -> LoopSettings:
-        """The loop settings of one stage."""
-        return LoopSettings(minutes, learning_rate, batch=self.batch, window=self.window)
-
-
-def train_pair(corpus_path: Path, work: Path, settings: PairSettings) -> None:
-    """Run the recipe; `work` then holds `target/` and `draft/`, ordinary Hugging Face directories."""
-    work.mkdir(parents=True, exist_ok=True)
+    Raises:
+        CorpusError: the corpus cannot be read or is too small.
+        ConfigError: `work` was begun with other settings, or is not a directory.
+    """
+    _directory(work)
+    console.print(f"reading {corpus_path}")
     corpus = read_corpus(corpus_path, settings.source_weights)
-    tokenizer = _tokenizer(work, corpus, settings)
-    tokens = _tokens(work, corpus, tokenizer)
-    target = _build(settings.target, settings, tokenizer)
-    _train_stage(target, _next_token_loss(target), tokens, work, "target", settings)
-    _export(target, tokenizer, work / "target")
-    draft = _build(settings.draft, settings, tokenizer)
-    _train_stage(draft, _distillation_loss(draft, target.eval()), tokens, work, "draft", settings)
-    _export(draft, tokenizer, work / "draft")
+    questions = choose_prompts(prompts, corpus.held_out)
+    record = RunRecord(settings.identity, corpus.fingerprint, corpus.sources, hardware(settings.device))
+    record.check(work)
+    record.save(work)
+    recipe = _Recipe(work, settings, console, corpus)
+    record = dataclasses.replace(record, stages=recipe.run())
+    record.save(work)
+    console.print("measuring the pair")
+    report = report_pair(work / TARGET, work / DRAFT, corpus.held_out, questions, console, device=settings.device)
+    (work / "report.json").write_text(report.to_json() + "\n", encoding="utf-8")
+    (work / "report.md").write_text(report.to_markdown(), encoding="utf-8")
+    (work / "README.md").write_text(model_card(record, report), encoding="utf-8")
+    console.print(f"done: {work / TARGET} and {work / DRAFT}; figures in {work / 'report.md'}")
+    return report
 
 
-def _train_stage(
-    model: LlamaForCausalLM,
-    loss: object,
-    tokens: npt.NDArray[np.uint16],
-    work: Path,
-    name: str,
-    settings: PairSettings,
-) -> None:
-    minutes = settings.target_minutes if name == "target" else settings.draft_minutes
-    rate = settings.target_learning_rate if name == "target" else settings.draft_learning_rate
-    step = torch.compile(loss) if settings.compile else loss
-    train(model, step, tokens, settings.loop(minutes, rate), work / f"{name}.ckpt", name)
+def hardware(device: str) -> str:
+    """What the training runs on, in words."""
+    if torch.device(device).type == "cuda":
+        return f"one GPU ({torch.cuda.get_device_name(device)})"
+    return f"CPU ({torch.get_num_threads()} threads)"
 
 
-def _tokenizer(work: Path, corpus: Corpus, settings: PairSettings) -> PreTrainedTokenizerFast:
+class _Recipe:
+    """The stages up to the two models, and what they share."""
+
+    def __init__(self, work: Path, settings: PairSettings, console: Console, corpus: Corpus) -> None:
+        self._work, self._settings, self._console = work, settings, console
+        self._compile = settings.compile and _can_compile(console)
+        self._tokenizer = _tokenizer(work, corpus, settings, console)
+        tokens = _tokens(work, corpus, self._tokenizer, console)
+        self._windows = Windows(tokens, settings.batch, settings.window)
+        if settings.device == "cpu":
+            keep_freed_pages()
+
+    def run(self) -> dict[str, Stage]:
+        """Train and export both models."""
+        settings = self._settings
+        target = _build(settings.target, settings, self._tokenizer)
+        loss = next_token_loss(target, settings.mixed_precision)
+        reached = {TARGET: self._stage(TARGET, target, loss, settings.target_minutes, settings.target_learning_rate)}
+        # The teacher is what ships: the exported weights, rounded to bfloat16.
+        teacher = AutoModelForCausalLM.from_pretrained(self._work / TARGET, dtype=torch.float32)
+        nn.Module.to(teacher, settings.device)
+        draft = _build(settings.draft, settings, self._tokenizer)
+        loss = distillation_loss(draft, teacher, settings.mixed_precision)
+        reached[DRAFT] = self._stage(DRAFT, draft, loss, settings.draft_minutes, settings.draft_learning_rate)
+        return reached
+
+    def _stage(self, name: str, model: PreTrainedModel, loss: Loss, minutes: float, rate: float) -> Stage:
+        compiled: Loss = torch.compile(loss) if self._compile else loss
+        loop = LoopSettings(minutes, rate)
+        progress = train(model, compiled, self._windows, loop, self._work / f"{name}.ckpt", console=self._console)
+        _export(model, self._tokenizer, self._work / name)
+        return Stage(round(progress.seconds / 60, 1), self._windows.tokens_after(progress.step))
+
+
+def _directory(work: Path) -> None:
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{work}: cannot be made a directory ({error}); give another --out") from error
+
+
+def _can_compile(console: Console) -> bool:
+    if any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++")):
+        return True
+    console.print("no C++ compiler found: training without torch.compile, which is slower")
+    return False
+
+
+def _tokenizer(work: Path, corpus: Corpus, settings: PairSettings, console: Console) -> PreTrainedTokenizerFast:
     folder = work / "tokenizer"
     if not folder.exists():
-        # Every fourth record is plenty for 4,096 merges and keeps this stage under a minute.
+        console.print(f"training a tokenizer of {settings.vocab_size:,} entries")
+        # Every fourth record is plenty for some thousand merges and keeps this stage under a minute.
         texts = (record.text for record in corpus.train[::4])
-        train_tokenizer(texts, settings.vocab_size, settings.context).save_pretrained(folder)
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+        fresh = train_tokenizer(texts, settings.vocab_size, settings.context)
+        if len(fresh) < settings.vocab_size:
+            raise CorpusError(
+                f"the corpus yields a vocabulary of only {len(fresh)} entries; "
+                f"give more text, or ask for a vocabulary of {len(fresh)}"
+            )
+        partial = work / "tokenizer.partial"
+        fresh.save_pretrained(partial)
+        partial.replace(folder)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    if len(tokenizer) != settings.vocab_size:
+        raise ConfigError(f"{folder}: has {len(tokenizer)} entries, not {settings.vocab_size}; give another --out")
+    return tokenizer
 
 
-def _tokens(work: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> npt.NDArray[np.uint16]:
+def _tokens(work: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, console: Console) -> npt.NDArray[np.uint16]:
     path = work / "tokens.npy"
     if not path.exists():
+        console.print(f"encoding {len(corpus.train):,} records")
         order = np.random.default_rng(0).permutation(len(corpus.train))
-        np.save(path, encode(tokenizer, [corpus.train[i].text for i in order]))
+        partial = work / "tokens.partial.npy"
+        np.save(partial, encode(tokenizer, [corpus.train[i].text for i in order]))
+        partial.replace(path)
     return np.asarray(np.load(path), dtype=np.uint16)
 
 
-def _build(shape: Shape, settings: PairSettings, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def _build(shape: Shape, settings: PairSettings, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=settings.vocab_size,
@@ -113,30 +168,11 @@ def _build(shape: Shape, settings: PairSettings, tokenizer: PreTrainedTokenizerF
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
-    return LlamaForCausalLM(config).to(settings.device)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    return nn.Module.to(model, settings.device)
 
 
-def _next_token_loss(model: LlamaForCausalLM):
-    def loss(ids: torch.Tensor) -> torch.Tensor:
-        logits = model(ids[:, :-1], use_cache=False).logits
-        return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
-
-    return loss
-
-
-def _distillation_loss(draft: LlamaForCausalLM, target: LlamaForCausalLM):
-    """KL(target || draft) over the vocabulary: the draft learns the target's distribution, not the text."""
-
-    def loss(ids: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            teacher = target(ids[:, :-1], use_cache=False).logits.float().log_softmax(-1)
-        student = draft(ids[:, :-1], use_cache=False).logits.float().log_softmax(-1)
-        return F.kl_div(student, teacher, reduction="sum", log_target=True) / ids[:, 1:].numel()
-
-    return loss
-
-
-def _export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    model.to(torch.bfloat16).save_pretrained(folder)
+def _export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    # A copy: casting the model itself there and back would also round its rotary frequencies.
+    copy.deepcopy(model).bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    model.to(torch.float32)

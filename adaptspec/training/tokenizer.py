@@ -26,7 +26,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreT
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    fast = PreTrainedTokenizerFast(
+    fast: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=SPECIAL_TOKENS[0],
@@ -39,8 +39,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreT
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str], chunk: int = 20_000) -> npt.NDArray[np.uint16]:
-    """All texts, one after another, as one flat array of token ids."""
-    parts = []
+    """All texts, one after another, as one flat array of token ids (which must be below 65,536)."""
+    parts: list[npt.NDArray[np.uint16]] = []
     for start in range(0, len(texts), chunk):
         encodings = tokenizer.backend_tokenizer.encode_batch_fast(texts[start : start + chunk])
         parts.append(np.concatenate([np.asarray(e.ids, dtype=np.uint16) for e in encodings]))

@@ -1,0 +1,63 @@
+"""Where a training run stands, and keeping it on disk so that an interrupted run goes on.
+
+Knows nothing of what is trained: a model and an optimizer are their state dicts here.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from adaptspec.errors import ConfigError
+from adaptspec.training.optimizer import Optimizer
+
+
+@dataclass
+class Progress:
+    """Steps taken and seconds spent training, over all resumed parts."""
+
+    step: int = 0
+    seconds: float = 0.0
+
+
+def save(path: Path, model: nn.Module, optimizer: Optimizer, progress: Progress) -> None:
+    """Write a checkpoint so that `path` always holds a whole one, even if the machine stops half-way."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "step": progress.step,
+        "seconds": progress.seconds,
+    }
+    with partial.open("wb") as out:
+        torch.save(state, out)
+        out.flush()
+        os.fsync(out.fileno())
+    partial.replace(path)
+
+
+def resume(path: Path, model: nn.Module, optimizer: Optimizer) -> Progress:
+    """Load `path` into model and optimizer; a fresh start if there is none.
+
+    Raises:
+        ConfigError: the file is damaged or belongs to a model of other sizes.
+    """
+    if not path.exists():
+        return Progress()
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        return Progress(int(state["step"]), float(state["seconds"]))
+    except (RuntimeError, KeyError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ConfigError(
+            f"{path}: this checkpoint does not fit these settings ({reason}); "
+            "train into another directory, use the settings it was made with, or delete it"
+        ) from error

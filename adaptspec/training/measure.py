@@ -1,0 +1,144 @@
+"""What a draft would have been worth to its target: greedy outputs, then one teacher-forced pass of both.
+
+Plain transformers models: this measures the pair, not this project's engine. Knows nothing of tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from adaptspec.types import BoolArray, FloatArray
+
+TEMPERATURE = 0.8
+NOISE_DRAWS = 4  # per position; over a task's thousands of positions the error is below 0.01
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One output of the target and, for each of its n tokens, how the draft did on the true prefix.
+
+    `agreed`: the draft's most likely token is the target's. `confidence` is the draft's probability of
+    that token, `entropy` (nats) that of its distribution. The last three are acceptance
+    probabilities at TEMPERATURE: by rejection sampling, sum(min(p, q)); with coupled noise; and for a
+    greedy draft under rejection, p(argmax q).
+    """
+
+    agreed: BoolArray
+    confidence: FloatArray
+    entropy: FloatArray
+    rejection: FloatArray
+    coupled: FloatArray
+    greedy_draft: FloatArray
+
+
+class MeasuredPair:
+    """Target and draft in float32, with the target's tokenizer."""
+
+    def __init__(self, target: Path, draft: Path, device: str = "cpu") -> None:
+        self._device = torch.device(device)
+        self._tokenizer = AutoTokenizer.from_pretrained(target)
+        self._target = _load(target, self._device)
+        self._draft = _load(draft, self._device)
+        self.context = int(self._target.config.max_position_embeddings)
+
+    @property
+    def parameters(self) -> tuple[int, int]:
+        """Number of parameters of target and draft, tied ones counted once."""
+        return _size(self._target), _size(self._draft)
+
+    def encode_chat(self, message: str) -> list[int]:
+        """Token ids of one user message, ready for the answer."""
+        messages = [{"role": "user", "content": message}]
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self.encode(str(text))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text as it stands, cut to the context."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        return ids[: self.context]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids, without special tokens."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    @torch.inference_mode()
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, batch: int = 32) -> list[list[int]]:
+        """The target's greedy outputs, end token included, in the order of the prompts."""
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        outputs: dict[int, list[int]] = {}
+        for start in range(0, len(order), batch):
+            chosen = order[start : start + batch]
+            outputs |= zip(chosen, self._generate_batch([prompts[i] for i in chosen], max_tokens), strict=True)
+        return [outputs[i] for i in range(len(prompts))]
+
+    def _generate_batch(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        pad, end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
+        width = max(len(prompt) for prompt in prompts)
+        ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=self._device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self._device)
+        out = self._target.generate(
+            input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=max_tokens, pad_token_id=pad
+        )
+        rows: list[list[int]] = out[:, width:].tolist()
+        return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
+    @torch.inference_mode()
+    def loss(self, tokens: Sequence[int]) -> tuple[float, float]:
+        """Summed negative log-likelihood (nats) of tokens[1:] under target and draft."""
+        ids = torch.tensor([list(tokens)], device=self._device)
+        sums = [
+            nn.functional.cross_entropy(model(ids[:, :-1]).logits[0].float(), ids[0, 1:], reduction="sum")
+            for model in (self._target, self._draft)
+        ]
+        return float(sums[0]), float(sums[1])
+
+    @torch.inference_mode()
+    def trace(self, prompt: Sequence[int], output: Sequence[int], seed: int = 0) -> Trace:
+        """How the draft did at each token of `output`, the target's greedy output after `prompt`."""
+        ids = torch.tensor([[*prompt, *output]], device=self._device)
+        wanted = torch.tensor(list(output), device=self._device)
+        first = len(prompt) - 1
+        target = self._target(ids[:, :-1]).logits[0, first:].float()
+        draft = self._draft(ids[:, :-1]).logits[0, first:].float()
+        guess = draft.argmax(-1, keepdim=True)
+        plain = draft.log_softmax(-1)
+        p, q = (target / TEMPERATURE).log_softmax(-1), (draft / TEMPERATURE).log_softmax(-1)
+        return Trace(
+            agreed=(guess[:, 0] == wanted).cpu().numpy(),
+            confidence=_numbers(plain.gather(1, guess)[:, 0].exp()),
+            entropy=_numbers(torch.special.entr(plain.exp()).sum(-1)),
+            rejection=_numbers(torch.minimum(p, q).exp().sum(-1)),
+            coupled=_numbers(_coupled(p, q, seed)),
+            greedy_draft=_numbers(p.gather(1, guess)[:, 0].exp()),
+        )
+
+
+def _load(folder: Path, device: torch.device) -> Any:  # transformers' annotations refuse `.to(device)` and `.generate`
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.to(device).eval()
+
+
+def _coupled(p: torch.Tensor, q: torch.Tensor, seed: int) -> torch.Tensor:
+    """Share [n] of noise draws for which log-distributions p and q [n, V] pick the same token."""
+    generator = torch.Generator(p.device).manual_seed(seed)
+    same = torch.zeros(len(p), device=p.device)
+    for _ in range(NOISE_DRAWS):
+        noise = torch.empty_like(p).exponential_(generator=generator).log()
+        same += (p - noise).argmax(-1) == (q - noise).argmax(-1)
+    return same / NOISE_DRAWS
+
+
+def _numbers(values: torch.Tensor) -> FloatArray:
+    return values.cpu().numpy().astype(np.float64)
+
+
+def _size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,116 @@
+"""The numbers of the pair recipe: sizes, times, rates, and the presets for a CPU and for a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+
+from adaptspec.errors import ConfigError
+from adaptspec.training.corpus import SPECIAL_TOKENS, SYNTHETIC
+
+MIN_VOCAB = 256 + len(SPECIAL_TOKENS)  # every byte must have a token of its own
+MAX_VOCAB = 2**16 - 1  # tokens are kept as 16-bit numbers
+PRESETS = ("auto", "cpu", "gpu")
+
+
+def _check(name: str, value: object, good: bool, wanted: str) -> None:
+    if not good:
+        raise ConfigError(f"{name} is {value}; it must be {wanted}")
+
+
+def _check_device(name: str) -> None:
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise ConfigError(f"device is {name!r}; use cpu, cuda or cuda:N") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {name!r} but torch finds no CUDA device; use --device cpu")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of one Llama-architecture model."""
+
+    hidden: int
+    layers: int
+    heads: int
+    mlp: int
+
+    def __post_init__(self) -> None:
+        _check("a model's sizes", self, min(self.hidden, self.layers, self.heads, self.mlp) >= 1, "at least 1")
+        whole = self.hidden % (2 * self.heads) == 0
+        _check("hidden / heads", f"{self.hidden} / {self.heads}", whole, "an even whole number")
+
+
+@dataclass(frozen=True)
+class PairSettings:
+    """Everything that decides what the recipe makes. The defaults are for two CPU cores.
+
+    `source_weights` maps a record's source to the share of its records to train on. `compile` needs
+    a C++ compiler. `mixed_precision` computes in bfloat16 and keeps the weights in float32.
+    """
+
+    target: Shape = Shape(hidden=256, layers=6, heads=4, mlp=704)
+    draft: Shape = Shape(hidden=128, layers=1, heads=2, mlp=352)
+    vocab_size: int = 4096
+    context: int = 1024
+    target_minutes: float = 84.0
+    draft_minutes: float = 24.0
+    target_learning_rate: float = 6e-3
+    draft_learning_rate: float = 8e-3
+    batch: int = 8
+    window: int = 512
+    source_weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({SYNTHETIC: 0.6}))
+    device: str = "cpu"
+    mixed_precision: bool = False
+    compile: bool = True
+
+    def __post_init__(self) -> None:
+        vocabulary = f"between {MIN_VOCAB} and {MAX_VOCAB}"
+        _check("vocab_size", self.vocab_size, MIN_VOCAB <= self.vocab_size <= MAX_VOCAB, vocabulary)
+        _check("window", self.window, 2 <= self.window <= self.context, f"between 2 and the context ({self.context})")
+        _check("batch", self.batch, self.batch >= 1, "at least 1")
+        for name in ("target_minutes", "draft_minutes", "target_learning_rate", "draft_learning_rate"):
+            value = getattr(self, name)
+            _check(name, value, math.isfinite(value) and value > 0, "above 0")
+        for source, weight in self.source_weights.items():
+            _check(f"source_weights[{source!r}]", weight, 0.0 <= weight <= 1.0, "between 0 and 1")
+        _check_device(self.device)
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What must stay the same when a run is taken up again, as plain JSON values.
+
+        Time may be added, and device, precision and compilation may change.
+        """
+        names = ("vocab_size", "context", "target_learning_rate", "draft_learning_rate", "batch", "window")
+        shapes = {name: vars(shape) for name, shape in (("target", self.target), ("draft", self.draft))}
+        weights = dict(sorted(self.source_weights.items()))
+        return {**shapes, **{name: getattr(self, name) for name in names}, "source_weights": weights}
+
+
+def preset(name: str) -> PairSettings:
+    """The settings by name: `cpu` (under two hours on two cores), `gpu` (ten minutes), `auto` (whichever is here)."""
+    if name == "auto":
+        name = "gpu" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return PairSettings()
+    if name == "gpu":
+        return PairSettings(
+            target=Shape(hidden=384, layers=8, heads=6, mlp=1024),
+            draft=Shape(hidden=128, layers=1, heads=2, mlp=352),
+            vocab_size=8192,
+            target_minutes=8.0,
+            draft_minutes=2.0,
+            target_learning_rate=4e-3,
+            draft_learning_rate=6e-3,
+            batch=64,
+            source_weights={},
+            device="cuda",
+            mixed_precision=True,
+        )
+    raise ConfigError(f"preset is {name!r}; it must be one of {', '.join(PRESETS)}")

@@ -1,0 +1,68 @@
+"""Reading a corpus: the same split every time, shares by source, and errors that name the line."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+
+from adaptspec.errors import CorpusError
+from adaptspec.training.corpus import Record, read_corpus
+
+
+def test_the_split_and_the_thinning_depend_on_the_text_alone(corpus_path: Path, tmp_path: Path) -> None:
+    """A resumed run, or a compressed copy of the corpus, must see the same records."""
+    packed = tmp_path / "corpus.jsonl.xz"
+    packed.write_bytes(lzma.compress(corpus_path.read_bytes()))
+    weights = {"synthetic": 0.5}
+    assert read_corpus(corpus_path, weights, 0.1) == read_corpus(packed, weights, 0.1)
+
+
+def test_a_source_weight_keeps_that_share_and_touches_nothing_else(corpus_path: Path) -> None:
+    """source_weights thins one source only, and never the held-out records."""
+    whole, thin = read_corpus(corpus_path, None, 0.1), read_corpus(corpus_path, {"synthetic": 0.5}, 0.1)
+    assert thin.held_out == whole.held_out
+    assert thin.sources["svamp"] == whole.sources["svamp"]
+    assert 0.35 < thin.sources["synthetic"] / whole.sources["synthetic"] < 0.65
+    assert read_corpus(corpus_path, {"synthetic": 0.0}).sources.keys() == {"svamp"}
+
+
+def test_the_fingerprint_tells_corpora_apart(corpus_path: Path, tmp_path: Path) -> None:
+    """A run must not be resumed on another corpus."""
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(corpus_path.read_text().splitlines(keepends=True)[1:]))
+    assert read_corpus(corpus_path).fingerprint != read_corpus(other).fingerprint
+
+
+def test_records_become_chat_text_with_end_tokens() -> None:
+    """The layout that the chat template must reproduce."""
+    assert Record("chat", "x", "Hi", "Hello").text == "<|user|>\nHi<|end|>\n<|assistant|>\nHello<|end|>\n"
+    assert Record("story", "x", None, "Once").text == "Once<|end|>\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["not json", "[]", json.dumps({"task": "chat", "src": "x"}), json.dumps({"task": "chat", "src": "x", "text": 3})],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
+    """The user can find the line at fault."""
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps({"task": "story", "src": "x", "text": "fine"}) + "\n" + line + "\n")
+    with pytest.raises(CorpusError, match=r"bad\.jsonl:2: not a record"):
+        read_corpus(path)
+
+
+def test_a_missing_empty_or_damaged_file_is_a_corpus_error(tmp_path: Path) -> None:
+    """No traceback of the standard library reaches the user."""
+    empty, damaged = tmp_path / "empty.jsonl", tmp_path / "damaged.jsonl.xz"
+    empty.touch()
+    damaged.write_bytes(b"not xz")
+    for path, words in (
+        (tmp_path / "none.jsonl", "cannot be read"),
+        (damaged, "cannot be read"),
+        (empty, "no records"),
+    ):
+        with pytest.raises(CorpusError, match=words):
+            read_corpus(path)

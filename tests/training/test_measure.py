@@ -1,0 +1,76 @@
+"""The measuring pass: greedy outputs and per-position figures of a tiny pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from adaptspec.training.measure import NOISE_DRAWS, MeasuredPair, _coupled
+
+PROMPTS = ([5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [20])
+
+
+def test_batched_outputs_are_the_greedy_ones(target_path: Path, draft_path: Path) -> None:
+    """Padding on the left must not change what a prompt gets; order is kept."""
+    pair = MeasuredPair(target_path, draft_path)
+    model = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.float32)
+    for prompt, output in zip(PROMPTS, pair.generate(PROMPTS, 12, batch=2), strict=True):
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + 12 and tokens[-1] != 1:
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        assert output == tokens[len(prompt) :]
+
+
+def test_a_draft_equal_to_the_target_is_always_accepted(target_path: Path) -> None:
+    """Every way of accepting gives one."""
+    pair = MeasuredPair(target_path, target_path)
+    output = pair.generate([PROMPTS[0]], 16)[0]
+    trace = pair.trace(PROMPTS[0], output)
+    assert trace.agreed.all()
+    assert len(trace.agreed) == len(output)
+    np.testing.assert_allclose(trace.rejection, 1.0, atol=1e-5)
+    np.testing.assert_array_equal(trace.coupled, 1.0)
+
+
+def test_a_trace_is_that_of_stepping_through_the_output(target_path: Path, draft_path: Path) -> None:
+    """Teacher forcing sees at position t what the draft would see after t true tokens."""
+    pair = MeasuredPair(target_path, draft_path)
+    output = pair.generate([PROMPTS[1]], 10)[0]
+    trace = pair.trace(PROMPTS[1], output)
+    target = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.float32)
+    draft = AutoModelForCausalLM.from_pretrained(draft_path, dtype=torch.float32)
+    for t, token in enumerate(output):
+        prefix = torch.tensor([[*PROMPTS[1], *output[:t]]])
+        with torch.no_grad():
+            x, y = target(prefix).logits[0, -1], draft(prefix).logits[0, -1]
+        p, q, plain = (x / 0.8).softmax(-1), (y / 0.8).softmax(-1), y.softmax(-1)
+        assert trace.agreed[t] == (int(y.argmax()) == token)
+        assert trace.confidence[t] == pytest.approx(float(plain.max()), rel=1e-3)
+        assert trace.entropy[t] == pytest.approx(float(-(plain * plain.log()).sum()), rel=1e-3)
+        assert trace.rejection[t] == pytest.approx(float(torch.minimum(p, q).sum()), rel=1e-3)
+        assert trace.greedy_draft[t] == pytest.approx(float(p[y.argmax()]), rel=1e-3)
+
+
+def test_coupled_acceptance_matches_its_closed_form() -> None:
+    """With shared noise both pick i with probability 1 / sum_j max(p_j / p_i, q_j / q_i)."""
+    torch.manual_seed(0)
+    p, q = torch.randn(2, 12).softmax(-1)
+    exact = float(sum(1 / torch.maximum(p / p[i], q / q[i]).sum() for i in range(12)))
+    n = 20_000
+    shares = _coupled(p.log().expand(n, -1), q.log().expand(n, -1), seed=0)
+    spread = (exact * (1 - exact) / (n * NOISE_DRAWS)) ** 0.5
+    assert abs(float(shares.mean()) - exact) < 4 * spread
+    assert exact <= float(torch.minimum(p, q).sum())
+
+
+def test_losses_are_sums_over_the_tokens_after_the_first(target_path: Path, draft_path: Path) -> None:
+    """Nats of the next token, for both models."""
+    pair = MeasuredPair(target_path, draft_path)
+    model = AutoModelForCausalLM.from_pretrained(draft_path, dtype=torch.float32)
+    log_p = model(torch.tensor([PROMPTS[1]])).logits[0].log_softmax(-1)
+    wanted = -sum(float(log_p[t, token].detach()) for t, token in enumerate(PROMPTS[1][1:]))
+    assert pair.loss(PROMPTS[1])[1] == pytest.approx(wanted, rel=1e-4)
