@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from adaptspec.engine.build import Built, EngineConfig, build
+from adaptspec.engine.build import BUNDLED, Built, EngineConfig, build
 from adaptspec.engine.front import AsyncEngine
 from adaptspec.server.application import make_app
 from adaptspec.server.run import serve as serve_app
@@ -17,7 +17,7 @@ from adaptspec.telemetry.metrics import Metrics
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """What `adaptspec serve` was asked for. `served_model_name` None: the model's own."""
+    """What `adaptspec serve` was asked for. `served_model_name` None: the directory's or repository's name."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     host: str = "127.0.0.1"
@@ -26,6 +26,11 @@ class ServeConfig:
     max_waiting: int = 1024
     drain_seconds: float = 30.0
     compat_vllm: bool = False
+
+    @property
+    def name(self) -> str | None:
+        """What clients call the model; None for the model's own name."""
+        return self.served_model_name or (BUNDLED if self.engine.model == BUNDLED else None)
 
 
 async def serve(config: ServeConfig, console: Console) -> None:
@@ -38,7 +43,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
         metrics = Metrics(compat_vllm=config.compat_vllm)
         # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
         built = await asyncio.to_thread(build, config.engine, (metrics,))
-    engine = AsyncEngine(built.core, config.served_model_name, config.max_waiting)
+    engine = AsyncEngine(built.core, config.name, config.max_waiting)
     metrics.watch(engine.stats)
     app = make_app(engine, built.tokenizer, metrics)
     try:

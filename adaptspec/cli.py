@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +21,7 @@ from adaptspec.engine.core import Limits
 from adaptspec.engine.engine import Engine
 from adaptspec.errors import AdaptSpecError
 from adaptspec.training.pair import train_pair
-from adaptspec.training.settings import PairSettings
+from adaptspec.training.settings import PRESETS, preset
 from adaptspec.types import SamplingParams, SpeculationParams
 
 
@@ -163,15 +164,25 @@ def _policy_list(_: argparse.Namespace) -> int:
 
 
 def _add_train_pair(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--corpus", type=Path, required=True, help="JSONL, plain or .xz: task, src, prompt + completion, or text"
+    parser.description = (
+        "Train a tokenizer and a target on a corpus, distil a draft from the target, measure both and write a model "
+        "card. Run the same command again to go on where it stopped."
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/pair"), help="work directory; run again to resume")
+    parser.add_argument(
+        "--corpus", type=Path, required=True, help="JSONL, plain or .xz: task, src, and prompt + completion or text"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/pair"), help="work directory (default: %(default)s)")
+    parser.add_argument("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
+    parser.add_argument("--preset", choices=PRESETS, default="auto", help="sizes and times for a CPU or a GPU")
+    parser.add_argument("--target-minutes", type=float, help="training time of the target (default: the preset's)")
+    parser.add_argument("--draft-minutes", type=float, help="training time of the draft (default: the preset's)")
     parser.set_defaults(run=_train_pair)
 
 
 def _train_pair(arguments: argparse.Namespace) -> int:
-    train_pair(arguments.corpus, arguments.out, PairSettings(), Console(stderr=True))
+    chosen = {"target_minutes": arguments.target_minutes, "draft_minutes": arguments.draft_minutes}
+    settings = replace(preset(arguments.preset), **{k: v for k, v in chosen.items() if v is not None})
+    train_pair(arguments.corpus, arguments.out, settings, Console(stderr=True), arguments.prompts)
     return 0
 
 

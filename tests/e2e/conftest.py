@@ -20,11 +20,16 @@ class Server:
     url: str
     process: subprocess.Popen[str]
     printed: list[str] = field(default_factory=list)
+    reader: threading.Thread | None = None
 
     def terminate(self) -> int:
         """SIGTERM, and the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=40)
+        status = self.process.wait(timeout=40)
+        if self.reader is not None and self.process.stderr is not None:
+            self.reader.join(timeout=10)
+            self.process.stderr.close()
+        return status
 
 
 def start_server(*arguments: str) -> Server:
@@ -35,12 +40,14 @@ def start_server(*arguments: str) -> Server:
     printed: list[str] = []
     for line in process.stderr:
         printed.append(line)
-        found = re.search(r"listens on (http://\S+)", line)
-        if found:
-            server = Server(found[1], process, printed)
-            threading.Thread(target=lambda: printed.extend(process.stderr or ()), daemon=True).start()
-            return server
-    raise AssertionError(f"the server did not start: {''.join(printed)}")
+        if line.startswith("    -d"):  # the last line of the curl to try
+            break
+    found = re.search(r"listens on (http://\S+)", "".join(printed))
+    assert found is not None, f"the server did not start: {''.join(printed)}"
+    server = Server(found[1], process, printed)
+    server.reader = threading.Thread(target=lambda: printed.extend(process.stderr or ()))
+    server.reader.start()
+    return server
 
 
 @pytest.fixture(scope="session")
