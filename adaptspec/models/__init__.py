@@ -1,0 +1,1 @@
+"""Loading and running one model: runners, caches, sampling."""

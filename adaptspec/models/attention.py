@@ -1,0 +1,212 @@
+"""Attention of packed tokens over cached rows, planned once per forward pass and run once per layer.
+
+`InPlaceAttention` reads each row's keys and values where they lie, row by row: nothing is copied or padded.
+`GatheredAttention` collects scattered blocks and batches rows, for paged caches and for CUDA. Both write nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from adaptspec.models.kv_cache import KVCache
+from adaptspec.types import IntArray
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How many query and key-value heads there are, and their dimension."""
+
+    query: int
+    kv: int
+    dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key-value head."""
+        return self.query // self.kv
+
+
+class Span(NamedTuple):
+    """The new tokens of one row: `start` is the position of the first, `end` one beyond the last."""
+
+    row: int
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """How many new tokens there are."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Who attends in one forward pass, and how far back: `window` tokens including itself, None for all."""
+
+    heads: Heads
+    spans: Sequence[Span]
+    window: int | None
+
+    def first(self, span: Span) -> int:
+        """The oldest position that the first new token may see: nothing before it is read."""
+        return 0 if self.window is None else max(0, span.start - self.window + 1)
+
+    def whole(self, span: Span) -> bool:
+        """Whether every new token sees all before it."""
+        return self.window is None or span.end <= self.window
+
+
+class Attention(Protocol):
+    """The attention of one forward pass."""
+
+    def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """Attend with `queries` [N, heads * dim] over the cache of `layer`; same shape comes back."""
+
+
+class InPlaceAttention:
+    """Row by row over views of the cache. Heads that share keys are folded into the query dimension."""
+
+    def __init__(self, cache: KVCache, sight: Sight, like: torch.Tensor) -> None:
+        self._heads = sight.heads
+        self._sizes = [span.size for span in sight.spans]
+        self._rows = [_RowView.of(cache, sight, span, like) for span in sight.spans]
+
+    def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """See `Attention`."""
+        if len(self._rows) == 1:
+            return self._attend(self._rows[0], layer, queries)
+        parts = zip(self._rows, torch.split(queries, self._sizes), strict=True)
+        return torch.cat([self._attend(row, layer, part) for row, part in parts])
+
+    def _attend(self, row: _RowView, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        keys, values = row.keys[layer], row.values[layer]
+        if len(queries) == 1:  # plain decoding: no mask, and folding is but a view
+            folded = queries.view(1, self._heads.kv, self._heads.group, self._heads.dim)
+            return F.scaled_dot_product_attention(folded, keys, values).reshape(1, -1)
+        folded = _fold(queries.unsqueeze(0), self._heads)
+        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=row.mask, is_causal=row.causal)
+        return _unfold(out, self._heads).squeeze(0)
+
+
+class _RowView(NamedTuple):
+    """What one row attends to: per layer keys and values [1, kv, cached, dim], and which of them are hidden."""
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    mask: torch.Tensor | None
+    causal: bool
+
+    @staticmethod
+    def of(cache: KVCache, sight: Sight, span: Span, like: torch.Tensor) -> _RowView:
+        """A single token sees all of its view, and a prompt from the start needs no mask but `causal`."""
+        keys, values = cache.views(span.row, sight.first(span), span.end)
+        causal = span.size > 1 and span.start == 0 and sight.heads.group == 1 and sight.whole(span)
+        mask = None if causal or span.size == 1 else _mask(sight, span, like)
+        return _RowView(keys, values, mask, causal)
+
+
+class GatheredAttention:
+    """Rows in groups of like size: each group's keys and values are gathered, padded, and attended at once."""
+
+    def __init__(self, cache: KVCache, sight: Sight, like: torch.Tensor) -> None:
+        self._cache = cache
+        self._heads = sight.heads
+        offsets = np.cumsum([0, *(span.size for span in sight.spans)])
+        alike: dict[int, list[int]] = {}
+        for i, span in enumerate(sight.spans):
+            alike.setdefault(span.size.bit_length(), []).append(i)
+        self._groups = [_Group.of(cache, sight, members, offsets[members], like) for members in alike.values()]
+
+    def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """See `Attention`."""
+        result = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        for group in self._groups:
+            batch, width, length = group.shape
+            cached = self._cache.pool[layer].index_select(0, group.slots)
+            keys, values = cached.view(batch, length, 2, self._heads.kv, self._heads.dim).permute(2, 0, 3, 1, 4)
+            folded = _fold(queries.index_select(0, group.queries).view(batch, width, -1), self._heads)
+            out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask)
+            flat = _unfold(out, self._heads).reshape(batch * width, -1)
+            result.index_copy_(0, group.tokens, flat.index_select(0, group.picked))
+        return result
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Rows attended together, padded to `shape` = (rows, new tokens, cached tokens)."""
+
+    shape: tuple[int, int, int]
+    slots: torch.Tensor  # [rows * cached]
+    queries: torch.Tensor  # [rows * new] packed token of each padded position
+    tokens: torch.Tensor  # packed tokens of this group
+    picked: torch.Tensor  # padded position of each of `tokens`
+    mask: torch.Tensor  # [rows, 1, group * new, cached], 0 or -inf
+
+    @staticmethod
+    def of(cache: KVCache, sight: Sight, members: Sequence[int], offsets: IntArray, like: torch.Tensor) -> _Group:
+        """Lay out the padded batch. Padding repeats a real query and a real slot, so it is finite and harmless."""
+        spans = [sight.spans[i] for i in members]
+        starts = np.array([span.start for span in spans])[:, None]
+        firsts = np.array([sight.first(span) for span in spans])[:, None]
+        ends = np.array([span.end for span in spans])[:, None]
+        width, length = int((ends - starts).max()), int((ends - firsts).max())
+        slots = [_padded(cache.slots(span.row, sight.first(span), span.end), length) for span in spans]
+        asking = np.minimum(starts + np.arange(width), ends - 1)  # position of each padded query
+        queries = asking - starts + offsets[:, None]
+        real = starts + np.arange(width) < ends
+        seen = firsts[:, None] + np.arange(length) <= asking[:, :, None]
+        if sight.window is not None:
+            seen &= firsts[:, None] + np.arange(length) > asking[:, :, None] - sight.window
+        mask = np.where(np.tile(seen, (1, sight.heads.group, 1)), np.float32(0), np.float32(-np.inf))[:, None]
+        return _Group(
+            (len(spans), width, length),
+            _tensor(np.concatenate(slots), like.device),
+            _tensor(queries.ravel(), like.device),
+            _tensor(queries[real], like.device),
+            _tensor(np.flatnonzero(real), like.device),
+            torch.from_numpy(mask).to(like.device, like.dtype),
+        )
+
+
+def _padded(slots: IntArray, length: int) -> IntArray:
+    """The slots, the last one repeated up to `length`."""
+    return np.pad(slots, (0, length - len(slots)), mode="edge")
+
+
+def _tensor(values: IntArray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+
+def _mask(sight: Sight, span: Span, like: torch.Tensor) -> torch.Tensor:
+    """[group * new, cached] of 0 and -inf, aligned to the bottom right."""
+    first = sight.first(span)
+    hidden = torch.full((span.size, span.end - first), -torch.inf, dtype=like.dtype, device=like.device)
+    mask = hidden.triu(span.start - first + 1)
+    if not sight.whole(span):
+        assert sight.window is not None
+        mask += hidden.tril(span.start - first - sight.window)
+    return mask.repeat(sight.heads.group, 1) if sight.heads.group > 1 else mask
+
+
+def _fold(queries: torch.Tensor, heads: Heads) -> torch.Tensor:
+    """[B, n, heads * dim] to [B, kv, group * n, dim]."""
+    batch, count = queries.shape[:2]
+    if heads.group == 1:
+        return queries.view(batch, count, heads.query, heads.dim).transpose(1, 2)
+    grouped = queries.view(batch, count, heads.kv, heads.group, heads.dim).permute(0, 2, 3, 1, 4)
+    return grouped.reshape(batch, heads.kv, heads.group * count, heads.dim)
+
+
+def _unfold(out: torch.Tensor, heads: Heads) -> torch.Tensor:
+    """[B, kv, group * n, dim] to [B, n, heads * dim]."""
+    batch, count = out.shape[0], out.shape[2] // heads.group
+    if heads.group == 1:
+        return out.transpose(1, 2).reshape(batch, count, heads.query * heads.dim)
+    grouped = out.view(batch, heads.kv, heads.group, count, heads.dim).permute(0, 3, 1, 2, 4)
+    return grouped.reshape(batch, count, heads.query * heads.dim)

@@ -1,0 +1,126 @@
+"""A model directory on disk: its JSON files and its safetensors, single or sharded. Never reads a pickle.
+
+Knows names, shapes and files; knows nothing of what a model computes. Everything wrong with a directory ends
+in a ModelError that names the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from adaptspec.errors import ModelError
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SAMPLES = 64
+SAMPLE_BYTES = 4096
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; ModelError if it is missing, broken or no object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}; is this a model directory?") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON ({error}); download or export the model again") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return value
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model; ModelError if there are none or a shard is missing."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        shards = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(shards, Mapping) or not all(isinstance(name, str) for name in shards.values()):
+            raise ModelError(f"{folder / INDEX} has no weight_map; download or export the model again")
+        paths = [folder / Path(name).name for name in sorted(set(shards.values()))]
+        missing = [path.name for path in paths if not path.is_file()]
+        if missing:
+            raise ModelError(f"{folder} lacks {', '.join(missing)}, named by {INDEX}; download the model again")
+        return paths
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+        raise ModelError(
+            f"{folder} holds its weights as a pickle, which is never loaded because it can run code; convert it "
+            "to safetensors (load it in transformers where you trust it, then save_pretrained)"
+        )
+    raise ModelError(f"{folder} holds no {WEIGHTS} and no {INDEX}; is the download complete?")
+
+
+def eos_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Token ids that end a text: generation_config.json's, else config.json's."""
+    path = folder / "generation_config.json"
+    ids = read_json(path).get("eos_token_id") if path.is_file() else None
+    if ids is None:
+        ids = config.get("eos_token_id")
+    listed = [] if ids is None else ids if isinstance(ids, list) else [ids]
+    if not all(isinstance(token, int) for token in listed):
+        raise ModelError(f"{folder}: eos_token_id is {ids!r}; it must be a token id or a list of them")
+    return tuple(listed)
+
+
+def fingerprint(folder: Path) -> str:
+    """A short hash that tells weights apart: config, file headers and a sample of the bytes (a few milliseconds)."""
+    digest = hashlib.sha256(json.dumps(read_json(folder / CONFIG), sort_keys=True).encode())
+    for path in weight_files(folder):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            for sample in range(SAMPLES):
+                file.seek(size * sample // SAMPLES)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
+
+
+class Checkpoint:
+    """Named tensors of a model directory, read one at a time. Use as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, Any] = {}
+        self._unread: set[str] = set()
+        for path in weight_files(folder):
+            try:
+                file: Any = safe_open(path, framework="pt", device="cpu")
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path} is not a readable safetensors file ({error}); download it again") from error
+            self._files.update(dict.fromkeys(file.keys(), file))
+        self._unread = set(self._files)
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.clear()  # the last references: closes the files
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Read one tensor; ModelError if it is missing or of another shape than `shape`."""
+        if name not in self._files:
+            raise ModelError(f"{self.folder}: tensor {name} is missing; config.json does not belong to these weights")
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{self.folder}: tensor {name} is {tuple(tensor.shape)} where config.json asks for {shape}; "
+                "config.json does not belong to these weights"
+            )
+        self._unread.discard(name)
+        return tensor
+
+    def finish(self, ignored: Iterable[str]) -> None:
+        """Raise ModelError if tensors were left unread, but for names that end in one of `ignored`."""
+        endings = tuple(ignored)
+        extra = sorted(name for name in self._unread if not name.endswith(endings))
+        if extra:
+            listed = ", ".join(extra[:3]) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
+            raise ModelError(f"{self.folder}: config.json does not account for {listed}; is model_type right?")

@@ -1,0 +1,105 @@
+"""Noise without state: a hash of (seed, position, token) gives the same number wherever and whenever it is asked for.
+
+Sampling is argmax(score + Gumbel noise). Because the noise of a position depends on nothing but the
+request's seed and the position, it does not matter in which round, batch or depth a position is decided.
+Knows integers, not requests or models.
+
+Hash: keys of positions and of tokens go through SplitMix64's finalizer (Steele, Lea, Flood 2014), once per key;
+per pair they are combined by xor and one multiply-xorshift-multiply. That is two multiplications on [N, V]
+where a full finalizer on pairs would take twice the time and change nothing the tests can see.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from adaptspec.types import FloatArray, IntArray
+
+_Words = npt.NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+# The same kind of odd 64-bit constants, as the signed integers torch multiplies with (it wraps around).
+_PAIR_FIRST = 0xD6E8FEB86659FD93 - 2**64
+_PAIR_SECOND = 0xA0761D6478BD642F - 2**64
+_SIGN_AND_LAST = 1 - 2**63
+_CPU = torch.device("cpu")
+# Just under 2**-63: the largest 63-bit word must not round to 1, where log1p(-v) is infinite.
+_UNIT = 2.0**-63 * (1.0 - 2.0**-24)
+
+
+class Stream(IntEnum):
+    """What a position's noise is for; different streams are independent."""
+
+    CHOICE = 0  # the token that ends up at the position
+    DRAFT = 1  # a guess drawn independently of the target
+    ACCEPT = 2  # whether such a guess is accepted
+
+
+def seed_keys(seeds: IntArray) -> IntArray:
+    """Keys [N] of requests' seeds: what `position_keys` starts from."""
+    return _mix(seeds.astype(np.int64).view(np.uint64) + _GOLDEN).view(np.int64)
+
+
+def position_keys(seeds: IntArray, positions: IntArray, stream: Stream, rounds: IntArray | int = 0) -> IntArray:
+    """Keys [N] for the noise of N positions; `seeds` are the `seed_keys` of their requests.
+
+    `rounds` tells apart several draws at one position in one stream: a position that is drafted
+    again in a later round needs fresh noise, or what was rejected would be proposed again. Positions
+    are below 2**31 and rounds below 2**28.
+    """
+    word = (positions << 32) | (rounds << 4) | int(stream)
+    return _mix((seeds ^ word).view(np.uint64)).view(np.int64)
+
+
+def uniform(keys: IntArray) -> FloatArray:
+    """Numbers [N] in [0, 1), 53 bits each. Keys used here must not be used for `gumbel`."""
+    numbers: FloatArray = (keys.view(np.uint64) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers
+
+
+def gumbel(keys: IntArray, vocab_size: int, device: torch.device) -> torch.Tensor:
+    """Standard Gumbel noise [N, vocab_size] in float32, always finite; the hash is the same on every device.
+
+    Noise is -log(E) with E = -log1p(-v) exponential. The winner of an argmax lies in the upper tail,
+    that is at tiny v, so v comes from 62 bits and keeps its relative precision as a float32: values reach 43
+    where a 24-bit uniform would stop at 17 and favour likely tokens.
+    """
+    rows = torch.from_numpy(keys).to(device).unsqueeze(1)
+    return _gumbel_of(rows ^ _token_keys(vocab_size, device))
+
+
+def gumbel_at(keys: IntArray, tokens: IntArray, vocab_size: int) -> torch.Tensor:
+    """The same noise for M single pairs of key and token, [M] on the CPU: for scores with few tokens left."""
+    return _gumbel_of(torch.from_numpy(keys) ^ _token_keys(vocab_size, _CPU)[torch.from_numpy(tokens)])
+
+
+def _gumbel_of(word: torch.Tensor) -> torch.Tensor:
+    """Combined keys to noise; overwrites `word`."""
+    word.mul_(_PAIR_FIRST)
+    # Torch shifts arithmetically, which costs the top bit; the other 63 stay one-to-one, and only they are used.
+    word.bitwise_xor_(word >> 32)
+    word.mul_(_PAIR_SECOND)
+    # With sign and last bit set, the word is an odd negative number, uniform over (-2**63, 0): it scales to -v.
+    word.bitwise_or_(_SIGN_AND_LAST)
+    noise = word.to(torch.float32).mul_(_UNIT)
+    return noise.log1p_().neg_().log_().neg_()
+
+
+@lru_cache(maxsize=8)
+def _token_keys(vocab_size: int, device: torch.device) -> torch.Tensor:
+    tokens = np.arange(vocab_size, dtype=np.uint64)
+    return torch.from_numpy(_mix(tokens * _GOLDEN + _SECOND).view(np.int64)).to(device)
+
+
+def _mix(word: _Words) -> _Words:
+    word = (word ^ (word >> np.uint64(30))) * _FIRST
+    word = (word ^ (word >> np.uint64(27))) * _SECOND
+    mixed: _Words = word ^ (word >> np.uint64(31))
+    return mixed

@@ -1,0 +1,298 @@
+"""Logits processors: what turns a model's logits into the scores a row is sampled from.
+
+Each processor is built once per batch, keeps what it needs as tensors, and maps scores [N, V] to new
+scores without writing on its input. It touches only the positions of rows that use it. Order, as in
+`transformers` and vLLM: repetition, presence and frequency penalties, logit bias, min_tokens, temperature,
+then top-k, top-p, min-p. Removed tokens score -inf. Knows nothing of noise or of choosing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from adaptspec.types import BoolArray, IntArray, SamplingParams
+
+# Below this float32 scores are so far apart that sampling is greedy; smaller divisors would overflow.
+MIN_TEMPERATURE = 1e-5
+# Most nuclei are smaller; only a row whose nucleus is larger pays for sorting the whole vocabulary.
+_NUCLEUS_GUESS = 512
+_TINY = 1e-37
+_LOWEST = torch.finfo(torch.float32).min
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """One row's way of drawing tokens. `tokens` is the engine's live list (prompt + output so far)."""
+
+    params: SamplingParams
+    seed: int
+    tokens: list[int]
+    prompt_length: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Positions:
+    """N positions: the batch row of each, and how many of that row's `drafted` [B, D] tokens come before it."""
+
+    index: IntArray
+    offsets: IntArray
+    drafted: IntArray
+
+
+class Processor(Protocol):
+    """Maps scores [N, V] of N positions to new scores."""
+
+    def __call__(self, scores: torch.Tensor, at: Positions) -> torch.Tensor:
+        """New scores; `scores` itself is not written on."""
+
+
+def build(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> tuple[Processor, ...]:
+    """The processors that at least one row needs, in order."""
+    sampled = [not row.params.greedy for row in rows]
+    wanted: list[tuple[type[_RowProcessor], list[bool]]] = [
+        (Penalties, [row.params.penalised for row in rows]),
+        (LogitBias, [bool(row.params.logit_bias) for row in rows]),
+        (MinTokens, [bool(_masked_early(row, vocab_size)) for row in rows]),
+        (Temperature, [s and row.params.temperature != 1.0 for s, row in zip(sampled, rows, strict=True)]),
+        (Truncation, [s and truncates(row.params, vocab_size) for s, row in zip(sampled, rows, strict=True)]),
+    ]
+    return tuple(kind(rows, np.array(uses), vocab_size, device) for kind, uses in wanted if any(uses))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The positions a processor works on, with their slots, here and on the device."""
+
+    slots: IntArray
+    slot: torch.Tensor
+    at: Positions
+
+
+class _RowProcessor:
+    """Shared by all: which rows use it, numbered 0, 1, ... as its tensors are (their slots)."""
+
+    def __init__(self, rows: Sequence[SamplingRow], uses: BoolArray, vocab_size: int, device: torch.device) -> None:
+        self._rows = [row for row, used in zip(rows, uses, strict=True) if used]
+        self._slots = np.where(uses, np.cumsum(uses) - 1, -1)
+        self._vocab_size = vocab_size
+        self._device = device
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Put what the rows ask for into tensors."""
+
+    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
+        """New scores for positions that all use this processor."""
+        raise NotImplementedError
+
+    def _concerned(self, at: Positions) -> IntArray:
+        """Slot of each position, -1 where nothing is to be done."""
+        slots: IntArray = self._slots[at.index]
+        return slots
+
+    def __call__(self, scores: torch.Tensor, at: Positions) -> torch.Tensor:
+        slots = self._concerned(at)
+        picked = np.flatnonzero(slots >= 0)
+        if len(picked) == len(slots):
+            return self._apply(scores, _Part(slots, self._index(slots), at))
+        if len(picked) == 0:
+            return scores
+        where, slots = self._index(picked), slots[picked]
+        part = _Part(slots, self._index(slots), Positions(at.index[picked], at.offsets[picked], at.drafted))
+        return scores.index_copy(0, where, self._apply(scores.index_select(0, where), part))
+
+    def _column(self, read: Callable[[SamplingParams], float]) -> torch.Tensor:
+        """One setting of every row, [slots, 1]."""
+        values = [[float(read(row.params))] for row in self._rows]
+        return torch.tensor(values, dtype=torch.float32, device=self._device)
+
+    def _index(self, numbers: IntArray | BoolArray) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(self._device)
+
+
+class Penalties(_RowProcessor):
+    """Repetition (prompt and output), presence and frequency (output only, as OpenAI defines them).
+
+    score > 0 is divided by the repetition penalty, score < 0 multiplied (Keskar et al. 2019, CTRL); then
+    score -= frequency * count + presence * [count > 0]. Counts of the output are kept and grow with it; a
+    position also counts the drafted tokens before it.
+    """
+
+    def _prepare(self) -> None:
+        shape = (len(self._rows), self._vocab_size)
+        self._output = torch.zeros(shape, device=self._device)
+        self._prompt = torch.zeros(shape, device=self._device)
+        self._counted = [row.prompt_length for row in self._rows]
+        self._count(self._prompt, [row.tokens[: row.prompt_length] for row in self._rows])
+        self._prompt.clamp_(max=1.0)
+        self._repetition = self._column(lambda p: p.repetition_penalty)
+        self._frequency = self._column(lambda p: p.frequency_penalty)
+        self._presence = self._column(lambda p: p.presence_penalty)
+        self._repeats = any(row.params.repetition_penalty != 1.0 for row in self._rows)
+
+    def _catch_up(self) -> None:
+        fresh = [row.tokens[counted:] for row, counted in zip(self._rows, self._counted, strict=True)]
+        self._counted = [len(row.tokens) for row in self._rows]
+        self._count(self._output, fresh)
+
+    def _count(self, counts: torch.Tensor, tokens: Sequence[Sequence[int]]) -> None:
+        slots = np.repeat(np.arange(len(tokens)), [len(part) for part in tokens])
+        if len(slots):
+            flat = np.fromiter(chain.from_iterable(tokens), dtype=np.int64, count=len(slots))
+            one = torch.ones((), device=self._device)
+            counts.index_put_((self._index(slots), self._index(flat)), one, accumulate=True)
+
+    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
+        self._catch_up()
+        slot, at = part.slot, part.at
+        counts = self._output.index_select(0, slot)
+        before = np.arange(at.drafted.shape[1]) < at.offsets[:, None]
+        if before.any():
+            drafted = self._index(np.where(before, at.drafted[at.index], 0))
+            counts.scatter_add_(1, drafted, torch.from_numpy(before.astype(np.float32)).to(self._device))
+        present = counts.clamp(max=1.0)
+        if self._repeats:
+            seen = torch.maximum(present, self._prompt.index_select(0, slot))
+            factor = seen * (self._repetition[slot] - 1.0) + 1.0
+            # Both signs without a branch per element, which is what where() costs on a CPU.
+            scores = scores.clamp(min=0.0) / factor + scores.clamp(max=0.0) * factor
+        return scores - self._frequency[slot] * counts - self._presence[slot] * present
+
+
+class LogitBias(_RowProcessor):
+    """Adds each row's biases to its tokens' scores."""
+
+    def _prepare(self) -> None:
+        width = max(len(row.params.logit_bias) for row in self._rows)
+        tokens = np.zeros((len(self._rows), width), dtype=np.int64)
+        values = np.zeros((len(self._rows), width), dtype=np.float32)  # a padding adds 0 to token 0
+        for slot, row in enumerate(self._rows):
+            bias = row.params.logit_bias
+            tokens[slot, : len(bias)] = list(bias.keys())
+            values[slot, : len(bias)] = list(bias.values())
+        self._tokens = self._index(tokens)
+        self._values = torch.from_numpy(values).to(self._device)
+
+    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
+        return scores.scatter_add(1, self._tokens[part.slot], self._values[part.slot])
+
+
+class MinTokens(_RowProcessor):
+    """Masks the tokens that would end a row (EOS unless ignored, stop_token_ids) until it has min_tokens."""
+
+    def _prepare(self) -> None:
+        masked = [_masked_early(row, self._vocab_size) for row in self._rows]
+        width = max(len(tokens) for tokens in masked)
+        padded = [tokens + tokens[:1] * (width - len(tokens)) for tokens in masked]
+        self._tokens = torch.tensor(padded, dtype=torch.int64, device=self._device)
+        self._until = np.array([row.prompt_length + row.params.min_tokens for row in self._rows])
+
+    def _concerned(self, at: Positions) -> IntArray:
+        slots = super()._concerned(at)
+        missing = self._until - np.array([len(row.tokens) for row in self._rows])
+        return np.where(at.offsets < missing[slots], slots, -1)
+
+    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
+        return scores.scatter(1, self._tokens[part.slot], -math.inf)
+
+
+class Temperature(_RowProcessor):
+    """Divides by the temperature."""
+
+    def _prepare(self) -> None:
+        self._temperature = self._column(lambda p: max(p.temperature, MIN_TEMPERATURE))
+
+    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
+        return scores / self._temperature[part.slot]
+
+
+class Truncation(_RowProcessor):
+    """Top-k, top-p and min-p: in each, tokens that tie with the last one kept are kept too.
+
+    So the kept set depends on scores only, not on the order of token ids or of a sort. Top-p keeps the
+    shortest prefix of the top-k tokens whose renormalised mass reaches p (at least one token); min-p keeps
+    tokens with at least min_p times the mass of the likeliest.
+    """
+
+    def _prepare(self) -> None:
+        params = [row.params for row in self._rows]
+        self._top_k = np.array([p.top_k if p.top_k < self._vocab_size else 0 for p in params])
+        self._alone = (self._top_k == 0) & np.array([p.top_p < 1.0 for p in params])
+        self._top_p = self._column(lambda p: p.top_p)
+        self._log_min_p = self._column(lambda p: math.log(p.min_p) if p.min_p > 0.0 else -math.inf)
+        self._ranks = self._index(self._top_k[:, None])
+        self._relative_to_all = self._index(self._alone[:, None])
+        self._cuts_mass = any(p.top_p < 1.0 for p in params)
+        self._cuts_ratio = any(p.min_p > 0.0 for p in params)
+
+    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
+        # A row with top-k needs those and one more, to see a tie; only top-p alone has to guess how many it keeps.
+        width = int(self._top_k[part.slots].max(initial=-1)) + 1
+        width = max(width if width > 1 else 0, _NUCLEUS_GUESS if self._alone[part.slots].any() else 0)
+        threshold = torch.full_like(scores[:, :1], _LOWEST)
+        if width:
+            threshold, enough = self._by_rank(scores, _largest(scores, width), part)
+            if width < self._vocab_size and not bool(enough.all()):
+                threshold, _ = self._by_rank(scores, _largest(scores, self._vocab_size), part)
+        if self._cuts_ratio:
+            threshold = torch.maximum(threshold, scores.amax(1, keepdim=True) + self._log_min_p[part.slot])
+        return _cut(scores, threshold)
+
+    def _by_rank(self, scores: torch.Tensor, order: torch.Tensor, part: _Part) -> tuple[torch.Tensor, torch.Tensor]:
+        """Lowest score top-k and top-p keep, and whether `order` [n, W], the largest scores, was enough to tell."""
+        rank = self._ranks[part.slot]
+        ranked = rank > 0
+        kth = torch.where(ranked, order.gather(1, (rank - 1).clamp_(min=0)), _LOWEST)
+        enough = ~ranked | (order[:, -1:] < kth)
+        if not self._cuts_mass:
+            return kth, enough
+        share = _cut(order, kth).softmax(1)
+        if self._alone.any():
+            # Mass is relative to the top-k tokens where there is a top-k, else to all: 1 / sum(exp(s - max)) of either
+            # is the likeliest token's share. (exp itself is slow on a CPU where it underflows; softmax is not.)
+            all_tokens = scores.softmax(1).amax(1, keepdim=True) / share[:, :1]
+            share.mul_(torch.where(self._relative_to_all[part.slot], all_tokens, 1.0))
+        mass, top_p = share.cumsum(1), self._top_p[part.slot]
+        last = torch.searchsorted(mass, top_p).clamp_(max=order.shape[1] - 1)
+        nucleus = torch.where(top_p < 1.0, order.gather(1, last), _LOWEST)
+        enough &= (mass[:, -1:] >= top_p) | ~self._relative_to_all[part.slot]
+        return torch.maximum(kth, nucleus), enough
+
+
+def _cut(scores: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    """Scores below the row's threshold become -inf. Branch-free: where() takes five times as long on a CPU."""
+    above = scores - threshold.clamp(min=_LOWEST)  # finite, or a removed score less no threshold would be NaN
+    return scores + functional.threshold(above, -_TINY, -math.inf).clamp_(max=0.0)
+
+
+def _largest(scores: torch.Tensor, width: int) -> torch.Tensor:
+    """The `width` largest scores of each row, descending, [n, width]."""
+    if not scores.is_cpu:
+        return torch.topk(scores, min(width, scores.shape[1]), dim=1).values
+    array = scores.numpy()
+    if width < array.shape[1]:  # numpy's vectorised partition and sort take a tenth of torch's time here
+        array = np.partition(array, array.shape[1] - width, axis=1)[:, -width:]
+    return torch.from_numpy(np.sort(array, axis=1)[:, ::-1].copy())
+
+
+def truncates(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether top-k, top-p or min-p may remove tokens."""
+    return 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _masked_early(row: SamplingRow, vocab_size: int) -> list[int]:
+    """Tokens that would end the row too early; none if that left nothing to choose from."""
+    if row.params.min_tokens == 0:
+        return []
+    ending = set(row.params.stop_token_ids) | (set() if row.params.ignore_eos else set(row.eos_token_ids))
+    masked = sorted(token for token in ending if token < vocab_size)
+    return masked if len(masked) < vocab_size else []

@@ -1,0 +1,76 @@
+"""Tokenizers of model directories, and whether a target and a draft can share one.
+
+Knows vocabularies and special ids; knows nothing of weights.
+"""
+
+from __future__ import annotations
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from adaptspec.errors import ModelError, PairError
+from adaptspec.models.checkpoint import read_json
+from adaptspec.models.hub import resolve_model
+from adaptspec.models.runner import ModelInfo
+
+GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+
+
+def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model directory or hub id, with its chat template; ModelError if there is none.
+
+    Only fast tokenizers: text is decoded while it streams, which the others cannot do.
+    """
+    folder = resolve_model(path_or_hub_id)
+    settings = folder / "tokenizer_config.json"
+    described = read_json(settings) if settings.is_file() else {}
+    if "auto_map" in described:
+        raise ModelError(f"{folder}: the tokenizer asks to run code from the model directory, which is never done")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise ModelError(f"{folder} holds no tokenizer.json; copy the model's tokenizer files there")
+    # A directory that names no class of its own is described by tokenizer.json alone; asking by model type could add
+    # that family's usual special tokens to it.
+    generic = described.get("tokenizer_class") in GENERIC_CLASSES and (folder / "tokenizer.json").is_file()
+    loader = PreTrainedTokenizerFast if generic else AutoTokenizer
+    try:
+        tokenizer = loader.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # the tokenizers library raises bare Exception for broken files
+        raise ModelError(f"cannot load the tokenizer in {folder}: {error}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ModelError(f"{folder} has a slow tokenizer ({type(tokenizer).__name__}); convert it to a tokenizer.json")
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, info: ModelInfo) -> None:
+    """Raise ModelError if the tokenizer has token ids the model has no embedding for."""
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= info.vocab_size:
+        raise ModelError(
+            f"{info.name}: the tokenizer has token id {largest}, the model only {info.vocab_size} embeddings; "
+            "use the tokenizer the model was trained with"
+        )
+
+
+def check_pair(
+    target_tokenizer: PreTrainedTokenizerBase,
+    draft_tokenizer: PreTrainedTokenizerBase,
+    target: ModelInfo,
+    draft: ModelInfo,
+) -> None:
+    """Raise PairError unless equal text gives equal token ids for target and draft.
+
+    Embeddings padded to different sizes are fine, so long as the token ids agree.
+    """
+    hint = f"{draft.name} cannot draft for {target.name}; use a draft trained with the target's tokenizer"
+    ours, theirs = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    different = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+    if different:
+        token = different[0]
+        raise PairError(
+            f"{hint} (vocabularies differ in {len(different)} of {len(ours)} tokens: "
+            f"{token!r} is {ours.get(token)} in the target and {theirs.get(token)} in the draft)"
+        )
+    for name in SPECIAL_IDS:
+        mine, other = getattr(target_tokenizer, name), getattr(draft_tokenizer, name)
+        if mine != other:
+            raise PairError(f"{hint} ({name} is {mine} in the target and {other} in the draft)")

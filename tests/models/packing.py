@@ -1,0 +1,45 @@
+"""Building packed batches, and logits to hold them against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from adaptspec.models.runner import Packed, Runner
+
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+def pack(*parts: tuple[int, Sequence[int], int]) -> Packed:
+    """One `Packed` of (row, tokens, wanted) parts."""
+    rows, tokens, wanted = zip(*parts, strict=True)
+    counts = [len(part) for part in tokens]
+    return Packed(
+        np.array(rows, dtype=np.int64),
+        np.array(counts, dtype=np.int64),
+        np.concatenate([np.array(part, dtype=np.int64) for part in tokens]),
+        np.array(wanted, dtype=np.int64),
+    )
+
+
+def feed(runner: Runner, row: int, tokens: Sequence[int], wanted: int | None = None) -> torch.Tensor:
+    """Reserve room and run `tokens` in `row`; all of their logits, or the last `wanted`."""
+    assert runner.reserve(row, runner.length(row) + len(tokens))
+    return runner.forward(pack((row, tokens, len(tokens) if wanted is None else wanted)))
+
+
+def random_tokens(count: int, seed: int = 0, vocab: int = 260) -> list[int]:
+    """Token ids, the same ones every time."""
+    return [int(token) for token in np.random.default_rng(seed).integers(4, vocab, count)]
+
+
+def reference_logits(path: Path, tokens: Sequence[int]) -> torch.Tensor:
+    """What transformers computes in float32, [len(tokens), vocab]."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([list(tokens)])).logits[0]
+    return logits

@@ -1,0 +1,101 @@
+"""Model directories: whatever is missing or broken is named, and pickles are never opened."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adaptspec.errors import ModelError
+from adaptspec.models.checkpoint import Checkpoint, eos_token_ids, fingerprint, read_json, weight_files
+from tests.conftest import MakeModel
+
+
+def shards(folder: Path) -> None:
+    """Write two tensors in two shards with their index."""
+    save_file({"a": torch.ones(2, 3)}, folder / "one.safetensors")
+    save_file({"b": torch.zeros(4)}, folder / "two.safetensors")
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_sharded_tensors_are_found_in_their_shards(tmp_path: Path) -> None:
+    shards(tmp_path)
+    with Checkpoint(tmp_path) as checkpoint:
+        assert torch.equal(checkpoint.take("a", (2, 3)), torch.ones(2, 3))
+        assert checkpoint.take("b", (4,)).shape == (4,)
+        checkpoint.finish([])
+
+
+def test_missing_misshaped_and_extra_tensors_are_named(tmp_path: Path) -> None:
+    shards(tmp_path)
+    with Checkpoint(tmp_path) as checkpoint:
+        with pytest.raises(ModelError, match="tensor c is missing"):
+            checkpoint.take("c", (1,))
+        with pytest.raises(ModelError, match=r"tensor a is \(2, 3\) where config.json asks for \(3, 2\)"):
+            checkpoint.take("a", (3, 2))
+        with pytest.raises(ModelError, match="does not account for a, b"):
+            checkpoint.finish([])
+        checkpoint.finish(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda folder: None, "is the download complete"),
+        (lambda folder: (folder / "pytorch_model.bin").touch(), "convert it to safetensors"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"oops"), "not a readable safetensors"),
+        (lambda folder: (shards(folder), (folder / "two.safetensors").unlink()), "lacks two.safetensors"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), "no weight_map"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("[1"), "not valid JSON"),
+    ],
+)
+def test_broken_weights_are_explained(tmp_path: Path, prepare: Callable[[Path], object], message: str) -> None:
+    prepare(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        Checkpoint(tmp_path)
+
+
+def test_an_index_cannot_point_outside_its_directory(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({"a": torch.ones(1)}, tmp_path / "secret.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
+    with pytest.raises(ModelError, match=r"lacks secret\.safetensors"):
+        weight_files(folder)
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "not valid JSON"), ("[1]", "must hold a JSON object")])
+def test_broken_json_is_explained(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=message):
+        read_json(tmp_path / "config.json")
+    with pytest.raises(ModelError, match="is this a model directory"):
+        read_json(tmp_path / "other.json")
+
+
+def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path) -> None:
+    assert eos_token_ids(tmp_path, {"eos_token_id": 3}) == (3,)
+    assert eos_token_ids(tmp_path, {}) == ()
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
+    assert eos_token_ids(tmp_path, {"eos_token_id": 3}) == (1, 2)
+    with pytest.raises(ModelError, match="eos_token_id is 'x'"):
+        eos_token_ids(tmp_path / "elsewhere", {"eos_token_id": "x"})
+
+
+def test_fingerprints_tell_weights_apart(make_model: MakeModel, tmp_path: Path) -> None:
+    """Not the name: a copy has the same one, one changed weight another."""
+    original = make_model("llama")
+    copy = tmp_path / "renamed"
+    shutil.copytree(original, copy)
+    assert fingerprint(copy) == fingerprint(original) == fingerprint(original)
+    assert fingerprint(make_model("llama", seed=1)) != fingerprint(original)
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] + 1
+    save_file(tensors, copy / "model.safetensors")
+    assert fingerprint(copy) != fingerprint(original)

@@ -1,0 +1,102 @@
+"""Reading config.json: family differences, sliding windows, and values that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from adaptspec.errors import ModelError
+from adaptspec.models.config import is_lean, read_decoder_config
+
+PLAIN: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+
+
+def test_what_old_configs_leave_out_has_its_usual_value() -> None:
+    config = read_decoder_config(PLAIN)
+    assert (config.kv_heads, config.head_dim, config.layers) == (4, 16, 4)
+    assert not config.tied
+    assert config.cache_shape.width == 2 * 4 * 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"model_type": "llama", "sliding_window": 8}, (None,) * 4),
+        ({"model_type": "mistral", "sliding_window": 8}, (8,) * 4),
+        ({"model_type": "mistral", "sliding_window": None}, (None,) * 4),
+        ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": False}, (None,) * 4),
+        (
+            {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3},
+            (None, None, None, 8),
+        ),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            (8, None, 8, None),
+        ),
+    ],
+)
+def test_sliding_windows_apply_where_the_family_says(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert read_decoder_config(PLAIN | changes).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("family", "biases"),
+    [
+        ("llama", (True, True, True)),
+        ("mistral", (False, False, False)),
+        ("qwen2", (True, False, False)),
+        ("qwen3", (True, True, False)),
+    ],
+)
+def test_each_family_has_its_own_biases(family: str, biases: tuple[bool, bool, bool]) -> None:
+    config = read_decoder_config(PLAIN | {"model_type": family, "attention_bias": True, "mlp_bias": True})
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == biases
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size is None"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"num_key_value_heads": 3}, "cannot share 3"),
+        ({"head_dim": 15}, "head_dim even"),
+        ({"num_attention_heads": True}, "num_attention_heads is True"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        (
+            {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "layer_types": ["linear"] * 4},
+            "layer_types",
+        ),
+    ],
+)
+def test_impossible_values_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_decoder_config(PLAIN | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lean"),
+    [
+        ({}, True),
+        ({"model_type": "gpt2"}, False),
+        ({"hidden_act": "gelu"}, False),
+        ({"partial_rotary_factor": 0.5}, False),
+    ],
+)
+def test_only_what_it_can_compute_is_lean(changes: dict[str, Any], lean: bool) -> None:
+    """Everything else is left to transformers instead of being computed wrongly."""
+    assert is_lean(PLAIN | changes) == lean

@@ -1,0 +1,56 @@
+"""Cache sizes: what was asked for is kept, what cannot fit is said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adaptspec.errors import EngineError, ModelError
+from adaptspec.models.kv_cache import CacheShape
+from adaptspec.models.memory import CachePlan, plan_cache, require_room
+
+SHAPE = CacheShape(2, 2, 8)
+CPU = torch.device("cpu")
+
+
+def plan(
+    *, max_rows: int = 4, tokens: int | None = None, context: int | None = None, block: int | None = None
+) -> CachePlan:
+    return plan_cache(
+        SHAPE,
+        torch.float32,
+        CPU,
+        longest=1000,
+        max_rows=max_rows,
+        cache_tokens=tokens,
+        context=context,
+        block_size=block,
+    )
+
+
+def test_on_cpu_a_block_is_a_whole_row_and_all_rows_fit() -> None:
+    assert plan() == CachePlan(4000, 1000, 1000)
+    assert plan(context=64) == CachePlan(256, 64, 64)
+
+
+def test_fewer_tokens_mean_shorter_rows_unless_the_context_is_given() -> None:
+    assert plan(tokens=400) == CachePlan(400, 100, 100)
+    assert plan(tokens=400, context=300) == CachePlan(300, 300, 300)
+
+
+def test_small_blocks_share_the_tokens() -> None:
+    assert plan(tokens=400, context=90, block=16) == CachePlan(96 * 4, 90, 16)
+    assert plan(tokens=200, context=90, block=16) == CachePlan(192, 90, 16)
+    assert plan(tokens=200, block=32) == CachePlan(192, 192, 32)
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(None, 2000), (None, 3), (100, 500)])
+def test_what_cannot_fit_is_refused(tokens: int | None, context: int) -> None:
+    with pytest.raises(ModelError, match="context"):
+        plan(tokens=tokens, context=context)
+
+
+def test_a_full_cache_is_an_engine_error() -> None:
+    require_room(True, 0)
+    with pytest.raises(EngineError, match="row 3"):
+        require_room(False, 3)

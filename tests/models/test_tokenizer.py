@@ -1,0 +1,71 @@
+"""Tokenizers load as the directory describes them, and a pair that would not agree is refused with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from adaptspec.errors import ModelError, PairError
+from adaptspec.models.runner import ModelInfo
+from adaptspec.models.tokenizer import check_pair, check_tokenizer, load_tokenizer
+from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
+
+INFO = ModelInfo("big", "llama", 1, TINY_VOCAB, 64, "x", (1,))
+DRAFT = dataclasses.replace(INFO, name="small")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_token_ids_are_those_of_the_directory(
+    make_model: MakeModel, family: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """No family's usual special tokens are added to a tokenizer that does not have them."""
+    loaded = load_tokenizer(str(make_model(family)))
+    assert loaded.get_vocab() == tokenizer.get_vocab()
+    assert loaded.decode(loaded.encode("héllo\n")) == "héllo\n"
+    assert loaded.chat_template == tokenizer.chat_template
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "cannot load the tokenizer"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "not valid JSON"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": {}})), "run code"),
+    ],
+)
+def test_broken_tokenizers_are_explained(make_model: MakeModel, tmp_path: Path, break_it: object, message: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(make_model("llama"), folder)
+    break_it(folder)  # type: ignore[operator]
+    with pytest.raises(ModelError, match=message):
+        load_tokenizer(str(folder))
+
+
+def test_equal_tokenizers_pair_even_if_embeddings_are_padded() -> None:
+    check_pair(tiny_tokenizer(), tiny_tokenizer(), INFO, dataclasses.replace(DRAFT, vocab_size=512))
+
+
+def test_different_vocabularies_do_not_pair() -> None:
+    other = tiny_tokenizer()
+    other.add_tokens(["hello"])
+    with pytest.raises(PairError, match=r"small cannot draft for big.*'hello' is None in the target and 260"):
+        check_pair(tiny_tokenizer(), other, INFO, DRAFT)
+
+
+def test_different_special_tokens_do_not_pair() -> None:
+    other = tiny_tokenizer()
+    other.eos_token = "<|pad|>"
+    with pytest.raises(PairError, match="eos_token_id is 1 in the target and 0 in the draft"):
+        check_pair(tiny_tokenizer(), other, INFO, DRAFT)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
+    check_tokenizer(tiny_tokenizer(), INFO)
+    with pytest.raises(ModelError, match="token id 259, the model only 200"):
+        check_tokenizer(tiny_tokenizer(), dataclasses.replace(INFO, vocab_size=200))

@@ -1,0 +1,115 @@
+"""Other architectures run through transformers behind the same contract; those that cannot roll back are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, GPTNeoXConfig, MambaConfig, PreTrainedConfig
+
+from adaptspec.errors import EngineError, ModelError
+from adaptspec.models.loading import load_runner
+from adaptspec.models.transformers_runner import TransformersRunner
+from tests.models.packing import TOLERANCE, feed, pack, random_tokens, reference_logits
+
+SMALL = {"vocab_size": 60, "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+GPT2 = GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, **SMALL)
+NEOX = GPTNeoXConfig(
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    max_position_embeddings=64,
+    **SMALL,
+)
+GEMMA2 = Gemma2Config(
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    max_position_embeddings=64,
+    sliding_window=8,
+    **SMALL,
+)
+MAMBA = MambaConfig(hidden_size=16, state_size=4, num_hidden_layers=2, vocab_size=60, bos_token_id=1, eos_token_id=1)
+
+
+def saved(folder: Path, config: PreTrainedConfig) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def load(folder: Path, **limits: int) -> TransformersRunner:
+    runner = load_runner(str(folder), device="cpu", max_rows=3, **limits)
+    assert isinstance(runner, TransformersRunner)
+    return runner
+
+
+@pytest.mark.parametrize("config", [GPT2, NEOX], ids=["gpt2", "gpt-neox"])
+def test_chunks_windows_and_rollbacks_equal_one_whole_pass(tmp_path: Path, config: PreTrainedConfig) -> None:
+    path = saved(tmp_path, config)
+    tokens = random_tokens(30, vocab=60)
+    expected = reference_logits(path, tokens)
+    runner = load(path)
+    feed(runner, 0, tokens[:12])
+    feed(runner, 0, [9, 9, 9, 9], wanted=0)
+    runner.truncate(0, 10)
+    assert runner.length(0) == 10
+    feed(runner, 1, tokens[:20])
+    assert runner.reserve(0, 18)
+    assert runner.reserve(1, 21)
+    logits = runner.forward(pack((1, tokens[20:21], 1), (0, tokens[10:18], 5)))
+    torch.testing.assert_close(logits[0], expected[20], **TOLERANCE)
+    torch.testing.assert_close(logits[1:], expected[13:18], **TOLERANCE)
+
+
+def test_freed_rows_start_empty_and_memory_is_accounted(tmp_path: Path) -> None:
+    path = saved(tmp_path, GPT2)
+    runner = load(path, cache_tokens=64, context=32)
+    first = feed(runner, 0, [5, 6, 7])
+    assert not runner.reserve(1, 64)
+    with pytest.raises(EngineError, match="no room"):
+        runner.forward(pack((1, random_tokens(64, vocab=60), 1)))
+    runner.free(0)
+    runner.free(0)
+    assert runner.length(0) == 0
+    assert runner.reserve(1, 64)
+    runner.free(1)
+    assert torch.equal(feed(runner, 0, [5, 6, 7]), first)
+    runner.truncate(0, 0)
+    assert torch.equal(feed(runner, 0, [5, 6, 7]), first)
+    assert runner.info.architecture == "gpt2"
+    assert runner.info.vocab_size == 60
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [(GEMMA2, "cannot be rolled back"), (MAMBA, "cannot be served")],
+    ids=["sliding window", "recurrent state"],
+)
+def test_models_that_cannot_be_rolled_back_exactly_are_refused(
+    tmp_path: Path, config: PreTrainedConfig, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        load(saved(tmp_path, config))
+
+
+def test_missing_weights_are_refused(tmp_path: Path) -> None:
+    """transformers would start them at random and only log it."""
+    path = saved(tmp_path, GPT2)
+    deeper = GPT2Config(**(GPT2.to_dict() | {"n_layer": 3}))
+    deeper.save_pretrained(path)
+    with pytest.raises(ModelError, match="missing keys"):
+        load(path)
+
+
+def test_an_unknown_architecture_is_explained(tmp_path: Path) -> None:
+    path = saved(tmp_path, GPT2)
+    config = (path / "config.json").read_text()
+    (path / "config.json").write_text(config.replace('"gpt2"', '"never-heard-of"'))
+    with pytest.raises(ModelError, match="never-heard-of"):
+        load(path)

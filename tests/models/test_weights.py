@@ -1,0 +1,39 @@
+"""Weights are fused and reordered so that the decoder's plain products are the model's."""
+
+from __future__ import annotations
+
+import torch
+from safetensors.torch import load_file
+
+from adaptspec.models.checkpoint import CONFIG, Checkpoint, read_json
+from adaptspec.models.config import read_decoder_config
+from adaptspec.models.weights import load_weights
+from tests.conftest import MakeModel
+
+CPU = torch.device("cpu")
+
+
+def test_queries_and_keys_are_reordered_in_pairs_and_values_are_not(make_model: MakeModel) -> None:
+    path = make_model("qwen2")
+    stored = load_file(path / "model.safetensors")
+    config = read_decoder_config(read_json(path / CONFIG))
+    with Checkpoint(path) as checkpoint:
+        layer = load_weights(checkpoint, config, torch.float32, CPU).layers[0]
+    query, key, value = (stored[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv")
+    fused = layer.qkv.t().split([32, 16, 16])
+    pairs = [0, 4, 1, 5, 2, 6, 3, 7]  # of a head of 8 dimensions
+    assert torch.equal(fused[0].view(4, 8, -1), query.view(4, 8, -1)[:, pairs])
+    assert torch.equal(fused[1].view(2, 8, -1), key.view(2, 8, -1)[:, pairs])
+    assert torch.equal(fused[2], value)
+    assert layer.qkv_bias is not None
+    assert torch.equal(layer.qkv_bias[48:], stored["model.layers.0.self_attn.v_proj.bias"])
+    assert layer.qkv.is_contiguous()
+
+
+def test_a_tied_head_is_the_embedding(make_model: MakeModel) -> None:
+    path = make_model("llama")
+    config = read_decoder_config(read_json(path / CONFIG))
+    with Checkpoint(path) as checkpoint:
+        weights = load_weights(checkpoint, config, torch.bfloat16, CPU)
+    assert torch.equal(weights.head, weights.embedding.t())
+    assert weights.layers[1].down.dtype == torch.bfloat16
