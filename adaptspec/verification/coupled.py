@@ -1,0 +1,35 @@
+"""`coupled` verification: keep a drafted token iff it is the very token the target draws at its position.
+
+Knows scores and choices; how noise is made is `models.noise`'s business.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from adaptspec.models.draft import Draft
+from adaptspec.models.sampling import SamplingBatch
+from adaptspec.verification.method import Verdict
+from adaptspec.verification.windows import Windows, agreement
+
+
+class Coupled:
+    """The target draws y_t = argmax(score_t + Gumbel(seed, t)) all along the window; drafts that equal it stay.
+
+    Since y_t is a function of the context, seed and position alone, the output is that of plain decoding, token for
+    token, whatever was drafted; a draft that guesses with the same noise agrees most often. Greedy
+    rows have no noise: y_t is the argmax. Source: Daliri, Musco, Suresh, "Coupling without communication
+    and drafter-invariant speculative decoding", 2024.
+    """
+
+    name = "coupled"
+    lossy = False
+    shares_noise = True
+    needs_distribution = False
+
+    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> Verdict:
+        """See `Method.verify`."""
+        windows = Windows.of(draft.counts)
+        scores = sampling.process(logits, windows.index, windows.offsets, draft.tokens)
+        target = sampling.choose(scores, windows.index, windows.offsets)
+        return agreement(draft, target.cpu().numpy())

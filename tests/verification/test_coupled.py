@@ -1,0 +1,90 @@
+"""Coupled verification must give plain decoding's tokens: same seed, same text, whatever was drafted and how deep."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptspec.models.draft import Draft
+from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.types import IntArray, SamplingParams
+from adaptspec.verification.coupled import Coupled
+
+from .tables import CPU, DRAFT, EOS, PROMPT, TARGET, Drafter, Table, decode_plainly, make_rows, speculate
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 1.5]),
+    top_k=st.integers(0, 5),
+    top_p=st.sampled_from([0.5, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    presence_penalty=st.sampled_from([0.0, 1.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.7]),
+    repetition_penalty=st.sampled_from([1.0, 1.5]),
+    logit_bias=st.sampled_from([{}, {0: 1.5, 2: -1.0}]),
+    min_tokens=st.integers(0, 6),
+)
+DRAFTERS = st.sampled_from(
+    [
+        Drafter(),
+        Drafter(point=True),
+        Drafter(drop_below=0.5),
+        Drafter(Table(9)),
+        Drafter(TARGET),
+        Drafter(DRAFT, point=True),
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    params=st.lists(PARAMS, min_size=1, max_size=4),
+    seed=st.integers(-(2**63) + 1, 2**63 - 1),
+    schedule=st.integers(0, 2**32),
+    drafter=DRAFTERS,
+)
+def test_tokens_equal_plain_decoding_at_every_depth(
+    params: list[SamplingParams], seed: int, schedule: int, drafter: Drafter
+) -> None:
+    """Rows with settings of their own, alone in plain decoding, together in the speculating batch."""
+    random = np.random.default_rng(schedule)
+
+    def depths(number: int, accepted: IntArray) -> IntArray:
+        return random.integers(0, 5, len(accepted))
+
+    def rows() -> list[SamplingRow]:
+        return [make_rows(p, [seed ^ i])[0] for i, p in enumerate(params)]
+
+    plain = decode_plainly(rows(), 10)
+    np.testing.assert_array_equal(speculate(rows(), Coupled(), drafter, depths, 10), plain)
+
+
+def test_a_draft_that_is_the_target_is_always_accepted() -> None:
+    """The draft must meet the target's noise, or acceptance is what independent draws would give."""
+    rows = make_rows(SamplingParams(temperature=1.5), range(200))
+    sampling = SamplingBatch(rows, 5, CPU)
+    draft = Drafter(TARGET).propose(rows, sampling, np.full(200, 4), Coupled())
+    windows = [np.array([*PROMPT, *draft.tokens[i, :n]][-3:]) for i in range(200) for n in range(5)]
+    verdict = Coupled().verify(TARGET.logits(np.array(windows)), draft, sampling)
+    assert (verdict.accepted == 4).all()
+
+
+def test_greedy_rows_keep_what_the_argmax_confirms() -> None:
+    rows = [SamplingRow(SamplingParams(temperature=0.0), i, [0], 1, (EOS,)) for i in range(3)]
+    logits = torch.eye(5)[torch.tensor([2, 3, 4, 1, 0, 3])]
+    nothing = np.full((3, 2), np.nan)
+    draft = Draft(np.array([[2, 0], [1, 0], [0, 0]]), np.array([2, 1, 0]), nothing, nothing)
+    verdict = Coupled().verify(logits, draft, SamplingBatch(rows, 5, CPU))
+    assert verdict.accepted.tolist() == [1, 1, 0]
+    assert verdict.following.tolist() == [3, 0, 3]
+
+
+def test_without_drafts_the_target_just_decodes() -> None:
+    rows = make_rows(SamplingParams(temperature=0.0), range(2))
+    empty = np.zeros((2, 0))
+    draft = Draft(np.zeros((2, 0), dtype=np.int64), np.zeros(2, dtype=np.int64), empty, empty)
+    verdict = Coupled().verify(torch.eye(5)[torch.tensor([4, 2])], draft, SamplingBatch(rows, 5, CPU))
+    assert verdict.accepted.tolist() == [0, 0]
+    assert verdict.following.tolist() == [4, 2]
