@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -68,7 +68,8 @@ class TransformersGenerate:
     name = "transformers"
 
     def __init__(self, place: str, dtype: torch.dtype, device: str) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype).to(device).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
+        self._model = model.to(device).eval()
         self._device = device
 
     def run(self, prompt: tuple[int, ...], tokens: int) -> Run:

@@ -104,7 +104,8 @@ def run_exactness(
 
 
 def _references(place: str, prompts: Sequence[tuple[int, ...]], tokens: int) -> Iterator[Reference]:
-    model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    model.eval()
     for prompt in prompts:
         ids = torch.tensor([prompt])
         with torch.inference_mode():

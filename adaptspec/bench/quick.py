@@ -98,7 +98,7 @@ def _static(depth: int) -> PolicySpec:
     return parse_policy_spec(
         "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\n"
         f"metadata: {{name: fixed-{depth}, description: Depth {depth} always}}\n"
-        f"spec: {{max-depth: {depth}, choose: {{algorithm: static, depth: {depth}}}, stop: {{rule: none}}}}\n",
+        f"spec: {{choose: {{algorithm: static, depth: {depth}}}}}\n",
         f"fixed-{depth}",
     )
 

@@ -35,13 +35,14 @@ class DraftModelDrafter:
 
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`. Rows that find no memory draft nothing this round."""
-        batch, deepest = len(job.rows), int(job.depths.max(initial=0))
+        depths = self._within_context(job)
+        batch, deepest = len(job.rows), int(depths.max(initial=0))
         tokens = np.zeros((batch, deepest), dtype=np.int64)
         confidence = np.full((batch, deepest), np.nan)
         entropy = np.full((batch, deepest), np.nan)
         counts = np.zeros(batch, dtype=np.int64)
         kept: list[tuple[IntArray, torch.Tensor]] = []
-        active, packed, caught_up = self._first(job)
+        active, packed, caught_up = self._first(job, depths)
         steps = 0
         while len(active):
             offsets = np.full(len(active), steps, dtype=np.int64)
@@ -58,7 +59,7 @@ class DraftModelDrafter:
             entropy[active, steps] = sure.entropy
             counts[active] += 1
             steps += 1
-            going = job.depths[active] > steps
+            going = depths[active] > steps
             if job.stop is not None and going.any():
                 going &= job.stop(steps, active, sure.confidence, sure.entropy)
             active, ones = active[going], np.ones(int(going.sum()), dtype=np.int64)
@@ -75,12 +76,17 @@ class DraftModelDrafter:
         """See `Drafter.free`."""
         self.runner.free(row)
 
-    def _first(self, job: DraftJob) -> tuple[IntArray, Packed, int]:
+    def _within_context(self, job: DraftJob) -> IntArray:
+        """Depths that the draft model's own context has room for: it may be shorter than the target's."""
+        room = self.runner.info.context - np.array([len(tokens) for tokens in job.tokens], dtype=np.int64)
+        return np.clip(job.depths, 0, np.maximum(room, 0))
+
+    def _first(self, job: DraftJob, depths: IntArray) -> tuple[IntArray, Packed, int]:
         """The first pass: every token that each drafting row's cache has not seen."""
         active, fed = [], []
-        for i in np.flatnonzero(job.depths).tolist():
+        for i in np.flatnonzero(depths).tolist():
             row, context = int(job.rows[i]), job.tokens[i]
-            if self.runner.reserve(row, len(context) + int(job.depths[i])):
+            if self.runner.reserve(row, len(context) + int(depths[i])):
                 active.append(i)
                 fed.append(context[self.runner.length(row) :])
         counts = np.array([len(part) for part in fed], dtype=np.int64)

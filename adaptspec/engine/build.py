@@ -21,7 +21,7 @@ from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.profile import profiled_costs
 from adaptspec.errors import ConfigError
-from adaptspec.models.loading import check_pair, load_runner, load_tokenizer
+from adaptspec.models.loading import check_pair, check_tokenizer, load_runner, load_tokenizer
 from adaptspec.models.runner import Runner
 from adaptspec.types import Sink
 from adaptspec.verification.registry import method
@@ -83,6 +83,7 @@ def build(config: EngineConfig, sinks: Sequence[Sink] = ()) -> Built:
     """
     target = _load(config, resolve_model(config.model, "target"))
     tokenizer = load_tokenizer(resolve_model(config.model, "target"))
+    check_tokenizer(tokenizer, target.info)
     drafters: list[Drafter] = []
     if config.draft_model is not None:
         place = resolve_model(config.draft_model, "draft")

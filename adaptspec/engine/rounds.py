@@ -54,6 +54,7 @@ class RoundLoop:
             on_leave=self._on_leave,
         )
 
+    @torch.inference_mode()
     def step(self) -> list[Delta]:
         """One round: what each request gained, in no particular order."""
         clock = _Clock()

@@ -76,7 +76,7 @@ class Speculator:
 
     def judge(self, logits: torch.Tensor, ask: Ask, draft: Draft) -> Verdict:
         """Verify each row by its own method. `logits` [sum(counts + 1), V]."""
-        used = sorted(set(ask.methods.tolist()))
+        used: list[int] = sorted(set(ask.methods.tolist()))
         if len(used) == 1:
             return self._methods[used[0]].verify(logits, draft, ask.sampling)
         accepted, following = np.zeros_like(draft.counts), np.zeros_like(draft.counts)

@@ -79,3 +79,10 @@ def test_a_row_without_memory_drafts_nothing() -> None:
     """Short of cache, speculation is off for that row and round; the others draft."""
     draft = DraftModelDrafter(TableRunner(capacity=6)).propose(_job([[5, 6], [7, 8]], [3, 3]))
     assert draft.counts.tolist() == [3, 0]
+
+
+def test_a_draft_model_with_a_shorter_context_stops_at_it() -> None:
+    """The target may hold more tokens than the draft: there the draft ends, and the request goes on."""
+    drafter = DraftModelDrafter(TableRunner(context=4))
+    assert drafter.propose(_job([[5, 6]], [5])).counts.tolist() == [2]
+    assert drafter.propose(_job([[5, 6, 7, 8, 9]], [5])).counts.tolist() == [0]

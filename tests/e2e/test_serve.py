@@ -71,7 +71,12 @@ def test_openai_client_streams_what_it_answers(server: Server) -> None:
     messages: Any = [{"role": "user", "content": "Write a short poem."}]
     whole = client.chat.completions.create(model=model, messages=messages, max_tokens=40, temperature=0)
     stream = client.chat.completions.create(
-        model=model, messages=messages, max_tokens=40, temperature=0, stream=True, stream_options={"include_usage": True}
+        model=model,
+        messages=messages,
+        max_tokens=40,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
     )
     pieces, usage = [], None
     for chunk in stream:
