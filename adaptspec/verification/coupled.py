@@ -5,12 +5,16 @@ Knows scores and choices; how noise is made is `models.noise`'s business.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
+from adaptspec.types import IntArray
 from adaptspec.verification.method import Verdict
 from adaptspec.verification.windows import Windows, agreement
+
+_NONE: IntArray = np.zeros(0, dtype=np.int64)
 
 
 class Coupled:
@@ -29,7 +33,9 @@ class Coupled:
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> Verdict:
         """See `Method.verify`."""
+        if sampling.plain_greedy:  # neither position nor row matters, so the layout need not be worked out
+            return agreement(draft, sampling.choose(sampling.process(logits, _NONE, _NONE, _NONE), _NONE, _NONE))
         windows = Windows.of(draft.counts)
         scores = sampling.process(logits, windows.index, windows.offsets, draft.tokens)
         target = sampling.choose(scores, windows.index, windows.offsets)
-        return agreement(draft, target.cpu().numpy())
+        return agreement(draft, target)

@@ -36,7 +36,7 @@ class Rejection:
         windows = Windows.of(draft.counts)
         scores = sampling.process(logits, windows.index, windows.offsets, draft.tokens)
         if sampling.plain_greedy:  # p and q are point masses: accepted iff equal
-            return agreement(draft, sampling.choose(scores, windows.index, windows.offsets).cpu().numpy())
+            return agreement(draft, sampling.choose(scores, windows.index, windows.offsets))
         target = sampling.probabilities(scores, windows.index)
         accepted = accepted_run(_accept(target, draft, sampling, windows))
         ends = windows.starts + accepted

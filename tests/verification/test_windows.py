@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.models.draft import Draft
-from adaptspec.verification.windows import Windows, agreement
+from adaptspec.verification.windows import Windows, agreement, agreement_of_many
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
@@ -24,7 +25,11 @@ def test_agreement_keeps_the_run_that_equals_the_target(seed: int, counts: list[
     tokens = random.integers(0, 2, (len(counts), max(counts)))
     target = random.integers(0, 2, sum(counts) + len(counts))
     nothing = np.full(tokens.shape, np.nan)
-    verdict = agreement(Draft(tokens, np.array(counts), nothing, nothing), target)
+    draft = Draft(tokens, np.array(counts), nothing, nothing)
+    verdict = agreement(draft, torch.from_numpy(target))
+    plain = agreement_of_many(draft, target)
+    assert (plain.accepted == verdict.accepted).all(), "the short path for one row must agree with the plain one"
+    assert (plain.following == verdict.following).all()
     start = 0
     for row, count in enumerate(counts):
         own = target[start : start + count + 1]
