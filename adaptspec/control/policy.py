@@ -18,7 +18,7 @@ class BatchSignals:
     `rows` are the engine's row numbers: stable while a request runs, reused afterwards. `limits`
     is the depth each row may not pass (the request's ceiling, its remaining tokens, the context's
     room). `lag` is how many tokens the draft cache is behind, beyond the usual one or two: what
-    drafting would have to catch up first.
+    drafting would have to catch up first. `beside` counts rows that decode in the same round under other policies.
     """
 
     rows: IntArray
@@ -27,14 +27,20 @@ class BatchSignals:
     limits: IntArray
     lag: IntArray
     prefill_tokens: int = 0
+    beside: int = 0
 
     @property
     def batch_size(self) -> int:
         """Number of decoding rows."""
         return len(self.rows)
 
+    @property
+    def round_size(self) -> int:
+        """Number of rows that decode in this round, under whatever policy."""
+        return len(self.rows) + self.beside
+
     def take(self, index: IntArray) -> BatchSignals:
-        """The same signals for some of the rows, by position in the batch."""
+        """The same signals for some of the rows, by position in the batch; the others are beside them."""
         return BatchSignals(
             self.rows[index],
             self.tasks[index],
@@ -42,17 +48,22 @@ class BatchSignals:
             self.limits[index],
             self.lag[index],
             self.prefill_tokens,
+            self.round_size - len(index),
         )
 
 
 class RoundStop(Protocol):
-    """A stop rule at work in one round: decides after each draft step who drafts on."""
+    """A stop rule at work in one round: decides after each draft step who drafts on.
+
+    The token just drafted is always submitted for verification; only what follows it is at stake. So a rule
+    may look at that token's confidence and stay exact under every lossless verification.
+    """
 
     def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
         """Which of the rows at `index` (positions in the batch) go on after drafting token `step` (1-based).
 
         `confidence` is the draft's probability of the token it just chose, `entropy` that of its
-        distribution in nats, both for the rows at `index`.
+        distribution in nats, both for the rows at `index`. Called with steps in order.
         """
 
 
@@ -94,4 +105,7 @@ class Policy(Protocol):
         """Choose depths (0 <= depth <= limits) for these rows."""
 
     def learn(self, record: RoundRecord) -> None:
-        """Take note of a round in which this policy's rows ran (and only its rows are listed)."""
+        """Take note of a round in which this policy's rows ran (and only its rows are listed).
+
+        Seconds, steps and tokens of the verify pass are those of the whole round.
+        """

@@ -1,0 +1,1 @@
+"""Choosers, one file per algorithm; `registry` lists them."""

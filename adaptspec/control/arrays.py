@@ -1,0 +1,20 @@
+"""Sums and tests that are quick for arrays of one: at batch 1 a round is short, and numpy's reductions are not."""
+
+from __future__ import annotations
+
+from adaptspec.types import IntArray
+
+
+def total(values: IntArray) -> int:
+    """The sum of a one-dimensional array."""
+    return int(values.item() if len(values) == 1 else values.sum())
+
+
+def some(values: IntArray) -> bool:
+    """Whether any value is not zero."""
+    return bool(values.item()) if len(values) == 1 else bool(values.any())
+
+
+def alike(values: IntArray, value: int) -> bool:
+    """Whether all values are `value`."""
+    return bool(values.item() == value) if len(values) == 1 else bool((values == value).all())

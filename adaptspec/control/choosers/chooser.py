@@ -1,0 +1,68 @@
+"""The protocol of a chooser: how deep each row should draft, before guards and limits.
+
+To add an algorithm: write one file with one class here, its settings and builder in the registry, a test and a YAML.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from adaptspec.control.cost import CostTable
+from adaptspec.control.policy import BatchSignals
+from adaptspec.types import FloatArray, IntArray, RoundRecord
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a chooser that knows costs and acceptance expects of the round: stop rules weigh one more token by it.
+
+    `goodput` is in tokens per second for the whole batch, times in seconds.
+    """
+
+    goodput: float
+    acceptance: FloatArray  # [B, D] conditional acceptance by position
+    per_step: float  # one more draft step, however many rows
+    per_row: float  # each row in a draft step
+    verify: FloatArray  # [n] the verify pass with n more tokens than rows
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Depths wished for (0 <= depth <= limits) and why; `outlook` where the chooser has one."""
+
+    depths: IntArray
+    reasons: IntArray
+    outlook: Outlook | None = None
+
+
+class Chooser(Protocol):
+    """One algorithm. Called once per round on one thread; `learn` takes notes and switches nothing."""
+
+    @property
+    def max_depth(self) -> int:
+        """The deepest draft it will ever ask for."""
+
+    def start(self, row: int, task: int) -> None:
+        """A request begins decoding in `row`."""
+
+    def finish(self, row: int) -> None:
+        """The request in `row` has ended."""
+
+    def choose(self, signals: BatchSignals) -> Choice:
+        """Choose depths. A chooser that is off sees to it that it learns when to come back."""
+
+    def learn(self, record: RoundRecord) -> None:
+        """Take note of a round of this chooser's rows."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a chooser may be built from: the machine's costs and what the rest of the policy says."""
+
+    cost: CostTable
+    max_rows: int
+    tasks: int  # the known tasks and task 0, unknown
+    tiers: tuple[int, ...]  # depths allowed beside 0, ascending
+    drafter: str
+    stops: bool  # a stop rule will cut drafts short

@@ -1,0 +1,49 @@
+"""Always the same depth."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
+from adaptspec.control.policy import BatchSignals
+from adaptspec.control.schema import Part
+from adaptspec.types import Reason, RoundRecord
+
+
+class Static:
+    """depth = k for every row, every round.
+
+    Regimes: the right choice where traffic never changes and k was measured; the yardstick for all
+    others. k = 0 is plain decoding.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.max_depth = depth
+
+    def start(self, row: int, task: int) -> None:
+        """Nothing is kept per row."""
+
+    def finish(self, row: int) -> None:
+        """Nothing is kept per row."""
+
+    def choose(self, signals: BatchSignals) -> Choice:
+        """See `Chooser.choose`."""
+        depths = np.minimum(signals.limits, self.max_depth)
+        return Choice(depths, np.full(len(depths), Reason.FIXED, dtype=np.int64))
+
+    def learn(self, record: RoundRecord) -> None:
+        """A fixed depth learns nothing."""
+
+
+class StaticSpec(Part):
+    """`choose:` of a fixed depth."""
+
+    algorithm: Literal["static"]
+    depth: int = Field(ge=0, le=64, description="Tokens drafted per request and round; 0 is plain decoding.")
+
+    def build(self, parts: Parts) -> Chooser:  # noqa: ARG002 - every spec is built alike
+        """The chooser."""
+        return Static(self.depth)

@@ -1,0 +1,44 @@
+"""Trying again what is off, on an allowance: a bounded share of time, whatever the draft is worth.
+
+Knows seconds and which rows are off; not why.
+"""
+
+from __future__ import annotations
+
+
+class Allowance:
+    """Time that may be spent on drafts expected to lose. Earned as a share of the time that passes.
+
+    A try that emits tokens earns back what they are worth, so good news pays for the next try at once; each failure
+    lowers the share (down to a quarter), a success restores it. Bounds the cost of exploring at `share` of all time.
+    """
+
+    _FAILED, _FLOOR = 0.8, 0.25
+    # In rounds of plain decoding: saved up at most, and given at the start.
+    _MOST, _FIRST, _FRESH = 3.0, 1.0, 0.25
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._eagerness = 1.0
+        self._seconds = 0.0
+        self._started = False
+
+    def grant(self, plain: float, rows: int) -> None:
+        """A new request has come, which may differ from the last: worth part of a try, as one of `rows`."""
+        self._seconds = min(self._seconds + self._FRESH * plain / rows, self._MOST * plain)
+
+    def earn(self, plain: float) -> None:
+        """A round passed in which something that could draft was off; `plain` is a plain round's time."""
+        if not self._started:
+            self._started = True
+            self._seconds = self._FIRST * plain
+        self._seconds = min(self._seconds + self._share * self._eagerness * plain, self._MOST * plain)
+
+    def affords(self, seconds: float) -> bool:
+        """Whether a try of this cost may be made now."""
+        return self._share > 0.0 and self._seconds >= seconds
+
+    def settle(self, cost: float, worth: float) -> None:
+        """A try has been made: what it cost, and what its accepted tokens were worth, in seconds."""
+        self._seconds += worth - cost
+        self._eagerness = 1.0 if worth > cost else max(self._FLOOR, self._eagerness * self._FAILED)

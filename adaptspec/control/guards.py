@@ -1,0 +1,247 @@
+"""Guards: what keeps a policy from ever losing for long, whatever its chooser believes.
+
+Knows rounds as tokens and seconds. A guard overrules depths; it never picks a depth of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from adaptspec.control.arrays import some, total
+from adaptspec.control.cost import CostTable
+from adaptspec.control.policy import BatchSignals
+from adaptspec.types import IntArray, Reason, RoundRecord
+
+
+@dataclass(frozen=True)
+class NeverSlower:
+    """Lost: `losing_windows` windows in a row of `window_rounds` speculating rounds below (1 - margin) x plain."""
+
+    margin: float = 0.03
+    window_rounds: int = 16
+    losing_windows: int = 2
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Off, then tried again after `after_tokens` emitted tokens; each try in vain multiplies the wait by `backoff`."""
+
+    after_tokens: int = 256
+    backoff: float = 2.0
+    rounds: int = 6
+    longest: int = 65536
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """When speculation is switched off, and tried again; None leaves a rule out."""
+
+    never_slower: NeverSlower | None = None
+    disable_below_acceptance: float | None = None
+    probe: Probe = Probe()
+    refresh_rounds: int = 256  # speculating rounds after which one plain round renews the baseline
+
+
+class Stance(Enum):
+    """What the guard lets a round do."""
+
+    RUN = "run"
+    OFF = "off"
+    PROBE = "probe"
+    PLAIN_ONCE = "plain once"  # a single round without speculation, to renew the baseline
+
+
+class SwitchGuard:
+    """Never slower than plain decoding, measured; off is recoverable.
+
+    States: running, off, probing. Running becomes off when windows of delivered goodput (emitted tokens over
+    seconds, sums) fall below plain decoding's at the same batch size, or acceptance at the first position falls below
+    its floor. Off becomes probing after a number of emitted tokens that grows with each probe in vain, and is reset by
+    a winning one. A window or probe ends early once it has cost as much as it may, so that even a hopeless draft
+    costs little. A new request halves what is left of the wait: what lost on the last may pay on this one.
+    """
+
+    # A probe or window may lose this many plain rounds' time before it is cut short.
+    _BUDGET_ROUNDS = 4.0
+    # A round that had to catch up this many tokens measures the catching up, not speculation.
+    _CATCH_UP = 8
+    # So many rounds without drafts end a window.
+    _IDLE_ROUNDS = 8
+    # The baseline is renewed after this many speculating rounds, then twice as many, and so on.
+    _FIRST_REFRESH = 8
+
+    def __init__(self, settings: GuardSettings, cost: CostTable) -> None:
+        self._settings = settings
+        self._cost = cost
+        self._stance = Stance.RUN
+        self._wait = float(settings.probe.after_tokens)
+        self._left = 0.0
+        self._probed = 0
+        self._losses = 0
+        self._idle = 0
+        self._stale: dict[int, int] = {}
+        self._refresh: dict[int, int] = {}
+        self._alone = True
+        self._window = _Window()
+
+    def start(self) -> None:
+        """A new request begins."""
+        self._left /= 2.0
+
+    def stance(self, signals: BatchSignals) -> Stance:
+        """What the coming round may do."""
+        self._alone = not signals.beside and not signals.prefill_tokens
+        if self._stance is Stance.OFF and self._left <= 0.0:
+            self._stance, self._probed, self._window = Stance.PROBE, 0, _Window()
+        if self._stance is Stance.RUN and self._settings.never_slower is not None:
+            bucket = _bucket(signals.round_size)
+            due = self._refresh.get(bucket, self._FIRST_REFRESH)
+            return Stance.PLAIN_ONCE if self._stale.get(bucket, 0) >= due else Stance.RUN
+        return self._stance
+
+    def after(self, record: RoundRecord) -> None:
+        """Note a round."""
+        drafted = some(record.drafted)
+        bucket = _bucket(len(record.rows))
+        if drafted:
+            self._stale[bucket] = self._stale.get(bucket, 0) + 1
+        elif self._stale.get(bucket):
+            self._stale[bucket] = 0
+            due = 2 * self._refresh.get(bucket, self._FIRST_REFRESH)
+            self._refresh[bucket] = min(due, self._settings.refresh_rounds)
+        if self._stance is Stance.OFF:
+            self._left -= total(record.emitted)
+        elif self._stance is Stance.PROBE:
+            self._after_probe(record, drafted)
+        elif drafted:
+            self._idle = 0
+            self._measure(record)
+            self._judge()
+        else:
+            self._after_idle()
+
+    def _after_probe(self, record: RoundRecord, drafted: bool) -> None:
+        # The chooser may not want to draft now; a probe that never comes about must not last for ever.
+        self._probed += 1
+        if drafted:
+            self._measure(record)
+        window, rounds = self._window, self._settings.probe.rounds
+        declined = self._probed >= 4 * rounds and window.rounds < rounds
+        if window.rounds < rounds and not declined and window.lost <= self._BUDGET_ROUNDS:
+            return
+        if window.ratio >= 1.0 - self._margin:
+            self._stance, self._wait = Stance.RUN, float(self._settings.probe.after_tokens)
+        elif declined:
+            # The chooser would not draft for long: it needs no guard now.
+            self._stance = Stance.RUN
+        else:
+            self._wait = min(self._wait * self._settings.probe.backoff, float(self._settings.probe.longest))
+            self._switch_off()
+        self._window, self._losses = _Window(), 0
+
+    def _after_idle(self) -> None:
+        # A chooser that stopped by itself is not to be blamed later for what made it stop.
+        self._idle += 1
+        if self._idle == self._IDLE_ROUNDS:
+            self._window, self._losses = _Window(), 0
+
+    def _switch_off(self) -> None:
+        self._stance, self._left, self._losses = Stance.OFF, self._wait, 0
+
+    def _measure(self, record: RoundRecord) -> None:
+        if self._alone and record.caught_up <= self._CATCH_UP:
+            rows = len(record.rows)
+            plain = self._cost.plain_seconds(rows, total(record.context))
+            kept, drafting = int(np.count_nonzero(record.accepted)), int(np.count_nonzero(record.drafted))
+            self._window.add(total(record.emitted) / rows, record.total_seconds / plain, kept, drafting)
+
+    def _judge(self) -> None:
+        rules, window = self._settings.never_slower, self._window
+        size = rules.window_rounds if rules else 32
+        hopeless = rules is not None and window.lost > self._BUDGET_ROUNDS and window.ratio < 1.0 - 2.0 * self._margin
+        if window.rounds < size and not hopeless:
+            return
+        # Beyond its own noise: unlucky rounds come in windows, too.
+        slow = rules is not None and window.ratio + window.error < 1.0 - rules.margin
+        floor = self._settings.disable_below_acceptance
+        if slow or (floor is not None and window.first_acceptance < floor):
+            self._losses += 1
+            if self._losses >= (rules.losing_windows if rules else 1):
+                self._switch_off()
+        else:
+            self._losses = 0
+        self._window = _Window()
+
+    @property
+    def _margin(self) -> float:
+        return self._settings.never_slower.margin if self._settings.never_slower else 0.0
+
+
+class _Window:
+    """Sums over some rounds, in units of plain rounds."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self._earned = 0.0
+        self._spent = 0.0
+        self._squares = 0.0
+        self._kept = 0
+        self._drafting = 0
+
+    def add(self, earned: float, spent: float, kept: int, drafting: int) -> None:
+        self.rounds += 1
+        self._earned += earned
+        self._spent += spent
+        self._squares += (earned - spent) ** 2
+        self._kept += kept
+        self._drafting += drafting
+
+    @property
+    def ratio(self) -> float:
+        return self._earned / self._spent if self._spent else 1.0
+
+    @property
+    def error(self) -> float:
+        """One standard error of `ratio`."""
+        if self.rounds < 2 or not self._spent:
+            return 0.0
+        spread = self._squares - self.lost**2 / self.rounds
+        return math.sqrt(max(spread, 0.0) * self.rounds / (self.rounds - 1)) / self._spent
+
+    @property
+    def lost(self) -> float:
+        return self._spent - self._earned
+
+    @property
+    def first_acceptance(self) -> float:
+        return self._kept / self._drafting if self._drafting else 1.0
+
+
+class Dwell:
+    """A row that changed its depth keeps it for `rounds` rounds, as far as its limit allows."""
+
+    def __init__(self, rounds: int, rows: int) -> None:
+        self._rounds = rounds
+        self._depth: IntArray = np.full(rows, -1, dtype=np.int64)
+        self._age: IntArray = np.zeros(rows, dtype=np.int64)
+
+    def start(self, row: int) -> None:
+        """A new request may begin at any depth."""
+        self._depth[row] = -1
+
+    def hold(self, rows: IntArray, depths: IntArray, reasons: IntArray, limits: IntArray) -> tuple[IntArray, IntArray]:
+        """Depths and reasons after dwelling; all [B]."""
+        held = self._depth[rows]
+        young = (held >= 0) & (held != depths) & (self._age[rows] < self._rounds)
+        kept = np.where(young, held, depths)
+        self._age[rows] = np.where(kept == held, self._age[rows] + 1, 1)
+        self._depth[rows] = kept
+        return np.minimum(kept, limits), np.where(young, int(Reason.DWELL), reasons)
+
+
+def _bucket(rows: int) -> int:
+    return max(0, rows - 1).bit_length()

@@ -1,0 +1,211 @@
+"""What has been seen of drafts: acceptance by position, shrunk from the row to its task to all traffic.
+
+Knows counts; it decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptspec.types import FloatArray, IntArray
+
+# Certainty is never claimed: a hazard stays inside these bounds.
+_LEAST, _MOST = 0.005, 0.995
+
+
+@dataclass(frozen=True)
+class SignalSettings:
+    """How fast counts fade and how strongly each level leans on the one above.
+
+    Discounts are per round of a row (`row`), and per observed row-round (`task`, `everything`).
+    `prior_acceptance` is believed like `prior_weight` observations. `pull` is how many expected rejections the
+    level above is worth when a level's overall rate is estimated; `position_pull` how many
+    observations it is worth at one position.
+    """
+
+    prior_acceptance: float = 0.6
+    prior_weight: float = 20.0
+    row: float = 0.99
+    task: float = 0.995
+    everything: float = 0.998
+    pull: float = 8.0
+    position_pull: float = 20.0
+
+
+class AcceptanceSignals:
+    """Conditional acceptance at each draft position: accepted_j / reached_j, in decayed counts.
+
+    A round that drafted d tokens and kept a reached positions 1..min(a + 1, d). Counts are [levels, 2, depth], reached
+    and rejected; level 0 is all traffic, then the tasks, then the rows. Each level is estimated as its parent's
+    hazards (1 - acceptance) times one factor, how much more often it rejects than its parent, blended with its mean
+    rate, then position by position from its own counts: a few rounds at shallow depths already say much about a
+    row's deeper positions, which is what keeps a cautious prior from staying shallow for ever.
+
+    The counts of a row fade with every round, drafted or not, so a row that was given up is tried again;
+    those of tasks and of all traffic fade only with what is seen.
+    """
+
+    # The upper levels move slowly; their estimates are renewed after this many new row-rounds.
+    _RENEW = 32
+
+    def __init__(self, rows: int, tasks: int, depth: int, settings: SignalSettings = SignalSettings()) -> None:
+        """`tasks` counts the known tasks and task 0, unknown."""
+        self.settings = settings
+        self._first_row = 1 + tasks
+        self._counts: FloatArray = np.zeros((1 + tasks + rows, 2, depth))
+        self._task: IntArray = np.zeros(rows, dtype=np.int64)
+        self._increments = _increments(depth)
+        self._discount: FloatArray = np.array([settings.everything, settings.task, settings.row])
+        self._prior: FloatArray = np.full((1, depth), 1.0 - settings.prior_acceptance)
+        self._hazards: FloatArray = np.repeat(self._prior, tasks, axis=0)
+        self._news = 0
+        self._total = 0
+
+    def start(self, row: int, task: int) -> None:
+        """A new request in `row`: what its predecessor did is forgotten."""
+        self._counts[self._first_row + row] = 0.0
+        self._task[row] = task
+
+    def observe(self, rows: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """Note one round of different `rows`. All [B]; rows that drafted nothing teach nothing, but fade."""
+        seen = self._increments[drafted, accepted]
+        known = int(np.count_nonzero(drafted))
+        levels = self._first_row + rows
+        self._counts[levels] = self._counts[levels] * self._discount[2] + seen
+        if known:
+            tasks = 1 + self._task[rows]
+            present = np.bincount(tasks, drafted > 0, minlength=self._first_row)[:, None, None]
+            self._counts[1 : self._first_row] *= self._discount[1] ** present[1:]
+            np.add.at(self._counts, tasks, seen)
+            self._counts[0] = self._counts[0] * self._discount[0] ** known + seen.sum(axis=0)
+            self._news += known
+
+    def observe_row(self, row: int, drafted: IntArray, accepted: IntArray) -> None:
+        """Note several rounds of one row, all [N]: the same as `observe` round by round, up to their order."""
+        known = int(np.count_nonzero(drafted))
+        levels = np.array([0, 1 + self._task[row], self._first_row + row])
+        fade = self._discount ** np.array([known, known, len(drafted)])
+        seen = self._increments[drafted, accepted].sum(axis=0)
+        self._counts[levels] = self._counts[levels] * fade[:, None, None] + seen
+        self._news += known
+
+    def acceptance(self, rows: IntArray) -> FloatArray:
+        """Conditional acceptance [B, depth] of the rows, after shrinkage."""
+        if self._news >= min(self._RENEW, 1 + self._total // 8):
+            self._renew()
+        parent = self._hazards[self._task[rows]]
+        hazards = self._shrunk(self._counts[self._first_row + rows], parent, self.settings.position_pull)
+        return np.asarray(1.0 - hazards, dtype=np.float64)
+
+    def rejections(self, rows: IntArray) -> FloatArray:
+        """Decayed number of rejections of each row [B]: 0 for one that was never tried."""
+        counts: FloatArray = self._counts[self._first_row + rows, 1].sum(axis=1)
+        return counts
+
+    def seen(self) -> FloatArray:
+        """Decayed number of times each position was reached [depth], all traffic."""
+        first: FloatArray = self._counts[0, 0]
+        return first
+
+    def _renew(self) -> None:
+        everything = self._shrunk(self._counts[:1], self._prior, self.settings.prior_weight)
+        self._hazards = self._shrunk(self._counts[1 : self._first_row], everything, self.settings.position_pull)
+        self._total += self._news
+        self._news = 0
+
+    def _shrunk(self, counts: FloatArray, parent: FloatArray, position_pull: float) -> FloatArray:
+        reached, rejected = counts[:, 0], counts[:, 1]
+        pull = self.settings.pull
+        seen, lost = reached.sum(axis=1, keepdims=True), rejected.sum(axis=1, keepdims=True)
+        factor = (lost + pull) / ((reached * parent).sum(axis=1, keepdims=True) + pull)
+        # Half by the parent's profile, half flat: a row that fails at the first position is not sure of the second only
+        # because those that came so far elsewhere were.
+        flat = (lost + pull * parent) / (seen + pull)
+        lean = 0.5 * position_pull * (np.minimum(parent * factor, 1.0) + flat)
+        hazards = (rejected + lean) / (reached + position_pull)
+        return np.asarray(np.minimum(np.maximum(hazards, _LEAST), _MOST), dtype=np.float64)
+
+
+def _increments(depth: int) -> FloatArray:
+    """[drafted, accepted] -> counts [2, depth] of that round: positions reached, and the one rejected."""
+    table: FloatArray = np.zeros((depth + 1, depth + 1, 2, depth))
+    for drafted in range(depth + 1):
+        for accepted in range(drafted + 1):
+            table[drafted, accepted, 0, : min(accepted + 1, drafted)] = 1.0
+            if accepted < drafted:
+                table[drafted, accepted, 1, accepted] = 1.0
+    return table
+
+
+class Calibration:
+    """P(accepted | the draft's confidence in its token), by bins, in decayed counts.
+
+    Starts as the confidence itself, worth `weight` observations per bin. Only positions that
+    verification reached count: beyond the first rejection nothing is known.
+    """
+
+    def __init__(self, bins: int = 10, discount: float = 0.999, weight: float = 2.0) -> None:
+        self.bins = bins
+        self._discount = discount
+        self._weight = weight
+        self._prior: FloatArray = (np.arange(bins) + 0.5) / bins
+        self._reached: FloatArray = np.zeros(bins)
+        self._accepted: FloatArray = np.zeros(bins)
+
+    def observe(self, confidence: FloatArray, drafted: IntArray, accepted: IntArray) -> None:
+        """Note rounds of N rows: `confidence` [N, D], NaN where unknown; `drafted` and `accepted` [N]."""
+        positions = np.arange(confidence.shape[1])
+        known = (positions < np.minimum(accepted + 1, drafted)[:, None]) & ~np.isnan(confidence)
+        if not known.any():
+            return
+        bins = self.index(confidence[known])
+        kept = np.broadcast_to(positions < accepted[:, None], known.shape)[known]
+        fade = self._discount ** len(bins)
+        self._reached = self._reached * fade + np.bincount(bins, minlength=self.bins)
+        self._accepted = self._accepted * fade + np.bincount(bins, kept, minlength=self.bins)
+
+    def index(self, confidence: FloatArray) -> IntArray:
+        """The bin of each confidence; any shape, no NaN."""
+        return np.asarray(np.minimum(confidence * self.bins, self.bins - 1).astype(np.int64))
+
+    def table(self) -> FloatArray:
+        """P(accepted) by bin [bins]."""
+        rates = (self._accepted + self._weight * self._prior) / (self._reached + self._weight)
+        return np.asarray(rates, dtype=np.float64)
+
+    @property
+    def informed(self) -> bool:
+        """Whether this drafter states its confidence at all."""
+        return bool(self._reached.any())
+
+
+class Continuation:
+    """How often a draft goes on: P(position j is drafted | j - 1 was, and the depth allowed it), in decayed counts.
+
+    Short of 1 where a stop rule cuts drafts, or a lookup finds no match. Two rates: among all drafts, which says
+    what drafting costs, and among those still accepted, which says what it earns.
+    """
+
+    def __init__(self, depth: int, discount: float = 0.995, weight: float = 4.0) -> None:
+        self._discount = discount
+        self._weight = weight
+        self._positions: IntArray = np.arange(depth)
+        self._allowed: FloatArray = np.zeros((2, depth))
+        self._went: FloatArray = np.zeros((2, depth))
+
+    def observe(self, depths: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """Note rounds of N rows: depth decided, tokens drafted and accepted, all [N]."""
+        j = self._positions
+        allowed = (j < depths[:, None]) & (j <= drafted[:, None])
+        went = allowed & (j < drafted[:, None])
+        alive = j <= accepted[:, None]
+        fade = self._discount ** int((depths > 0).sum())
+        self._allowed = self._allowed * fade + np.array([allowed.sum(axis=0), (allowed & alive).sum(axis=0)])
+        self._went = self._went * fade + np.array([went.sum(axis=0), (went & alive).sum(axis=0)])
+
+    def rates(self) -> tuple[FloatArray, FloatArray]:
+        """Two [depth]: P(not stopped before position j | accepted so far), P(position j is drafted)."""
+        rates = np.cumprod((self._went + self._weight) / (self._allowed + self._weight), axis=1)
+        return rates[1], rates[0]

@@ -1,0 +1,107 @@
+"""The default chooser: what it learns from, what it leaves alone, how it comes back from off."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
+from adaptspec.types import Reason
+from tests.control.helpers import record, signals, table
+
+
+def chooser(rows: int = 1, **settings: object) -> Goodput:
+    made = Goodput(table(), rows, 1, GoodputSettings(**settings))  # type: ignore[arg-type]
+    for row in range(rows):
+        made.start(row, 0)
+    return made
+
+
+def live(made: Goodput, rounds: int, accepts: int, rows: int = 1, confidence: float = 0.9) -> list[list[int]]:
+    """Rounds in which `accepts` drafted tokens of each row are right; the depths of each."""
+    seen = []
+    for _ in range(rounds):
+        depths = made.choose(signals([7] * rows)).depths.tolist()
+        seen.append(depths)
+        made.learn(record(depths, [min(d, accepts) for d in depths], confidence=confidence))
+    return seen
+
+
+def test_speculates_from_the_first_round() -> None:
+    assert chooser().choose(signals([7])).depths[0] >= 1
+
+
+def test_goes_deep_when_all_is_accepted_without_a_stop_rule() -> None:
+    """Upward exploration: a cautious prior must not keep it shallow."""
+    assert live(chooser(stops=False), 60, accepts=7)[-1] == [7]
+
+
+def test_goes_off_when_nothing_is_accepted_and_says_why() -> None:
+    made = chooser()
+    assert live(made, 60, accepts=0)[-1] == [0]
+    choice = made.choose(signals([7]))
+    assert choice.reasons[0] in (Reason.OFF, Reason.EXPLORE)
+
+
+def test_off_tries_now_and_then_and_comes_back() -> None:
+    made = chooser()
+    live(made, 100, accepts=0)
+    quiet = live(made, 600, accepts=0)
+    assert 0 < sum(depths != [0] for depths in quiet) < 20
+    assert live(made, 600, accepts=7)[-1][0] > 0
+
+
+def test_rows_are_judged_apart() -> None:
+    made = chooser(2)
+    for _ in range(80):
+        depths = made.choose(signals([7, 7])).depths.tolist()
+        made.learn(record(depths, [depths[0], 0]))
+    last = made.choose(signals([7, 7])).depths
+    assert last[0] > 0 == last[1]
+
+
+def test_a_lagging_cache_raises_the_bar() -> None:
+    """What barely pays does not pay when a long prompt must be read first."""
+    made = chooser()
+    for _ in range(60):
+        for accepted in (0, 1, 0):
+            made.learn(record([1], [accepted]))
+    near = made.choose(signals([7]))
+    made.start(0, 0)
+    far = made.choose(signals([7], lag=[20_000]))
+    assert near.depths[0] > 0
+    assert far.depths[0] == 0
+
+
+def test_tiers_restrict_every_depth() -> None:
+    made = chooser(tiers=(2, 5), stops=False)
+    depths = {d for accepts in (7, 0, 1) for depth in live(made, 60, accepts) for d in depth}
+    assert depths <= {0, 2, 5}
+
+
+def test_limits_hold_for_a_plan_that_is_reused() -> None:
+    made = chooser()
+    live(made, 20, accepts=7)
+    for limit in (7, 3, 0, 5):
+        assert made.choose(signals([limit])).depths[0] <= limit
+
+
+def test_records_without_confidence_leave_depths_as_planned() -> None:
+    """A lookup drafter says nothing of its confidence: the stop rule has no say, the plan must hold alone."""
+    made = chooser(drafter="ngram")
+    for _ in range(40):
+        depths = made.choose(signals([7])).depths.tolist()
+        made.learn(record(depths, [min(depths[0], 1)], confidence=float("nan")))
+    assert not made.calibration.informed
+    assert np.isfinite(made.choose(signals([7])).outlook.goodput)  # type: ignore[union-attr]
+
+
+def test_no_depth_at_all_is_off() -> None:
+    assert chooser(tiers=()).choose(signals([7])).depths.tolist() == [0]
+
+
+def test_large_batches_are_learned_in_full() -> None:
+    """More rows than the notes hold at once."""
+    made = Goodput(table(), 300, 1)
+    made.learn(record([1] * 300, [1] * 300))
+    made.choose(signals([7] * 300))
+    assert live(made, 3, accepts=7, rows=300)

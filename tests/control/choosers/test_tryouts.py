@@ -1,0 +1,43 @@
+"""The allowance bounds what trying again may cost."""
+
+from __future__ import annotations
+
+from adaptspec.control.choosers.tryouts import Allowance
+
+PLAIN, COST = 1.0, 0.8
+
+
+def spend(allowance: Allowance, rounds: int, worth: float) -> int:
+    tries = 0
+    for _ in range(rounds):
+        allowance.earn(PLAIN)
+        if allowance.affords(COST):
+            allowance.settle(COST, worth)
+            tries += 1
+    return tries
+
+
+def test_failures_cost_at_most_the_share() -> None:
+    tries = spend(Allowance(0.01), 10_000, worth=0.0)
+    assert tries >= 10
+    assert tries * COST <= 0.01 * 10_000 * PLAIN + PLAIN
+
+
+def test_success_pays_for_the_next_try() -> None:
+    assert spend(Allowance(0.01), 100, worth=1.0) == 100
+
+
+def test_a_new_request_helps_and_nothing_is_hoarded() -> None:
+    fresh = Allowance(0.01)
+    fresh.earn(PLAIN)
+    fresh.settle(1.0, 0.0)
+    for _ in range(4):
+        fresh.grant(PLAIN, rows=1)
+    assert fresh.affords(COST)
+    for _ in range(10_000):
+        fresh.grant(PLAIN, rows=1)
+    assert not fresh.affords(5.0)
+
+
+def test_no_share_no_tries() -> None:
+    assert spend(Allowance(0.0), 1000, worth=1.0) == 0

@@ -1,0 +1,79 @@
+"""Round records and signals in one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from adaptspec.control.cost import CostTable
+from adaptspec.control.policy import BatchSignals
+from adaptspec.types import Reason, RoundRecord
+from tests.control.simulator import Machine
+
+QUIET = Machine(noise=0.0)
+
+
+def table() -> CostTable:
+    return CostTable(QUIET.profile())
+
+
+def signals(
+    limits: Sequence[int],
+    rows: Sequence[int] | None = None,
+    lag: Sequence[int] | None = None,
+    beside: int = 0,
+    prefill: int = 0,
+) -> BatchSignals:
+    size = len(limits)
+    return BatchSignals(
+        rows=np.array(range(size) if rows is None else rows, dtype=np.int64),
+        tasks=np.zeros(size, dtype=np.int64),
+        context=np.full(size, 100),
+        limits=np.array(limits, dtype=np.int64),
+        lag=np.zeros(size, dtype=np.int64) if lag is None else np.array(lag),
+        prefill_tokens=prefill,
+        beside=beside,
+    )
+
+
+def record(
+    drafted: Sequence[int],
+    accepted: Sequence[int],
+    *,
+    rows: Sequence[int] | None = None,
+    slower: float = 1.0,
+    confidence: float = 0.8,
+    depths: Sequence[int] | None = None,
+    drafter: Sequence[int] | None = None,
+    prefill: int = 0,
+) -> RoundRecord:
+    """A round whose passes took `slower` times what the quiet machine takes."""
+    size, deepest = len(drafted), max(drafted)
+    steps = [sum(d > j for d in drafted) for j in range(deepest)]
+    draft = sum(QUIET.step(n) for n in steps) * slower
+    verify = QUIET.verify(size + sum(drafted)) * slower
+    sure = np.full((size, deepest), np.nan)
+    for i, count in enumerate(drafted):
+        sure[i, :count] = confidence
+    return RoundRecord(
+        number=0,
+        request_ids=tuple(str(i) for i in range(size)),
+        rows=np.array(range(size) if rows is None else rows, dtype=np.int64),
+        depths=np.array(drafted if depths is None else depths),
+        reasons=np.full(size, int(Reason.POLICY)),
+        drafter=np.zeros(size, dtype=np.int64) if drafter is None else np.array(drafter),
+        drafted=np.array(drafted),
+        accepted=np.array(accepted),
+        emitted=np.array(accepted) + 1,
+        context=np.full(size, 100),
+        confidence=sure,
+        entropy=sure,
+        prefill_tokens=prefill,
+        draft_steps=deepest,
+        caught_up=0,
+        verify_tokens=size + sum(drafted) + prefill,
+        draft_seconds=draft,
+        verify_seconds=verify,
+        total_seconds=draft + verify + QUIET.overhead_ms / 1e3 * slower,
+    )

@@ -1,0 +1,136 @@
+"""The controller: rows to policies, reasons, drafters and limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adaptspec.control.choosers.static import Static
+from adaptspec.control.composed import ComposedPolicy
+from adaptspec.control.controller import Controller
+from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.stopping import ConfidenceStop
+from adaptspec.errors import ConfigError, UnknownModelError
+from adaptspec.types import Reason, Request, RoundRecord, SpeculationParams
+from tests.control.helpers import record, signals, table
+
+
+class Recorder(ComposedPolicy):
+    """A fixed depth that remembers what it was asked and told."""
+
+    def __init__(
+        self, depth: int, drafters: tuple[str, ...] = ("draft-model",), stop: ConfidenceStop | None = None
+    ) -> None:
+        super().__init__(Static(depth), drafters, 8, stop=stop)
+        self.asked: list[BatchSignals] = []
+        self.told: list[RoundRecord] = []
+        self.log: list[tuple[str, int, int]] = []
+
+    def decide(self, signals: BatchSignals) -> Decision:
+        self.asked.append(signals)
+        return super().decide(signals)
+
+    def learn(self, record: RoundRecord) -> None:
+        self.told.append(record)
+
+    def start(self, row: int, task: int) -> None:
+        self.log.append(("start", row, task))
+
+    def finish(self, row: int) -> None:
+        self.log.append(("finish", row, 0))
+
+
+def request(policy: str | None = None, max_depth: int | None = None, task: str | None = None) -> Request:
+    return Request("r", (1,), speculation=SpeculationParams(policy, task, max_depth))
+
+
+def two() -> tuple[Controller, Recorder, Recorder]:
+    deep, shallow = Recorder(5, stop=ConfidenceStop(0.5)), Recorder(1, ("ngram",))
+    controller = Controller(
+        {"deep": deep, "shallow": shallow}, "deep", ("draft-model", "ngram"), 8, cost=table(), task_names=("code",)
+    )
+    return controller, deep, shallow
+
+
+def test_one_policy_gets_the_whole_batch() -> None:
+    controller, deep, shallow = two()
+    controller.start(0, request())
+    controller.start(3, request(task="code"))
+    batch = signals([7, 7], rows=[0, 3])
+    decision = controller.decide(batch)
+    assert decision.depths.tolist() == [5, 5]
+    assert deep.asked == [batch]
+    assert not shallow.asked
+    assert deep.log == [("start", 0, 0), ("start", 3, 1)]
+
+
+def test_two_policies_share_a_round_without_meeting() -> None:
+    """Each sees its own rows and how many run beside them; drafters are the engine's; stops stay with their rows."""
+    controller, deep, shallow = two()
+    for row, name in enumerate(("deep", "shallow", None)):
+        controller.start(row, request(name))
+    decision = controller.decide(signals([7, 7, 7]))
+    assert decision.depths.tolist() == [5, 1, 5]
+    assert decision.drafter.tolist() == [0, 1, 0]
+    assert (deep.asked[0].rows.tolist(), deep.asked[0].beside) == ([0, 2], 1)
+    assert decision.stop is not None
+    assert decision.stop(1, np.arange(3), np.array([0.9, 0.1, 0.1]), np.zeros(3)).tolist() == [True, True, False]
+    controller.learn(record([5, 1, 5], [5, 0, 2], drafter=[0, 1, 0]))
+    assert deep.told[0].accepted.tolist() == [5, 2]
+    assert shallow.told[0].rows.tolist() == [1]
+    assert shallow.told[0].confidence.shape[0] == 1
+
+
+def test_a_round_is_learned_by_the_policy_of_a_request_that_just_ended() -> None:
+    controller, deep, shallow = two()
+    controller.start(0, request("shallow"))
+    controller.start(1, request("deep"))
+    controller.decide(signals([7, 7]))
+    controller.finish(0)
+    controller.learn(record([1, 1], [1, 1]))
+    assert len(shallow.told) == 1
+    assert len(deep.told) == 1
+
+
+def test_limits_have_reasons() -> None:
+    """The request's own ceiling and the lack of room read differently in a trace."""
+    controller, _, _ = two()
+    controller.start(0, request(max_depth=2))
+    controller.start(1, request())
+    controller.start(2, request(max_depth=0))
+    decision = controller.decide(signals([2, 3, 0]))
+    assert decision.depths.tolist() == [2, 3, 0]
+    assert decision.reasons.tolist() == [Reason.REQUEST, Reason.CEILING, Reason.REQUEST]
+
+
+def test_a_reused_row_starts_anew() -> None:
+    controller, deep, _ = two()
+    controller.start(0, request(max_depth=0))
+    controller.start(0, request())
+    assert deep.log == [("start", 0, 0), ("finish", 0, 0), ("start", 0, 0)]
+    assert controller.decide(signals([7])).reasons.tolist() == [Reason.FIXED]
+    controller.finish(0)
+    controller.finish(0)
+    assert deep.log.count(("finish", 0, 0)) == 2
+
+
+def test_a_round_without_decoding_rows_asks_nobody() -> None:
+    controller, deep, _ = two()
+    assert len(controller.decide(signals([])).depths) == 0
+    assert not deep.asked
+
+
+def test_wrong_names_are_refused() -> None:
+    controller, _, _ = two()
+    with pytest.raises(UnknownModelError, match="served are: deep, shallow"):
+        controller.start(0, request("fast"))
+    with pytest.raises(ConfigError, match="wants the drafter 'ngram'"):
+        Controller({"n": Recorder(1, ("ngram",))}, "n", ("draft-model",), 1)
+    with pytest.raises(ConfigError, match="there is no policy 'x'"):
+        Controller({}, "x", (), 1)
+
+
+def test_a_policy_that_never_drafts_needs_no_drafter() -> None:
+    controller = Controller({"off": Recorder(0)}, "off", (), 1)
+    controller.start(0, request())
+    assert controller.decide(signals([7])).depths.tolist() == [0]

@@ -1,0 +1,78 @@
+"""The cost table adds up, learns, keeps its head, and survives a round trip."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adaptspec.control.cost import CostTable
+from adaptspec.errors import ConfigError
+from tests.control.helpers import QUIET, record, table
+
+
+def test_a_round_is_the_sum_of_its_parts() -> None:
+    cost = table()
+    whole = cost.round_seconds("draft-model", 4, np.array([0.0, 2.0]), np.array([0.0, 8.0]))
+    assert whole[0] == pytest.approx(cost.plain_seconds(4))
+    expected = 2 * QUIET.step(4) + QUIET.verify(12) + QUIET.overhead_ms / 1e3
+    assert whole[1] == pytest.approx(expected, rel=0.02)
+
+
+def test_verify_curve_equals_single_readings() -> None:
+    cost = table()
+    tokens = np.arange(4.0, 20.0)
+    assert cost.verify_curve(4, tokens, 50.0) == pytest.approx([cost.verify_seconds(4, t, 50.0) for t in tokens])
+
+
+def test_a_lookup_drafter_has_no_steps() -> None:
+    assert table().draft_step_seconds("ngram", 4) == 0.0
+    assert table().catch_up_seconds("ngram", 100) == 0.0
+
+
+def test_it_learns_a_machine_that_is_slower_than_profiled() -> None:
+    cost = table()
+    before = cost.plain_seconds(1)
+    for _ in range(400):
+        cost.observe(record([3], [2], slower=1.5), "draft-model")
+        cost.observe(record([0], [0], slower=1.5), "draft-model")
+    assert cost.plain_seconds(1) == pytest.approx(1.5 * before, rel=0.05)
+    assert cost.draft_step_seconds("draft-model", 1) == pytest.approx(1.5 * QUIET.step(1), rel=0.05)
+
+
+def test_a_hiccup_does_not_change_which_depth_pays_and_it_recovers() -> None:
+    cost = table()
+
+    def relative() -> float:
+        return cost.verify_seconds(1, 4) / cost.plain_seconds(1)
+
+    for _ in range(40):
+        cost.observe(record([3], [2]), "draft-model")
+        cost.observe(record([0], [0]), "draft-model")
+    usual = relative()
+    for _ in range(3):
+        cost.observe(record([3], [2], slower=50.0), "draft-model")
+    assert relative() == pytest.approx(usual, rel=0.05)
+    for _ in range(200):
+        cost.observe(record([3], [2]), "draft-model")
+        cost.observe(record([0], [0]), "draft-model")
+    assert relative() == pytest.approx(usual, rel=0.01)
+
+
+def test_rounds_that_read_a_prompt_teach_nothing() -> None:
+    cost = table()
+    before = cost.plain_seconds(1)
+    for _ in range(20):
+        cost.observe(record([0], [0], slower=9.0, prefill=100), None)
+    assert cost.plain_seconds(1) == before
+
+
+def test_json_round_trip() -> None:
+    cost = table()
+    again = CostTable.from_json(cost.to_json())
+    assert again.profile == cost.profile
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 99}', '{"version": 1, "rows": [1]}'])
+def test_foreign_files_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="profile again"):
+        CostTable.from_json(text)

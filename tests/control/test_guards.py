@@ -1,0 +1,115 @@
+"""Guards: off when slower, back when it pays, no oscillation, no permanent disable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adaptspec.control.guards import Dwell, GuardSettings, NeverSlower, Probe, Stance, SwitchGuard
+from adaptspec.types import Reason, RoundRecord
+from tests.control.helpers import record, signals, table
+
+SLOWER = GuardSettings(NeverSlower(0.03, 16, 2), probe=Probe(after_tokens=64, rounds=6))
+LOSING, WINNING, PLAIN = record([3], [0]), record([3], [3]), record([0], [0])
+
+
+def drive(guard: SwitchGuard, rounds: int, speculating: RoundRecord) -> list[Stance]:
+    """Rounds of an obedient engine: speculate when allowed, else decode plainly."""
+    seen = []
+    for _ in range(rounds):
+        stance = guard.stance(signals([7]))
+        seen.append(stance)
+        guard.after(speculating if stance in (Stance.RUN, Stance.PROBE) else PLAIN)
+    return seen
+
+
+def test_losing_windows_switch_off() -> None:
+    stances = drive(SwitchGuard(SLOWER, table()), 60, LOSING)
+    assert stances[0] is Stance.RUN
+    assert stances.index(Stance.OFF) <= 34
+
+
+def test_winning_windows_never_do() -> None:
+    stances = drive(SwitchGuard(SLOWER, table()), 600, WINNING)
+    assert set(stances) <= {Stance.RUN, Stance.PLAIN_ONCE}
+    assert stances.count(Stance.PLAIN_ONCE) < 0.03 * len(stances)
+
+
+def test_one_losing_window_is_not_enough() -> None:
+    """A hopeless window is cut short, so a few bad rounds close one; the second window wins."""
+    guard = SwitchGuard(SLOWER, table())
+    stances = drive(guard, 6, LOSING) + drive(guard, 60, WINNING)
+    assert Stance.OFF not in stances
+
+
+def test_probes_back_off_while_they_lose() -> None:
+    """Neither a permanent disable nor an oscillation: the gaps between probes double."""
+    stances = drive(SwitchGuard(SLOWER, table()), 3000, LOSING)
+    starts = [i for i in range(1, len(stances)) if stances[i] is Stance.PROBE and stances[i - 1] is Stance.OFF]
+    gaps = np.diff(starts)
+    assert len(starts) >= 4
+    assert (gaps[1:] > 1.6 * gaps[:-1]).all()
+    assert stances.count(Stance.PROBE) < 0.02 * len(stances)
+
+
+def test_a_winning_probe_turns_on_and_resets_the_back_off() -> None:
+    guard = SwitchGuard(SLOWER, table())
+    drive(guard, 1000, LOSING)
+    back = drive(guard, 2500, WINNING)
+    assert back[-1] is Stance.RUN
+    again = drive(guard, 400, LOSING)
+    off = again.index(Stance.OFF)
+    assert 60 <= again.index(Stance.PROBE) - off <= 70
+
+
+def test_a_new_request_shortens_the_wait() -> None:
+    patient, eager = SwitchGuard(SLOWER, table()), SwitchGuard(SLOWER, table())
+    for guard in (patient, eager):
+        drive(guard, 40, LOSING)
+    eager.start()
+    assert drive(eager, 100, LOSING).index(Stance.PROBE) < drive(patient, 100, LOSING).index(Stance.PROBE)
+
+
+def test_a_probe_the_chooser_declines_hands_back_to_it() -> None:
+    guard = SwitchGuard(SLOWER, table())
+    drive(guard, 40, LOSING)
+    assert drive(guard, 200, PLAIN)[-1] is Stance.RUN
+
+
+def test_rounds_shared_with_other_policies_or_prompts_are_not_measured() -> None:
+    """Their seconds are not this policy's doing."""
+    for around in ({"beside": 3}, {"prefill": 100}):
+        guard = SwitchGuard(SLOWER, table())
+        for _ in range(100):
+            assert guard.stance(signals([7], **around)) in (Stance.RUN, Stance.PLAIN_ONCE)
+            guard.after(LOSING)
+
+
+def test_low_acceptance_switches_off_where_asked() -> None:
+    guard = SwitchGuard(GuardSettings(disable_below_acceptance=0.5), table())
+    assert Stance.OFF in drive(guard, 60, LOSING)
+    assert Stance.OFF not in drive(SwitchGuard(GuardSettings(disable_below_acceptance=0.5), table()), 60, WINNING)
+
+
+def test_without_rules_it_never_interferes() -> None:
+    assert set(drive(SwitchGuard(GuardSettings(), table()), 300, LOSING)) == {Stance.RUN}
+
+
+@pytest.mark.parametrize("wanted", [0, 5])
+def test_dwell_keeps_a_changed_depth(wanted: int) -> None:
+    dwell = Dwell(4, 2)
+    rows, limits, reasons = np.array([1]), np.array([7]), np.array([int(Reason.POLICY)])
+    first = dwell.hold(rows, np.array([3]), reasons, limits)
+    assert first[0].tolist() == [3]
+    held = [dwell.hold(rows, np.array([wanted]), reasons, limits) for _ in range(4)]
+    assert [int(depths[0]) for depths, _ in held] == [3, 3, 3, wanted]
+    assert held[0][1].tolist() == [int(Reason.DWELL)]
+
+
+def test_dwell_bows_to_limits_and_forgets_with_the_request() -> None:
+    dwell = Dwell(4, 1)
+    rows, reasons = np.array([0]), np.array([0])
+    dwell.hold(rows, np.array([5]), reasons, np.array([7]))
+    assert dwell.hold(rows, np.array([5]), reasons, np.array([2]))[0].tolist() == [2]
+    dwell.start(0)
+    assert dwell.hold(rows, np.array([1]), reasons, np.array([7]))[0].tolist() == [1]
