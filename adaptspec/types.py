@@ -131,7 +131,7 @@ class Request:
 class SpeculationStats:
     """What speculation did for one request. Only tokens that were emitted count as accepted.
 
-    `accepted_per_position[j]` counts the rounds whose draft was accepted at position j (0-based);
+    Entry j of `accepted_per_position` counts the rounds whose draft was accepted at position j (0-based);
     `rounds` counts the rounds that emitted; `draft_rounds` those of them that drafted.
     """
 
@@ -145,7 +145,7 @@ class SpeculationStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """accepted / drafted; 0 when nothing was drafted. Depends on the depth: never compare across tiers."""
+        """Accepted / drafted; 0 when nothing was drafted. Depends on the depth: never compare across tiers."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property

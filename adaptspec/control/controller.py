@@ -63,6 +63,11 @@ class Controller:
         self._running = [0] * len(self._list)
         self._occupied = [False] * max_rows
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names a request may give as its task."""
+        return tuple(self._tasks)
+
     def start(self, row: int, request: Request) -> None:
         """A request begins decoding in `row`.
 

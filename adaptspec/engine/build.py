@@ -15,6 +15,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
 from adaptspec.control.library import find_policy, shipped_policies
 from adaptspec.control.spec import PolicySpec, build_policy, load_policy_spec
+from adaptspec.control.tasks import TASKS
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
@@ -108,9 +109,9 @@ def assemble(
     limits: Limits = Limits(),
 ) -> EngineCore:
     """An engine from parts that are already loaded; the first policy is the default."""
-    policies = {spec.name: build_policy(spec, costs, limits.max_rows) for spec in specs}
+    policies = {spec.name: build_policy(spec, costs, limits.max_rows, TASKS) for spec in specs}
     names = [drafter.name for drafter in drafters]
-    controller = Controller(policies, specs[0].name, names, limits.max_rows, cost=costs)
+    controller = Controller(policies, specs[0].name, names, limits.max_rows, cost=costs, task_names=TASKS)
     methods = {spec.name: method(spec.verification) for spec in specs}
     return EngineCore(target, drafters, tokenizer, controller=controller, methods=methods, sinks=sinks, limits=limits)
 

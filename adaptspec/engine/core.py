@@ -110,6 +110,11 @@ class EngineCore:
             worst = min(prompt) if min(prompt) < 0 else max(prompt)
             raise RequestError(f"prompt has token id {worst}; {info.name} has 0 to {info.vocab_size - 1}", "prompt")
         check_vocabulary(request.sampling, info.vocab_size)
+        task, tasks = request.speculation.task, self._controller.tasks
+        if task is not None and task not in tasks:
+            raise RequestError(
+                f"there is no task {task!r}; known are: {', '.join(tasks) or 'none'}; or leave it out", "adaptspec.task"
+            )
         policy = request.speculation.policy
         if policy is not None and policy not in self._controller.policies:
             raise UnknownModelError(
