@@ -134,9 +134,8 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 def _generate(arguments: argparse.Namespace) -> int:
     config = _engine_config(arguments)
     engine = Engine.from_config(config)
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    if arguments.chat:
-        prompt = engine.chat([{"role": "user", "content": prompt}])
+    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt = engine.chat([{"role": "user", "content": text}]) if arguments.chat else text
     sampling = SamplingParams(
         max_tokens=arguments.max_tokens, temperature=arguments.temperature, top_p=arguments.top_p, seed=arguments.seed
     )

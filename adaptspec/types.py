@@ -168,7 +168,7 @@ class Timings:
 class Delta:
     """A piece of one request's output: text that can no longer change, and the tokens of the round.
 
-    `finish` is set on the last piece, together with `completion`.
+    The last piece carries the `completion`.
     """
 
     request_id: str

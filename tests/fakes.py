@@ -21,7 +21,7 @@ class TableRunner:
     def __init__(
         self, vocab: int = 24, seed: int = 0, blend: float = 0.0, context: int = 96, capacity: int = 10**9
     ) -> None:
-        self.info = ModelInfo("table", "table", 0, vocab, context, f"table-{seed}-{blend}", (1,))
+        self.info = ModelInfo("table", "table", 0, vocab, context, f"table-{seed}-{blend}", (1,), "float32")
         base = np.random.default_rng(0).normal(0.0, 2.0, (vocab, vocab, vocab))
         own = np.random.default_rng(seed).normal(0.0, 2.0, (vocab, vocab, vocab))
         self._table = torch.from_numpy(blend * base + (1 - blend) * own).float()

@@ -21,7 +21,10 @@ from adaptspec.errors import AdaptSpecError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one benchmark; writes nothing but its result to standard output, progress to standard error."""
+    """Run one benchmark; writes nothing but its result to standard output, progress to standard error.
+
+    The exit status is 1 if text differed by more than rounding, 2 for an error of the user's to mend.
+    """
     arguments = _parser().parse_args(argv)
     try:
         result = arguments.run(arguments)
@@ -29,10 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"adaptspec.bench: {error}", file=sys.stderr)
         return 2
     if arguments.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(result, indent=1, allow_nan=False))
     else:
         arguments.show(result, Console())
-    return 0
+    return 1 if result.get("unexplained") else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     quick = commands.add_parser("quick", help="speed at batch 1, greedy, against transformers and fixed depths")
     quick.add_argument("--repeats", type=int, default=5, help="interleaved repeats (default: %(default)s)")
     quick.add_argument("--prompts", type=int, default=3, help="prompts per task (default: %(default)s)")
-    quick.add_argument("--policy", default="goodput")
+    quick.add_argument("--policy", default="goodput", metavar="NAME|FILE", help="(default: %(default)s)")
     quick.set_defaults(run=_quick, show=_show_quick)
     exact = commands.add_parser("exactness", help="greedy output against transformers, token for token")
     exact.add_argument("--prompts", type=int, default=20, help="prompts per task (default: %(default)s)")

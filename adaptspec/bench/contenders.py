@@ -67,7 +67,7 @@ class TransformersGenerate:
 
     name = "transformers"
 
-    def __init__(self, place: str, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, place: str, dtype: torch.dtype, device: torch.device) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
         self._model = model.to(device).eval()
         self._device = device

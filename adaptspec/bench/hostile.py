@@ -1,21 +1,48 @@
-"""A drafter that is always wrong, at the full price of a draft model: the worst case for a policy."""
+"""Drafters that are always wrong, at the full price of the real ones: the worst case for a policy."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import DraftJob
+import numpy as np
+import torch
+
+from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.models.draft import Draft
 
 
-class WrongDrafter(DraftModelDrafter):
+class WrongDrafter:
     """Drafts like the real one, confidence included, then proposes the next token id instead.
 
     Right only where draft and target differ by exactly that one id, which is rare enough.
     """
 
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+        self.name = drafter.name
+        self._drafter = drafter
+        self._vocab_size = vocab_size
+
+    def lag(self, row: int, length: int) -> int:
+        """See `Drafter.lag`."""
+        return self._drafter.lag(row, length)
+
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`."""
-        draft = super().propose(job)
-        return replace(draft, tokens=(draft.tokens + 1) % self.runner.info.vocab_size)
+        draft = self._drafter.propose(job)
+        for i in np.flatnonzero(draft.counts).tolist():
+            # What the real one has seen of its own draft is not what is proposed here, so none of it may stay.
+            self._drafter.commit(int(job.rows[i]), len(job.tokens[i]))
+        proposed = np.arange(draft.tokens.shape[1]) < draft.counts[:, None]
+        tokens = np.where(proposed, (draft.tokens + 1) % self._vocab_size, 0)
+        drawn_from = draft.distribution
+        return replace(
+            draft, tokens=tokens, distribution=None if drawn_from is None else torch.roll(drawn_from, 1, dims=-1)
+        )
+
+    def commit(self, row: int, valid: int) -> None:
+        """See `Drafter.commit`."""
+        self._drafter.commit(row, valid)
+
+    def free(self, row: int) -> None:
+        """See `Drafter.free`."""
+        self._drafter.free(row)

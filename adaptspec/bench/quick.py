@@ -1,15 +1,15 @@
 """The quick benchmark: batch 1, greedy, every contender on every prompt in turn, ratios per workload.
 
-Speculation is judged by decode time (first token to last, the draft's catch-up of the prompt
-included), transformers by the whole request on both sides.
+Fixed depths and always-wrong drafts use the policy's drafter. Speculation is judged by decode time
+(first token to last, the draft's catch-up of the prompt included), transformers by the whole request
+on both sides.
 """
 
 from __future__ import annotations
 
-import platform
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,21 +17,29 @@ import torch
 from adaptspec.bench.contenders import Contender, OwnEngine, Run, TransformersGenerate
 from adaptspec.bench.hostile import WrongDrafter
 from adaptspec.bench.workloads import Workloads, encode
+from adaptspec.control.cost import CostTable
 from adaptspec.control.spec import PolicySpec, parse_policy_spec
-from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.engine.build import Built, EngineConfig, assemble, build, resolve_model
-from adaptspec.engine.profile import profiled_costs
+from adaptspec.engine.build import Built, EngineConfig, assemble, build, model_place
+from adaptspec.engine.profile import processor
+from adaptspec.errors import ConfigError
 
 STATIC_DEPTHS = (1, 2, 3, 5, 7)
 
 
 @dataclass(frozen=True)
 class QuickSettings:
-    """How much to run: prompts per task come from the caller; each is run `repeats` times by everyone."""
+    """How much to run: prompts per task come from the caller; each is run `repeats` times by everyone.
+
+    `policy` is the name of a shipped one, or a YAML file.
+    """
 
     tokens: int = 128
     repeats: int = 5
     policy: str = "goodput"
+
+    def __post_init__(self) -> None:
+        if self.tokens < 2 or self.repeats < 1:
+            raise ConfigError("a timing needs at least 2 tokens (--tokens) and 1 repeat (--repeats)")
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,13 @@ class Timed:
 def run_quick(
     config: EngineConfig, workloads: Workloads, settings: QuickSettings, tick: Callable[[], None]
 ) -> dict[str, Any]:
-    """Run everything and return the result object; `tick` is called after each prompt of each repeat."""
-    built = build(config)
+    """Run everything and return the result object; `tick` is called after each prompt of each repeat.
+
+    Raises:
+        ConfigError: there is no such policy, or it needs a draft model and there is none.
+    """
+    built = build(replace(config, policies=(settings.policy,)))
+    settings = replace(settings, policy=built.core.default_policy)
     contenders = _contenders(config, built, settings.policy)
     longest = built.target.info.context - settings.tokens
     timed: list[Timed] = []
@@ -65,7 +78,7 @@ def run_quick(
 
 
 def _contenders(config: EngineConfig, built: Built, policy: str) -> list[Contender]:
-    specs = [_static(depth) for depth in STATIC_DEPTHS]
+    specs = [_static(depth, _drafter(built)) for depth in STATIC_DEPTHS]
     core = assemble(
         built.target,
         built.drafters,
@@ -74,31 +87,35 @@ def _contenders(config: EngineConfig, built: Built, policy: str) -> list[Contend
         costs=built.costs,
         limits=config.limits,
     )
-    real = next(d for d in built.drafters if isinstance(d, DraftModelDrafter))
     hostile = assemble(
         built.target,
-        [WrongDrafter(real.runner)],
+        [WrongDrafter(drafter, built.target.info.vocab_size) for drafter in built.drafters],
         built.tokenizer,
         specs=[s for s in built.specs if s.name == policy],
-        costs=profiled_costs(built.target, built.drafters, config.limits.max_rows),
+        costs=CostTable(built.costs.profile),  # its own: what it learns of wrong drafts is not for the others
         limits=config.limits,
     )
-    dtype = torch.float32 if built.target.device.type == "cpu" else torch.bfloat16
-    place = resolve_model(config.model, "target")
+    place = model_place(config.model, "target")
+    own = dict.fromkeys(["off", *(spec.name for spec in specs), policy])
     return [
-        TransformersGenerate(place, dtype, built.target.device.type),
-        OwnEngine(core, "off"),
-        *(OwnEngine(core, spec.name) for spec in specs),
-        OwnEngine(core, policy),
+        TransformersGenerate(place, getattr(torch, built.target.info.dtype), built.target.device),
+        *(OwnEngine(core, name) for name in own),
         OwnEngine(hostile, policy, "wrong-draft"),
     ]
 
 
-def _static(depth: int) -> PolicySpec:
+def _drafter(built: Built) -> str:
+    """What the fixed depths draft with: the same as the policy."""
+    names = [drafter.name for drafter in built.drafters]
+    wanted = built.specs[0].drafters[0]
+    return wanted if wanted in names else names[0]
+
+
+def _static(depth: int, drafter: str) -> PolicySpec:
     return parse_policy_spec(
         "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\n"
         f"metadata: {{name: fixed-{depth}, description: Depth {depth} always}}\n"
-        f"spec: {{choose: {{algorithm: static, depth: {depth}}}}}\n",
+        f"spec: {{choose: {{algorithm: static, depth: {depth}}}, drafters: [{drafter}]}}\n",
         f"fixed-{depth}",
     )
 
@@ -115,16 +132,18 @@ def _result(timed: Sequence[Timed], workloads: Workloads, settings: QuickSetting
     return {
         "benchmark": "quick",
         "machine": {
-            "processor": platform.processor() or platform.machine(),
+            "processor": processor(),
             "device": built.target.device.type,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
+            "dtype": built.target.info.dtype,
         },
         "models": {"target": built.target.info.parameters, "name": built.target.info.name},
         "settings": {
             "tokens": settings.tokens,
             "repeats": settings.repeats,
             "policy": settings.policy,
+            "drafter": _drafter(built),
             "prompts": {task: len(prompts) for task, prompts in workloads.items()},
         },
         "milliseconds_per_token": _speeds(timed),

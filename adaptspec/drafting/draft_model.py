@@ -26,8 +26,10 @@ class DraftModelDrafter:
 
     name = "draft-model"
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, catch_up_tokens: int = 512) -> None:
+        """At most about `catch_up_tokens` are read per round: a long prompt must not hold up the other rows."""
         self.runner = runner
+        self._catch_up_tokens = catch_up_tokens
 
     def lag(self, row: int, length: int) -> int:
         """See `Drafter.lag`."""
@@ -44,6 +46,8 @@ class DraftModelDrafter:
         kept: list[tuple[IntArray, torch.Tensor]] = []
         active, packed, caught_up = self._first(job, depths)
         steps = 0
+        if not len(active) and len(packed.rows):
+            self.runner.forward(packed)  # nobody drafts yet, but prompts are read on
         while len(active):
             offsets = np.full(len(active), steps, dtype=np.int64)
             scores = job.sampling.process(self.runner.forward(packed), active, offsets, tokens)
@@ -82,17 +86,26 @@ class DraftModelDrafter:
         return np.clip(job.depths, 0, np.maximum(room, 0))
 
     def _first(self, job: DraftJob, depths: IntArray) -> tuple[IntArray, Packed, int]:
-        """The first pass: every token that each drafting row's cache has not seen."""
-        active, fed = [], []
+        """The first pass: what each drafting row's cache has not seen. Rows that read all of it draft."""
+        budget, vocabulary = self._catch_up_tokens, self.runner.info.vocab_size
+        drafting, fed, rows, wanted = [], [], [], []
         for i in np.flatnonzero(depths).tolist():
             row, context = int(job.rows[i]), job.tokens[i]
-            if self.runner.reserve(row, len(context) + int(depths[i])):
-                active.append(i)
-                fed.append(context[self.runner.length(row) :])
+            missing = context[self.runner.length(row) :]
+            part = missing[: max(budget, _USUAL)]
+            # A target with a wider (padded) vocabulary may hold tokens that the draft has no embedding for.
+            if max(missing) >= vocabulary or not self.runner.reserve(row, len(context) + int(depths[i])):
+                continue
+            budget -= len(part)
+            rows.append(row)
+            fed.append(part)
+            wanted.append(int(len(part) == len(missing)))
+            if wanted[-1]:
+                drafting.append(i)
         counts = np.array([len(part) for part in fed], dtype=np.int64)
-        index = np.array(active, dtype=np.int64)
-        packed = Packed(job.rows[index], counts, np.array(list(chain.from_iterable(fed))), np.ones_like(counts))
-        return index, packed, int(np.maximum(counts - _USUAL, 0).sum())
+        tokens = np.array(list(chain.from_iterable(fed)), dtype=np.int64)
+        packed = Packed(np.array(rows, dtype=np.int64), counts, tokens, np.array(wanted, dtype=np.int64))
+        return np.array(drafting, dtype=np.int64), packed, int(np.maximum(counts - _USUAL, 0).sum())
 
 
 def _padded(kept: list[tuple[IntArray, torch.Tensor]], batch: int, deepest: int) -> torch.Tensor:

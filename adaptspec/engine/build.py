@@ -6,13 +6,13 @@ Knows where policies and the bundled pair live; what each part does is its own a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.control.library import find_policy, shipped_policies
 from adaptspec.control.spec import PolicySpec, build_policy, load_policy_spec
 from adaptspec.control.tasks import TASKS
@@ -22,7 +22,8 @@ from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.profile import profiled_costs
 from adaptspec.errors import ConfigError
-from adaptspec.models.loading import check_pair, check_tokenizer, load_runner, load_tokenizer
+from adaptspec.models.loading import check_pair, check_tokenizer, load_model, load_tokenizer
+from adaptspec.models.memory import CacheLimits, bytes_for_cache
 from adaptspec.models.runner import Runner
 from adaptspec.types import Sink
 from adaptspec.verification.registry import method
@@ -76,24 +77,23 @@ class Built:
 
 
 def build(config: EngineConfig, sinks: Sequence[Sink] = ()) -> Built:
-    """Load the models, measure their costs, read the policies.
+    """Read the policies, load the models, measure their costs.
 
     Raises:
         ModelError, PairError: a model cannot be used, or the two do not belong together.
         ConfigError, PolicyError: a setting or a policy cannot be used.
     """
-    target = _load(config, resolve_model(config.model, "target"))
-    tokenizer = load_tokenizer(resolve_model(config.model, "target"))
-    check_tokenizer(tokenizer, target.info)
-    drafters: list[Drafter] = []
+    specs = _specs(config)
+    places = [model_place(config.model, "target")]
     if config.draft_model is not None:
-        place = resolve_model(config.draft_model, "draft")
-        draft = _load(config, place)
+        places.append(model_place(config.draft_model, "draft"))
+    target, *drafts = _load(config, places)
+    tokenizer = load_tokenizer(places[0])
+    check_tokenizer(tokenizer, target.info)
+    for place, draft in zip(places[1:], drafts, strict=True):
         check_pair(tokenizer, load_tokenizer(place), target.info, draft.info)
-        drafters.append(DraftModelDrafter(draft))
-    drafters.append(NgramDrafter())
+    drafters: list[Drafter] = [*map(DraftModelDrafter, drafts), NgramDrafter()]
     costs = profiled_costs(target, drafters, config.limits.max_rows)
-    specs = _specs(config.policy_names, drafters)
     core = assemble(target, drafters, tokenizer, specs=specs, costs=costs, sinks=sinks, limits=config.limits)
     return Built(core, tokenizer, target, tuple(drafters), tuple(specs), costs)
 
@@ -108,44 +108,71 @@ def assemble(
     sinks: Sequence[Sink] = (),
     limits: Limits = Limits(),
 ) -> EngineCore:
-    """An engine from parts that are already loaded; the first policy is the default."""
+    """An engine from parts that are already loaded; the first policy is the default.
+
+    Rows get room for the deepest draft that any policy may ask for, at most `limits.max_depth`.
+
+    Raises:
+        ConfigError: two policies have one name, or one needs a drafter that is not there.
+    """
     policies = {spec.name: build_policy(spec, costs, limits.max_rows, TASKS) for spec in specs}
+    if len(policies) < len(specs):
+        twice = next(spec.name for i, spec in enumerate(specs) if any(spec.name == s.name for s in specs[:i]))
+        raise ConfigError(f"two policies are called {twice}; rename one of them")
+    deepest = max(policy.max_depth for policy in policies.values())
+    limits = replace(limits, max_depth=min(limits.max_depth, deepest))
     names = [drafter.name for drafter in drafters]
     controller = Controller(policies, specs[0].name, names, limits.max_rows, cost=costs, task_names=TASKS)
     methods = {spec.name: method(spec.verification) for spec in specs}
     return EngineCore(target, drafters, tokenizer, controller=controller, methods=methods, sinks=sinks, limits=limits)
 
 
-def resolve_model(name: str, role: str) -> str:
+def model_place(name: str, role: str) -> str:
     """The directory of the bundled `role` ("target" or "draft") for "bundled", any other name as it is."""
     return str(Path(__file__).parents[1] / "models" / "bundled" / role) if name == BUNDLED else name
 
 
-def _load(config: EngineConfig, place: str) -> Runner:
-    return load_runner(
-        place,
-        device=config.device,
-        dtype=config.dtype,
-        max_rows=config.limits.max_rows,
-        cache_tokens=config.cache_tokens,
-        context=config.context,
-    )
+def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
+    """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized."""
+    models = [load_model(place, device=config.device, dtype=config.dtype) for place in places]
+    # What memory is left, they share so that each holds as many tokens.
+    tokens = bytes_for_cache(models[0].device) // sum(model.bytes_per_token for model in models)
+    limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context)
+    runners: list[Runner] = []
+    for model in models:
+        runners.append(model.runner(replace(limits, room=tokens * model.bytes_per_token)))
+        # A draft of a shorter context drafts as far as it reaches; a longer one than the target's is of no use.
+        limits = replace(limits, context=runners[0].info.context, context_is_ceiling=True)
+    return runners
 
 
-def _specs(wanted: Sequence[str], drafters: Sequence[Drafter]) -> list[PolicySpec]:
-    """The policies asked for, then every shipped one that these drafters can run."""
-    at_hand = {drafter.name for drafter in drafters}
-    specs = [load_policy_spec(find_policy(name)) for name in wanted]
-    for spec in specs:
-        missing = [name for name in _needed(spec) if name not in at_hand]
-        if missing:
+def _specs(config: EngineConfig) -> list[PolicySpec]:
+    """The policies asked for, then every shipped one that the drafters to come can run."""
+    at_hand = {NgramDrafter.name} | (set() if config.draft_model is None else {DraftModelDrafter.name})
+    wanted: dict[str, Path] = {}
+    specs = []
+    for path in {path.resolve(): path for path in map(find_policy, config.policy_names)}.values():
+        spec = load_policy_spec(path)
+        if spec.name in wanted:
             raise ConfigError(
-                f"policy {spec.name} drafts with {', '.join(missing)}, which is not loaded: give a draft model "
-                "(--draft DIR), or choose a policy that does without, such as goodput-ngram or off"
+                f"{wanted[spec.name]} and {path} both hold a policy called {spec.name}; rename one (metadata.name)"
             )
-    names = {spec.name for spec in specs}
+        wanted[spec.name] = path
+        specs.append(spec)
+        _check(spec, at_hand, config.limits.max_rows)
     shipped = [load_policy_spec(path) for path in shipped_policies()]
-    return specs + [s for s in shipped if s.name not in names and at_hand.issuperset(_needed(s))]
+    return specs + [s for s in shipped if s.name not in wanted and at_hand.issuperset(_needed(s))]
+
+
+def _check(spec: PolicySpec, at_hand: set[str], max_rows: int) -> None:
+    """Refuse a policy that could not be built later on, when the models have been loaded."""
+    missing = [name for name in _needed(spec) if name not in at_hand]
+    if missing:
+        raise ConfigError(
+            f"policy {spec.name} drafts with {', '.join(missing)}, which is not loaded: give a draft model "
+            "(--draft DIR), or choose a policy that does without, such as goodput-ngram or off"
+        )
+    build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), max_rows, TASKS)
 
 
 def _needed(spec: PolicySpec) -> tuple[str, ...]:

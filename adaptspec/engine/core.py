@@ -18,7 +18,7 @@ from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.rounds import RoundLoop
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.engine.speculator import Speculator
-from adaptspec.errors import PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.errors import ConfigError, PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.sampling import check_vocabulary
 from adaptspec.types import Delta, FinishReason, Request, Sink
@@ -32,6 +32,10 @@ class Limits:
     max_rows: int = 16
     prefill_tokens: int = 512
     max_depth: int = 7
+
+    def __post_init__(self) -> None:
+        if self.max_rows < 1 or self.prefill_tokens < 1 or self.max_depth < 0:
+            raise ConfigError(f"{self}: rows and prefill tokens must be at least 1, the depth at least 0")
 
 
 class EngineCore:
@@ -139,6 +143,10 @@ class EngineCore:
     def abort_all(self, finish: FinishReason, error: str) -> list[Delta]:
         """End every request."""
         return self._rounds.abort_all(finish, error)
+
+    def abort_running(self, finish: FinishReason, error: str) -> list[Delta]:
+        """End every request that holds a row."""
+        return self._rounds.abort_running(finish, error)
 
     def step(self) -> list[Delta]:
         """Run one round."""

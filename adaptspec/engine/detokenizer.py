@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
+
+# What decoders give for bytes that are no UTF-8: at the end of a text, perhaps a character still to be completed.
+_INCOMPLETE = "\ufffd"
 
 
 class Detokenizer:
     """One request's text. `push` tokens as they are committed; `take` the text that can no longer change."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, stop: Sequence[str] = ()) -> None:
-        self._backend = tokenizer.backend_tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = _Stream(tokenizer)
         self._stop = tuple(stop)
-        self._tokens: list[int] = []
+        self._may_stop = True
         self._text = ""
         self._taken = 0
         self.stopped = False
@@ -29,37 +30,34 @@ class Detokenizer:
         return self._text
 
     def push(self, token: int, may_stop: bool = True) -> bool:
-        """Add one token; True when its text completed a stop string (the earliest match wins, and is cut off)."""
-        self._tokens.append(token)
-        piece = self._stream.step(self._backend, token)
-        return self._append(piece, may_stop) if piece else False
+        """Add one token; True when its text completed a stop string (the earliest match wins, and is cut off).
+
+        Without `may_stop`, a stop string that ends in this token's text is text like any other, for good.
+        """
+        self._may_stop = may_stop
+        piece = self._stream.push(token)
+        return self._append(piece) if piece else False
 
     def take(self, final: bool = False) -> str:
         """Text not yet taken that cannot become part of a stop string; all of it when `final`."""
         if final and not self.stopped:
-            self._flush()
+            self._append(self._stream.rest())
         end = len(self._text) if final or self.stopped else len(self._text) - self._held_back()
         piece = self._text[self._taken : max(end, self._taken)]
         self._taken += len(piece)
         return piece
 
-    def _append(self, piece: str, may_stop: bool) -> bool:
+    def _append(self, piece: str) -> bool:
         start = len(self._text)
         self._text += piece
-        if not self._stop or not may_stop:
+        if not self._stop or not self._may_stop:
             return False
-        window = max(0, start - max(len(s) for s in self._stop) + 1)
-        hits = [at for s in self._stop if (at := self._text.find(s, window)) >= 0]
+        # Only matches that end in the new piece: any other was looked for before, or was not allowed to count.
+        hits = [at for s in self._stop if (at := self._text.find(s, max(0, start - len(s) + 1))) >= 0]
         if hits:
             self._text = self._text[: min(hits)]
             self.stopped = True
         return self.stopped
-
-    def _flush(self) -> None:
-        # A character cut off by max_tokens is only in the whole decode, as U+FFFD.
-        whole = self._backend.decode(self._tokens, skip_special_tokens=True)
-        if whole.startswith(self._text):
-            self._append(whole[len(self._text) :], may_stop=True)
 
     def _held_back(self) -> int:
         """How many characters at the end may be the beginning of a stop string."""
@@ -70,3 +68,40 @@ class Detokenizer:
                     longest = size
                     break
         return longest
+
+
+class _Stream:
+    """Incremental decoding: decodes a short window of the latest tokens and gives what is new in it.
+
+    The window holds the tokens of the last piece (some decoders treat a first token differently) and those whose
+    characters are still incomplete. Where a token changes text that is already out (byte fallback turns a whole run
+    of bytes into U+FFFD once one of them is no UTF-8), what is out stays, and decoding starts afresh behind it.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._decode = tokenizer.backend_tokenizer.decode
+        self._window: list[int] = []
+        self._done = 0  # tokens of the window whose text is out
+        self._known = ""  # the text of those
+
+    def push(self, token: int) -> str:
+        """The text that became certain with this token; often none."""
+        self._window.append(token)
+        text = self._decode(self._window)
+        if text == self._known or text.endswith(_INCOMPLETE):
+            return ""
+        return self._advance(text)
+
+    def rest(self) -> str:
+        """What was held back; a character cut short is U+FFFD."""
+        return self._advance(self._decode(self._window)) if len(self._window) > self._done else ""
+
+    def _advance(self, text: str) -> str:
+        fresh = self._window[self._done :]
+        if text.startswith(self._known):
+            piece = text[len(self._known) :]
+            self._known = self._decode(fresh)
+        else:
+            piece = self._known = self._decode(fresh)
+        self._window, self._done = fresh, len(fresh)
+        return piece

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedTokenizerFast
@@ -10,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.engine.build import AUTO, BUNDLED, EngineConfig, build
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.errors import RequestError
-from adaptspec.types import Completion, Delta, FinishReason, Request, SamplingParams, SpeculationParams
+from adaptspec.types import Completion, Delta, Request, SamplingParams, SpeculationParams
 
 
 class Engine:
@@ -24,6 +25,7 @@ class Engine:
         self.core = core
         self.tokenizer = tokenizer
         self._ids = itertools.count()
+        self._pieces: dict[str, deque[Delta]] = {}
 
     @classmethod
     def from_pretrained(
@@ -73,12 +75,10 @@ class Engine:
         requests = [self._request(prompt, params, speculation) for prompt, params in zip(prompts, each, strict=True)]
         for request in requests:
             self.core.check(request)
-        done: dict[str, Completion] = {}
         for request in requests:
             self.core.add(request)
-        for delta in self._run():
-            if delta.completion is not None:
-                done[delta.request_id] = delta.completion
+        ends = [delta.completion for delta in self._run([request.id for request in requests])]
+        done = {completion.request_id: completion for completion in ends if completion is not None}
         return [done[request.id] for request in requests]
 
     def stream(
@@ -91,23 +91,39 @@ class Engine:
         request = self._request(prompt, sampling, speculation)
         self.core.check(request)
         self.core.add(request)
-        try:
-            yield from self._run()
-        finally:
-            self.core.abort(request.id)
+        yield from self._run([request.id])
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """The prompt text of a conversation, by the model's own template."""
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """The prompt of a conversation, in token ids, by the model's own template."""
         text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return str(text)
+        # The template has written the special tokens itself.
+        ids: list[int] = self.tokenizer.encode(str(text), add_special_tokens=False)
+        return ids
 
-    def _run(self) -> Iterator[Delta]:
+    def _run(self, ids: Sequence[str]) -> Iterator[Delta]:
+        """Run rounds until these requests have ended; other streams that are open meanwhile keep their pieces."""
+        unfinished = set(ids)
+        self._pieces.update({request_id: deque() for request_id in ids})
         try:
-            while not self.core.idle:
-                yield from self.core.step()
-        except BaseException:
-            self.core.abort_all(FinishReason.ABORT, "the run was interrupted")
-            raise
+            while unfinished:
+                if not any(self._pieces[request_id] for request_id in unfinished):
+                    self._sort(self.core.step())
+                for request_id in sorted(unfinished):
+                    while self._pieces[request_id]:
+                        delta = self._pieces[request_id].popleft()
+                        if delta.completion is not None:
+                            unfinished.remove(request_id)
+                        yield delta
+        finally:
+            for request_id in ids:
+                del self._pieces[request_id]
+                self._sort(self.core.abort(request_id))
+
+    def _sort(self, deltas: Sequence[Delta]) -> None:
+        """Put each piece where its stream will look for it; nobody waits for those of a request that was left."""
+        for delta in deltas:
+            if delta.request_id in self._pieces:
+                self._pieces[delta.request_id].append(delta)
 
     def _request(
         self, prompt: str | Sequence[int], sampling: SamplingParams, speculation: SpeculationParams

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
@@ -38,7 +39,8 @@ class AsyncEngine:
         self._info = core.target if name is None else replace(core.target, name=name)
         self._max_waiting = max_waiting
         self._inbox: SimpleQueue[Callable[[], list[Delta]] | None] = SimpleQueue()
-        self._streams: dict[str, asyncio.Queue[Delta | None]] = {}
+        # None: nobody listens any more, but the engine has not let go of the request yet.
+        self._streams: dict[str, asyncio.Queue[Delta | None] | None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining = False
         self._closed = False
@@ -61,6 +63,15 @@ class AsyncEngine:
         return self._core.default_policy
 
     @property
+    def capacity(self) -> int:
+        """The most requests that can be in flight, running and waiting."""
+        return self._max_waiting + self._core.max_rows
+
+    def check(self, request: Request) -> None:
+        """Refuse what can never be served, without queueing anything. Raises RequestError."""
+        self._core.check(request)
+
+    @property
     def alive(self) -> bool:
         """Whether it takes requests or can finish those it has."""
         return self._failure is None and not self._closed
@@ -80,25 +91,26 @@ class AsyncEngine:
         self._admit(request)
         pieces: asyncio.Queue[Delta | None] = asyncio.Queue()
         self._streams[request.id] = pieces
+        self._inbox.put(lambda: self._core.add(request))
         done = False
         try:
-            self._inbox.put(lambda: self._core.add(request))
             while not done:
                 delta = await pieces.get()
                 if delta is None:
-                    raise EngineError(f"the engine has stopped: {self._failure}")
+                    raise EngineError(f"the engine has stopped: {self._failure or 'it was closed'}")
                 done = delta.completion is not None
                 yield delta
         finally:
-            self._streams.pop(request.id, None)
-            if not done:
+            if not done and request.id in self._streams:
+                self._streams[request.id] = None
                 self._inbox.put(lambda: self._core.abort(request.id))
 
     async def generate(self, request: Request) -> Completion:
         """The finished request. Raises as `stream` does."""
-        async for delta in self.stream(request):
-            if delta.completion is not None:
-                return delta.completion
+        async with aclosing(self.stream(request)) as pieces:
+            async for delta in pieces:
+                if delta.completion is not None:
+                    return delta.completion
         raise EngineError("the engine ended the stream without a completion")
 
     async def drain(self, seconds: float) -> None:
@@ -122,37 +134,41 @@ class AsyncEngine:
             raise EngineError(f"the engine has stopped: {self._failure}")
         if self._draining:
             raise OverloadedError("the server is shutting down; send the request again later")
-        if len(self._streams) >= self._max_waiting + self._core.max_rows:
+        if len(self._streams) >= self.capacity:
             raise OverloadedError(f"{len(self._streams)} requests are in flight; send the request again later")
         if request.id in self._streams:
-            raise EngineError(f"request id {request.id} is already running")
+            raise EngineError(f"request id {request.id} is still in use; give every request an id of its own")
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop:
+            raise EngineError("this engine serves another event loop; build one engine per loop")
         self._core.check(request)
         if self._loop is None:
-            self._loop = asyncio.get_running_loop()
+            self._loop = loop
             self._thread.start()
 
     def _run(self) -> None:
-        """The engine thread."""
+        """The engine thread. However it ends, nobody is left waiting."""
         try:
             self._serve()
-        except Exception as error:  # noqa: BLE001
-            # Not a round that failed but the loop around it: nothing can be trusted any more, and nobody may hang.
+        except BaseException as error:  # noqa: BLE001
+            # Not a round that failed but the loop around it: nothing can be trusted any more.
             _log.exception("the engine thread has stopped")
             self._failure = f"{type(error).__name__}: {error}"
+        finally:
             self._call_loop(self._give_up)
 
     def _serve(self) -> None:
         """Commands first, then a round; sleeps only when there is nothing to do."""
         while True:
             deltas: list[Delta] = []
-            while self._core.idle or not self._inbox.empty():
+            sleep = self._core.idle
+            while sleep or not self._inbox.empty():
                 command = self._inbox.get()
+                sleep = False
                 if command is None:
                     self._deliver(deltas + self._core.abort_all(FinishReason.ABORT, "the engine was closed"))
                     return
                 deltas += command()
-                if deltas:
-                    break
             if not self._core.idle:
                 deltas += self._round()
             self._deliver(deltas)
@@ -161,24 +177,36 @@ class AsyncEngine:
         try:
             return self._core.step()
         except Exception as error:  # noqa: BLE001
-            # One broken round must not take the server down: its requests end with the reason, the next ones run.
+            # One broken round must not take the server down: who ran ends with the reason, who waits runs next.
             _log.exception("a round failed; its requests end with an error")
-            return self._core.abort_all(FinishReason.ERROR, f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            ended = self._core.abort_running(FinishReason.ERROR, reason)
+            # With nobody running it failed before admitting anyone, and would fail for ever.
+            return ended or self._core.abort_all(FinishReason.ERROR, reason)
 
     def _deliver(self, deltas: list[Delta]) -> None:
         if deltas:
             self._call_loop(lambda: self._hand_out(deltas))
 
     def _call_loop(self, call: Callable[[], None]) -> None:
-        if self._loop is not None and not self._loop.is_closed():
+        if self._loop is None:
+            return
+        try:
             self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            _log.info("the event loop has closed; nobody is left to tell")
 
     def _give_up(self) -> None:
         for stream in self._streams.values():
-            stream.put_nowait(None)
+            if stream is not None:
+                stream.put_nowait(None)
+        self._streams.clear()
 
     def _hand_out(self, deltas: list[Delta]) -> None:
         for delta in deltas:
-            stream = self._streams.get(delta.request_id)
+            if delta.completion is not None:
+                stream = self._streams.pop(delta.request_id, None)
+            else:
+                stream = self._streams.get(delta.request_id)
             if stream is not None:
                 stream.put_nowait(delta)

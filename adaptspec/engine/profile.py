@@ -1,7 +1,7 @@
 """Measuring what passes cost on this machine, in a few seconds, once per machine and model pair.
 
-The result is kept in the user's cache directory, under a name made of the models' fingerprints, the
-device, the data type and the thread count.
+The result is kept in the user's cache directory, under a name made of the models' fingerprints and
+data types, the processor or GPU, the thread count, and what was measured.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +27,9 @@ from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Packed, Runner
 
 _log = logging.getLogger(__name__)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _WIDTHS = (1, 2, 4, 8)
-_CONTEXT, _LONG_CONTEXT = 64, 448
+_CONTEXT, _LONG_CONTEXT, _CATCH_UP = 64, 448, 128
 _CELL_SECONDS, _CELL_MOST, _CELL_LEAST = 0.06, 25, 3
 # A quiet machine repeats itself; where the median of a cell is this far above its minimum, somebody else computes too.
 _BUSY = 1.5
@@ -93,50 +97,93 @@ class Stopwatch:
 
 def measure(target: Runner, drafters: Sequence[Drafter], max_rows: int, stopwatch: Stopwatch) -> CostProfile:
     """Time verify passes and draft steps over rows and widths; the runners' rows are left free."""
-    rows = tuple(n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= max_rows)
-    verify = tuple(tuple(line) for line in _grid(target, rows, _WIDTHS, stopwatch))
+    extent = Extent.of(target, max_rows)
+    verify = tuple(tuple(line) for line in _grid(target, extent, extent.widths, stopwatch))
     models = [drafter for drafter in drafters if isinstance(drafter, DraftModelDrafter)]
     return CostProfile(
-        rows=rows,
-        tokens=_WIDTHS,
+        rows=extent.rows,
+        tokens=extent.widths,
         verify=verify,
-        drafters={drafter.name: _drafter_cost(drafter.runner, rows, stopwatch) for drafter in models},
-        per_cached_token=_per_cached_token(target, stopwatch),
+        drafters={d.name: _drafter_cost(d.runner, Extent.of(d.runner, max_rows), stopwatch) for d in models},
+        per_cached_token=_per_cached_token(target, extent, stopwatch),
         overhead=0.1 * verify[0][0],
     )
 
 
-def _grid(runner: Runner, rows: Sequence[int], widths: Sequence[int], stopwatch: Stopwatch) -> list[list[float]]:
+@dataclass(frozen=True)
+class Extent:
+    """What a runner has room to be measured at: numbers of rows, tokens per row, and what each row holds before."""
+
+    rows: tuple[int, ...]
+    widths: tuple[int, ...]
+    context: int
+    long_context: int
+    catch_up: int
+
+    @classmethod
+    def of(cls, runner: Runner, max_rows: int) -> Extent:
+        """The most that its context and its cache allow; all rows must be free, and are free again.
+
+        Raises:
+            ConfigError: not even one short row fits.
+        """
+        most = runner.info.context
+        context = max(1, min(_CONTEXT, most // 2))
+        widths = tuple(width for width in _WIDTHS if context + width <= most)
+        granted = _granted(runner, max_rows, context + max(widths, default=1))
+        if not widths or not granted:
+            raise ConfigError(f"{runner.info.name} has no room to measure one pass in; give it a longer context")
+        rows = tuple(count for count in _ROWS if count <= granted)
+        return cls(rows, widths, context, min(_LONG_CONTEXT, most - 1), min(_CATCH_UP, most // 2))
+
+
+def processor() -> str:
+    """The processor's model name, as far as the system tells it."""
+    try:
+        named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:  # not Linux
+        named = None
+    return named[1] if named else platform.processor() or platform.machine()
+
+
+def _granted(runner: Runner, rows: int, length: int) -> int:
+    """For how many rows of `length` tokens the cache has room."""
+    count = 0
+    while count < rows and runner.reserve(count, length):
+        count += 1
+    _clear(runner, count)
+    return count
+
+
+def _grid(runner: Runner, extent: Extent, widths: Sequence[int], stopwatch: Stopwatch) -> list[list[float]]:
     """Seconds for each number of rows and tokens per row, the rows holding a short context each."""
-    _fill(runner, max(rows), _CONTEXT)
-    table = [[_time_pass(runner, count, width, _CONTEXT, stopwatch) for width in widths] for count in rows]
-    _clear(runner, max(rows))
+    _fill(runner, max(extent.rows), extent.context, max(widths))
+    table = [[_time_pass(runner, count, width, extent.context, stopwatch) for width in widths] for count in extent.rows]
+    _clear(runner, max(extent.rows))
     return table
 
 
-def _per_cached_token(runner: Runner, stopwatch: Stopwatch) -> float:
-    longest = min(_LONG_CONTEXT, runner.info.context - 2)
-    if longest <= 2 * _CONTEXT:
+def _per_cached_token(runner: Runner, extent: Extent, stopwatch: Stopwatch) -> float:
+    if extent.long_context <= 2 * extent.context:
         return 0.0
     seconds = []
-    for context in (_CONTEXT, longest):
-        _fill(runner, 1, context)
+    for context in (extent.context, extent.long_context):
+        _fill(runner, 1, context, 1)
         seconds.append(_time_pass(runner, 1, 1, context, stopwatch))
         _clear(runner, 1)
-    return max(0.0, seconds[1] - seconds[0]) / (longest - _CONTEXT)
+    return max(0.0, seconds[1] - seconds[0]) / (extent.long_context - extent.context)
 
 
-def _drafter_cost(runner: Runner, rows: tuple[int, ...], stopwatch: Stopwatch) -> DrafterCost:
-    steps = tuple(line[0] for line in _grid(runner, rows, (1,), stopwatch))
-    length = min(128, runner.info.context // 2)
+def _drafter_cost(runner: Runner, extent: Extent, stopwatch: Stopwatch) -> DrafterCost:
+    steps = tuple(line[0] for line in _grid(runner, extent, (1,), stopwatch))
 
     def catch_up() -> None:
         runner.free(0)
-        _fill(runner, 1, length)
+        _fill(runner, 1, extent.catch_up, 0)
 
-    per_token = max(0.0, stopwatch.seconds(catch_up) - steps[0]) / length
+    per_token = max(0.0, stopwatch.seconds(catch_up) - steps[0]) / extent.catch_up
     runner.free(0)
-    return DrafterCost(rows, steps, per_token)
+    return DrafterCost(extent.rows, steps, per_token)
 
 
 def _time_pass(runner: Runner, rows: int, width: int, context: int, stopwatch: Stopwatch) -> float:
@@ -151,11 +198,11 @@ def _time_pass(runner: Runner, rows: int, width: int, context: int, stopwatch: S
     return stopwatch.seconds(run)
 
 
-def _fill(runner: Runner, rows: int, context: int) -> None:
-    room = min(context + max(_WIDTHS), runner.info.context)
+def _fill(runner: Runner, rows: int, context: int, width: int) -> None:
+    """Read `context` tokens into each row, with room for `width` more."""
     for row in range(rows):
-        if not runner.reserve(row, room):
-            raise ConfigError(f"the cache has no room for {rows} rows of {room} tokens; use fewer --max-rows")
+        if not runner.reserve(row, context + width):
+            raise ConfigError(f"the cache has no room for {rows} rows of {context + width} tokens; use fewer rows")
     runner.forward(_packed(runner, rows, context, wanted=1))
 
 
@@ -173,7 +220,8 @@ def _packed(runner: Runner, rows: int, count: int, wanted: int) -> Packed:
 def _cache_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Path:
     models = [target, *(d.runner for d in drafters if isinstance(d, DraftModelDrafter))]
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu"
-    facts = [device, str(torch.get_num_threads()), torch.__version__, str(max_rows), str(target.info.context)]
-    key = hashlib.blake2b("\n".join([*facts, *(m.info.fingerprint for m in models)]).encode(), digest_size=12)
+    facts = [device, processor(), str(torch.get_num_threads()), torch.__version__]
+    facts += [f"{m.info.fingerprint} {m.info.dtype} {Extent.of(m, max_rows)}" for m in models]
+    key = hashlib.blake2b("\n".join(facts).encode(), digest_size=12)
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "adaptspec" / "costs" / f"{key.hexdigest()}.json"

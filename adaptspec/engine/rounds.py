@@ -6,8 +6,10 @@ who listens, or how a decision is made.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,8 +21,10 @@ from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.engine.speculator import Ask, Speculator
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.types import Delta, FinishReason, RoundRecord, Sink
+from adaptspec.types import Delta, FinishReason, IntArray, RoundRecord, Sink
 from adaptspec.verification.method import Verdict
+
+_log = logging.getLogger(__name__)
 
 
 class RoundLoop:
@@ -44,7 +48,7 @@ class RoundLoop:
         self._method_of = method_of
         self._sinks = tuple(sinks)
         self._number = 0
-        self._max_depth = max_depth
+        self._outbox: list[Delta] = []
         self.scheduler = Scheduler(
             target,
             max_rows,
@@ -67,11 +71,11 @@ class RoundLoop:
         logits = self._verify(batch, draft)
         verdict = self._speculator.judge(logits, ask, draft)
         clock.lap("verify")
-        record, deltas = self._commit(batch, decision, draft, verdict, clock)
-        self._controller.learn(record)
-        for sink in self._sinks:
-            sink.emit(record)
-        return deltas
+        outcome = self._commit(batch, decision, draft, verdict)
+        clock.lap("commit")
+        self._report(self._record(batch, decision, draft, outcome, clock))
+        self._hand_out(batch)
+        return self._collect()
 
     def abort(
         self, request_id: str, finish: FinishReason = FinishReason.ABORT, error: str | None = None
@@ -79,17 +83,23 @@ class RoundLoop:
         """End a request where it stands; an unknown id is one that has already ended."""
         for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
             if sequence.request.id == request_id:
-                sequence.finish, sequence.error = finish, error
-                return [self._end(sequence)]
-        return []
+                self._end(sequence, finish, error)
+        return self._collect()
+
+    def abort_running(self, finish: FinishReason, error: str) -> list[Delta]:
+        """End every request that holds a row; those that wait have not been touched by anything yet."""
+        for sequence in list(self.scheduler.running):
+            self._end(sequence, finish, error)
+        return self._collect()
 
     def abort_all(self, finish: FinishReason, error: str) -> list[Delta]:
         """End every request, waiting ones too."""
-        everyone = [*self.scheduler.running, *self.scheduler.waiting]
-        return [delta for s in everyone for delta in self.abort(s.request.id, finish, error)]
+        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+            self._end(sequence, finish, error)
+        return self._collect()
 
     def _ask(self, batch: Batch) -> Ask:
-        emitting = [*batch.decoding, *(chunk.sequence for chunk in batch.chunks if chunk.last)]
+        emitting = batch.emitting
         draws = [s.sampling for s in emitting]
         return Ask(
             rows=np.array([s.row for s in emitting], dtype=np.int64),
@@ -112,9 +122,9 @@ class RoundLoop:
             rows=np.array(rows, dtype=np.int64),
             tasks=np.zeros(len(rows), dtype=np.int64),
             context=np.array(context, dtype=np.int64),
-            limits=np.array([min(s.depth_limit, self._max_depth) for s in batch.decoding], dtype=np.int64),
+            limits=np.array(batch.limits, dtype=np.int64),
             lag=np.array(lag, dtype=np.int64),
-            prefill_tokens=sum(chunk.count for chunk in batch.chunks),
+            prefill_tokens=batch.prefill_tokens,
         )
 
     def _verify(self, batch: Batch, draft: Draft) -> torch.Tensor:
@@ -136,61 +146,83 @@ class RoundLoop:
         arrays = [np.array(part, dtype=np.int64) for part in (rows, counts, tokens, wanted)]
         return self._target.forward(Packed(*arrays))
 
-    def _commit(
-        self, batch: Batch, decision: Decision, draft: Draft, verdict: Verdict, clock: _Clock
-    ) -> tuple[RoundRecord, list[Delta]]:
-        """Append what was accepted, roll the caches back, let finished requests go, and write the record."""
+    def _commit(self, batch: Batch, decision: Decision, draft: Draft, verdict: Verdict) -> _Outcome:
+        """Append what was accepted and roll the caches back to it."""
         now = time.monotonic()
         size = len(batch.decoding)
-        context = np.array([len(s.tokens) for s in batch.decoding], dtype=np.int64)
-        rows = np.array([s.row for s in batch.decoding], dtype=np.int64)
         emitted = np.zeros(size, dtype=np.int64)
-        finishing = [chunk.sequence for chunk in batch.chunks if chunk.last]
-        for i, sequence in enumerate([*batch.decoding, *finishing]):
-            kept = int(verdict.accepted[i])
+        context = np.array([len(s.tokens) for s in batch.decoding], dtype=np.int64)
+        for i, sequence in enumerate(batch.emitting):
+            kept, drafted = int(verdict.accepted[i]), int(draft.counts[i])
             length = len(sequence.tokens)
             gained = sequence.commit([*draft.tokens[i, :kept].tolist(), int(verdict.following[i])], now)
             if i < size:
                 emitted[i] = gained
-                sequence.count_round(int(draft.counts[i]), min(kept, gained))
-                self._roll_back(int(rows[i]), length + kept, int(decision.drafter[i]) if draft.counts[i] else None)
+                sequence.count_round(drafted, min(kept, gained))
+                self._roll_back(held_row(sequence), length + kept, int(decision.drafter[i]) if drafted else None)
+        return _Outcome(context, verdict.accepted[:size], emitted)
+
+    def _record(self, batch: Batch, decision: Decision, draft: Draft, outcome: _Outcome, clock: _Clock) -> RoundRecord:
         self._number += 1
-        clock.lap("commit")
-        record = RoundRecord(
+        size, prefill = len(batch.decoding), batch.prefill_tokens
+        return RoundRecord(
             number=self._number,
             request_ids=tuple(s.request.id for s in batch.decoding),
-            rows=rows,
+            rows=np.array([s.row for s in batch.decoding], dtype=np.int64),
             depths=decision.depths,
             reasons=decision.reasons,
             drafter=decision.drafter,
             drafted=draft.counts[:size],
-            accepted=verdict.accepted[:size],
-            emitted=emitted,
-            context=context,
+            accepted=outcome.accepted,
+            emitted=outcome.emitted,
+            context=outcome.context,
             confidence=draft.confidence[:size],
             entropy=draft.entropy[:size],
-            prefill_tokens=sum(chunk.count for chunk in batch.chunks),
+            prefill_tokens=prefill,
             draft_steps=draft.steps,
             caught_up=draft.caught_up,
-            verify_tokens=int(draft.counts.sum()) + size + sum(chunk.count for chunk in batch.chunks),
+            verify_tokens=int(draft.counts.sum()) + size + prefill,
             draft_seconds=clock.seconds("draft"),
             verify_seconds=clock.seconds("verify"),
             total_seconds=clock.total,
         )
-        return record, [self._end(s) if s.finish else s.delta() for s in [*batch.decoding, *finishing]]
+
+    def _report(self, record: RoundRecord) -> None:
+        """Tell the controller and the sinks. What they make of it must not cost a request its answer."""
+        for told in (self._controller.learn, *(sink.emit for sink in self._sinks)):
+            try:
+                told(record)
+            except Exception:  # noqa: BLE001
+                _log.exception("round %d could not be reported to %s; it is left out there", record.number, told)
+
+    def _hand_out(self, batch: Batch) -> None:
+        for sequence in batch.emitting:
+            if sequence.finish is None:
+                self._outbox.append(sequence.delta())
+            else:
+                self._end(sequence, sequence.finish)
+
+    def _collect(self) -> list[Delta]:
+        """Everything that has not been handed over: also what a round left behind that failed half-way."""
+        deltas, self._outbox = self._outbox, []
+        return deltas
 
     def _roll_back(self, row: int, valid: int, drafter: int | None) -> None:
         self._target.truncate(row, valid)
         if drafter is not None:
             self._speculator.drafters[drafter].commit(row, valid)
 
-    def _end(self, sequence: Seq) -> Delta:
+    def _end(self, sequence: Seq, finish: FinishReason, error: str | None = None) -> None:
+        sequence.finish, sequence.error = finish, error
         delta = sequence.delta()
         completion = sequence.completion(self._policy(sequence), time.monotonic())
+        self._outbox.append(Delta(delta.request_id, delta.text, delta.tokens, completion))
         self.scheduler.leave(sequence)
         for sink in self._sinks:
-            sink.finished(sequence.request, completion)
-        return Delta(delta.request_id, delta.text, delta.tokens, completion)
+            try:
+                sink.finished(sequence.request, completion)
+            except Exception:  # noqa: BLE001
+                _log.exception("the end of %s could not be reported to %s", sequence.request.id, sink)
 
     def _policy(self, sequence: Seq) -> str:
         return sequence.request.speculation.policy or self._controller.default
@@ -203,6 +235,15 @@ class RoundLoop:
         for drafter in self._speculator.drafters:
             drafter.free(row)
         self._controller.finish(row)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a round came to for its decoding rows: tokens before it, drafted tokens kept, tokens emitted."""
+
+    context: IntArray
+    accepted: IntArray
+    emitted: IntArray
 
 
 class _Clock:

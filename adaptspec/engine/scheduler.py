@@ -10,39 +10,45 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from adaptspec.engine.sequence import Sequence
+from adaptspec.errors import EngineError
 from adaptspec.models.runner import Runner
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Part of a prompt to be read this round; `last` when it reaches the end and yields a token."""
+    """Part of a prompt to be read this round; `last` when it reaches the end and so yields a token."""
 
     sequence: Sequence
     start: int
     count: int
-
-    @property
-    def last(self) -> bool:
-        """Whether the chunk's final token is the newest the sequence has."""
-        return self.start + self.count == len(self.sequence.tokens)
+    last: bool
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The sequences of one round: those that decode, and the prompt chunks read beside them."""
+    """The sequences of one round: those that decode, each with the deepest draft it has room for, and prompt chunks."""
 
     decoding: list[Sequence] = field(default_factory=list)
+    limits: list[int] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
 
-    def __bool__(self) -> bool:
-        return bool(self.decoding or self.chunks)
+    @property
+    def emitting(self) -> list[Sequence]:
+        """Those that gain tokens: the decoding ones first, then those whose prompt ends in this round."""
+        return [*self.decoding, *(chunk.sequence for chunk in self.chunks if chunk.last)]
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens read in this round."""
+        return sum(chunk.count for chunk in self.chunks)
 
 
 class Scheduler:
     """First come, first served, at most `max_rows` at a time, `prefill_tokens` of prompt per round.
 
-    When the cache runs out of room the newest sequence gives way: it waits at the front of the queue
-    with the tokens it has, and reads them again later; its output does not change.
+    When the cache runs out of room the newest sequence gives way: it waits at the front of the queue with the tokens
+    it has until another leaves, and reads them again then; its output does not change. Drafts never drive anybody
+    out: they get what room is left.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class Scheduler:
         self._free_rows = list(range(max_rows - 1, -1, -1))
         self._on_start = on_start
         self._on_leave = on_leave
+        self._short_of_room = False
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -74,7 +81,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def next_batch(self) -> Batch:
-        """Admit what fits and lay out the coming round. Every decoding row has room for its deepest draft."""
+        """Admit what fits and lay out the coming round. Decoding rows have room for their limits."""
         self._admit()
         batch = Batch()
         budget = self._prefill_tokens
@@ -87,10 +94,11 @@ class Scheduler:
             if missing == 1 and sequence.emitted:
                 if self._make_room(sequence):
                     batch.decoding.append(sequence)
+                    batch.limits.append(self._draft_room(sequence))
             elif budget > 0:
                 count = min(missing, budget)
                 budget -= count
-                batch.chunks.append(Chunk(sequence, cached, count))
+                batch.chunks.append(Chunk(sequence, cached, count, last=count == missing))
         return batch
 
     def leave(self, sequence: Sequence) -> None:
@@ -100,10 +108,12 @@ class Scheduler:
                 self.waiting.remove(sequence)
             return
         self.running.remove(sequence)
+        self._short_of_room = False
         self._give_back(sequence)
 
     def _admit(self) -> None:
-        while self.waiting and self._free_rows:
+        # Who gave way waits until somebody leaves: let back in at once, it would soon be driven out again.
+        while self.waiting and self._free_rows and not self._short_of_room:
             row = self._free_rows[-1]
             if not self._target.reserve(row, len(self.waiting[0].tokens) + 1):
                 self._target.free(row)
@@ -115,15 +125,25 @@ class Scheduler:
             self._on_start(sequence)
 
     def _make_room(self, sequence: Sequence) -> bool:
-        length = len(sequence.tokens) + min(sequence.depth_limit, self._max_depth)
-        while not self._target.reserve(held_row(sequence), length):
+        """Room for one more token, at the cost of newer sequences; False if it was the newest and gave way itself."""
+        while not self._target.reserve(held_row(sequence), len(sequence.tokens)):
             newest = self.running[-1]
+            if len(self.running) == 1:
+                raise EngineError(f"the cache is too small for {len(sequence.tokens)} tokens; give more cache tokens")
             self.running.remove(newest)
             self._give_back(newest)
             self.waiting.appendleft(newest)
+            self._short_of_room = True
             if newest is sequence:
                 return False
         return True
+
+    def _draft_room(self, sequence: Sequence) -> int:
+        """The deepest draft that finds room without anybody giving way."""
+        depth = max(0, min(sequence.depth_limit, self._max_depth))
+        while depth and not self._target.reserve(held_row(sequence), len(sequence.tokens) + depth):
+            depth //= 2
+        return depth
 
     def _give_back(self, sequence: Sequence) -> None:
         row = held_row(sequence)

@@ -6,27 +6,43 @@ Knows which runner suits which config, and devices and dtypes; knows nothing of 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from adaptspec.errors import ConfigError, ModelError
 from adaptspec.models.checkpoint import CONFIG, Checkpoint, eos_token_ids, fingerprint, read_json, weight_files
-from adaptspec.models.config import is_lean, read_decoder_config
+from adaptspec.models.config import DecoderConfig, is_lean, read_decoder_config
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.hub import resolve_model
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.memory import plan_cache
+from adaptspec.models.memory import CacheLimits, plan_cache
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.tokenizer import check_pair, check_tokenizer, load_tokenizer
-from adaptspec.models.transformers_runner import load_transformers_runner
-from adaptspec.models.weights import load_weights
+from adaptspec.models.transformers_runner import load_through_transformers
+from adaptspec.models.weights import DecoderWeights, load_weights
 
-__all__ = ["check_pair", "check_tokenizer", "load_runner", "load_tokenizer", "resolve_model"]
+__all__ = ["CacheLimits", "check_pair", "check_tokenizer", "load_model", "load_runner", "load_tokenizer"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NOT_GENERATIVE = ("Classification", "ForQuestionAnswering", "ForMaskedLM")
+
+
+class LoadedModel(Protocol):
+    """A model whose weights are loaded and that has no cache yet: several models can share what memory is left."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one cached token takes."""
+
+    def runner(self, limits: CacheLimits) -> Runner:
+        """With a cache; ModelError if none of these limits fits."""
 
 
 def load_runner(
@@ -39,50 +55,67 @@ def load_runner(
     context: int | None = None,
     block_size: int | None = None,
 ) -> Runner:
-    """Load a model for up to `max_rows` rows at a time.
+    """Load a model that shares its device with no other: see `load_model` and, for its cache, `CacheLimits`."""
+    limits = CacheLimits(max_rows, cache_tokens, context, block_size=block_size)
+    return load_model(path_or_hub_id, device=device, dtype=dtype).runner(limits)
+
+
+def load_model(path_or_hub_id: str, *, device: str = "auto", dtype: str = "auto") -> LoadedModel:
+    """Load a model's weights.
 
     `device` is cpu, cuda, cuda:N or auto; `dtype` float32, bfloat16, float16 or auto (float32 on CPU, as stored
-    on CUDA). `cache_tokens` bounds the cached tokens of all rows together, `context` those of one row;
-    None for as much as fits. `block_size` is the cache's allocation unit, None for the device's best.
-
-    Raises ModelError for a directory that cannot be loaded, ConfigError for an unknown device or dtype.
+    on CUDA). Raises ModelError for a directory that cannot be loaded, ConfigError for an unknown device or dtype.
     """
     folder = resolve_model(path_or_hub_id)
-    config = read_json(folder / CONFIG)
-    _refuse_unsafe(folder, config)
+    raw = read_json(folder / CONFIG)
+    _refuse_unsafe(folder, raw)
     place = _device(device)
-    number = _dtype(dtype, place, config)
-    limits = {"max_rows": max_rows, "cache_tokens": cache_tokens, "context": context, "block_size": block_size}
-    if is_lean(config):
-        return _load_decoder(folder, config, number, place, limits)
-    return load_transformers_runner(folder, config, number, place, limits)
-
-
-def _load_decoder(
-    folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device, limits: Mapping[str, int | None]
-) -> Decoder:
+    number = _dtype(dtype, place, raw)
+    if not is_lean(raw):
+        return load_through_transformers(folder, raw, number, place)
     config = read_decoder_config(raw)
     with Checkpoint(folder) as checkpoint:
-        weights = load_weights(checkpoint, config, dtype, device)
-    plan = plan_cache(config.cache_shape, dtype, device, longest=config.context, **limits)  # type: ignore[arg-type]
-    cache = KVCache(
-        config.cache_shape,
-        tokens=plan.tokens,
-        context=plan.context,
-        block_size=plan.block_size,
-        dtype=dtype,
-        device=device,
-    )
-    info = ModelInfo(
-        name=folder.resolve().name,
-        architecture=config.family,
-        parameters=weights.parameters,
-        vocab_size=config.vocab_size,
-        context=plan.context,
-        fingerprint=fingerprint(folder),
-        eos_token_ids=eos_token_ids(folder, raw),
-    )
-    return Decoder(info, config, weights, cache)
+        weights = load_weights(checkpoint, config, number, place)
+    return _LeanModel(folder, raw, config, weights, number, place)
+
+
+@dataclass(frozen=True)
+class _LeanModel:
+    folder: Path
+    raw: Mapping[str, Any]
+    config: DecoderConfig
+    weights: DecoderWeights
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.config.cache_shape.bytes_per_token(self.dtype)
+
+    def runner(self, limits: CacheLimits) -> Decoder:
+        config = self.config
+        plan = plan_cache(
+            self.folder, config.cache_shape, self.dtype, self.device, longest=config.context, limits=limits
+        )
+        cache = KVCache(
+            config.cache_shape,
+            tokens=plan.tokens,
+            context=plan.context,
+            block_size=plan.block_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        info = ModelInfo(
+            name=self.folder.resolve().name,
+            architecture=config.family,
+            parameters=self.weights.parameters,
+            vocab_size=config.vocab_size,
+            context=plan.context,
+            fingerprint=fingerprint(self.folder),
+            eos_token_ids=eos_token_ids(self.folder, self.raw),
+            dtype=str(self.dtype).removeprefix("torch."),
+        )
+        return Decoder(info, config, self.weights, cache)
 
 
 def _refuse_unsafe(folder: Path, config: Mapping[str, Any]) -> None:

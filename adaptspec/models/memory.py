@@ -17,6 +17,23 @@ SHORTEST_CONTEXT = 16
 
 
 @dataclass(frozen=True)
+class CacheLimits:
+    """What is asked of a cache for up to `max_rows` rows at a time; None is as much as fits.
+
+    `cache_tokens` bounds the tokens of all rows together, `context` those of one row; with `context_is_ceiling` a model
+    that takes fewer is not refused. `block_size` is the allocation unit, None for the device's best. `room` is how many
+    bytes the cache may take, None for what `bytes_for_cache` gives.
+    """
+
+    max_rows: int
+    cache_tokens: int | None = None
+    context: int | None = None
+    context_is_ceiling: bool = False
+    block_size: int | None = None
+    room: int | None = None
+
+
+@dataclass(frozen=True)
 class CachePlan:
     """Sizes of a cache, in tokens."""
 
@@ -26,25 +43,20 @@ class CachePlan:
 
 
 def plan_cache(
-    shape: CacheShape,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    longest: int,
-    max_rows: int,
-    cache_tokens: int | None,
-    context: int | None,
-    block_size: int | None = None,
+    name: object, shape: CacheShape, dtype: torch.dtype, device: torch.device, *, longest: int, limits: CacheLimits
 ) -> CachePlan:
-    """Choose the sizes of a cache for up to `max_rows` rows; ModelError if what is asked for cannot fit.
+    """Choose the sizes of a cache; ModelError, with the model's `name`, if what is asked for cannot fit.
 
-    `longest` is the model's own limit. Without `context`, rows get as much of it as fits for all of them.
-    Without `block_size`, a block is a whole row on CPU and CUDA_BLOCK tokens on CUDA. On CPU, memory is
+    `longest` is the model's own limit. Without a context, rows get as much of it as fits for all of them.
+    Without a block size, a block is a whole row on CPU and CUDA_BLOCK tokens on CUDA. On CPU, memory is
     only used once it is written.
     """
+    context, block_size, max_rows = limits.context, limits.block_size, limits.max_rows
+    if context is not None and limits.context_is_ceiling:
+        context = min(context, longest)
     if context is not None and not SHORTEST_CONTEXT <= context <= longest:
-        raise ModelError(f"context is {context} tokens; this model takes {SHORTEST_CONTEXT} to {longest}")
-    room = cache_tokens if cache_tokens is not None else _bytes_for_cache(device) // shape.bytes_per_token(dtype)
+        raise ModelError(f"{name}: context is {context} tokens; this model takes {SHORTEST_CONTEXT} to {longest}")
+    room = _tokens_for_cache(shape.bytes_per_token(dtype), device, limits)
     if block_size is None and device.type != "cpu":
         block_size = CUDA_BLOCK
     if context is None:
@@ -56,7 +68,7 @@ def plan_cache(
     tokens = min(room // block_size * block_size, max_rows * row_tokens)
     if tokens < row_tokens:
         raise ModelError(
-            f"the cache has room for {room} tokens, but one request may need {row_tokens}; "
+            f"{name}: the cache has room for {room} tokens, but one request may need {row_tokens}; "
             "choose a shorter context or give the cache more tokens"
         )
     return CachePlan(tokens, context, block_size)
@@ -68,7 +80,14 @@ def require_room(reserved: bool, row: int) -> None:
         raise EngineError(f"the cache has no room for the tokens of row {row}; give the cache more tokens")
 
 
-def _bytes_for_cache(device: torch.device) -> int:
+def bytes_for_cache(device: torch.device) -> int:
+    """How many bytes the caches of all models together may take, once all weights are loaded."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
     return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE)
+
+
+def _tokens_for_cache(each: int, device: torch.device, limits: CacheLimits) -> int:
+    if limits.cache_tokens is not None:
+        return limits.cache_tokens
+    return (bytes_for_cache(device) if limits.room is None else limits.room) // each

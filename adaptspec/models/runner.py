@@ -16,7 +16,11 @@ from adaptspec.types import IntArray
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model is. `context` is the most tokens a row can hold; `fingerprint` tells weights apart."""
+    """What a model is, and how it runs here.
+
+    `context` is the most tokens a row can hold; `fingerprint` tells weights apart; `dtype` is what they are computed
+    in, in torch's words (float32).
+    """
 
     name: str
     architecture: str
@@ -25,6 +29,7 @@ class ModelInfo:
     context: int
     fingerprint: str
     eos_token_ids: tuple[int, ...]
+    dtype: str
 
 
 @dataclass(frozen=True)

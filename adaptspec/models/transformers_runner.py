@@ -7,6 +7,7 @@ are taken, and that is tried out at load.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +19,7 @@ from adaptspec.errors import ModelError
 from adaptspec.models.blocks import BlockAllocator
 from adaptspec.models.checkpoint import eos_token_ids, fingerprint
 from adaptspec.models.kv_cache import CacheShape
-from adaptspec.models.memory import plan_cache, require_room
+from adaptspec.models.memory import CacheLimits, plan_cache, require_room
 from adaptspec.models.runner import ModelInfo, Packed
 
 if TYPE_CHECKING:
@@ -92,29 +93,59 @@ class TransformersRunner:
         return logits[keep - wanted :]
 
 
-def load_transformers_runner(
-    folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device, limits: Mapping[str, int | None]
-) -> TransformersRunner:
-    """Load through `AutoModelForCausalLM`; ModelError for what it does not know, or whose cache cannot be cut back."""
+@dataclass(frozen=True)
+class TransformersWeights:
+    """A model that transformers has loaded and that has no cache yet; satisfies `LoadedModel`."""
+
+    folder: Path
+    raw: Mapping[str, Any]
+    model: PreTrainedModel
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one cached token takes."""
+        return self._shape.bytes_per_token(self.dtype)
+
+    def runner(self, limits: CacheLimits) -> TransformersRunner:
+        """With a cache."""
+        config = self._config
+        longest = int(getattr(config, "max_position_embeddings", 2048))
+        limits = replace(limits, block_size=BLOCK)
+        plan = plan_cache(self.folder, self._shape, self.dtype, self.device, longest=longest, limits=limits)
+        info = ModelInfo(
+            name=self.folder.resolve().name,
+            architecture=str(self.raw["model_type"]),
+            parameters=self.model.num_parameters(),
+            vocab_size=config.vocab_size,
+            context=plan.context,
+            fingerprint=fingerprint(self.folder),
+            eos_token_ids=eos_token_ids(self.folder, self.raw),
+            dtype=str(self.dtype).removeprefix("torch."),
+        )
+        return TransformersRunner(info, self.model, plan.tokens)
+
+    @property
+    def _config(self) -> Any:
+        return self.model.config.get_text_config(decoder=True)
+
+    @property
+    def _shape(self) -> CacheShape:
+        config = self._config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return CacheShape(config.num_hidden_layers, heads, head_dim)
+
+
+def load_through_transformers(
+    folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> TransformersWeights:
+    """Load with `AutoModelForCausalLM`; ModelError for what it does not know, or whose cache cannot be cut back."""
     _check_rope(folder, raw)
     model = _load(folder, dtype, device)
     _check_rollback(folder, model)
-    config = model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    shape = CacheShape(config.num_hidden_layers, heads, head_dim)
-    longest = int(getattr(config, "max_position_embeddings", 2048))
-    plan = plan_cache(shape, dtype, device, longest=longest, **{**limits, "block_size": BLOCK})  # type: ignore[arg-type]
-    info = ModelInfo(
-        name=folder.resolve().name,
-        architecture=str(raw["model_type"]),
-        parameters=model.num_parameters(),
-        vocab_size=config.vocab_size,
-        context=plan.context,
-        fingerprint=fingerprint(folder),
-        eos_token_ids=eos_token_ids(folder, raw),
-    )
-    return TransformersRunner(info, model, plan.tokens)
+    return TransformersWeights(folder, raw, model, dtype, device)
 
 
 def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

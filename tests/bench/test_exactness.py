@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from adaptspec.bench import exactness
-from adaptspec.bench.exactness import run_exactness
+from adaptspec.bench.exactness import Reference, run_exactness
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.engine.build import EngineConfig
 from adaptspec.engine.core import Limits
+from adaptspec.types import Completion, FinishReason, SpeculationStats, Timings
 from adaptspec.verification.coupled import Coupled
 from adaptspec.verification.method import Verdict
 
@@ -41,3 +46,30 @@ def test_a_wrong_verification_is_caught(config: EngineConfig, monkeypatch: pytes
     monkeypatch.setattr(exactness, "method", lambda name: Generous())
     workloads = {"chat": read_workloads(None, 1)["chat"]}
     assert run_exactness(config, workloads, 10, lambda _: None)["unexplained"] > 0
+
+
+def test_text_that_goes_on_too_long_is_unexplained() -> None:
+    """Beyond the reference's end there is no gap to compare: null in JSON, and never taken for rounding."""
+    reference = Reference((1, 2), (7, 8), (1.0, 1.0))
+    done = Completion("r0", "", (7, 8, 9), 2, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.0, 0.0, 0.0))
+    row = exactness._compare([reference], [done])
+    assert row["unexplained"] == 1
+    assert row["divergences"] == [{"prompt": 0, "position": 2, "gap": None}]
+    json.dumps(row, allow_nan=False)
+
+
+def test_the_reference_has_the_engines_data_type(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two types round differently, which would be taken for a fault of speculation."""
+    seen: list[torch.dtype] = []
+
+    class Noted(AutoModelForCausalLM):
+        @classmethod
+        def from_pretrained(cls, *arguments: Any, dtype: torch.dtype, **options: Any) -> Any:
+            seen.append(dtype)
+            return AutoModelForCausalLM.from_pretrained(*arguments, dtype=dtype, **options)
+
+    monkeypatch.setattr(exactness, "AutoModelForCausalLM", Noted)
+    monkeypatch.setattr(exactness, "DEPTHS", (1,))
+    workloads = {"chat": read_workloads(None, 1)["chat"]}
+    run_exactness(replace(config, dtype="bfloat16"), workloads, 2, lambda _: None)
+    assert seen == [torch.bfloat16]

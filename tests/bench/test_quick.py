@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from adaptspec.bench import quick
+from adaptspec.bench.contenders import TransformersGenerate
 from adaptspec.bench.quick import QuickSettings, run_quick
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.engine.build import EngineConfig
 from adaptspec.engine.core import Limits
+from adaptspec.errors import ConfigError
 
 
-def test_it_measures_every_ratio_for_every_task(
-    target_path: Path, draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The result names each task's ratios with their spread, and counts what was run."""
+@pytest.fixture
+def config(target_path: Path, draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    config = EngineConfig(str(target_path), str(draft_path), limits=Limits(max_rows=1))
+    return EngineConfig(str(target_path), str(draft_path), limits=Limits(max_rows=1))
+
+
+def test_it_measures_every_ratio_for_every_task(config: EngineConfig) -> None:
+    """The result names each task's ratios with their spread, and counts what was run."""
     workloads = dict(list(read_workloads(None, 1).items())[:2])
     ticks: list[None] = []
     result = run_quick(config, workloads, QuickSettings(tokens=6, repeats=2), lambda: ticks.append(None))
@@ -33,3 +41,47 @@ def test_it_measures_every_ratio_for_every_task(
         assert all(cell["lowest"] <= cell["median"] <= cell["highest"] for cell in row.values())
     assert result["mean"].keys() == result["worst"].keys()
     assert all(result["worst"][key] <= result["mean"][key] for key in result["mean"])
+
+
+@pytest.mark.parametrize("policy", ["goodput-ngram", "off"])
+def test_any_shipped_policy_can_be_measured(config: EngineConfig, policy: str) -> None:
+    """Without a draft model too: the wrong drafts are then wrong lookups, or none."""
+    workloads = {"chat": read_workloads(None, 1)["chat"]}
+    settings = QuickSettings(tokens=6, repeats=1, policy=policy)
+    result = run_quick(replace(config, draft=None), workloads, settings, lambda: None)
+    assert result["settings"]["policy"] == policy
+    assert result["settings"]["drafter"] == "ngram"
+    assert {"off", policy, "wrong-draft"} <= set(result["milliseconds_per_token"])
+    json.dumps(result, allow_nan=False)
+
+
+def test_a_policy_that_is_not_there_is_refused(config: EngineConfig) -> None:
+    """A typo is told what there is, before anything is loaded."""
+    with pytest.raises(ConfigError, match=r"there is no policy 'fastest'.*shipped are: .*goodput-ngram"):
+        run_quick(config, {}, QuickSettings(policy="fastest"), lambda: None)
+    with pytest.raises(ConfigError, match="--draft"):
+        run_quick(replace(config, draft=None), {}, QuickSettings(policy="goodput"), lambda: None)
+
+
+@pytest.mark.parametrize("settings", [{"tokens": 1}, {"repeats": 0}])
+def test_what_cannot_be_timed_is_refused(settings: dict[str, int]) -> None:
+    """From the first token to the last there must be some time, and some repeat to take it in."""
+    with pytest.raises(ConfigError, match="at least 2 tokens"):
+        QuickSettings(**settings)  # type: ignore[arg-type]
+
+
+def test_transformers_runs_in_the_engines_data_type(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 against float32 would compare two things at once."""
+    seen: list[torch.dtype] = []
+
+    class Noted(TransformersGenerate):
+        def __init__(self, place: str, dtype: torch.dtype, device: torch.device) -> None:
+            seen.append(dtype)
+            super().__init__(place, dtype, device)
+
+    monkeypatch.setattr(quick, "TransformersGenerate", Noted)
+    workloads = {"chat": read_workloads(None, 1)["chat"]}
+    settings = QuickSettings(tokens=2, repeats=1, policy="off")
+    result = run_quick(replace(config, dtype="bfloat16", draft=None), workloads, settings, lambda: None)
+    assert seen == [torch.bfloat16]
+    assert result["machine"]["dtype"] == "bfloat16"

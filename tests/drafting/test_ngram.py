@@ -40,6 +40,9 @@ def test_a_draft_does_not_depend_on_the_round_it_is_made_in(tokens: list[int], f
     shallow = NgramDrafter(2, 1)
     begin = _propose(shallow, list(tokens), first)
     assert deep[:first] == begin
+    if len(begin) == first:
+        # Committing what was drafted adds n-grams to the memory: they say what it said already.
+        assert begin + _propose(shallow, tokens + begin, second) == deep
 
 
 def test_reading_bit_by_bit_equals_reading_at_once() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from adaptspec.engine.build import EngineConfig, build
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.engine import build as module
+from adaptspec.engine.build import EngineConfig, assemble, build
 from adaptspec.engine.core import Limits
 from adaptspec.engine.engine import Engine
 from adaptspec.errors import ConfigError, ModelError, PairError, PolicyError
 from adaptspec.types import SamplingParams, SpeculationParams
+from tests.conftest import MakeModel
 
 SMALL = Limits(max_rows=2)
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -19,6 +23,14 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def policy_file(path: Path, name: str, choose: str, more: str = "") -> str:
+    path.write_text(
+        f"apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {{name: '{name}'}}\n"
+        f"spec: {{choose: {choose}{more}}}\n"
+    )
+    return str(path)
 
 
 def test_a_pair_and_its_shipped_policies(target_path: Path, draft_path: Path) -> None:
@@ -44,12 +56,8 @@ def test_without_a_draft_model_lookup_is_the_default(target_path: Path) -> None:
 
 def test_a_policy_of_ones_own_comes_from_its_file(target_path: Path, draft_path: Path, tmp_path: Path) -> None:
     """A YAML path is as good as a shipped name."""
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
-        "spec: {choose: {algorithm: static, depth: 2}}\n"
-    )
-    config = EngineConfig(str(target_path), str(draft_path), (str(file),), limits=SMALL)
+    file = policy_file(tmp_path / "mine.yaml", "mine", "{algorithm: static, depth: 2}")
+    config = EngineConfig(str(target_path), str(draft_path), (file,), limits=SMALL)
     done = Engine.from_config(config).generate(["Hello"], GREEDY)[0]
     assert done.stats.policy == "mine"
     assert done.stats.drafted > 0
@@ -78,3 +86,109 @@ def test_unknown_policies_and_models_are_named(target_path: Path, tmp_path: Path
         build(EngineConfig(str(target_path), policies=("goodputt",), limits=SMALL))
     with pytest.raises(ModelError, match=r"config\.json"):
         build(EngineConfig(str(tmp_path), limits=SMALL))
+
+
+def test_a_deep_policy_drafts_as_deep_as_it_says(target_path: Path, tmp_path: Path) -> None:
+    """The engine makes room for the deepest policy it serves; the target as its own draft gets all of it accepted."""
+    file = policy_file(tmp_path / "deep.yaml", "deep", "{algorithm: static, depth: 12}")
+    limits = Limits(max_rows=2, max_depth=64)
+    engine = Engine.from_config(EngineConfig(str(target_path), str(target_path), (file,), limits=limits))
+    done = engine.generate(["Hello"], SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True))[0]
+    assert len(done.stats.acceptance_histogram) == 13
+    assert done.stats.acceptance_histogram[12] > 0
+
+
+def test_two_files_of_one_name_are_refused(target_path: Path, tmp_path: Path) -> None:
+    """Which of the two would a request get? The error names both files; one file given twice is one policy."""
+    first = policy_file(tmp_path / "first.yaml", "mine", "{algorithm: static, depth: 0}")
+    second = policy_file(tmp_path / "second.yaml", "mine", "{algorithm: static, depth: 0}")
+    with pytest.raises(ConfigError, match=r"first\.yaml and .*second\.yaml .* called mine"):
+        build(EngineConfig(str(target_path), policies=(first, second), limits=SMALL))
+    built = build(EngineConfig(str(target_path), policies=(first, first), limits=SMALL))
+    assert [spec.name for spec in built.specs].count("mine") == 1
+    specs = [built.specs[0], built.specs[0]]
+    with pytest.raises(ConfigError, match="two policies are called mine"):
+        assemble(built.target, built.drafters, built.tokenizer, specs=specs, costs=built.costs, limits=SMALL)
+
+
+def test_ones_own_policy_replaces_the_shipped_one_of_its_name(target_path: Path, tmp_path: Path) -> None:
+    """A file called `off` is the `off` of this engine, unless the shipped one is asked for as well."""
+    file = policy_file(tmp_path / "off.yaml", "off", "{algorithm: static, depth: 2}", ", drafters: [ngram]")
+    built = build(EngineConfig(str(target_path), policies=(file,), limits=SMALL))
+    assert built.specs[0].drafts
+    assert [spec.name for spec in built.specs].count("off") == 1
+    with pytest.raises(ConfigError, match="both hold a policy called off"):
+        build(EngineConfig(str(target_path), policies=(file, "off"), limits=SMALL))
+
+
+def test_policies_are_checked_before_models_are_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A typo fails at once, not after minutes of loading and measuring."""
+
+    def load_model(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(module, "load_model", load_model)
+    with pytest.raises(PolicyError, match="did you mean goodput"):
+        build(EngineConfig(policies=("goodputt",)))
+    tasks = ", tasks: {chta: {stop: {rule: none}}}"
+    with pytest.raises(PolicyError, match="did you mean"):
+        build(EngineConfig(policies=(policy_file(tmp_path / "p.yaml", "p", "{algorithm: goodput}", tasks),)))
+    with pytest.raises(ConfigError, match="--draft"):
+        build(EngineConfig(draft=None, policies=("goodput",)))
+
+
+def test_a_draft_of_a_shorter_context_serves_as_far_as_it_reaches(target_path: Path, make_model: MakeModel) -> None:
+    """--context is the target's: a draft that holds less keeps its own limit, one that holds more is cut to it."""
+    short = make_model("llama", seed=1, num_hidden_layers=1, max_position_embeddings=64)
+    engine_config = EngineConfig(str(target_path), str(short), ("static-3",), context=200, limits=SMALL)
+    engine = Engine.from_config(engine_config)
+    assert engine.core.target.context == 200
+    done = engine.generate(["Hello"], SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True))[0]
+    assert len(done.tokens) == 120
+    assert done.stats.drafted > 0
+    built = build(EngineConfig(str(short), str(target_path), context=32, limits=SMALL))
+    contexts = [built.target.info.context, *(d.runner.info.context for d in built.drafters if hasattr(d, "runner"))]
+    assert contexts == [32, 32]
+
+
+def test_an_impossible_context_names_the_model(target_path: Path, draft_path: Path) -> None:
+    """Of two models, the message says which one cannot."""
+    config = EngineConfig(str(target_path), str(draft_path), context=1000, limits=SMALL)
+    with pytest.raises(ModelError, match=f"{target_path}: context is 1000"):
+        build(config)
+
+
+def test_target_and_draft_share_the_memory(
+    target_path: Path, draft_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Caches are sized when both models' weights are loaded, and together keep to what there is."""
+    events: list[str] = []
+    load_model = module.load_model
+
+    def noted(place: str, **options: str) -> object:
+        events.append("weights")
+        return load_model(place, **options)
+
+    def room(device: torch.device) -> int:
+        events.append("room")
+        return 100 * (2 + 1) * 2 * 2 * 8 * 4  # 100 tokens in 2 + 1 layers
+
+    monkeypatch.setattr(module, "load_model", noted)
+    monkeypatch.setattr(module, "bytes_for_cache", room)
+    built = build(EngineConfig(str(target_path), str(draft_path), limits=SMALL))
+    assert events == ["weights", "weights", "room"]
+    (draft,) = [d.runner for d in built.drafters if isinstance(d, DraftModelDrafter)]
+    for runner in (built.target, draft):
+        assert runner.info.context == 50
+        assert runner.reserve(0, 50)
+        assert runner.reserve(1, 50)
+        assert not runner.reserve(2, 1)
+
+
+def test_the_shortest_context_serves(target_path: Path, draft_path: Path) -> None:
+    """--context 16, and a cache for one such row: it profiles, serves and drafts."""
+    limits = Limits(max_rows=4)
+    config = EngineConfig(str(target_path), str(draft_path), ("static-3",), context=16, cache_tokens=16, limits=limits)
+    done = Engine.from_config(config).generate(["Hi"] * 3, SamplingParams(max_tokens=10, temperature=0.0))
+    assert len({completion.tokens for completion in done}) == 1
+    assert done[0].stats.drafted > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.engine.detokenizer import Detokenizer
@@ -26,6 +27,29 @@ def _stream(tokenizer: PreTrainedTokenizerFast, tokens: list[int], stop: tuple[s
 @pytest.fixture(scope="module")
 def shared(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     return tokenizer
+
+
+WORDS = ["▁", "▁a", "▁the", "b", "é", "你", "▁▁", "x y", "\ufffd"]
+FIRST_BYTE = 2 + len(WORDS)  # after <unk> and </s>
+
+
+@pytest.fixture(scope="module")
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """As Llama 2's: words with their space before them, single bytes for all else; the first space is dropped."""
+    tokens = ["<unk>", "</s>", *WORDS, *(f"<0x{byte:02X}>" for byte in range(256))]
+    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, [], unk_token="<unk>"))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
+
+
+# Mostly bytes, and mostly such as begin or go on with a character: whole characters and broken ones both turn up.
+BYTES = st.sampled_from([0x20, 0x41, 0x0A, 0xC3, 0xA9, 0xE4, 0xBD, 0xA0, 0xF0, 0x9F, 0x98, 0x80, 0xFF])
+FALLBACK_TOKENS = st.lists(
+    st.one_of(st.integers(0, FIRST_BYTE - 1), BYTES.map(lambda byte: FIRST_BYTE + byte), st.integers(0, 266)),
+    max_size=24,
+)
 
 
 @settings(max_examples=200, deadline=None)
@@ -74,3 +98,98 @@ def test_stop_strings_wait_for_min_tokens(shared: PreTrainedTokenizerFast) -> No
     assert not detokenizer.push(shared.encode("b")[0], may_stop=False)
     assert detokenizer.push(shared.encode("b")[0])
     assert detokenizer.text == "b"
+
+
+def _whole_bytes(tokens: list[int]) -> bool:
+    """Whether the bytes between words are whole characters."""
+    runs = bytes(token - FIRST_BYTE if token >= FIRST_BYTE else 0x20 for token in tokens if token > 1)
+    try:
+        runs.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@settings(max_examples=400, deadline=None)
+@given(tokens=FALLBACK_TOKENS)
+def test_byte_fallback_survives_any_bytes(byte_fallback: PreTrainedTokenizerFast, tokens: list[int]) -> None:
+    """Whole characters stream as they decode at once; broken ones raise nothing, and no word near them is lost.
+
+    Decoded at once, one broken byte spoils its whole run of bytes, text that is already out included: a stream keeps
+    that text instead.
+    """
+    streamed, _ = _stream(byte_fallback, tokens)
+    if _whole_bytes(tokens):
+        assert streamed == byte_fallback.backend_tokenizer.decode(tokens)
+    at = 0
+    for token in tokens:
+        if 2 < token < FIRST_BYTE:
+            word = WORDS[token - 2].replace("▁", " ").strip(" ")
+            at = streamed.index(word, at) + len(word)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text("a你é😀 \n", max_size=12))
+def test_byte_fallback_hands_out_each_character_when_it_is_whole(
+    byte_fallback: PreTrainedTokenizerFast, text: str
+) -> None:
+    """A newline or an emoji made of bytes comes at once, not when the run of bytes ends: stop strings need it."""
+    detokenizer = Detokenizer(byte_fallback)
+    out = ""
+    for character in text:
+        for byte in character.encode():
+            detokenizer.push(FIRST_BYTE + byte)
+        out += detokenizer.take()
+        assert out == detokenizer.text
+    assert out == text.removeprefix(" ")
+
+
+def test_text_that_is_out_stays_when_a_broken_byte_follows(byte_fallback: PreTrainedTokenizerFast) -> None:
+    """`A` has been sent when the byte after it turns out to be none of UTF-8; the word behind follows all the same."""
+    detokenizer = Detokenizer(byte_fallback)
+    pieces = []
+    for token in (FIRST_BYTE + 0x41, FIRST_BYTE + 0xFF, 3, 5):
+        detokenizer.push(token)
+        pieces.append(detokenizer.take())
+    assert pieces == ["A", "", "\ufffd a", "b"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text("abxyé", max_size=24),
+    stops=st.lists(st.text("abxyé", min_size=1, max_size=4), min_size=1, max_size=3),
+    allowed_from=st.integers(0, 24),
+)
+def test_what_was_handed_out_is_never_taken_back(
+    shared: PreTrainedTokenizerFast, text: str, stops: list[str], allowed_from: int
+) -> None:
+    """Wherever min_tokens ends: deltas joined are the text, cut at the first stop string that ends after that."""
+    tokens = shared.encode(text)
+    detokenizer = Detokenizer(shared, tuple(stops))
+    out = ""
+    for i, token in enumerate(tokens):
+        stopped = detokenizer.push(token, may_stop=i >= allowed_from)
+        out += detokenizer.take()
+        assert detokenizer.text.startswith(out)
+        if stopped:
+            break
+    out += detokenizer.take(final=True)
+    assert out == detokenizer.text
+    barred = len(shared.decode(tokens[:allowed_from]).replace("\ufffd", ""))
+    ends = [end for end in range(barred + 1, len(text) + 1) if text[:end].endswith(tuple(stops))]
+    if ends:
+        longest = max(len(stop) for stop in stops if text[: ends[0]].endswith(stop))
+        assert out == text[: ends[0] - longest]
+    else:
+        assert out == text
+
+
+def test_a_stop_string_of_before_does_not_count_later(shared: PreTrainedTokenizerFast) -> None:
+    """`b` came while stopping was not allowed and has been sent: the next token must not find it again."""
+    detokenizer = Detokenizer(shared, ("b", "xyzw"))
+    first, second = shared.encode("bc")
+    assert not detokenizer.push(first, may_stop=False)
+    assert detokenizer.take() == "b"
+    assert not detokenizer.push(second)
+    assert detokenizer.take() == "c"
+    assert detokenizer.text == "bc"

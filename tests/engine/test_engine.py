@@ -50,3 +50,14 @@ def test_one_bad_prompt_refuses_the_call_and_leaves_nothing_behind(engine: Engin
     with pytest.raises(RequestError, match="empty"):
         engine.generate(["fine", []], GREEDY)
     assert engine.core.idle
+
+
+def test_streams_that_are_open_together_keep_their_own_pieces(engine: Engine) -> None:
+    """Interleaved streams and calls: nobody gets another's tokens, leaving one leaves the others running."""
+    alone = [engine.generate([p], GREEDY)[0].text for p in ("first", "second", "third")]
+    one, two = engine.stream("first", GREEDY), engine.stream("second", GREEDY)
+    begin = [next(one).text, next(two).text]
+    assert engine.generate(["third"], GREEDY)[0].text == alone[2]
+    two.close()
+    assert begin[0] + "".join(delta.text for delta in one) == alone[0]
+    assert engine.core.idle

@@ -94,13 +94,13 @@ async def test_a_failed_round_ends_its_requests_and_no_others(tokenizer: PreTrai
     """Faults: the request that broke the round ends with the reason; the next one is served, exactly."""
     target = Breakable(context=512)
     async with engine(tokenizer, target) as front:
-        broken = await front.generate(Request("a", (5, 13), GREEDY))
-        assert broken.finish is FinishReason.ERROR
-        assert "met token 13" in (broken.error or "")
-        assert front.alive
         prompt = next([5, t] for t in range(2, 24) if 13 not in [t, *plain_greedy(target, [5, t], 30)])
-        fine = await front.generate(Request("b", tuple(prompt), GREEDY))
-        assert fine.finish is FinishReason.LENGTH
+        first = [Request(f"a{i}", (5, 13), GREEDY) for i in range(4)]  # fill every row
+        queued = [Request(f"b{i}", tuple(prompt), GREEDY) for i in range(3)]
+        done = await asyncio.gather(*(front.generate(request) for request in [*first, *queued]))
+        assert all(c.finish is FinishReason.ERROR and "met token 13" in (c.error or "") for c in done[:4])
+        assert all(c.finish is FinishReason.LENGTH for c in done[4:])
+        assert front.alive
 
 
 async def test_a_dead_engine_thread_hangs_nobody(
@@ -180,3 +180,53 @@ async def test_close_ends_streams_that_are_still_open(tokenizer: PreTrainedToken
         assert (await running).finish in (FinishReason.ABORT, FinishReason.LENGTH)
         with pytest.raises((EngineError, OverloadedError)):
             await front.generate(Request("late", (5,), GREEDY))
+
+
+async def test_what_learning_or_a_sink_does_wrong_costs_no_answer(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Telemetry and learning may fail in the very round a request ends: the answer arrives all the same."""
+    async with engine(tokenizer) as front:
+
+        def broken(record: object) -> None:
+            raise ValueError("no notes today")
+
+        monkeypatch.setattr(front._core._controller, "learn", broken)
+        assert (await front.generate(Request("r", (5, 6), GREEDY))).finish is FinishReason.LENGTH
+    assert "could not be reported" in caplog.text
+
+
+async def test_an_id_can_be_used_again_once_the_engine_has_let_go(tokenizer: PreTrainedTokenizerFast) -> None:
+    """A new request never gets the pieces of an aborted one of the same id."""
+    async with engine(tokenizer) as front:
+        stream = front.stream(Request("r", (5, 6), SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)))
+        await anext(stream)
+        await stream.aclose()
+        with pytest.raises(EngineError, match="still in use"):
+            await front.generate(Request("r", (7, 8), GREEDY))
+        while front.stats().running or front.stats().waiting:
+            await asyncio.sleep(0.01)
+        again = await front.generate(Request("r", (7, 8), GREEDY))
+        assert list(again.tokens) == plain_greedy_free(front, (7, 8))
+
+
+def plain_greedy_free(front: AsyncEngine, prompt: tuple[int, ...]) -> list[int]:
+    """20 greedy tokens of the front's target, whatever they are."""
+    target = front._core._runner
+    assert isinstance(target, TableRunner)
+    tokens = list(prompt)
+    for _ in range(20):
+        tokens.append(int(target.logits(tokens).argmax()))
+    return tokens[len(prompt) :]
+
+
+async def test_one_engine_serves_one_event_loop(tokenizer: PreTrainedTokenizerFast) -> None:
+    """A second loop would wait for ever; it is told so instead."""
+    async with engine(tokenizer) as front:
+        await front.generate(Request("r", (5, 6), GREEDY))
+
+        def elsewhere() -> None:
+            asyncio.run(front.generate(Request("s", (5, 6), GREEDY)))
+
+        with pytest.raises(EngineError, match="another event loop"):
+            await asyncio.to_thread(elsewhere)

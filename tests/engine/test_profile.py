@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine import profile
-from adaptspec.engine.profile import Stopwatch, measure, profiled_costs
+from adaptspec.engine.profile import Extent, Stopwatch, measure, profiled_costs
+from adaptspec.models.loading import load_runner
+from tests.conftest import MakeModel
 from tests.fakes import TableRunner
 
 
@@ -64,6 +68,48 @@ def test_other_models_and_sizes_are_measured_apart(monkeypatch: pytest.MonkeyPat
     profiled_costs(TableRunner(seed=5, context=128), drafters, 2)
     profiled_costs(target, [NgramDrafter()], 2)
     assert len(list((tmp_path / "adaptspec" / "costs").glob("*.json"))) == 4
+
+
+def test_other_types_and_processors_are_measured_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A home directory shared by machines, or another --dtype: costs of the one say nothing of the other."""
+    monkeypatch.setattr(profile, "_BUSY", 1e9)
+    target, drafters = _parts()
+    profiled_costs(target, drafters, 1)
+    target.info = replace(target.info, dtype="bfloat16")
+    profiled_costs(target, drafters, 1)
+    monkeypatch.setattr(profile, "processor", lambda: "another one")
+    profiled_costs(target, drafters, 1)
+    assert len(list((tmp_path / "adaptspec" / "costs").glob("*.json"))) == 3
+
+
+@pytest.mark.parametrize("context", [16, 17, 31, 32, 64, 71, 72, 73, 128, 256])
+def test_any_context_can_be_measured(make_model: MakeModel, context: int) -> None:
+    """From the shortest a cache can be made for: no pass is longer than a row, and no row is left held."""
+    target = load_runner(str(make_model("llama")), device="cpu", max_rows=2, context=context)
+    draft = load_runner(str(make_model("llama", seed=1)), device="cpu", max_rows=2, context=16)
+    result = measure(target, [DraftModelDrafter(draft)], 2, Stopwatch(torch.device("cpu"), budget=0.0))
+    assert result.rows == result.drafters["draft-model"].rows == (1, 2)
+    assert result.tokens == (1, 2, 4, 8)
+    assert target.length(0) == draft.length(0) == 0
+
+
+@pytest.mark.parametrize(("block_size", "tokens", "rows"), [(None, 64, (1,)), (None, 192, (1, 2)), (8, 100, (1, 2))])
+def test_only_rows_the_cache_has_room_for_are_measured(
+    make_model: MakeModel, block_size: int | None, tokens: int, rows: tuple[int, ...]
+) -> None:
+    """A small cache serves fewer rows at a time than --max-rows; its costs are those of the rows it can hold."""
+    path = str(make_model("llama"))
+    target = load_runner(path, device="cpu", max_rows=8, context=64, cache_tokens=tokens, block_size=block_size)
+    result = measure(target, [NgramDrafter()], 8, Stopwatch(target.device, budget=0.0))
+    assert result.rows == rows
+    assert Extent.of(target, 8).rows == rows, "nothing is left reserved"
+
+
+def test_a_larger_cache_is_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A table taken with room for one row must not be read where there is room for four."""
+    monkeypatch.setattr(profile, "_BUSY", 1e9)
+    assert profiled_costs(TableRunner(context=128, capacity=128), [NgramDrafter()], 4).profile.rows == (1,)
+    assert profiled_costs(TableRunner(context=128), [NgramDrafter()], 4).profile.rows == (1, 2, 4)
 
 
 def test_a_broken_cache_file_is_measured_again(

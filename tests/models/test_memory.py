@@ -7,25 +7,22 @@ import torch
 
 from adaptspec.errors import EngineError, ModelError
 from adaptspec.models.kv_cache import CacheShape
-from adaptspec.models.memory import CachePlan, plan_cache, require_room
+from adaptspec.models.memory import CacheLimits, CachePlan, plan_cache, require_room
 
 SHAPE = CacheShape(2, 2, 8)
 CPU = torch.device("cpu")
 
 
 def plan(
-    *, max_rows: int = 4, tokens: int | None = None, context: int | None = None, block: int | None = None
+    *,
+    tokens: int | None = None,
+    context: int | None = None,
+    ceiling: bool = False,
+    block: int | None = None,
+    room: int | None = None,
 ) -> CachePlan:
-    return plan_cache(
-        SHAPE,
-        torch.float32,
-        CPU,
-        longest=1000,
-        max_rows=max_rows,
-        cache_tokens=tokens,
-        context=context,
-        block_size=block,
-    )
+    limits = CacheLimits(4, tokens, context, context_is_ceiling=ceiling, block_size=block, room=room)
+    return plan_cache("some/model", SHAPE, torch.float32, CPU, longest=1000, limits=limits)
 
 
 def test_on_cpu_a_block_is_a_whole_row_and_all_rows_fit() -> None:
@@ -46,8 +43,19 @@ def test_small_blocks_share_the_tokens() -> None:
 
 @pytest.mark.parametrize(("tokens", "context"), [(None, 2000), (None, 3), (100, 500)])
 def test_what_cannot_fit_is_refused(tokens: int | None, context: int) -> None:
-    with pytest.raises(ModelError, match="context"):
+    with pytest.raises(ModelError, match=r"^some/model: .*context"):
         plan(tokens=tokens, context=context)
+
+
+def test_a_context_that_is_a_ceiling_is_cut_to_the_models_own() -> None:
+    """A draft may hold less than its target."""
+    assert plan(context=2000, ceiling=True) == CachePlan(4000, 1000, 1000)
+    assert plan(context=64, ceiling=True) == CachePlan(256, 64, 64)
+
+
+def test_a_share_of_the_memory_is_kept() -> None:
+    """Two models on one device: neither takes what is meant for the other."""
+    assert plan(room=800 * SHAPE.bytes_per_token(torch.float32)) == CachePlan(800, 200, 200)
 
 
 def test_a_full_cache_is_an_engine_error() -> None:

@@ -15,7 +15,7 @@ from adaptspec.models.runner import ModelInfo
 from adaptspec.models.tokenizer import check_pair, check_tokenizer, load_tokenizer
 from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
 
-INFO = ModelInfo("big", "llama", 1, TINY_VOCAB, 64, "x", (1,))
+INFO = ModelInfo("big", "llama", 1, TINY_VOCAB, 64, "x", (1,), "float32")
 DRAFT = dataclasses.replace(INFO, name="small")
 
 

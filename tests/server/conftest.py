@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from adaptspec.errors import PromptTooLongError
+from adaptspec.errors import UnknownModelError
 from adaptspec.models.runner import ModelInfo
 from adaptspec.server.application import make_app
 from adaptspec.telemetry.metrics import Metrics
@@ -23,11 +23,11 @@ Client = TestClient[web.Request, web.Application]
 class FakeEngine:
     """Answers with letters that depend on the prompt, one token each; keeps what it saw and what was aborted."""
 
-    target = ModelInfo("tiny", "llama", 1000, 260, 256, "f00d", (1,))
+    target = ModelInfo("tiny", "llama", 1000, 260, 256, "f00d", (1,), "float32")
     policies, default_policy, waiting = ("goodput", "static"), "goodput", 0
 
     def __init__(self) -> None:
-        self.alive, self.drained, self.running = True, False, 0
+        self.alive, self.drained, self.running, self.capacity = True, False, 0, 1000
         self.pause = 0.0  # seconds before each token
         self.refusal: Exception | None = None  # raised before the first token
         self.failing_at: int | None = None  # ends there with FinishReason.ERROR
@@ -37,12 +37,14 @@ class FakeEngine:
     def stats(self) -> FakeEngine:
         return self
 
+    def check(self, request: Request) -> None:
+        if request.speculation.policy not in (None, *self.policies):
+            raise UnknownModelError("no such policy; ask for goodput or static", "adaptspec.policy")
+
     async def stream(self, request: Request) -> AsyncIterator[Delta]:
         self.seen.append(request)
         if self.refusal is not None:
             raise self.refusal
-        if len(request.prompt) + request.sampling.max_tokens > self.target.context:
-            raise PromptTooLongError("too long; send less", "prompt")
         self.running, text, ended = self.running + 1, answer(request), False
         try:
             for index, letter in enumerate(text):

@@ -1,0 +1,31 @@
+"""The command: its exit status tells scripts what its text tells people."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from adaptspec.bench import __main__ as command
+
+
+def _exactness(monkeypatch: pytest.MonkeyPatch, unexplained: int) -> int:
+    result: dict[str, Any] = {"unexplained": unexplained, "settings": [], "prompts": 10, "tokens": 8}
+    monkeypatch.setattr(command, "run_exactness", lambda *_: result)
+    return command.main(["exactness", "--json"])
+
+
+@pytest.mark.parametrize(("unexplained", "status"), [(0, 0), (3, 1)])
+def test_unexplained_divergence_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unexplained: int, status: int
+) -> None:
+    """A CI job that runs the check goes red when text changed; the result is printed all the same."""
+    assert _exactness(monkeypatch, unexplained) == status
+    assert json.loads(capsys.readouterr().out)["unexplained"] == unexplained
+
+
+def test_an_unknown_policy_is_an_error_of_the_users(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line that lists the names, no traceback."""
+    assert command.main(["quick", "--policy", "fastest"]) == 2
+    assert "shipped are: " in capsys.readouterr().err
