@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 
@@ -40,7 +41,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
         AdaptSpecError: a model, policy or address cannot be used; the message says what to do.
     """
     with console.status(f"loading {config.engine.model}"):
-        metrics = Metrics(compat_vllm=config.compat_vllm)
+        metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.name or Path(config.engine.model).name)
         # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
         built = await asyncio.to_thread(build, config.engine, (metrics,))
     engine = AsyncEngine(built.core, config.name, config.max_waiting)

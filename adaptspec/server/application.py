@@ -8,6 +8,7 @@ from aiohttp import web
 
 from adaptspec.server import handlers, status, tokens
 from adaptspec.server.codec import Codec
+from adaptspec.server.counting import counting
 from adaptspec.server.problem import problems
 from adaptspec.server.protocols import AsyncEngine, Exposition, Tokenizer
 from adaptspec.server.request_id import add_request_id
@@ -19,12 +20,12 @@ MAX_BODY_BYTES = 4 * 2**20
 def make_app(
     engine: AsyncEngine, tokenizer: Tokenizer, exposition: Exposition, *, max_body_bytes: int = MAX_BODY_BYTES
 ) -> web.Application:
-    """The app for an engine that runs. `exposition` is what `/metrics` shows.
+    """The app for an engine that runs. `exposition` is what `/metrics` shows, and counts answers.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
     """
-    app = web.Application(middlewares=[problems], client_max_size=max_body_bytes)
+    app = web.Application(middlewares=[counting(exposition.responded), problems], client_max_size=max_body_bytes)
     app[SERVICE] = Service(engine, Codec(tokenizer, engine.target.vocab_size))
     app[status.EXPOSITION] = exposition
     app[status.STARTED] = int(time.time())

@@ -87,6 +87,13 @@ class ChatBody(GenerationBody):
         "web_search_options": (None,),
     }
 
+    prompt_field: ClassVar[str] = "messages"
+
+    @property
+    def characters(self) -> list[int]:
+        """Of the one prompt that all messages are together, without what the template adds."""
+        return [sum(len(message.content) for message in self.messages)]
+
     @property
     def wanted_tokens(self) -> int | None:
         """Output tokens asked for; None is as many as the context has room for."""

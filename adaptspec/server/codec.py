@@ -26,10 +26,14 @@ class Codec:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a text."""
-        if len(text) <= LONG_TEXT:
-            return self._encode(text, add_special_tokens)
+        return (await self.encode_all([text], add_special_tokens=add_special_tokens))[0]
+
+    async def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tuple[int, ...]]:
+        """Token ids of several texts. What counts as long is all of them together: they are felt together."""
+        if sum(map(len, texts)) <= LONG_TEXT:
+            return self._encode_all(texts, add_special_tokens)
         async with self._long:
-            return await asyncio.to_thread(self._encode, text, add_special_tokens)
+            return await asyncio.to_thread(self._encode_all, texts, add_special_tokens)
 
     async def encode_chat(self, messages: list[dict[str, str]], *, answer: bool = True) -> tuple[int, ...]:
         """Token ids of a conversation; `answer` adds the opening of the assistant's turn.
@@ -58,5 +62,5 @@ class Codec:
                 f"{param} has a token id that does not exist; ids go from 0 to {self._vocab_size - 1}", param
             )
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    def _encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[int, ...]]:
+        return [tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)) for text in texts]

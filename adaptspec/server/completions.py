@@ -49,6 +49,13 @@ class CompletionBody(GenerationBody):
         "suffix": (None, ""),
     }
 
+    prompt_field: ClassVar[str] = "prompt"
+
+    @property
+    def characters(self) -> list[int]:
+        """Of every prompt; 0 for one of token ids."""
+        return [len(prompt) if isinstance(prompt, str) else 0 for prompt in self.prompt]
+
     @property
     def wanted_tokens(self) -> int:
         """Output tokens asked for."""

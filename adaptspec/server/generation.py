@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ async def complete_all(engine: AsyncEngine, requests: Sequence[Request]) -> list
         return await asyncio.gather(*tasks)
     finally:
         await _cancel(tasks)
+        # A failed task holds its error, whose traceback holds this frame: a cycle that keeps prompts from being freed.
+        tasks.clear()
 
 
 async def stream_all(engine: AsyncEngine, requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Delta], None]:
@@ -26,19 +29,24 @@ async def stream_all(engine: AsyncEngine, requests: Sequence[Request]) -> AsyncG
     """
     streams: list[DeltaStream] = []
     pending: dict[asyncio.Task[Delta | None], int] = {}
+    ready: deque[asyncio.Task[Delta | None]] = deque()
     try:
         for index, request in enumerate(requests):
             streams.append(engine.stream(request))
             pending[_next(streams[index])] = index
         while pending:
-            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=pending.__getitem__):
-                index = pending.pop(task)
-                if (delta := task.result()) is not None:
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            # No variable may name a failed task: see complete_all.
+            ready = deque(sorted((task for task in pending if task.done()), key=pending.__getitem__))
+            while ready:
+                index = pending.pop(ready[0])
+                if (delta := ready.popleft().result()) is not None:
                     pending[_next(streams[index])] = index
                     yield index, delta
     finally:
         await _cancel(pending)
+        pending.clear()
+        ready.clear()
         for stream in streams:
             await stream.aclose()
 

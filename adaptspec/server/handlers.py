@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -13,7 +12,7 @@ from adaptspec.server.completions import CompletionBody, CompletionDialect, Prom
 from adaptspec.server.generation import complete_all, stream_all
 from adaptspec.server.reply import Reply
 from adaptspec.server.request_id import HEADER
-from adaptspec.server.service import SERVICE, Service, ensure_prompt, read_body
+from adaptspec.server.service import SERVICE, Service, read_body
 from adaptspec.server.wire import GenerationBody
 from adaptspec.types import Request
 
@@ -23,9 +22,9 @@ async def completions(http: web.Request) -> web.StreamResponse:
     service = http.app[SERVICE]
     body = await read_body(http, CompletionBody)
     _check(service, body)
-    prompts = await asyncio.gather(*(_tokens(service, prompt) for prompt in body.prompt))
+    prompts = await _tokens(service, body.prompt)
     reply = Reply(CompletionDialect(), service.engine.target.name)
-    return await _answer(http, body, reply, service.requests(reply.id, body, prompts, body.wanted_tokens))
+    return await _answer(http, body, reply, service.requests(reply.id, body, prompts))
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
@@ -35,21 +34,19 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     _check(service, body)
     prompt = await service.codec.encode_chat([message.plain() for message in body.messages])
     reply = Reply(ChatDialect(), service.engine.target.name)
-    prompts = [ensure_prompt(prompt, "messages")]
-    return await _answer(http, body, reply, service.requests(reply.id, body, prompts, body.wanted_tokens))
+    return await _answer(http, body, reply, service.requests(reply.id, body, [prompt]))
 
 
 def _check(service: Service, body: GenerationBody) -> None:
     service.admit()
     service.check_model(body.model)
     body.check()
+    service.check_size(body)
 
 
-async def _tokens(service: Service, prompt: Prompt) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        return ensure_prompt(await service.codec.encode(prompt), "prompt")
-    service.codec.check(prompt, "prompt")
-    return ensure_prompt(tuple(prompt), "prompt")
+async def _tokens(service: Service, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+    encoded = iter(await service.codec.encode_all([prompt for prompt in prompts if isinstance(prompt, str)]))
+    return [next(encoded) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
 
 
 async def _answer(

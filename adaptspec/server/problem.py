@@ -86,7 +86,8 @@ def _problem_of_http(error: web.HTTPException, http: web.Request) -> Problem:
     if isinstance(error, web.HTTPNotFound):
         return Problem(404, f"{place} does not exist; see /v1/models for what is served", code="not_found")
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return Problem(413, "the body is too large; send a shorter prompt", code="request_too_large")
+        limit = http.client_max_size
+        return Problem(413, f"the body is larger than {limit} bytes; send a shorter prompt", code="request_too_large")
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     return Problem(error.status, error.reason or "the request failed", kind)
 

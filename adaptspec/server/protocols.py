@@ -44,11 +44,18 @@ class AsyncEngine(Protocol):
         """The policy of requests that name none."""
 
     @property
+    def capacity(self) -> int:
+        """The most requests it can hold at once, running and waiting."""
+
+    @property
     def alive(self) -> bool:
         """Whether the engine thread still runs."""
 
     def stats(self) -> Load:
         """How busy it is now."""
+
+    def check(self, request: Request) -> None:
+        """Raise `RequestError` if the request could never be served. Starts nothing."""
 
     def stream(self, request: Request) -> DeltaStream:
         """The answer, piece by piece."""
@@ -76,7 +83,10 @@ class Tokenizer(Protocol):
 
 
 class Exposition(Protocol):
-    """Where `/metrics` gets its text from."""
+    """Where `/metrics` gets its text from, and where HTTP answers are counted."""
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Body and content type for an Accept header."""
+
+    def responded(self, route: str, status: int) -> None:
+        """One HTTP answer has been made; `route` is one of few."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from adaptspec.errors import ConfigError
+from adaptspec.server.client_faults import ClientFaults
 from adaptspec.server.service import SERVICE
 
 WRITE_SECONDS = 5.0  # for handlers to send what the engine has finished, after draining
@@ -30,7 +32,8 @@ async def serve(
     `on_listening` gets the URL once connections are accepted. The engine is left drained, for its owner to close.
     Raises ConfigError if the address cannot be used. Needs the main thread, as signal handlers do.
     """
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=WRITE_SECONDS)
+    logger = ClientFaults(logging.getLogger(__name__))
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=WRITE_SECONDS, logger=logger)
     await runner.setup()
     try:
         site = await _listen(runner, host, port)

@@ -6,12 +6,17 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from adaptspec.errors import RequestError, UnknownModelError
+from adaptspec.errors import PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.server.codec import Codec
 from adaptspec.server.errors import BodyTypeError, DrainingError, EngineStoppedError
 from adaptspec.server.protocols import AsyncEngine
 from adaptspec.server.wire import Body, GenerationBody, parse, shown
 from adaptspec.types import Request, SamplingParams
+
+# More characters than the tokens of real text have; the slack is for short contexts and long runs of spaces. A text
+# above this almost surely cannot fit, and encoding it would cost seconds.
+CHARACTERS_PER_TOKEN = 64
+CHARACTERS_SLACK = 20_000
 
 
 class Service:
@@ -35,29 +40,55 @@ class Service:
         if name is not None and name != served:
             raise UnknownModelError(f"the model {shown(name)} is not served here; ask for `{served}`", "model")
 
-    def requests(
-        self, identity: str, body: GenerationBody, prompts: Sequence[tuple[int, ...]], wanted: int | None
-    ) -> list[Request]:
-        """One engine request per prompt. `wanted` None asks for as many tokens as the context has room for."""
-        speculation = body.speculation()
-        if speculation.policy is not None and speculation.policy not in self.engine.policies:
-            served = ", ".join(self.engine.policies)
-            raise UnknownModelError(
-                f"the policy {shown(speculation.policy)} is not served here; ask for one of {served}",
-                "adaptspec.policy",
+    def check_size(self, body: GenerationBody) -> None:
+        """Refuse what can never be served, before its texts are encoded.
+
+        Raises:
+            RequestError: more prompts than the engine can hold.
+            PromptTooLongError: a text so long that its tokens cannot fit.
+        """
+        sizes, target, param = body.characters, self.engine.target, body.prompt_field
+        if len(sizes) > self.engine.capacity:
+            raise RequestError(
+                f"{param} has {len(sizes)} prompts; this server holds {self.engine.capacity} at once: send fewer", param
             )
-        return [
+        limit = CHARACTERS_PER_TOKEN * target.context + CHARACTERS_SLACK
+        if max(sizes) > limit:
+            raise PromptTooLongError(
+                f"{param} has a text of {max(sizes)} characters; {target.name} holds {target.context} tokens, and "
+                f"texts above {limit} characters are not even counted: send less",
+                param,
+            )
+
+    def requests(self, identity: str, body: GenerationBody, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
+        """One engine request per prompt, all of which the engine can serve. Raises RequestError if one cannot be."""
+        for prompt in prompts:
+            self._check_prompt(prompt, body.prompt_field)
+        speculation, wanted = body.speculation(), body.wanted_tokens
+        requests = [
             Request(
                 id=identity if len(prompts) == 1 else f"{identity}-{index}",
                 prompt=prompt,
-                # At least 1: a prompt without room for a token is refused by the engine, which knows its limits.
-                sampling=self._sampling(
-                    body, max(self.engine.target.context - len(prompt), 1) if wanted is None else wanted
-                ),
+                sampling=self._sampling(body, self.engine.target.context - len(prompt) if wanted is None else wanted),
                 speculation=speculation,
             )
             for index, prompt in enumerate(prompts)
         ]
+        for request in requests:
+            self.engine.check(request)
+        return requests
+
+    def _check_prompt(self, prompt: tuple[int, ...], param: str) -> None:
+        target = self.engine.target
+        if not prompt:
+            raise RequestError(f"{param} is empty; send at least one token", param)
+        if len(prompt) >= target.context:
+            raise PromptTooLongError(
+                f"{param} has {len(prompt)} tokens; {target.name} holds {target.context}, and one must be left for "
+                "the answer: send less",
+                param,
+            )
+        self.codec.check(prompt, param)
 
     def _sampling(self, body: GenerationBody, max_tokens: int) -> SamplingParams:
         sampling = body.sampling(max_tokens)
@@ -72,16 +103,10 @@ SERVICE = web.AppKey("service", Service)
 async def read_body(http: web.Request, model: type[Body]) -> Body:
     """The body of a request. Raises RequestError.
 
-    A JSON content type is required: browsers do not send it to other sites without asking, so that a web page
-    cannot use a server on its reader's machine.
+    A JSON content type is required: browsers do not send it to other sites without asking, which keeps most web
+    pages from using a server on their reader's machine. It does not stop a page whose own name was made to point to
+    that machine (DNS rebinding), nor any program: the Host header is not looked at, and there is no password.
     """
     if http.content_type != "application/json":
         raise BodyTypeError("send the body as JSON, with the header Content-Type: application/json")
     return parse(model, await http.read())
-
-
-def ensure_prompt(prompt: tuple[int, ...], param: str) -> tuple[int, ...]:
-    """The prompt itself. Raises RequestError if it has no token: there would be nothing to continue."""
-    if not prompt:
-        raise RequestError(f"{param} is empty; send at least one token", param)
-    return prompt

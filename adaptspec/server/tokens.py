@@ -37,8 +37,10 @@ async def tokenize(http: web.Request) -> web.Response:
     elif body.messages is not None and body.prompt is None:
         messages = [message.plain() for message in body.messages]
         tokens = await service.codec.encode_chat(messages, answer=body.add_generation_prompt)
+    elif body.prompt is None:
+        raise RequestError("there is nothing to tokenize; send prompt (a text) or messages (a conversation)", "prompt")
     else:
-        raise RequestError("send prompt or messages, and not both", "prompt")
+        raise RequestError("send prompt or messages, not both", "prompt")
     context = service.engine.target.context
     return web.json_response({"count": len(tokens), "max_model_len": context, "tokens": list(tokens)})
 

@@ -6,9 +6,10 @@ Nothing is ignored in silence. Knows no HTTP and no engine.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json, to_json
@@ -66,7 +67,13 @@ class StreamOptions(WireModel):
 
 
 class GenerationBody(WireModel):
-    """What completions and chat completions have in common. null means the default, as at OpenAI."""
+    """What completions and chat completions have in common. null means the default, as at OpenAI.
+
+    `max_tokens` may ask for more than the context has room for: the answer then ends where the context does, with
+    the finish reason `length`. `adaptspec.max_depth` is a ceiling: a policy may stay below it.
+    """
+
+    prompt_field: ClassVar[str]  # where prompts come from, for messages
 
     model: Name | None = None
     stream: bool | None = None
@@ -87,6 +94,16 @@ class GenerationBody(WireModel):
     min_tokens: Int | None = None
     user: str | None = None  # for the provider's abuse watch at OpenAI; changes no answer
     adaptspec: SpeculationFields | None = None
+
+    @property
+    @abstractmethod
+    def characters(self) -> list[int]:
+        """How long the text of each prompt is."""
+
+    @property
+    @abstractmethod
+    def wanted_tokens(self) -> int | None:
+        """Output tokens asked for; None is as many as the context has room for."""
 
     @property
     def include_usage(self) -> bool:
@@ -186,12 +203,37 @@ def _spelled(value: object) -> str:
 def _refusal(model: type[WireModel], detail: ErrorDetails) -> RequestError:
     path = _path(detail["loc"])
     if detail["type"] == "extra_forbidden":
-        close = get_close_matches(str(detail["loc"][-1]), model.model_fields, n=1)
-        hint = f" (did you mean {close[0]}?)" if close and len(detail["loc"]) == 1 else ""
+        known = _fields_at(model, detail["loc"][:-1])
+        close = get_close_matches(str(detail["loc"][-1]), known, n=1)
+        hint = f" (did you mean {_path((*detail['loc'][:-1], close[0]))}?)" if close else ""
         return RequestError(f"{shown(path)} is not a field this server supports; leave it out{hint}", path[:_SHOWN])
     if detail["type"] == "missing":
         return RequestError(f"{path} is missing; add it", path)
-    return RequestError(f"{shown(path)} cannot be used: {detail['msg']}", path[:_SHOWN])
+    return RequestError(f"{shown(path)} {_reason(detail)}", path[:_SHOWN])
+
+
+def _reason(detail: ErrorDetails) -> str:
+    parts = "characters" if detail["type"].startswith("string") else "items"
+    if detail["type"] in ("too_short", "string_too_short"):
+        return f"is too short; send at least {detail['ctx']['min_length']} {parts}"
+    if detail["type"] in ("too_long", "string_too_long"):
+        return f"is too long; send at most {detail['ctx']['max_length']} {parts}"
+    return f"cannot be used: {detail['msg']}"
+
+
+def _fields_at(model: type[WireModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Names an object at this place of a body may have; none if it is no object of ours."""
+    at: type[WireModel] | None = model
+    for name in loc:
+        if isinstance(name, str) and at is not None:
+            at = _nested(at.model_fields[name].annotation) if name in at.model_fields else None
+    return [] if at is None else list(at.model_fields)
+
+
+def _nested(annotation: object) -> type[WireModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, WireModel):
+        return annotation
+    return next(filter(None, map(_nested, get_args(annotation))), None)
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from adaptspec.telemetry.totals import RoundLedger, Totals
 from adaptspec.types import IntArray, Reason
 
+DEPTHS_AT_START = 7  # the deepest draft of the default policy: these positions are served before they are reached
 DEPTH_LABELS = 64  # more depths than any sensible policy has; keeps label values bounded
 
 
@@ -30,9 +31,11 @@ class Load(Protocol):
 class RoundCollector(Collector):
     """What rounds did, by name: `adaptspec_*`, and vLLM's names if asked for."""
 
-    def __init__(self, ledger: RoundLedger, *, compat_vllm: bool) -> None:
+    def __init__(self, ledger: RoundLedger, *, compat_vllm: bool, model_name: str) -> None:
         self._ledger = ledger
         self._compat_vllm = compat_vllm
+        # vLLM's own: its name for the model, and which of several engines (here always the first).
+        self._vllm_labels = {"model_name": model_name, "engine": "0"}
 
     def collect(self) -> Iterator[Metric]:
         """One reading of the totals, so that the counters of a scrape agree with each other."""
@@ -40,7 +43,7 @@ class RoundCollector(Collector):
         yield from _speculation(totals)
         yield from _rounds(totals)
         if self._compat_vllm:
-            yield from _vllm(totals)
+            yield from _vllm(totals, self._vllm_labels)
 
 
 class LoadCollector(Collector):
@@ -81,18 +84,24 @@ def _rounds(totals: Totals) -> Iterator[Metric]:
     )
 
 
-def _vllm(totals: Totals) -> Iterator[Metric]:
+def _vllm(totals: Totals, labels: dict[str, str]) -> Iterator[Metric]:
     prefix = "vllm:spec_decode_num"
-    yield CounterMetricFamily(f"{prefix}_drafts", "Number of drafts", totals.drafts)
-    yield CounterMetricFamily(f"{prefix}_draft_tokens", "Number of draft tokens", totals.drafted_tokens)
-    yield CounterMetricFamily(f"{prefix}_accepted_tokens", "Number of accepted tokens", totals.accepted_tokens)
-    yield _per_position(f"{prefix}_accepted_tokens_per_pos", totals)
+    for name, help_text, count in (
+        ("drafts", "Number of drafts", totals.drafts),
+        ("draft_tokens", "Number of draft tokens", totals.drafted_tokens),
+        ("accepted_tokens", "Number of accepted tokens", totals.accepted_tokens),
+    ):
+        family = CounterMetricFamily(f"{prefix}_{name}", help_text, labels=list(labels))
+        family.add_metric(list(labels.values()), count)
+        yield family
+    yield _per_position(f"{prefix}_accepted_tokens_per_pos", totals, labels)
 
 
-def _per_position(name: str, totals: Totals) -> Metric:
-    counts = totals.accepted_per_position[:DEPTH_LABELS]
-    pairs = ((str(position), int(count)) for position, count in enumerate(counts))
-    return _labelled(name, "Drafted tokens accepted, by position in the draft", "position", pairs)
+def _per_position(name: str, totals: Totals, labels: dict[str, str] | None = None) -> Metric:
+    counts = totals.accepted_per_position[:DEPTH_LABELS].tolist()
+    counts += [0] * (DEPTHS_AT_START - len(counts))
+    pairs = ((str(position), count) for position, count in enumerate(counts))
+    return _labelled(name, "Drafted tokens accepted, by position in the draft", "position", pairs, labels)
 
 
 def _depths(tally: IntArray) -> Iterator[tuple[str, int]]:
@@ -102,8 +111,12 @@ def _depths(tally: IntArray) -> Iterator[tuple[str, int]]:
         yield f"{DEPTH_LABELS}+", int(tally[DEPTH_LABELS:].sum())
 
 
-def _labelled(name: str, help_text: str, label: str, pairs: Iterable[tuple[str, int]]) -> Metric:
-    family = CounterMetricFamily(name, help_text, labels=[label])
+def _labelled(
+    name: str, help_text: str, label: str, pairs: Iterable[tuple[str, int]], shared: dict[str, str] | None = None
+) -> Metric:
+    """One sample per pair; `shared` labels come first, the same for all."""
+    shared = shared or {}
+    family = CounterMetricFamily(name, help_text, labels=[*shared, label])
     for value, count in pairs:
-        family.add_metric([value], count)
+        family.add_metric([*shared.values(), value], count)
     return family

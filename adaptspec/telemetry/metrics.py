@@ -1,8 +1,8 @@
 """Prometheus metrics: a sink that counts, and the text a scrape gets.
 
 Rounds go into a ledger and become metric families only when scraped; finished requests, which are rare, go
-straight into prometheus_client's own counters and histograms. Has a registry of its own, so several engines can
-live in one process. Knows nothing of HTTP beyond the Accept header that picks the text format.
+straight into prometheus_client's own counters and histograms, as do HTTP answers. Has a registry of its own, so
+several engines can live in one process. Knows no endpoints, and of HTTP only the Accept header and status codes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ class Metrics:
     """A `Sink` whose counters can be scraped.
 
     `compat_vllm` also serves the speculative decoding counters under vLLM's names, so that dashboards and
-    load tools made for it work unchanged.
+    load tools made for it work unchanged; `model_name` is the label they pick a model by.
     """
 
-    def __init__(self, *, compat_vllm: bool = False) -> None:
+    def __init__(self, *, compat_vllm: bool = False, model_name: str = "") -> None:
         self._ledger = RoundLedger()
         self._registry = CollectorRegistry()
-        self._registry.register(RoundCollector(self._ledger, compat_vllm=compat_vllm))
+        self._registry.register(RoundCollector(self._ledger, compat_vllm=compat_vllm, model_name=model_name))
+        self._responses = self._counter(
+            "adaptspec_http_responses", "HTTP answers, by route and status", "route", "status"
+        )
         self._requests = self._counter("adaptspec_requests", "Requests that ended, by finish reason", "finish_reason")
         for reason in FinishReason:
             self._requests.labels(reason.value)  # from the start at 0, so that rates see the first one
@@ -65,6 +68,10 @@ class Metrics:
         self._first_token.observe(timings.first_token - timings.arrived)
         if tokens > 1:
             self._per_token.observe((timings.finished - timings.first_token) / (tokens - 1))
+
+    def responded(self, route: str, status: int) -> None:
+        """One HTTP answer was made. `route` becomes a label: it must be one of few."""
+        self._responses.labels(route, str(status)).inc()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type, in the format an Accept header asks for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -15,6 +16,22 @@ async def test_long_texts_leave_the_event_loop_free_and_encode_the_same(tokenize
     codec, text = Codec(tokenizer, 260), "word " * LONG_TEXT
     first, second = await asyncio.gather(codec.encode(text), codec.encode(text))
     assert list(first) == list(second) == tokenizer.encode(text)
+
+
+async def test_many_short_texts_are_as_long_as_one(tokenizer: Any) -> None:
+    """Each of them is short, but all of them on the event loop would stall every stream."""
+    threads = set()
+
+    class Watched:
+        def encode(self, text: str, **options: Any) -> Any:
+            threads.add(threading.current_thread())
+            return tokenizer.encode(text, **options)
+
+    texts = ["a" * (LONG_TEXT // 2), "b" * (LONG_TEXT // 2), "c"]
+    codec = Codec(Watched(), 260)  # type: ignore[arg-type]
+    assert [list(tokens) for tokens in await codec.encode_all(texts)] == [tokenizer.encode(text) for text in texts]
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
 
 
 async def test_a_model_without_a_template_says_what_to_use_instead(tokenizer: Any) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -73,6 +76,34 @@ async def test_one_refused_prompt_aborts_the_others(engine: Any) -> None:
             pass
     assert engine.running == 0
     assert engine.aborted == ["0"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refused_prompt_is_soon_forgotten(engine: Any, stream: bool) -> None:
+    """Without the cycle collector, which may not look for minutes: prompts of megabytes would pile up until then."""
+    engine.refusal, prompts = OverloadedError("full; wait"), requests(3)
+    kept = [weakref.ref(request) for request in prompts]
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(OverloadedError):
+            await _run(engine, prompts, stream)
+        engine.refusal = None
+        engine.seen.clear()
+        prompts.clear()
+        await asyncio.sleep(0.01)  # the loop still holds callbacks of what has just ended
+        assert [ref() for ref in kept] == [None] * 3
+    finally:
+        gc.enable()
+
+
+async def _run(engine: Any, prompts: list[Request], stream: bool) -> None:
+    if stream:
+        async with aclosing(stream_all(engine, prompts)) as deltas:
+            async for _ in deltas:
+                pass
+    else:
+        await complete_all(engine, prompts)
 
 
 async def test_closing_early_aborts_what_still_runs(engine: Any) -> None:

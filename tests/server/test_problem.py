@@ -78,7 +78,9 @@ async def test_a_body_must_be_declared_as_json(client: Any, engine: Any) -> None
 
 async def test_a_body_that_is_too_large(client: Any) -> None:
     async with client.post(COMPLETIONS, json={"prompt": "x" * 200_000}) as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (413, "request_too_large")
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (413, "request_too_large")
+        assert "150000 bytes" in error["message"]
 
 
 async def test_a_body_that_is_not_what_its_encoding_says(client: Any) -> None:

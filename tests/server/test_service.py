@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from adaptspec.errors import UnknownModelError
+from adaptspec.errors import PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.server.chat import ChatBody
 from adaptspec.server.codec import Codec
 from adaptspec.server.completions import CompletionBody
 from adaptspec.server.errors import DrainingError, EngineStoppedError
@@ -28,13 +30,46 @@ def test_nothing_is_taken_while_draining_or_dead(service: Service, engine: Any) 
         service.admit()
 
 
-def test_unknown_policies_are_refused_with_those_that_exist(service: Service) -> None:
-    body = CompletionBody.model_validate({"prompt": "x", "adaptspec": {"policy": "nope"}})
-    with pytest.raises(UnknownModelError, match="goodput, static"):
-        service.requests("id", body, [(5,)], 3)
+def test_what_the_engine_cannot_serve_is_refused_before_anything_runs(service: Service, engine: Any) -> None:
+    body = CompletionBody.model_validate({"prompt": ["x", "y"], "adaptspec": {"policy": "nope"}})
+    with pytest.raises(UnknownModelError, match="goodput or static"):
+        service.requests("id", body, [(5,), (6,)])
+    assert engine.seen == []
+
+
+def test_a_prompt_needs_a_token_and_room_for_another(service: Service, engine: Any) -> None:
+    body, engine.target = CompletionBody.model_validate({"prompt": "x"}), replace(engine.target, name="served-name")
+    service.requests("id", body, [(5,) * 255])
+    with pytest.raises(PromptTooLongError, match="256 tokens; served-name holds 256"):
+        service.requests("id", body, [(5,), (5,) * 256])
+    with pytest.raises(RequestError, match="empty"):
+        service.requests("id", body, [(5,), ()])
+    chat = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]})
+    with pytest.raises(PromptTooLongError) as refused:
+        service.requests("id", chat, [(5,) * 300])
+    assert refused.value.param == "messages"
+
+
+def test_texts_that_cannot_fit_are_refused_unread(service: Service) -> None:
+    limit = 64 * 256 + 20_000
+    service.check_size(CompletionBody.model_validate({"prompt": ["x", "y" * limit]}))
+    half = {"role": "user", "content": "x" * (limit // 2 + 1)}
+    for body in (
+        CompletionBody.model_validate({"prompt": ["x", "y" * (limit + 2)]}),
+        ChatBody.model_validate({"messages": [half, half]}),
+    ):
+        with pytest.raises(PromptTooLongError, match=rf"{limit + 2} characters.*above {limit} characters"):
+            service.check_size(body)
+
+
+def test_more_prompts_than_the_engine_ever_holds_are_refused_for_good(service: Service, engine: Any) -> None:
+    engine.capacity = 3
+    service.check_size(CompletionBody.model_validate({"prompt": ["x"] * 3}))
+    with pytest.raises(RequestError, match="has 4 prompts; this server holds 3"):
+        service.check_size(CompletionBody.model_validate({"prompt": ["x"] * 4}))
 
 
 def test_prompts_get_ids_of_their_own(service: Service) -> None:
     body = CompletionBody.model_validate({"prompt": ["x", "y"]})
-    assert [request.id for request in service.requests("id", body, [(5,), (6,)], 3)] == ["id-0", "id-1"]
-    assert [request.id for request in service.requests("id", body, [(5,)], 3)] == ["id"]
+    assert [request.id for request in service.requests("id", body, [(5,), (6,)])] == ["id-0", "id-1"]
+    assert [request.id for request in service.requests("id", body, [(5,)])] == ["id"]

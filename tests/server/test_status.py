@@ -40,3 +40,22 @@ async def test_metrics_are_prometheus_text(client: Any) -> None:
         text = await response.text()
     assert "adaptspec_spec_decode_drafts_total 0.0" in text
     assert "adaptspec_requests_running 0.0" in text
+
+
+async def test_answers_are_counted_by_route_and_status_and_refusals_too(client: Any) -> None:
+    for body in ({"prompt": "x", "max_tokens": 1}, {"prompt": "x", "n": 2}, {"prompt": "x", "n": 3}):
+        async with client.post("/v1/completions", json=body):
+            pass
+    for path in ("/v1/models/some", "/v1/models/other", "/nowhere", "/elsewhere", "/v1/completions"):
+        async with client.get(path):
+            pass
+    async with client.get("/metrics") as response:
+        text = await response.text()
+    prefix = "adaptspec_http_responses_total"
+    assert {line for line in text.splitlines() if line.startswith(prefix)} == {
+        f'{prefix}{{route="/v1/completions",status="200"}} 1.0',
+        f'{prefix}{{route="/v1/completions",status="400"}} 2.0',
+        f'{prefix}{{route="/v1/models/{{model}}",status="404"}} 2.0',
+        f'{prefix}{{route="unmatched",status="404"}} 2.0',
+        f'{prefix}{{route="unmatched",status="405"}} 1.0',
+    }

@@ -20,10 +20,14 @@ async def test_a_conversation_is_counted_with_its_template(post: Any, tokenizer:
     assert tokenizer.decode(body["tokens"]) == "<|user|>a<|end|>"
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}])
-async def test_exactly_one_of_prompt_and_messages(post: Any, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [({}, "nothing to tokenize"), ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "not both")],
+)
+async def test_exactly_one_of_prompt_and_messages(post: Any, body: dict[str, Any], said: str) -> None:
     status, answer = await post("/tokenize", **body)
     assert (status, answer["error"]["param"]) == (400, "prompt")
+    assert said in answer["error"]["message"]
 
 
 async def test_token_ids_must_exist(post: Any) -> None:

@@ -154,6 +154,17 @@ async def test_no_ops_are_accepted_at_their_default(post: Any, path: str, fields
 async def test_a_misspelt_field_gets_a_hint(post: Any) -> None:
     _, body = await post(COMPLETIONS, prompt="x", temprature=1)
     assert "did you mean temperature?" in body["error"]["message"]
+    _, body = await post(COMPLETIONS, prompt="x", adaptspec={"maxdepth": 1})
+    assert "did you mean adaptspec.max_depth?" in body["error"]["message"]
+    _, body = await post(CHAT, messages=[{"role": "user", "contents": "x", "content": "x"}])
+    assert "did you mean messages[0].content?" in body["error"]["message"]
+
+
+async def test_sizes_are_said_plainly(post: Any) -> None:
+    _, body = await post(CHAT, messages=[])
+    assert body["error"]["message"] == "`messages` is too short; send at least 1 items"
+    _, body = await post(COMPLETIONS, prompt="x", model="m" * 300)
+    assert body["error"]["message"] == "`model` is too long; send at most 256 characters"
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ Scrape = dict[tuple[str, str], float]
 
 
 def scrape(metrics: Metrics) -> Scrape:
-    """Samples by name and value of their one label, if they have one."""
+    """Samples by name and value of their last label, if they have one."""
     text = metrics.render()[0].decode()
     families = text_string_to_metric_families(text)
     return {
-        (sample.name, next(iter(sample.labels.values()), "")): sample.value
+        (sample.name, next(reversed(sample.labels.values()), "")): sample.value
         for family in families
         for sample in family.samples
     }
@@ -63,6 +63,29 @@ def test_vllm_names_are_served_only_when_asked_for() -> None:
     assert seen["vllm:spec_decode_num_draft_tokens_total", ""] == 3
     assert seen["vllm:spec_decode_num_accepted_tokens_total", ""] == 2
     assert seen["vllm:spec_decode_num_accepted_tokens_per_pos_total", "1"] == 1
+
+
+def test_vllm_names_carry_vllms_labels() -> None:
+    text = Metrics(compat_vllm=True, model_name="served").render()[0].decode()
+    assert 'vllm:spec_decode_num_drafts_total{engine="0",model_name="served"} 0.0' in text
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert f'{name}{{engine="0",model_name="served",position="0"}} 0.0' in text
+
+
+def test_positions_are_there_before_anything_was_drafted() -> None:
+    """A scraper that first sees a counter above 0 misses its first increase."""
+    metrics, name = Metrics(compat_vllm=True), "accepted_tokens_per_pos_total"
+    for prefix in ("vllm:spec_decode_num", "adaptspec_spec_decode"):
+        positions = [label for series, label in scrape(metrics) if series == f"{prefix}_{name}"]
+        assert positions == [str(position) for position in range(7)]
+
+
+def test_http_answers_are_counted() -> None:
+    metrics = Metrics()
+    for status in (200, 400, 400):
+        metrics.responded("/v1/completions", status)
+    seen = scrape(metrics)
+    assert [seen["adaptspec_http_responses_total", status] for status in ("200", "400")] == [1, 2]
 
 
 def test_finished_requests_are_counted_and_timed() -> None:
