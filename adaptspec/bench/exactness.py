@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -131,9 +131,8 @@ def _core(built: Built, drafter: Drafter, depth: int | None, config: EngineConfi
         {"schedule": Schedule(drafter.name, depth)}, "schedule", [drafter.name], config.limits.max_rows
     )
     coupled = {"schedule": method("coupled")}
-    return EngineCore(
-        built.target, [drafter], built.tokenizer, controller=controller, methods=coupled, limits=config.limits
-    )
+    limits = replace(config.limits, max_depth=Schedule.max_depth)
+    return EngineCore(built.target, [drafter], built.tokenizer, controller=controller, methods=coupled, limits=limits)
 
 
 def _alone(core: EngineCore, references: Sequence[Reference], tokens: int) -> list[Completion]:

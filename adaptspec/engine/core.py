@@ -27,11 +27,11 @@ from adaptspec.verification.method import Method
 
 @dataclass(frozen=True)
 class Limits:
-    """How much runs at once: rows, prompt tokens read per round, and the deepest draft."""
+    """How much runs at once: rows, prompt tokens read per round, and a ceiling on what policies may draft."""
 
     max_rows: int = 16
     prefill_tokens: int = 512
-    max_depth: int = 7
+    max_depth: int = 64
 
     def __post_init__(self) -> None:
         if self.max_rows < 1 or self.prefill_tokens < 1 or self.max_depth < 0:

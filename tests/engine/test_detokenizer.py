@@ -53,7 +53,7 @@ FALLBACK_TOKENS = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(text=st.text(max_size=30))
+@given(text=st.text(max_size=30).filter(lambda text: "<|" not in text))  # special tokens are no text
 def test_stream_equals_the_whole_text(shared: PreTrainedTokenizerFast, text: str) -> None:
     """Whatever the text, its pieces put together are the text, and no piece holds half a character."""
     whole, pieces = _stream(shared, shared.encode(text))
