@@ -81,14 +81,12 @@ def _exactness(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show_quick(result: dict[str, Any], console: Console) -> None:
-    table = Table("task", *result["mean"], title="speed ratios (medians; above 1 is faster)")
-    for task, row in result["tasks"].items():
-        table.add_row(task, *(f"{cell['median']:.2f}" for cell in row.values()))
-    table.add_section()
-    table.add_row("mean", *(f"{value:.2f}" for value in result["mean"].values()))
-    table.add_row("worst", *(f"{value:.2f}" for value in result["worst"].values()))
+    table = Table("", *result["tasks"], "mean", "worst", title="speed ratios (medians; above 1 is faster)")
+    for name, mean in result["mean"].items():
+        cells = [row[name]["median"] for row in result["tasks"].values()]
+        table.add_row(name.replace("_", " "), *(f"{value:.2f}" for value in [*cells, mean, result["worst"][name]]))
     console.print(table)
-    console.print({name: round(ms, 3) for name, ms in result["milliseconds_per_token"].items()})
+    console.print("milliseconds per token:", {k: round(v, 3) for k, v in result["milliseconds_per_token"].items()})
 
 
 def _show_exactness(result: dict[str, Any], console: Console) -> None:

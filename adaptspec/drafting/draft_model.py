@@ -66,8 +66,10 @@ class DraftModelDrafter:
             going = depths[active] > steps
             if job.stop is not None and going.any():
                 going &= job.stop(steps, active, sure.confidence, sure.entropy)
-            active, ones = active[going], np.ones(int(going.sum()), dtype=np.int64)
-            packed = Packed(job.rows[active], ones, drawn[going], ones)
+            if not going.all():
+                active, drawn = active[going], drawn[going]
+            ones = np.ones_like(active)
+            packed = Packed(job.rows[active], ones, drawn, ones)
         distribution = _padded(kept, batch, deepest) if kept else None
         return Draft(tokens, counts, confidence, entropy, distribution, steps, caught_up)
 
