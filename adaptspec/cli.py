@@ -175,12 +175,31 @@ def _add_train_pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", choices=PRESETS, default="auto", help="sizes and times for a CPU or a GPU")
     parser.add_argument("--target-minutes", type=float, help="training time of the target (default: the preset's)")
     parser.add_argument("--draft-minutes", type=float, help="training time of the draft (default: the preset's)")
+    for flag, kind, what in (
+        ("--target-learning-rate", float, "peak learning rate of the target"),
+        ("--draft-learning-rate", float, "peak learning rate of the draft"),
+        ("--vocab-size", int, "entries of the tokenizer"),
+        ("--batch", int, "windows per step"),
+        ("--window", int, "tokens per window"),
+        ("--device", str, "cpu, cuda or cuda:N"),
+    ):
+        parser.add_argument(flag, type=kind, help=f"{what} (default: the preset's)")
+    parser.add_argument(
+        "--source-weight",
+        action="append",
+        default=[],
+        metavar="SOURCE=SHARE",
+        help="train on this share (0 to 1) of a source's records; may be given again (default: the preset's)",
+    )
     parser.set_defaults(run=_train_pair)
 
 
 def _train_pair(arguments: argparse.Namespace) -> int:
-    chosen = {"target_minutes": arguments.target_minutes, "draft_minutes": arguments.draft_minutes}
-    settings = replace(preset(arguments.preset), **{k: v for k, v in chosen.items() if v is not None})
+    base = preset(arguments.preset)
+    names = ("vocab_size", "batch", "window", "device", "target_learning_rate", "draft_learning_rate")
+    given = {name: getattr(arguments, name) for name in ("target_minutes", "draft_minutes", *names)}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    settings = replace(base, **chosen).with_source_weights(arguments.source_weight)
     train_pair(arguments.corpus, arguments.out, settings, Console(stderr=True), arguments.prompts)
     return 0
 

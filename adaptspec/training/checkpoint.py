@@ -25,8 +25,11 @@ class Progress:
     seconds: float = 0.0
 
 
-def save(path: Path, model: nn.Module, optimizer: Optimizer, progress: Progress) -> None:
-    """Write a checkpoint so that `path` always holds a whole one, even if the machine stops half-way."""
+def save(path: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, origin: str = "") -> None:
+    """Write a checkpoint so that `path` always holds a whole one, even if the machine stops half-way.
+
+    `origin` names what the model learns from besides its data (a teacher), or is empty.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     state = {
@@ -34,6 +37,7 @@ def save(path: Path, model: nn.Module, optimizer: Optimizer, progress: Progress)
         "optimizer": optimizer.state_dict(),
         "step": progress.step,
         "seconds": progress.seconds,
+        "origin": origin,
     }
     with partial.open("wb") as out:
         torch.save(state, out)
@@ -42,8 +46,8 @@ def save(path: Path, model: nn.Module, optimizer: Optimizer, progress: Progress)
     partial.replace(path)
 
 
-def resume(path: Path, model: nn.Module, optimizer: Optimizer) -> Progress:
-    """Load `path` into model and optimizer; a fresh start if there is none.
+def resume(path: Path, model: nn.Module, optimizer: Optimizer, origin: str = "") -> Progress:
+    """Load `path` into model and optimizer; a fresh start if there is none, or it has another `origin`.
 
     Raises:
         ConfigError: the file is damaged or belongs to a model of other sizes.
@@ -52,10 +56,12 @@ def resume(path: Path, model: nn.Module, optimizer: Optimizer) -> Progress:
         return Progress()
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
+        if state.get("origin", "") != origin:  # checkpoints of earlier versions do not say
+            return Progress()
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         return Progress(int(state["step"]), float(state["seconds"]))
-    except (RuntimeError, KeyError, ValueError, EOFError, pickle.UnpicklingError) as error:
+    except (RuntimeError, KeyError, ValueError, AttributeError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(
             f"{path}: this checkpoint does not fit these settings ({reason}); "

@@ -6,15 +6,13 @@ Knows the record format and nothing of tokens.
 from __future__ import annotations
 
 import hashlib
-import json
-import lzma
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from adaptspec.errors import CorpusError
+from adaptspec.training.jsonl import read_objects, strings
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 SPECIAL_TOKENS = ("<|pad|>", END, USER, ASSISTANT)
@@ -90,7 +88,7 @@ def read_corpus(
     train: list[Record] = []
     held_out: list[Record] = []
     everything = hashlib.blake2b(digest_size=8)
-    for record in _records(path):
+    for record in (_record(where, fields) for where, fields in read_objects(path)):
         digest = hashlib.blake2b(record.text.encode(), digest_size=8).digest()
         everything.update(digest)
         draw = int.from_bytes(digest, "big") / 2**64
@@ -103,29 +101,10 @@ def read_corpus(
     return Corpus(train, held_out, everything.hexdigest())
 
 
-def _records(path: Path) -> Iterator[Record]:
-    try:
-        with _open(path) as lines:
-            for number, line in enumerate(lines, start=1):
-                yield _parse(line, path, number)
-    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path}: cannot be read ({error}); give a JSONL file, plain or .xz") from error
-
-
-def _open(path: Path) -> TextIO:
-    return lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8")
-
-
-def _parse(line: str, path: Path, number: int) -> Record:
-    try:
-        fields = json.loads(line)
-        names = ("task", "src", "text") if "text" in fields else ("task", "src", "prompt", "completion")
-        values = [fields[name] for name in names]
-        if not all(isinstance(value, str) for value in values):
-            raise TypeError("every field must be a string")
-        prompt = values[2] if len(values) == 4 else None
-        return Record(values[0], values[1], prompt, values[-1])
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise CorpusError(
-            f"{path}:{number}: not a record ({error!r}); a line needs task, src and prompt + completion, or text"
-        ) from error
+def _record(where: str, fields: Mapping[str, object]) -> Record:
+    if "text" in fields:
+        task, source, text = strings(where, fields, ("task", "src", "text"))
+        return Record(task, source, None, text)
+    if "prompt" not in fields and "completion" not in fields:
+        raise CorpusError(f"{where}: a line needs prompt and completion, or text")
+    return Record(*strings(where, fields, ("task", "src", "prompt", "completion")))

@@ -18,6 +18,7 @@ from torch import nn
 
 from adaptspec.errors import ConfigError
 from adaptspec.training import checkpoint
+from adaptspec.training.interrupts import held_back
 from adaptspec.training.optimizer import Optimizer
 from adaptspec.training.windows import Windows
 
@@ -85,42 +86,87 @@ def train(
     path: Path,
     *,
     console: Console,
+    origin: str = "",
     clock: Clock = time.perf_counter,
 ) -> checkpoint.Progress:
     """Train `model` in place until its time is up; return how far it came.
 
-    `loss` maps token ids [batch, window + 1] to a scalar. `path` is the checkpoint: where it exists,
-    training goes on from there, with the batches that come next. The log lies beside it.
+    `loss` maps token ids [batch, window + 1] to a scalar. `path` is the checkpoint: where it exists and has the
+    same `origin` (see `checkpoint.save`), training goes on from there, with the batches that come next; with
+    another it starts anew. The log lies beside it. Ctrl-C is heeded after a checkpoint has been saved.
 
     Raises:
         ConfigError: the checkpoint does not fit, or the loss stopped being a number.
     """
     optimizer = Optimizer(model, settings.learning_rate)
-    progress = checkpoint.resume(path, model, optimizer)
-    device = next(model.parameters()).device
-    monitor = _Monitor(path.stem, path.with_suffix(".log"), settings, windows, console)
-    last_save, budget = progress.seconds, settings.minutes * 60
-    if progress.seconds >= budget:
-        return progress
-    with monitor.bar:
-        while progress.seconds < budget:
-            started = clock()
-            value = loss(windows.at(progress.step).to(device))
-            value.backward()  # type: ignore[no-untyped-call]
-            optimizer.step(settings.schedule(progress))
-            number = _finite(float(value.detach()), progress.step)
-            progress.step += 1
-            progress.seconds += clock() - started
-            monitor.stepped(number, progress)
-            if progress.seconds - last_save > settings.checkpoint_minutes * 60:
-                checkpoint.save(path, model, optimizer, progress)
-                monitor.saved(progress)
-                last_save = progress.seconds
-    checkpoint.save(path, model, optimizer, progress)
+    progress = checkpoint.resume(path, model, optimizer, origin)
+    if path.exists() and not progress.step:
+        console.print(f"{path.stem}: {path} was trained on another model's answers, so training starts anew")
+    if progress.seconds < settings.minutes * 60:
+        monitor = _Monitor(path.stem, path.with_suffix(".log"), settings, windows, console)
+        run = _Run(loss, windows, settings, optimizer, progress, next(model.parameters()).device, clock)
+        with monitor.bar:
+            run.until_time_is_up(monitor, lambda: checkpoint.save(path, model, optimizer, progress, origin))
     return progress
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the steps of one call of `train` share."""
+
+    loss: Loss
+    windows: Windows
+    settings: LoopSettings
+    optimizer: Optimizer
+    progress: checkpoint.Progress
+    device: torch.device
+    clock: Clock
+
+    def until_time_is_up(self, monitor: _Monitor, save: Callable[[], None]) -> None:
+        """Take steps, saving now and then, at the end and before a Ctrl-C is passed on."""
+        progress, settings = self.progress, self.settings
+        last_save = progress.seconds
+        try:
+            self._warm_up()
+            while progress.seconds < settings.minutes * 60:
+                monitor.stepped(self._step(), progress)
+                if progress.seconds - last_save > settings.checkpoint_minutes * 60:
+                    save()
+                    monitor.saved(progress)
+                    last_save = progress.seconds
+        except KeyboardInterrupt:
+            if progress.seconds > last_save:
+                save()
+            raise
+        save()
+
+    def _warm_up(self) -> None:
+        """Compute one batch and learn nothing from it: torch.compile's minute is not training time."""
+        value = self._backward()
+        float(value)  # waits for a GPU
+        self.optimizer.clear()
+
+    def _step(self) -> float:
+        """Take one step; return its loss."""
+        started = self.clock()
+        value = self._backward()
+        with held_back():  # half an update must not be saved
+            self.optimizer.step(self.settings.schedule(self.progress))
+            number = _finite(float(value), self.progress.step)
+            self.progress.step += 1
+            self.progress.seconds += self.clock() - started
+        return number
+
+    def _backward(self) -> torch.Tensor:
+        value = self.loss(self.windows.at(self.progress.step).to(self.device))
+        value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()
 
 
 def _finite(loss: float, step: int) -> float:
     if not math.isfinite(loss):
-        raise ConfigError(f"the loss became {loss} at step {step}; lower the learning rate and start afresh")
+        raise ConfigError(
+            f"the loss became {loss} at step {step}; start afresh with a lower --target-learning-rate "
+            "or --draft-learning-rate and another --out"
+        )
     return loss

@@ -42,6 +42,11 @@ class Optimizer:
             for group in part.param_groups:
                 group["lr"] = self._peak * schedule
             part.step()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the gathered gradients."""
+        for part in self._parts:
             part.zero_grad(set_to_none=False)
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from rich.console import Console
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from adaptspec.errors import ConfigError, CorpusError
 from adaptspec.training.corpus import Corpus, read_corpus
@@ -41,18 +43,21 @@ def train_pair(
 
     Beside them lie the model card (`README.md`) and the report (`report.json`, `report.md`), which measures
     acceptance on `prompts` (a JSONL file or a folder of them), or else on held-out records. Run
-    again with the same settings it goes on where it stopped.
+    again with the same settings it goes on where it stopped; a draft of a target that has changed starts anew.
 
     Raises:
         CorpusError: the corpus cannot be read or is too small.
         ConfigError: `work` was begun with other settings, or is not a directory.
     """
-    _directory(work)
+    if work.exists() and not work.is_dir():
+        raise ConfigError(f"{work}: is not a directory; give another --out")
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # those of transformers run into ours
     console.print(f"reading {corpus_path}")
     corpus = read_corpus(corpus_path, settings.source_weights)
     questions = choose_prompts(prompts, corpus.held_out)
     record = RunRecord(settings.identity, corpus.fingerprint, corpus.sources, hardware(settings.device))
     record.check(work)
+    _directory(work)
     record.save(work)
     recipe = _Recipe(work, settings, console, corpus)
     record = dataclasses.replace(record, stages=recipe.run())
@@ -90,21 +95,37 @@ class _Recipe:
         settings = self._settings
         target = _build(settings.target, settings, self._tokenizer)
         loss = next_token_loss(target, settings.mixed_precision)
-        reached = {TARGET: self._stage(TARGET, target, loss, settings.target_minutes, settings.target_learning_rate)}
+        loop = LoopSettings(settings.target_minutes, settings.target_learning_rate)
+        reached = {TARGET: self._stage(TARGET, target, loss, loop)}
         # The teacher is what ships: the exported weights, rounded to bfloat16.
         teacher = AutoModelForCausalLM.from_pretrained(self._work / TARGET, dtype=torch.float32)
         nn.Module.to(teacher, settings.device)
         draft = _build(settings.draft, settings, self._tokenizer)
         loss = distillation_loss(draft, teacher, settings.mixed_precision)
-        reached[DRAFT] = self._stage(DRAFT, draft, loss, settings.draft_minutes, settings.draft_learning_rate)
+        loop = LoopSettings(settings.draft_minutes, settings.draft_learning_rate)
+        reached[DRAFT] = self._stage(DRAFT, draft, loss, loop, weights_hash(teacher))
         return reached
 
-    def _stage(self, name: str, model: PreTrainedModel, loss: Loss, minutes: float, rate: float) -> Stage:
+    def _stage(self, name: str, model: PreTrainedModel, loss: Loss, loop: LoopSettings, origin: str = "") -> Stage:
         compiled: Loss = torch.compile(loss) if self._compile else loss
-        loop = LoopSettings(minutes, rate)
-        progress = train(model, compiled, self._windows, loop, self._work / f"{name}.ckpt", console=self._console)
+        path, console = self._work / f"{name}.ckpt", self._console
+        progress = train(model, compiled, self._windows, loop, path, console=console, origin=origin)
+        if progress.step < loop.warmup_steps:
+            console.print(
+                f"warning: the {name} took {progress.step} steps, fewer than the {loop.warmup_steps} in which its "
+                f"learning rate rises: it has hardly learned; give more --{name}-minutes"
+            )
         _export(model, self._tokenizer, self._work / name)
         return Stage(round(progress.seconds / 60, 1), self._windows.tokens_after(progress.step))
+
+
+def weights_hash(model: nn.Module) -> str:
+    """A name for the weights as they are, whatever device they are on and however their file is laid out."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, weights in sorted(model.named_parameters()):
+        digest.update(f"{name} {list(weights.shape)} {weights.dtype} ".encode())
+        digest.update(weights.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _directory(work: Path) -> None:
@@ -131,7 +152,7 @@ def _tokenizer(work: Path, corpus: Corpus, settings: PairSettings, console: Cons
         if len(fresh) < settings.vocab_size:
             raise CorpusError(
                 f"the corpus yields a vocabulary of only {len(fresh)} entries; "
-                f"give more text, or ask for a vocabulary of {len(fresh)}"
+                f"give more text, or --vocab-size {len(fresh)}"
             )
         partial = work / "tokenizer.partial"
         fresh.save_pretrained(partial)

@@ -5,14 +5,14 @@ Knows no models and no tokens.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from adaptspec.errors import CorpusError
 from adaptspec.training.corpus import SYNTHETIC, Record
+from adaptspec.training.jsonl import read_objects, strings
 
 T = TypeVar("T")
 
@@ -79,7 +79,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         CorpusError: nothing is there, or a line is not a prompt.
     """
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    prompts = [prompt for file in files for prompt in _read_file(file)]
+    names = ("task", "source", "prompt")
+    prompts = [Prompt(*strings(where, fields, names)) for file in files for where, fields in read_objects(file)]
     if not prompts:
         raise CorpusError(f"{path}: no prompts; give a JSONL file, or a folder of them, with task, source and prompt")
     return prompts
@@ -90,23 +91,3 @@ def spread(items: Sequence[T], count: int) -> list[T]:
     if len(items) <= count:
         return list(items)
     return [items[i * len(items) // count] for i in range(count)]
-
-
-def _read_file(path: Path) -> Iterator[Prompt]:
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                yield _parse(line, path, number)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path}: cannot be read ({error}); give a JSONL file of prompts") from error
-
-
-def _parse(line: str, path: Path, number: int) -> Prompt:
-    try:
-        fields = json.loads(line)
-        values = [fields[name] for name in ("task", "source", "prompt")]
-        if not all(isinstance(value, str) for value in values):
-            raise TypeError("every field must be a string")
-        return Prompt(*values)
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise CorpusError(f"{path}:{number}: not a prompt ({error!r}); a line needs task, source and prompt") from error

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import torch
@@ -24,11 +24,16 @@ def _check(name: str, value: object, good: bool, wanted: str) -> None:
 
 def _check_device(name: str) -> None:
     try:
-        kind = torch.device(name).type
+        device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"device is {name!r}; use cpu, cuda or cuda:N") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device is {name!r} but torch finds no CUDA device; use --device cpu")
+        raise ConfigError(f"--device is {name!r}; use cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device is {name!r}; use cpu, cuda or cuda:N")
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and not found:
+        raise ConfigError(f"--device is {name!r} but torch finds no CUDA device; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= found:
+        raise ConfigError(f"--device is {name!r} but there are only {found}, counted from cuda:0")
 
 
 @dataclass(frozen=True)
@@ -71,15 +76,31 @@ class PairSettings:
 
     def __post_init__(self) -> None:
         vocabulary = f"between {MIN_VOCAB} and {MAX_VOCAB}"
-        _check("vocab_size", self.vocab_size, MIN_VOCAB <= self.vocab_size <= MAX_VOCAB, vocabulary)
-        _check("window", self.window, 2 <= self.window <= self.context, f"between 2 and the context ({self.context})")
-        _check("batch", self.batch, self.batch >= 1, "at least 1")
+        _check("--vocab-size", self.vocab_size, MIN_VOCAB <= self.vocab_size <= MAX_VOCAB, vocabulary)
+        _check("--window", self.window, 2 <= self.window <= self.context, f"between 2 and the context ({self.context})")
+        _check("--batch", self.batch, self.batch >= 1, "at least 1")
         for name in ("target_minutes", "draft_minutes", "target_learning_rate", "draft_learning_rate"):
             value = getattr(self, name)
-            _check(name, value, math.isfinite(value) and value > 0, "above 0")
+            _check(f"--{name.replace('_', '-')}", value, math.isfinite(value) and value > 0, "above 0")
         for source, weight in self.source_weights.items():
-            _check(f"source_weights[{source!r}]", weight, 0.0 <= weight <= 1.0, "between 0 and 1")
+            _check(f"the share of --source-weight {source}", weight, 0.0 <= weight <= 1.0, "between 0 and 1")
         _check_device(self.device)
+
+    def with_source_weights(self, given: Iterable[str]) -> PairSettings:
+        """These settings with more source weights, each written SOURCE=SHARE.
+
+        Raises:
+            ConfigError: one is not written so, or its share is not between 0 and 1.
+        """
+        weights = dict(self.source_weights)
+        for text in given:
+            source, _, share = text.rpartition("=")
+            try:
+                weights[source] = float(share)
+            except ValueError as error:
+                raise ConfigError(f"--source-weight {text}: must be SOURCE=SHARE, such as synthetic=0.6") from error
+            _check("the source of --source-weight", repr(source), bool(source), "named, as in synthetic=0.6")
+        return replace(self, source_weights=weights)
 
     @property
     def identity(self) -> dict[str, object]:
@@ -94,12 +115,18 @@ class PairSettings:
 
 
 def preset(name: str) -> PairSettings:
-    """The settings by name: `cpu` (under two hours on two cores), `gpu` (ten minutes), `auto` (whichever is here)."""
+    """The settings by name: `cpu` (under two hours on two cores), `gpu` (ten minutes), `auto` (whichever is here).
+
+    Raises:
+        ConfigError: there is no such preset, or no GPU for it.
+    """
     if name == "auto":
         name = "gpu" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return PairSettings()
     if name == "gpu":
+        if not torch.cuda.is_available():
+            raise ConfigError("--preset gpu needs a CUDA device and torch finds none; use --preset cpu")
         return PairSettings(
             target=Shape(hidden=384, layers=8, heads=6, mlp=1024),
             draft=Shape(hidden=128, layers=1, heads=2, mlp=352),

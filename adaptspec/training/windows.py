@@ -32,7 +32,7 @@ class Windows:
         if self._count < self.batch:
             raise CorpusError(
                 f"the corpus has {len(self.tokens):,} tokens and one batch needs {(self.batch + 2) * self.window:,}; "
-                "give more text, or a smaller batch or window"
+                "give more text, or a smaller --batch or --window"
             )
 
     @property

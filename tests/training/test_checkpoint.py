@@ -39,7 +39,22 @@ def test_the_keys_on_disk_stay(tmp_path: Path) -> None:
     """Runs begun with an earlier version must be resumable."""
     model = _model()
     save(tmp_path / "a.ckpt", model, Optimizer(model, 0.1), Progress())
-    assert torch.load(tmp_path / "a.ckpt", weights_only=True).keys() == {"model", "optimizer", "step", "seconds"}
+    keys = {"model", "optimizer", "step", "seconds", "origin"}
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True).keys() == keys
+
+
+def test_another_origin_is_a_fresh_start_and_none_is_what_earlier_versions_wrote(tmp_path: Path) -> None:
+    """A draft is not taken up with another teacher; a target's checkpoint without the key still is."""
+    model, path = _model(), tmp_path / "a.ckpt"
+    optimizer = Optimizer(model, 0.1)
+    save(path, model, optimizer, Progress(3, 4.0), "one")
+    assert resume(path, model, optimizer, "one") == Progress(3, 4.0)
+    assert resume(path, model, optimizer, "two") == Progress()
+    state = torch.load(path, weights_only=True)
+    del state["origin"]
+    torch.save(state, path)
+    assert resume(path, model, optimizer) == Progress(3, 4.0)
+    assert resume(path, model, optimizer, "two") == Progress()
 
 
 def test_no_checkpoint_is_a_fresh_start(tmp_path: Path) -> None:

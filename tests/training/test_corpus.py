@@ -50,7 +50,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     """The user can find the line at fault."""
     path = tmp_path / "bad.jsonl"
     path.write_text(json.dumps({"task": "story", "src": "x", "text": "fine"}) + "\n" + line + "\n")
-    with pytest.raises(CorpusError, match=r"bad\.jsonl:2: not a record"):
+    with pytest.raises(CorpusError, match=r"bad\.jsonl:2: "):
         read_corpus(path)
 
 

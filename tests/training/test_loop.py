@@ -14,6 +14,7 @@ from torch import nn
 from adaptspec.errors import ConfigError
 from adaptspec.training.checkpoint import Progress
 from adaptspec.training.loop import Clock, LoopSettings, Loss, train
+from adaptspec.training.optimizer import Optimizer
 from adaptspec.training.windows import Windows
 
 WINDOWS = Windows(np.random.default_rng(0).integers(0, 8, 400).astype(np.uint16), batch=4, window=8)
@@ -44,19 +45,39 @@ def test_an_interrupted_run_ends_in_the_same_weights(tmp_path: Path, console: Co
     parts, calls = _model(), itertools.count()
 
     def interrupted(ids: torch.Tensor) -> torch.Tensor:
-        if next(calls) == 25:
+        if next(calls) == 26:  # the first call is the warm-up
             raise KeyboardInterrupt
         return _loss(parts)(ids)
 
     path = tmp_path / "parts.ckpt"
     with pytest.raises(KeyboardInterrupt):
         train(parts, interrupted, WINDOWS, SETTINGS, path, console=console, clock=_clock())
-    assert torch.load(path, weights_only=True)["step"] == 20  # every ten seconds, the last before step 25
+    assert torch.load(path, weights_only=True)["step"] == 25  # saved by the interrupt itself
     again = _model()
     reached = train(again, _loss(again), WINDOWS, SETTINGS, path, console=console, clock=_clock())
     assert reached == Progress(60, 60.0)
     for a, b in zip(whole.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_warm_up_takes_no_time_and_teaches_nothing(tmp_path: Path, console: Console) -> None:
+    """Compiling takes a minute, which must not come off the training time; one call more, the same weights."""
+    model, calls, now = _model(), itertools.count(), [0.0]
+
+    def slow_at_first(ids: torch.Tensor) -> torch.Tensor:
+        now[0] += 60.0 if next(calls) == 0 else 1.0
+        return _loss(model)(ids)
+
+    path = tmp_path / "a.ckpt"
+    assert train(model, slow_at_first, WINDOWS, SETTINGS, path, console=console, clock=lambda: now[0]).step == 60
+    assert next(calls) == 61
+    plain = _model()
+    optimizer, progress = Optimizer(plain, SETTINGS.learning_rate), Progress()
+    for step in range(60):
+        _loss(plain)(WINDOWS.at(step)).backward()
+        optimizer.step(SETTINGS.schedule(progress))
+        progress = Progress(step + 1, step + 1.0)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
 
 
 def test_a_finished_run_is_left_alone(tmp_path: Path, console: Console) -> None:
@@ -95,7 +116,7 @@ def test_a_console_nobody_watches_gets_lines(tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path: Path, console: Console) -> None:
     """A diverged run must not overwrite its last good checkpoint."""
     model = _model()
-    with pytest.raises(ConfigError, match="lower the learning rate"):
+    with pytest.raises(ConfigError, match="lower --target-learning-rate"):
         train(
             model,
             lambda ids: _loss(model)(ids) * float("nan"),

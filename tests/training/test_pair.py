@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import is_progress_bar_enabled
 
 from adaptspec.errors import ConfigError, CorpusError
 from adaptspec.training.pair import train_pair
@@ -86,6 +89,34 @@ def test_running_again_changes_nothing_and_more_time_trains_on(work: Path, corpu
     assert torch.load(work / "target.ckpt", weights_only=True)["step"] > before["step"]
 
 
+def test_a_draft_of_a_target_that_trained_on_starts_anew(work: Path, corpus_path: Path, tmp_path: Path) -> None:
+    """A draft distilled from the old target would be accepted less, in silence; one of this target is kept."""
+    copy, said = tmp_path / "work", io.StringIO()
+    shutil.copytree(work, copy)
+    old = torch.load(copy / "draft.ckpt", weights_only=True)
+    longer = dataclasses.replace(SETTINGS, target_minutes=0.02)
+    train_pair(corpus_path, copy, longer, Console(file=said, width=300))
+    new = torch.load(copy / "draft.ckpt", weights_only=True)
+    assert new["origin"] != old["origin"] != ""
+    assert "training starts anew" in said.getvalue()
+    assert "fewer than the 100" in said.getvalue()
+    written = (copy / "draft.ckpt").read_bytes()
+    train_pair(corpus_path, copy, longer, Console(quiet=True))
+    assert (copy / "draft.ckpt").read_bytes() == written
+
+
+def test_nothing_is_made_for_a_corpus_that_cannot_be_read(tmp_path: Path, console: Console) -> None:
+    """A mistyped name leaves no directory behind."""
+    with pytest.raises(CorpusError, match="cannot be read"):
+        train_pair(tmp_path / "none.jsonl", tmp_path / "out", SETTINGS, console)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_progress_bars_of_transformers_are_off(work: Path) -> None:
+    """They would run into the recipe's own."""
+    assert not is_progress_bar_enabled()
+
+
 def test_a_directory_begun_with_other_settings_is_refused(work: Path, corpus_path: Path, console: Console) -> None:
     """Before anything in it is touched."""
     other = dataclasses.replace(SETTINGS, target=Shape(hidden=8, layers=1, heads=1, mlp=8))
@@ -105,7 +136,7 @@ def test_a_corpus_too_small_for_the_vocabulary_is_refused(tmp_path: Path, consol
     """Models with tokens that no text can make are not trained."""
     corpus = tmp_path / "small.jsonl"
     corpus.write_text(json.dumps({"task": "chat", "src": "x", "text": "a b"}) + "\n")
-    with pytest.raises(CorpusError, match="ask for a vocabulary of"):
+    with pytest.raises(CorpusError, match="--vocab-size"):
         train_pair(corpus, tmp_path / "out", SETTINGS, console)
 
 

@@ -31,7 +31,8 @@ from adaptspec.training.settings import MAX_VOCAB, PairSettings, Shape, preset
 def test_an_unusable_value_is_named(setting: str, value: Any) -> None:
     """Token ids are 16-bit, every byte needs a token, time and rates are positive."""
     changed: dict[str, Any] = {setting: value}
-    with pytest.raises(ConfigError, match=setting):
+    flag = "--" + setting.removesuffix("s" if setting == "source_weights" else "").replace("_", "-")
+    with pytest.raises(ConfigError, match=flag):
         PairSettings(**changed)
 
 
@@ -53,8 +54,11 @@ def test_a_cuda_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPa
 def test_the_gpu_preset_is_as_large_as_a_wheel_can_carry(monkeypatch: pytest.MonkeyPatch) -> None:
     """15-25 M and 1-2 M parameters, under 45 MB in bfloat16, ten minutes."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     settings = preset("auto")
     assert settings.device == "cuda"
+    with pytest.raises(ConfigError, match="only 1"):
+        PairSettings(device="cuda:1")
     target, draft = (_parameters(shape, settings.vocab_size) for shape in (settings.target, settings.draft))
     assert 15e6 < target < 25e6
     assert 1e6 < draft < 2e6
@@ -64,6 +68,22 @@ def test_the_gpu_preset_is_as_large_as_a_wheel_can_carry(monkeypatch: pytest.Mon
 
 def _parameters(shape: Shape, vocab: int) -> int:
     return vocab * shape.hidden + shape.layers * (4 * shape.hidden**2 + 3 * shape.hidden * shape.mlp)
+
+
+def test_the_gpu_preset_without_a_gpu_names_the_cpu_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizes of the GPU preset would take days on a CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="--preset cpu"):
+        preset("gpu")
+
+
+def test_source_weights_are_added_as_written_on_the_command_line() -> None:
+    """The preset's others stay."""
+    settings = PairSettings().with_source_weights(["asp=0.25", "a=b=1"])
+    assert settings.source_weights == {"synthetic": 0.6, "asp": 0.25, "a=b": 1.0}
+    for wrong in ("asp", "asp=", "asp=many", "=0.5", "asp=2"):
+        with pytest.raises(ConfigError, match="--source-weight"):
+            PairSettings().with_source_weights([wrong])
 
 
 def test_an_unknown_preset_lists_the_known_ones() -> None:
