@@ -100,12 +100,10 @@ class RoundLoop:
 
     def _ask(self, batch: Batch) -> Ask:
         emitting = batch.emitting
-        draws = [s.sampling for s in emitting]
         return Ask(
             rows=np.array([s.row for s in emitting], dtype=np.int64),
             tokens=[s.tokens for s in emitting],
-            draws=draws,
-            sampling=self._speculator.sampling(draws),
+            sampling=self._speculator.sampling([s.sampling for s in emitting]),
             methods=np.array([self._method_of[self._policy(s)] for s in emitting], dtype=np.int64),
         )
 

@@ -25,8 +25,7 @@ class Ask:
 
     rows: IntArray  # [E]
     tokens: Sequence[list[int]]  # [E] live
-    draws: Sequence[SamplingRow]  # [E]
-    sampling: SamplingBatch  # of all `draws`
+    sampling: SamplingBatch
     methods: IntArray  # [E] index into the speculator's methods
 
 
@@ -83,8 +82,7 @@ class Speculator:
         owner = torch.from_numpy(np.repeat(ask.methods, draft.counts + 1)).to(logits.device)
         for how in used:
             mine = np.flatnonzero(ask.methods == how)
-            sampling = SamplingBatch([ask.draws[i] for i in mine.tolist()], self._vocab_size, self._device)
-            part = self._methods[how].verify(logits[owner == how], _take(draft, mine), sampling)
+            part = self._methods[how].verify(logits[owner == how], _take(draft, mine), ask.sampling.take(mine))
             accepted[mine], following[mine] = part.accepted, part.following
         return Verdict(accepted, following)
 
