@@ -221,6 +221,25 @@ class RoundRecord:
     draft_seconds: float
     verify_seconds: float
     total_seconds: float
+    provenance: Provenance | None = None  # None where no row's policy explores
+    # [drafters, B]: tokens that a drafter which did not run would have got accepted; -1 where nobody knows.
+    shadow: IntArray | None = None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a policy that explores came to its choice, per row: what off-policy estimates need.
+
+    `arms` indexes the policy's arms (-1 where none was chosen), `propensities` is the probability with which that arm
+    was chosen there (NaN where the choice was not random).
+    """
+
+    arms: IntArray  # [B]
+    propensities: FloatArray  # [B]
+
+    def take(self, index: IntArray) -> Provenance:
+        """The same for some of the rows, by position in the batch."""
+        return Provenance(self.arms[index], self.propensities[index])
 
 
 class Sink(Protocol):

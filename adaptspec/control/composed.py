@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -74,14 +75,14 @@ class ComposedPolicy:
         choice = self._chooser.choose(signals)
         if stance is Stance.PROBE:
             reasons = np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons)
-            choice = Choice(choice.depths, reasons, choice.outlook)
+            choice = replace(choice, reasons=reasons)
         elif self._dwell is not None:
             depths, reasons = self._dwell.hold(signals.rows, choice.depths, choice.reasons, signals.limits)
-            choice = Choice(depths, reasons, choice.outlook)
+            choice = replace(choice, depths=depths, reasons=reasons)
         drafting = some(choice.depths)
-        return Decision(
-            choice.depths, choice.reasons, self._zeros, self._stop_of(choice, signals) if drafting else None
-        )
+        stop = self._stop_of(choice, signals) if drafting else None
+        drafter = self._zeros if choice.drafter is None else choice.drafter
+        return Decision(choice.depths, choice.reasons, drafter, stop, choice.provenance)
 
     def learn(self, record: RoundRecord) -> None:
         """See `Policy.learn`."""
@@ -94,7 +95,7 @@ class ComposedPolicy:
         return Decision(self._zeros, np.full(len(self._zeros), int(reason), dtype=np.int64), self._zeros)
 
     def _stop_of(self, choice: Choice, signals: BatchSignals) -> RoundStop | None:
-        otherwise = self._stop.begin(choice)
+        otherwise = self._stop.begin(choice) if choice.stop is None else choice.stop
         if not self._task_stops:
             return otherwise
         tasks = self._tasks[signals.rows]

@@ -25,7 +25,7 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.control.stopping import SplitStop, StopPart
 from adaptspec.errors import ConfigError, UnknownModelError
-from adaptspec.types import IntArray, Reason, Request, RoundRecord
+from adaptspec.types import IntArray, Provenance, Reason, Request, RoundRecord
 
 _NOBODY = np.zeros(0, dtype=np.int64)
 
@@ -130,19 +130,23 @@ class Controller:
         drafter = decision.drafter
         if not alike(drafter, 0) or self._engine_index[which][0]:
             drafter = self._engine_index[which][drafter]
-        return Decision(decision.depths, reasons, drafter, decision.stop)
+        return Decision(decision.depths, reasons, drafter, decision.stop, decision.provenance)
 
     def _decide_many(self, signals: BatchSignals) -> Decision:
         owners = self._policy_of[signals.rows]
         depths, reasons, drafter = (np.zeros(len(owners), dtype=np.int64) for _ in range(3))
         parts = []
+        told: list[tuple[IntArray, Provenance]] = []
         for which in np.unique(owners).tolist():
             mine = np.flatnonzero(owners == which)
             part = self._decide_one(which, signals.take(mine))
             depths[mine], reasons[mine], drafter[mine] = part.depths, part.reasons, part.drafter
             parts.append(StopPart(mine, part.stop))
+            if part.provenance is not None:
+                told.append((mine, part.provenance))
         stops = any(part.stop is not None for part in parts)
-        return Decision(depths, reasons, drafter, SplitStop(parts, len(owners)) if stops else None)
+        stop = SplitStop(parts, len(owners)) if stops else None
+        return Decision(depths, reasons, drafter, stop, _provenance(told, len(owners)))
 
     def _explain_limits(self, decision: Decision, signals: BatchSignals, max_depth: int) -> IntArray:
         """Rows that run at their limit do so because of it: the request's own, or the lack of room."""
@@ -171,6 +175,16 @@ class Controller:
         return self._drafters[used.pop()] if len(used) == 1 else None
 
 
+def _provenance(told: Sequence[tuple[IntArray, Provenance]], rows: int) -> Provenance | None:
+    """What policies told of their own rows, for the whole batch."""
+    if not told:
+        return None
+    whole = Provenance(np.full(rows, -1, dtype=np.int64), np.full(rows, np.nan))
+    for mine, part in told:
+        whole.arms[mine], whole.propensities[mine] = part.arms, part.propensities
+    return whole
+
+
 def _part(record: RoundRecord, mine: IntArray) -> RoundRecord:
     return replace(
         record,
@@ -185,4 +199,6 @@ def _part(record: RoundRecord, mine: IntArray) -> RoundRecord:
         context=record.context[mine],
         confidence=record.confidence[mine],
         entropy=record.entropy[mine],
+        provenance=None if record.provenance is None else record.provenance.take(mine),
+        shadow=None if record.shadow is None else record.shadow[:, mine],
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
+from adaptspec.types import BoolArray, FloatArray, IntArray, Provenance, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,9 @@ class BatchSignals:
     `rows` are the engine's row numbers: stable while a request runs, reused afterwards. `limits`
     is the depth each row may not pass (the request's ceiling, its remaining tokens, the context's
     room). `lag` is how many tokens the draft cache is behind, beyond the usual one or two: what
-    drafting would have to catch up first. `beside` counts rows that decode in the same round under other policies.
+    drafting would have to catch up first. `position` counts the tokens a row has emitted, `region` is what kind of
+    text it is in the middle of (an index into `control.tasks.REGIONS`). `beside` counts rows that decode in the same
+    round under other policies; `free_memory` is the share of the cache that no row holds.
     """
 
     rows: IntArray
@@ -26,8 +28,11 @@ class BatchSignals:
     context: IntArray
     limits: IntArray
     lag: IntArray
+    position: IntArray
+    region: IntArray
     prefill_tokens: int = 0
     beside: int = 0
+    free_memory: float = 1.0
 
     @property
     def batch_size(self) -> int:
@@ -47,8 +52,11 @@ class BatchSignals:
             self.context[index],
             self.limits[index],
             self.lag[index],
+            self.position[index],
+            self.region[index],
             self.prefill_tokens,
             self.round_size - len(index),
+            self.free_memory,
         )
 
 
@@ -71,13 +79,15 @@ class RoundStop(Protocol):
 class Decision:
     """Depth, reason and drafter per row, and the stop rule of this round (None: draft all of it).
 
-    `drafter` indexes the policy's `drafters`; the controller translates it to the engine's.
+    `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `provenance` is told by
+    policies that explore.
     """
 
     depths: IntArray
     reasons: IntArray
     drafter: IntArray
     stop: RoundStop | None = None
+    provenance: Provenance | None = None
 
 
 class Policy(Protocol):

@@ -216,7 +216,7 @@ def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, task_names: S
         max_rows=max_rows,
         tasks=1 + len(task_names),
         tiers=spec.tiers,
-        drafter=body.drafters[0],
+        drafters=spec.drafters,
         stops=body.stop.rule != "none",
     )
     chooser = body.choose.build(parts)

@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
+REGIONS = ("prose", "code", "json")
+
 TASKS = ("chat", "code", "instruction", "json", "math", "rag", "story", "summarize", "template", "translate")

@@ -122,6 +122,8 @@ class RoundLoop:
             context=np.array(context, dtype=np.int64),
             limits=np.array(batch.limits, dtype=np.int64),
             lag=np.array(lag, dtype=np.int64),
+            position=np.array([s.emitted for s in batch.decoding], dtype=np.int64),
+            region=np.zeros(len(rows), dtype=np.int64),
             prefill_tokens=batch.prefill_tokens,
         )
 
@@ -183,6 +185,7 @@ class RoundLoop:
             draft_seconds=clock.seconds("draft"),
             verify_seconds=clock.seconds("verify"),
             total_seconds=clock.total,
+            provenance=decision.provenance,
         )
 
     def _report(self, record: RoundRecord) -> None:

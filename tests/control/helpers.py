@@ -32,6 +32,8 @@ def signals(
         context=np.full(size, 100),
         limits=np.array(limits, dtype=np.int64),
         lag=np.zeros(size, dtype=np.int64) if lag is None else np.array(lag),
+        position=np.zeros(size, dtype=np.int64),
+        region=np.zeros(size, dtype=np.int64),
         prefill_tokens=prefill,
         beside=beside,
     )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from adaptspec.control.cost import CostTable
-from adaptspec.control.policy import BatchSignals
-from adaptspec.types import FloatArray, IntArray, RoundRecord
+from adaptspec.control.policy import BatchSignals, RoundStop
+from adaptspec.types import FloatArray, IntArray, Provenance, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,18 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Choice:
-    """Depths wished for (0 <= depth <= limits) and why; `outlook` where the chooser has one."""
+    """Depths wished for (0 <= depth <= limits) and why; `outlook` where the chooser has one.
+
+    `drafter` [B] indexes the policy's drafters (None: the first everywhere). `stop` is a stop the chooser brings
+    itself, in place of the policy's rule. `provenance` is told by choosers that explore.
+    """
 
     depths: IntArray
     reasons: IntArray
     outlook: Outlook | None = None
+    drafter: IntArray | None = None
+    stop: RoundStop | None = None
+    provenance: Provenance | None = None
 
 
 class Chooser(Protocol):
@@ -64,5 +71,5 @@ class Parts:
     max_rows: int
     tasks: int  # the known tasks and task 0, unknown
     tiers: tuple[int, ...]  # depths allowed beside 0, ascending
-    drafter: str
+    drafters: tuple[str, ...]  # preferred first
     stops: bool  # a stop rule will cut drafts short

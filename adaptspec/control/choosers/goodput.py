@@ -326,5 +326,5 @@ class GoodputSpec(Part):
     def build(self, parts: Parts) -> Chooser:
         """The chooser."""
         signals = SignalSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
-        settings = GoodputSettings(parts.tiers, parts.drafter, signals, stops=parts.stops, optimism=self.optimism)
+        settings = GoodputSettings(parts.tiers, parts.drafters[0], signals, stops=parts.stops, optimism=self.optimism)
         return Goodput(parts.cost, parts.max_rows, parts.tasks, settings)

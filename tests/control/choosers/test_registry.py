@@ -25,7 +25,7 @@ def test_every_algorithm_is_tested_here() -> None:
 @pytest.mark.parametrize("algorithm", SHORTEST)
 def test_each_lives_through_rounds(algorithm: str) -> None:
     spec = TypeAdapter(ChooseSpec).validate_python({"algorithm": algorithm, **SHORTEST[algorithm]})
-    parts = Parts(table(), max_rows=2, tasks=1, tiers=(1, 2, 3), drafter="draft-model", stops=False)
+    parts = Parts(table(), max_rows=2, tasks=1, tiers=(1, 2, 3), drafters=("draft-model",), stops=False)
     chooser = spec.build(parts)
     chooser.start(0, 0)
     chooser.start(1, 0)
