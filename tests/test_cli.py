@@ -23,28 +23,6 @@ def test_help_names_every_command_and_where_to_start(capsys: pytest.CaptureFixtu
     assert all(word in out for word in ("serve", "generate", "policy", "train", "Start with `adaptspec serve`"))
 
 
-def test_policy_list_shows_what_ships(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every shipped policy with its algorithm."""
-    assert main(["policy", "list"]) == 0
-    out = capsys.readouterr().out
-    assert "goodput" in out
-    assert "batch-table" in out
-
-
-def test_generate_prints_the_text_and_what_speculation_did(
-    target_path: Path, draft_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The text goes to standard output alone, so that it can be piped; figures go to standard error."""
-    arguments = ["generate", "Hello", "--model", str(target_path), "--draft", str(draft_path), "--max-tokens", "12"]
-    assert main([*arguments, "--max-depth", "0"]) == 0
-    plain = capsys.readouterr()
-    assert main([*arguments, "--policy", "static-3"]) == 0
-    drafted = capsys.readouterr()
-    assert drafted.out == plain.out != ""
-    assert "policy static-3" in drafted.err
-    assert "0 of 0 drafted" in plain.err
-
-
 def test_errors_are_one_line_that_says_what_to_do(target_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 2, no traceback."""
     for arguments, hint in [

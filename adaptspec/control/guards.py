@@ -60,9 +60,14 @@ class SwitchGuard:
 
     States: running, off, probing. Running becomes off when windows of delivered goodput (emitted tokens over
     seconds, sums) fall below plain decoding's at the same batch size, or acceptance at the first position falls below
-    its floor. Off becomes probing after a number of emitted tokens that grows with each probe in vain, and is reset by
-    a winning one. A window or probe ends early once it has cost as much as it may, so that even a hopeless draft
-    costs little. A new request halves what is left of the wait: what lost on the last may pay on this one.
+    its floor. Off becomes probing after a number of emitted tokens that grows with each probe in vain. A probe that
+    wins is on trial: the first window it wins resets the wait, losing before that lengthens it like a probe in vain,
+    so that luck in a few rounds starts no oscillation. A window or probe ends early once it has cost as much as it
+    may, so that even a hopeless draft costs little. A new request shortens what is left of the wait by its share of
+    the batch, by half where it is alone: what lost on the last may pay on this one.
+
+    What drafters say of tokens they did not draft is free: where it tells that one drafted token cannot pay for being
+    verified, a probe that is due is put off as if it had failed.
     """
 
     # A probe or window may lose this many plain rounds' time before it is cut short.
@@ -71,6 +76,8 @@ class SwitchGuard:
     _CATCH_UP = 8
     # So many rounds without drafts end a window.
     _IDLE_ROUNDS = 8
+    # So many tokens scored for free say enough.
+    _FREE_TOKENS = 32
     # The baseline is renewed after this many speculating rounds, then twice as many, and so on.
     _FIRST_REFRESH = 8
 
@@ -83,6 +90,9 @@ class SwitchGuard:
         self._probed = 0
         self._losses = 0
         self._idle = 0
+        self._rows = 1
+        self._on_trial = False
+        self._free = _FreeScore()
         self._stale: dict[int, int] = {}
         self._refresh: dict[int, int] = {}
         self._alone = True
@@ -90,15 +100,16 @@ class SwitchGuard:
 
     def start(self) -> None:
         """A new request begins."""
-        self._left /= 2.0
+        self._left *= 1.0 - 0.5 / self._rows
 
     def stance(self, signals: BatchSignals) -> Stance:
         """What the coming round may do."""
         self._alone = not signals.beside and not signals.prefill_tokens
+        self._rows = max(1, signals.round_size)
         if self._stance is Stance.OFF and self._left <= 0.0:
-            self._stance, self._probed, self._window = Stance.PROBE, 0, _Window()
+            self._end_wait()
         if self._stance is Stance.RUN and self._settings.never_slower is not None:
-            bucket = _bucket(signals.round_size)
+            bucket = _bucket(self._rows)
             due = self._refresh.get(bucket, self._FIRST_REFRESH)
             return Stance.PLAIN_ONCE if self._stale.get(bucket, 0) >= due else Stance.RUN
         return self._stance
@@ -106,7 +117,8 @@ class SwitchGuard:
     def after(self, record: RoundRecord) -> None:
         """Note a round."""
         drafted = some(record.drafted)
-        bucket = _bucket(len(record.rows))
+        # The bucket that `stance` looked at: rows under other policies are not in the record.
+        bucket = _bucket(self._rows)
         if drafted:
             self._stale[bucket] = self._stale.get(bucket, 0) + 1
         elif self._stale.get(bucket):
@@ -115,6 +127,7 @@ class SwitchGuard:
             self._refresh[bucket] = min(due, self._settings.refresh_rounds)
         if self._stance is Stance.OFF:
             self._left -= total(record.emitted)
+            self._free.add(record)
         elif self._stance is Stance.PROBE:
             self._after_probe(record, drafted)
         elif drafted:
@@ -133,15 +146,33 @@ class SwitchGuard:
         declined = self._probed >= 4 * rounds and window.rounds < rounds
         if window.rounds < rounds and not declined and window.lost <= self._BUDGET_ROUNDS:
             return
-        if window.ratio >= 1.0 - self._margin:
-            self._stance, self._wait = Stance.RUN, float(self._settings.probe.after_tokens)
-        elif declined:
-            # The chooser would not draft for long: it needs no guard now.
-            self._stance = Stance.RUN
+        slow = self._settings.never_slower is not None and window.ratio < 1.0 - self._margin
+        # A chooser that would not draft for long needs no guard now.
+        if declined or not (slow or self._low(window)):
+            self._stance, self._on_trial = Stance.RUN, True
         else:
-            self._wait = min(self._wait * self._settings.probe.backoff, float(self._settings.probe.longest))
+            self._lengthen_wait()
             self._switch_off()
         self._window, self._losses = _Window(), 0
+
+    def _end_wait(self) -> None:
+        """Probe, unless what was scored for free says that not even one drafted token would pay."""
+        free, rows = self._free, self._rows
+        if self._settings.never_slower is not None and free.tokens >= self._FREE_TOKENS:
+            verify = self._cost.verify_seconds(rows, 2.0 * rows) - self._cost.verify_seconds(rows, rows)
+            if free.acceptance * self._cost.plain_seconds(rows) <= verify:
+                self._lengthen_wait()
+                self._switch_off()
+                return
+        self._stance, self._probed, self._window = Stance.PROBE, 0, _Window()
+
+    def _lengthen_wait(self) -> None:
+        probe = self._settings.probe
+        self._wait = min(self._wait * probe.backoff, float(probe.longest))
+
+    def _low(self, window: _Window) -> bool:
+        floor = self._settings.disable_below_acceptance
+        return floor is not None and window.first_acceptance < floor
 
     def _after_idle(self) -> None:
         # A chooser that stopped by itself is not to be blamed later for what made it stop.
@@ -150,7 +181,10 @@ class SwitchGuard:
             self._window, self._losses = _Window(), 0
 
     def _switch_off(self) -> None:
+        if self._on_trial:
+            self._lengthen_wait()
         self._stance, self._left, self._losses = Stance.OFF, self._wait, 0
+        self._on_trial, self._free = False, _FreeScore()
 
     def _measure(self, record: RoundRecord) -> None:
         if self._alone and record.caught_up <= self._CATCH_UP:
@@ -167,13 +201,14 @@ class SwitchGuard:
             return
         # Beyond its own noise: unlucky rounds come in windows, too.
         slow = rules is not None and window.ratio + window.error < 1.0 - rules.margin
-        floor = self._settings.disable_below_acceptance
-        if slow or (floor is not None and window.first_acceptance < floor):
+        if slow or self._low(window):
             self._losses += 1
             if self._losses >= (rules.losing_windows if rules else 1):
                 self._switch_off()
         else:
             self._losses = 0
+            if self._on_trial:
+                self._on_trial, self._wait = False, float(self._settings.probe.after_tokens)
         self._window = _Window()
 
     @property
@@ -219,6 +254,26 @@ class _Window:
     @property
     def first_acceptance(self) -> float:
         return self._kept / self._drafting if self._drafting else 1.0
+
+
+class _FreeScore:
+    """What the policy's first drafter would have got accepted, had it drafted: it looked on while off."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._accepted = 0
+
+    def add(self, record: RoundRecord) -> None:
+        if record.shadow is None or record.shadow_drafted is None:
+            return
+        drafted = record.shadow_drafted[0]
+        known = (drafted > 0) & (record.shadow[0] >= 0)
+        self.tokens += int(drafted[known].sum())
+        self._accepted += int(record.shadow[0][known].sum())
+
+    @property
+    def acceptance(self) -> float:
+        return self._accepted / self.tokens if self.tokens else 1.0
 
 
 class Dwell:

@@ -5,121 +5,89 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
 
+from adaptspec.control.batch_schedule import DEEPEST
+from adaptspec.control.ceilings import Bounds, Ceilings
 from adaptspec.control.choosers.chooser import Parts
 from adaptspec.control.choosers.goodput import Goodput
+from adaptspec.control.choosers.hedge import Hedge
 from adaptspec.control.choosers.registry import ChooseSpec
+from adaptspec.control.choosers.slo import Slo
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.cost import CostTable
-from adaptspec.control.guards import Dwell, GuardSettings, NeverSlower, Probe, SwitchGuard
+from adaptspec.control.draft_temperature import DraftTemperatureSpec
+from adaptspec.control.guard_spec import GuardSpec
+from adaptspec.control.guards import Dwell
+from adaptspec.control.library import find_policy
 from adaptspec.control.policy import Policy
-from adaptspec.control.schema import Part, suggestion
-from adaptspec.control.stopping import ConfidenceStop, EntropyStop, MarginalGoodputStop, NoStop, StopRule
-from adaptspec.control.yaml_source import Source, parse_yaml, read_yaml
+from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec
+from adaptspec.control.schema import EditorSchema, Part, suggestion
+from adaptspec.control.spec_errors import problems_of
+from adaptspec.control.stopping.outlook import OutlookKeeper
+from adaptspec.control.stopping.registry import StopSpec
+from adaptspec.control.stopping.stop import NoStopSpec
+from adaptspec.control.tasks import TASKS
+from adaptspec.control.verification_spec import CoupledSpec, VerificationSpec
+from adaptspec.control.yaml_source import Source, parse_yaml, policy_error, read_yaml
 from adaptspec.errors import PolicyError
 
 API_VERSION = "adaptspec.dev/v1"
-DEEPEST = 64
+
+TaskName = Annotated[str, Field(min_length=1, max_length=64, examples=list(TASKS))]
 
 
 class MetadataSpec(Part):
     """What a policy is called."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="Lower case letters, digits, '-', '.', '_'.")
-    description: str = Field(default="", max_length=400)
-
-
-class NoStopSpec(Part):
-    """Draft the whole depth."""
-
-    rule: Literal["none"]
-
-
-class ConfidenceStopSpec(Part):
-    """Stop after a token the draft gave less probability than this."""
-
-    rule: Literal["confidence"]
-    threshold: float = Field(ge=0.0, le=1.0)
-
-
-class EntropyStopSpec(Part):
-    """Stop after a token drawn from a distribution of more entropy than this, in nats."""
-
-    rule: Literal["entropy"]
-    threshold: float = Field(ge=0.0)
-
-
-class MarginalGoodputStopSpec(Part):
-    """Stop where one more token no longer earns what it costs."""
-
-    rule: Literal["marginal-goodput"]
-
-
-StopSpec = Annotated[
-    NoStopSpec | ConfidenceStopSpec | EntropyStopSpec | MarginalGoodputStopSpec, Field(discriminator="rule")
-]
-TaskStopSpec = Annotated[NoStopSpec | ConfidenceStopSpec | EntropyStopSpec, Field(discriminator="rule")]
+    description: str = Field(default="", max_length=400, description="One line for lists: when to use it.")
 
 
 class TaskSpec(Part):
     """What is different for one task."""
 
-    stop: TaskStopSpec
+    stop: StopSpec | None = Field(default=None, description="A stop rule of its own; absent: the policy's.")
+    max_depth: int | None = Field(default=None, ge=0, le=DEEPEST, description="Its deepest draft.")
+    off: bool = Field(default=False, description="Never draft for it.")
 
-
-class VerificationSpec(Part):
-    """Which drafted tokens are kept. Both methods are lossless."""
-
-    method: Literal["coupled", "rejection"] = "coupled"
-
-
-class NeverSlowerSpec(Part):
-    """Switch speculation off while it delivers less than plain decoding."""
-
-    margin: float = Field(default=0.03, ge=0.0, lt=1.0)
-    window_rounds: int = Field(default=16, ge=1, le=10_000)
-    losing_windows: int = Field(default=2, ge=1, le=1000)
-
-
-class ProbeSpec(Part):
-    """When speculation that is off is tried again."""
-
-    after_tokens: int = Field(default=256, ge=1)
-    backoff: float = Field(default=2.0, ge=1.0, le=100.0)
-
-
-class GuardSpec(Part):
-    """What keeps a policy from losing for long."""
-
-    never_slower: NeverSlowerSpec | None = None
-    disable_below_acceptance: float | None = Field(default=None, ge=0.0, le=1.0)
-    probe: ProbeSpec = ProbeSpec()
-    dwell_rounds: int = Field(default=0, ge=0, le=10_000)
-    max_batch_size: int | None = Field(default=None, ge=1)
+    @property
+    def deepest(self) -> int | None:
+        """Its ceiling; None if it has none."""
+        return 0 if self.off else self.max_depth
 
 
 class BodySpec(Part):
     """The policy itself."""
 
-    choose: ChooseSpec
+    choose: ChooseSpec = Field(description="The algorithm that chooses depths, and its settings.")
     tiers: list[Annotated[int, Field(ge=0, le=DEEPEST)]] | None = Field(
-        default=None, min_length=1, max_length=DEEPEST + 1
+        default=None,
+        min_length=1,
+        max_length=DEEPEST + 1,
+        description="The depths it may choose, ascending, such as [0, 1, 3, 7]. Absent: any up to max-depth.",
     )
-    max_depth: int | None = Field(default=None, ge=0, le=DEEPEST)
-    drafters: list[Literal["draft-model", "ngram"]] = Field(default=["draft-model"], min_length=1)
-    stop: StopSpec = NoStopSpec(rule="none")
-    verification: VerificationSpec = VerificationSpec()
-    tasks: dict[str, TaskSpec] = Field(default={})
-    guard: GuardSpec = GuardSpec()
+    max_depth: int | None = Field(default=None, ge=0, le=DEEPEST, description="The deepest draft. Absent: 7.")
+    drafters: list[Literal["draft-model", "ngram"]] = Field(
+        default=["draft-model"], min_length=1, description="What proposes tokens, preferred first."
+    )
+    stop: StopSpec = Field(default=NoStopSpec(rule="none"), description="When a draft ends before its depth.")
+    verification: VerificationSpec = Field(default=CoupledSpec(), description="Which drafted tokens are kept.")
+    draft_temperature: DraftTemperatureSpec | None = Field(
+        default=None, description="Sharpen or flatten the draft's distribution. Absent: leave it as it is."
+    )
+    tasks: Annotated[dict[TaskName, TaskSpec], Field(max_length=256)] = Field(
+        default={}, description="What is different for requests of a task, by its name."
+    )
+    guard: GuardSpec = Field(default=GuardSpec(), description="What may overrule the algorithm.")
+    rollout: RolloutSpec = Field(default=LIVE, description="Live, a canary with a share of traffic, or only watching.")
 
     @field_validator("tiers")
     @classmethod
@@ -130,32 +98,31 @@ class BodySpec(Part):
 
     @field_validator("drafters")
     @classmethod
-    def _one_drafter(cls, drafters: list[str]) -> list[str]:
-        if len(drafters) > 1:
-            raise ValueError("choosing among drafters is not supported yet; name one")
+    def _each_once(cls, drafters: list[str]) -> list[str]:
+        if len(set(drafters)) < len(drafters):
+            raise ValueError("each drafter once, preferred first")
         return drafters
 
     @model_validator(mode="after")
     def _fits_together(self) -> BodySpec:
         if self.tiers is not None and self.max_depth is not None:
             raise ValueError("give either tiers or max-depth, not both")
-        if self.choose.algorithm != "goodput":
-            if self.tiers is not None or self.max_depth is not None:
-                raise ValueError(
-                    f"algorithm {self.choose.algorithm!r} has depths of its own; leave out tiers and max-depth"
-                )
-            if self.stop.rule == "marginal-goodput":
-                raise ValueError("stop rule 'marginal-goodput' needs the costs that only algorithm 'goodput' weighs")
+        if not getattr(self.choose, "takes_tiers", False) and (self.tiers is not None or self.max_depth is not None):
+            raise ValueError(
+                f"algorithm {self.choose.algorithm!r} has depths of its own; leave out tiers and max-depth"
+            )
+        if len(self.drafters) > 1 and not getattr(self.choose, "takes_drafters", False):
+            raise ValueError(f"algorithm {self.choose.algorithm!r} does not choose among drafters; name one")
         return self
 
 
 class PolicySpec(Part):
     """A policy file."""
 
-    api_version: Literal["adaptspec.dev/v1"] = Field(alias="apiVersion")
-    kind: Literal["SpeculationPolicy"]
-    metadata: MetadataSpec
-    spec: BodySpec
+    api_version: Literal["adaptspec.dev/v1"] = Field(alias="apiVersion", description="The version of this language.")
+    kind: Literal["SpeculationPolicy"] = Field(description="What the file holds.")
+    metadata: MetadataSpec = Field(description="What it is called.")
+    spec: BodySpec = Field(description="What it does.")
 
     @property
     def name(self) -> str:
@@ -163,14 +130,19 @@ class PolicySpec(Part):
         return self.metadata.name
 
     @property
-    def verification(self) -> str:
-        """The verification method's name."""
-        return self.spec.verification.method
+    def verification(self) -> VerificationSpec:
+        """Which drafted tokens are kept: a method's name and its parameters."""
+        return self.spec.verification
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """Names of the drafters it wants."""
         return tuple(self.spec.drafters)
+
+    @property
+    def rollout(self) -> Rollout:
+        """Whether it serves, takes a share, or only watches."""
+        return self.spec.rollout
 
     @property
     def drafts(self) -> bool:
@@ -182,35 +154,44 @@ class PolicySpec(Part):
         """Depths allowed beside 0, for algorithms that choose freely."""
         if self.spec.tiers is not None:
             return tuple(tier for tier in self.spec.tiers if tier)
-        deepest = 7 if self.spec.max_depth is None else self.spec.max_depth
-        return tuple(range(1, deepest + 1))
+        default: tuple[int, ...] = getattr(self.spec.choose, "default_tiers", tuple(range(8)))
+        tiers = default if self.spec.max_depth is None else range(1, self.spec.max_depth + 1)
+        return tuple(tier for tier in tiers if tier)
 
 
-def load_policy_spec(path: str | Path) -> PolicySpec:
-    """Read a policy file.
-
-    Raises:
-        PolicyError: `file:line:column: path: what is wrong`.
-    """
-    return _validate(read_yaml(Path(path)))
-
-
-def parse_policy_spec(text: str, name: str = "<policy>") -> PolicySpec:
-    """The same for text.
+def load_policy_spec(path: str | Path, task_names: Sequence[str] | None = None) -> PolicySpec:
+    """Read a policy file. Without `task_names`, names of tasks are only checked when it is built.
 
     Raises:
-        PolicyError: `name:line:column: path: what is wrong`.
+        PolicyError: `file:line:column: path: what is wrong`, a line for each thing that is.
     """
-    return _validate(parse_yaml(text, name))
+    return _validate(read_yaml(Path(path)), task_names)
 
 
-def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, task_names: Sequence[str] = ()) -> Policy:
+def parse_policy_spec(text: str, name: str = "<policy>", task_names: Sequence[str] | None = None) -> PolicySpec:
+    """The same for text; `name` stands for the file in errors.
+
+    Raises:
+        PolicyError: `name:line:column: path: what is wrong`, a line for each thing that is.
+    """
+    return _validate(parse_yaml(text, name), task_names)
+
+
+def build_policy(
+    spec: PolicySpec, cost: CostTable, max_rows: int, task_names: Sequence[str] = (), *, nested: bool = False
+) -> Policy:
     """The policy a spec describes. `task_names` are the controller's: task i + 1 is `task_names[i]`.
 
+    A `nested` one is an arm of another policy, and cannot have policies as arms.
+
     Raises:
-        PolicyError: it overrides a task that is not among `task_names`.
+        PolicyError: it overrides a task that is not among `task_names`, or its arms do not fit.
     """
     body = spec.spec
+
+    def arm(name: str) -> Policy:
+        return build_policy(load_policy_spec(find_policy(name)), cost, max_rows, task_names, nested=True)
+
     parts = Parts(
         cost=cost,
         max_rows=max_rows,
@@ -218,92 +199,70 @@ def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, task_names: S
         tiers=spec.tiers,
         drafters=spec.drafters,
         stops=body.stop.rule != "none",
+        policy=None if nested else arm,
     )
     chooser = body.choose.build(parts)
-    calibrated = chooser if isinstance(chooser, Goodput) else None
+    calibration = chooser.calibration if isinstance(chooser, Goodput | Hedge | Slo) else None
+    overrides = {_task(spec, name, task_names): task for name, task in body.tasks.items()}
+    stops = {task: override.stop for task, override in overrides.items() if override.stop is not None}
+    weighs = "marginal-goodput" in {body.stop.rule, *(stop.rule for stop in stops.values())}
+    keeper = None
+    if weighs and calibration is None and chooser.max_depth:
+        keeper = OutlookKeeper(cost, spec.drafters[0], max_rows, parts.tasks, chooser.max_depth)
     return ComposedPolicy(
         chooser,
         spec.drafters,
         max_rows,
-        stop=_stop(body.stop, calibrated),
-        guard=SwitchGuard(_guard_settings(body.guard), cost) if chooser.max_depth else None,
+        stop=body.stop.build(calibration),
+        guard=body.guard.switch(cost) if chooser.max_depth else None,
         dwell=Dwell(body.guard.dwell_rounds, max_rows) if body.guard.dwell_rounds else None,
-        max_batch_size=body.guard.max_batch_size,
-        task_stops={_task(spec, name, task_names): _stop(task.stop, None) for name, task in body.tasks.items()},
+        ceilings=_ceilings(body.guard.bounds(), overrides, parts.tasks) if chooser.max_depth else None,
+        task_stops={task: stop.build(calibration) for task, stop in stops.items()},
+        keeper=keeper,
+        temperature=None if body.draft_temperature is None else body.draft_temperature.build(),
     )
 
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of policy files."""
-    body = PolicySpec.model_json_schema(by_alias=True)
+    body = PolicySpec.model_json_schema(by_alias=True, schema_generator=EditorSchema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"https://{API_VERSION}/policy", **body}
 
 
-def _stop(spec: StopSpec | TaskStopSpec, goodput: Goodput | None) -> StopRule:
-    if isinstance(spec, ConfidenceStopSpec):
-        return ConfidenceStop(spec.threshold)
-    if isinstance(spec, EntropyStopSpec):
-        return EntropyStop(spec.threshold)
-    if isinstance(spec, MarginalGoodputStopSpec) and goodput is not None:
-        return MarginalGoodputStop(goodput.calibration)
-    return NoStop()
+def _ceilings(bounds: Bounds, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:
+    deepest = {task: override.deepest for task, override in overrides.items()}
+    bound = {task: depth for task, depth in deepest.items() if depth is not None}
+    return Ceilings(bounds, bound, tasks) if bound or bounds.any else None
 
 
-def _guard_settings(spec: GuardSpec) -> GuardSettings:
-    slower = spec.never_slower
-    return GuardSettings(
-        never_slower=None
-        if slower is None
-        else NeverSlower(slower.margin, slower.window_rounds, slower.losing_windows),
-        disable_below_acceptance=spec.disable_below_acceptance,
-        probe=Probe(spec.probe.after_tokens, spec.probe.backoff),
-    )
+@functools.cache
+def _schema() -> dict[str, Any]:
+    return schema()
 
 
 def _task(spec: PolicySpec, name: str, task_names: Sequence[str]) -> int:
     if name not in task_names:
-        near = suggestion(name, list(task_names))
-        raise PolicyError(
-            f"policy {spec.name!r}: spec.tasks.{name}: there is no such task{near}; "
-            f"there are: {', '.join(task_names) or 'none'}"
-        )
+        raise PolicyError(f"policy {spec.name!r}: spec.tasks.{name}: {_no_task(name, task_names)}")
     return 1 + list(task_names).index(name)
 
 
-def _validate(source: Source) -> PolicySpec:
+def _no_task(name: str, task_names: Sequence[str]) -> str:
+    near = suggestion(name, list(task_names))
+    return f"there is no such task{near}; there are: {', '.join(task_names) or 'none'}"
+
+
+def _validate(source: Source, task_names: Sequence[str] | None) -> PolicySpec:
     if not isinstance(source.data, dict):
         raise source.error((), "a policy is a mapping with apiVersion, kind, metadata and spec")
     try:
-        return PolicySpec.model_validate(source.data)
+        spec = PolicySpec.model_validate(source.data)
     except ValidationError as error:
-        raise _located(source, error.errors(include_url=False)[0]) from error
-
-
-def _located(source: Source, problem: ErrorDetails) -> PolicyError:
-    where: tuple[object, ...] = problem["loc"]
-    context = problem.get("ctx", {})
-    message = re.sub(r"^Value error, ", "", problem["msg"])
-    if problem["type"] == "unknown_key":
-        return source.error((*where, context["key"]), message, at_key=True)
-    if problem["type"] == "missing":
-        return source.error(where, f"{where[-1]!r} is missing")
-    if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        return _unknown_variant(source, where, context)
-    if problem["type"] == "literal_error":
-        known = [word.strip("'") for word in re.split(r", | or ", context["expected"])]
-        near = suggestion(str(problem["input"]), known)
-        return source.error(where, f"{problem['input']!r} is not supported{near}; there are: {', '.join(known)}")
-    given = "" if isinstance(problem["input"], (dict, list)) else f", not {problem['input']!r}"
-    return source.error(where, message[0].lower() + message[1:] + given)
-
-
-def _unknown_variant(source: Source, where: tuple[object, ...], context: dict[str, Any]) -> PolicyError:
-    key = context["discriminator"].strip("'")
-    if "tag" not in context:
-        return source.error(where, f"{key!r} is missing")
-    known = [word.strip("'") for word in context["expected_tags"].split(", ")]
-    near = suggestion(context["tag"], known)
-    return source.error((*where, key), f"there is no {key} {context['tag']!r}{near}; there are: {', '.join(known)}")
+        raise policy_error(problems_of(source, error, _schema())) from error
+    unknown = [] if task_names is None else [name for name in spec.spec.tasks if name not in task_names]
+    if unknown and task_names is not None:
+        where = ("spec", "tasks")
+        raise policy_error([source.problem((*where, n), _no_task(n, task_names), at_key=True) for n in unknown])
+    return spec
 
 
 if __name__ == "__main__":

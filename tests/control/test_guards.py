@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -89,6 +91,75 @@ def test_low_acceptance_switches_off_where_asked() -> None:
     guard = SwitchGuard(GuardSettings(disable_below_acceptance=0.5), table())
     assert Stance.OFF in drive(guard, 60, LOSING)
     assert Stance.OFF not in drive(SwitchGuard(GuardSettings(disable_below_acceptance=0.5), table()), 60, WINNING)
+
+
+def test_a_probe_must_meet_the_floor_too() -> None:
+    """Else it would go on and off for ever where drafts pay but are rarely accepted, or the other way round."""
+    rules = GuardSettings(disable_below_acceptance=0.5, probe=Probe(after_tokens=64))
+    stances = drive(SwitchGuard(rules, table()), 3000, LOSING)
+    assert stances.count(Stance.RUN) < 40
+    back = SwitchGuard(rules, table())
+    drive(back, 60, LOSING)
+    assert drive(back, 400, WINNING)[-1] is Stance.RUN
+
+
+def test_luck_in_a_probe_starts_no_oscillation() -> None:
+    """A probe that wins and a window that loses: the waits grow all the same."""
+    guard = SwitchGuard(SLOWER, table())
+    rounds, probing, starts = [], 0, []
+    for number in range(6000):
+        stance = guard.stance(signals([7]))
+        rounds.append(stance)
+        probing = probing + 1 if stance is Stance.PROBE else 0
+        starts += [number] if probing == 1 else []
+        # Probes of six rounds win, everything after them loses.
+        speculating = WINNING if stance is Stance.PROBE else LOSING
+        guard.after(speculating if stance in (Stance.RUN, Stance.PROBE) else PLAIN)
+    gaps = np.diff(starts)
+    assert (gaps[1:] > 1.5 * gaps[:-1]).all()
+    assert rounds.count(Stance.OFF) > 0.9 * len(rounds)
+
+
+def test_a_request_among_many_hardly_shortens_the_wait() -> None:
+    """In a large batch requests begin all the time; halving at each would undo the back-off."""
+    waits = []
+    for rows in (1, 16):
+        guard = SwitchGuard(SLOWER, table())
+        drive(guard, 40, LOSING)
+        guard.stance(signals([7] * rows))
+        guard.start()
+        stances = drive(guard, 100, LOSING)
+        waits.append(stances.index(Stance.PROBE))
+    assert waits[0] < 0.7 * waits[1]
+
+
+def test_the_baseline_is_renewed_when_other_policies_come_in_between() -> None:
+    """A plain round counts for the batch it was asked of, or it would be asked for again and again."""
+    guard = SwitchGuard(SLOWER, table())
+    pair = record([3, 3], [3, 3])
+    for _ in range(8):
+        guard.stance(signals([7, 7]))
+        guard.after(pair)
+    seen = []
+    for _ in range(20):
+        seen.append(guard.stance(signals([7], beside=1)))
+        guard.after(WINNING if seen[-1] is Stance.RUN else PLAIN)
+    assert seen.count(Stance.PLAIN_ONCE) <= 2
+
+
+@pytest.mark.parametrize(("accepted", "probed"), [(0, False), (1, True)])
+def test_what_is_scored_for_free_saves_probes_in_vain(accepted: int, probed: bool) -> None:
+    """A drafter that looked on and would have got nothing accepted is not tried."""
+    guard = SwitchGuard(SLOWER, table())
+    while drive(guard, 1, LOSING) != [Stance.OFF]:
+        pass
+    looking_on = replace(PLAIN, shadow=np.array([[accepted]]), shadow_drafted=np.array([[1]]))
+    seen = set()
+    for _ in range(500):
+        stance = guard.stance(signals([7]))
+        seen.add(stance)
+        guard.after(LOSING if stance is Stance.PROBE else looking_on)
+    assert (Stance.PROBE in seen) is probed
 
 
 def test_without_rules_it_never_interferes() -> None:

@@ -52,7 +52,7 @@ def test_problems_are_located(text: str, message: str) -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    for content, message in ((b"\xff\xfe\x00", "not UTF-8"), (b"a" * (10 << 20), "larger than 256 KiB")):
+    for content, message in ((b"\xff\xfe\x00", "not UTF-8"), (b"a" * (10 << 20), "larger than 64 KiB")):
         path = tmp_path / "p.yaml"
         path.write_bytes(content)
         with pytest.raises(PolicyError, match=message):

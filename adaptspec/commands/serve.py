@@ -1,0 +1,79 @@
+"""`adaptspec serve`: the HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from adaptspec.app import ServeConfig, serve
+from adaptspec.commands.arguments import add_models, engine_config, positive
+from adaptspec.errors import ConfigError
+
+ADMIN_KEY = "ADAPTSPEC_ADMIN_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `adaptspec serve`."""
+    add_models(parser)
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    group.add_argument("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
+    group.add_argument("--served-model-name", help="the name clients use (default: the model's own)")
+    group.add_argument(
+        "--max-waiting", type=positive, default=1024, help="requests that may queue (default: %(default)s)"
+    )
+    group.add_argument("--drain-seconds", type=float, default=30.0, help="grace for running requests at shutdown")
+    group.add_argument("--state-dir", type=Path, help="keep what policies learn here, across restarts")
+    group.add_argument("--journal", type=Path, metavar="FILE", help="write every round down, as JSON lines")
+    group.add_argument(
+        "--admin-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"the key for /admin routes is this file's text (default: the environment's {ADMIN_KEY}; without, no such "
+        "routes)",
+    )
+    group.add_argument(
+        "--watch-policies",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="reload a policy when its file changes (default: yes; SIGHUP always does)",
+    )
+    group.add_argument("--metrics-compat", choices=["vllm"], help="serve vLLM's metric names as well")
+    parser.set_defaults(run=_serve)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    config = ServeConfig(
+        engine=engine_config(arguments),
+        host=arguments.host,
+        port=arguments.port,
+        served_model_name=arguments.served_model_name,
+        max_waiting=arguments.max_waiting,
+        drain_seconds=arguments.drain_seconds,
+        compat_vllm=arguments.metrics_compat == "vllm",
+        state_dir=arguments.state_dir,
+        journal=arguments.journal,
+        admin_key=_admin_key(arguments.admin_key_file),
+        watch_policies=arguments.watch_policies,
+    )
+    asyncio.run(serve(config, Console(stderr=True)))
+    return 0
+
+
+def _admin_key(file: Path | None) -> str | None:
+    """The admin key: a file keeps it out of the list of processes; None where nobody may change anything."""
+    if file is None:
+        return os.environ.get(ADMIN_KEY) or None
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--admin-key-file {file}: cannot be read ({error}); give a file that holds the key"
+        ) from error
+    if not key:
+        raise ConfigError(f"--admin-key-file {file}: it is empty; write the key into it")
+    return key

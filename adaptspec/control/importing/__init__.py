@@ -1,0 +1,1 @@
+"""Policies from other engines' configuration files, one module per engine."""

@@ -1,0 +1,93 @@
+"""What is wrong with a policy file, in its own words: where each problem stands, and what was probably meant.
+
+Turns what pydantic found into problems with a line and a column. Knows the language only through its JSON Schema.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from adaptspec.control.schema import suggestion
+from adaptspec.control.yaml_source import Problem, Source, shown
+
+_NO_MAPPING = ("model_type", "model_attributes_type", "dict_type")
+
+
+def problems_of(source: Source, error: ValidationError, schema: Mapping[str, Any]) -> list[Problem]:
+    """Everything pydantic found wrong with `source`, which is to follow `schema`."""
+    return [_problem(source, problem, schema) for problem in error.errors(include_url=False)]
+
+
+def known_keys(schema: Mapping[str, Any], where: Sequence[object]) -> list[str]:
+    """The keys that `schema` has for the mapping at `where`, a path as pydantic tells it (variants count as steps)."""
+    here: Mapping[str, Any] = schema
+    for step in where:
+        here = _below(_resolved(schema, here), step)
+    return list(_resolved(schema, here).get("properties", {}))
+
+
+def _resolved(schema: Mapping[str, Any], here: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`here` without references and without the null that an optional field may be instead."""
+    for option in here.get("anyOf", ()):
+        if option.get("type") != "null":
+            here = option
+            break
+    if "$ref" in here:
+        target: Mapping[str, Any] = schema["$defs"][here["$ref"].rpartition("/")[2]]
+        return target
+    return here
+
+
+def _below(here: Mapping[str, Any], step: object) -> Mapping[str, Any]:
+    variants = here.get("discriminator", {}).get("mapping", {})
+    if step in variants:
+        return {"$ref": variants[step]}
+    below = here.get("properties", {}).get(step) or here.get("items") or here.get("additionalProperties")
+    for pattern in here.get("patternProperties", {}).values():
+        below = below or pattern
+    return below if isinstance(below, dict) else {}
+
+
+def _problem(source: Source, problem: ErrorDetails, schema: Mapping[str, Any]) -> Problem:
+    where, kind = problem["loc"], problem["type"]
+    context = problem.get("ctx", {})
+    if kind in ("extra_forbidden", "invalid_key"):
+        known = known_keys(schema, where[:-1])
+        near = suggestion(str(where[-1]), known)
+        there = f"; there are: {', '.join(known)}" if known else ""
+        return source.problem(where, f"unknown key{near}{there}", at_key=True)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _unknown_variant(source, where, context)
+    if kind == "missing":
+        return source.problem(where, f"{where[-1]!r} is missing")
+    if kind in _NO_MAPPING:
+        keys = known_keys(schema, where)
+        return source.problem(where, f"a mapping is needed here{' with ' + ', '.join(keys) if keys else ''}")
+    return source.problem(where, _said(problem), at_key=where[-1:] == ("[key]",))
+
+
+def _said(problem: ErrorDetails) -> str:
+    """What is wrong with a value."""
+    kind, value, message = problem["type"], problem["input"], problem["msg"]
+    if kind == "literal_error":
+        known = [word.strip("'") for word in re.split(r", | or ", problem["ctx"]["expected"])]
+        return f"{shown(value)} is not supported{suggestion(str(value), known)}; there are: {', '.join(known)}"
+    if kind == "value_error":
+        return message.removeprefix("Value error, ")
+    given = "" if isinstance(value, (dict, list)) else f", not {shown(value)}"
+    return message[0].lower() + message[1:] + given
+
+
+def _unknown_variant(source: Source, where: Sequence[object], context: Mapping[str, Any]) -> Problem:
+    key = context["discriminator"].strip("'")
+    if "tag" not in context:
+        return source.problem(where, f"{key!r} is missing")
+    known = [word.strip("'") for word in context["expected_tags"].split(", ")]
+    near = suggestion(context["tag"], known)
+    there = f"there is no {key} {shown(context['tag'])}{near}; there are: {', '.join(known)}"
+    return source.problem((*where, key), there)
