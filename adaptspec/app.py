@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
+from adaptspec import __version__
+from adaptspec.control.state_store import StateStore
+from adaptspec.control.tasks import TASKS
 from adaptspec.engine.build import BUNDLED, Built, EngineConfig, build
 from adaptspec.engine.front import AsyncEngine
+from adaptspec.engine.policy_desk import PolicyDesk
+from adaptspec.engine.policy_watch import PolicyWatch
+from adaptspec.engine.state_keeper import StateKeeper
+from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app
 from adaptspec.server.run import serve as serve_app
+from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """What `adaptspec serve` was asked for. `served_model_name` None: the directory's or repository's name."""
+    """What `adaptspec serve` was asked for. `served_model_name` None: the directory's or repository's name.
+
+    `state_dir` None: what is learned ends with the server. `admin_key` None: no admin routes.
+    """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     host: str = "127.0.0.1"
@@ -27,6 +40,10 @@ class ServeConfig:
     max_waiting: int = 1024
     drain_seconds: float = 30.0
     compat_vllm: bool = False
+    state_dir: Path | None = None
+    journal: Path | None = None
+    admin_key: str | None = field(default=None, repr=False)
+    watch_policies: bool = True
 
     @property
     def name(self) -> str | None:
@@ -38,25 +55,59 @@ async def serve(config: ServeConfig, console: Console) -> None:
     """Load the models, listen, and serve until a signal ends it.
 
     Raises:
-        AdaptSpecError: a model, policy or address cannot be used; the message says what to do.
+        AdaptSpecError: a model, policy, file or address cannot be used; the message says what to do.
     """
-    with console.status(f"loading {config.engine.model}"):
-        metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.name or Path(config.engine.model).name)
-        # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-        built = await asyncio.to_thread(build, config.engine, (metrics,))
-    engine = AsyncEngine(built.core, config.name, config.max_waiting)
-    metrics.watch(engine.stats)
-    app = make_app(engine, built.tokenizer, metrics)
-    try:
+    async with AsyncExitStack() as closing:
+        with console.status(f"loading {config.engine.model}"):
+            metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.name or Path(config.engine.model).name)
+            journal = None if config.journal is None else Journal(config.journal)
+            if journal is not None:
+                closing.push_async_callback(asyncio.to_thread, journal.close)
+            # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
+            sinks = (metrics,) if journal is None else (metrics, journal)
+            built = await asyncio.to_thread(build, config.engine, sinks)
+        engine = AsyncEngine(built.core, config.name, config.max_waiting)
+        closing.push_async_callback(asyncio.to_thread, engine.close)
+        desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files)
+        if journal is not None:
+            journal.begin(_header(built, engine))
+        if config.state_dir is not None:
+            keeper = StateKeeper(desk, StateStore(config.state_dir, built.pair))
+            await asyncio.to_thread(keeper.start)
+            closing.push_async_callback(asyncio.to_thread, keeper.close)
+        _watch(desk, config, closing)
+        metrics.watch(engine.stats)
+        metrics.watch_shadows(desk.estimates)
         await serve_app(
-            app,
+            make_app(engine, built.tokenizer, metrics, policies=desk, admin_key=config.admin_key),
             config.host,
             config.port,
             drain_seconds=config.drain_seconds,
             on_listening=lambda url: _announce(console, url, engine, built),
         )
-    finally:
-        await asyncio.to_thread(engine.close)
+
+
+def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> None:
+    """Reload policies on SIGHUP, and when their files change."""
+    watch, loop = PolicyWatch(desk), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, watch.reload))
+    closing.callback(loop.remove_signal_handler, signal.SIGHUP)
+    if config.watch_policies:
+        closing.callback(asyncio.create_task(watch.run()).cancel)
+
+
+def _header(built: Built, engine: AsyncEngine) -> JournalHeader:
+    info = built.target.info
+    return JournalHeader(
+        adaptspec=__version__,
+        target={"name": engine.target.name, "fingerprint": info.fingerprint, "dtype": info.dtype},
+        pair=built.pair,
+        drafters=[drafter.name for drafter in built.drafters],
+        policies=[spec.name for spec in built.specs],
+        default=engine.default_policy,
+        tasks=TASKS,
+        costs=json.loads(built.costs.to_json()),
+    )
 
 
 def _announce(console: Console, url: str, engine: AsyncEngine, built: Built) -> None:
@@ -64,7 +115,8 @@ def _announce(console: Console, url: str, engine: AsyncEngine, built: Built) -> 
     console.print(f"[bold]AdaptSpec listens on {url}[/bold]")
     console.print(f"  target   {info.name} ({info.parameters / 1e6:.1f} M parameters, context {info.context})")
     console.print(f"  drafters {', '.join(drafter.name for drafter in built.drafters)}")
-    console.print(f"  policy   {engine.default_policy} (also served: {', '.join(engine.policies[1:])})")
+    others = [name for name in engine.policies if name != engine.default_policy]
+    console.print(f"  policy   {engine.default_policy} (also served: {', '.join(others)})")
     body = {"model": info.name, "messages": [{"role": "user", "content": "Tell me a story about a small fox."}]}
     console.print("Try it:")
     console.print(

@@ -11,6 +11,9 @@ AdaptSpecError
  |    +-- OverloadedError   the queue is full or the server is draining
  +-- EngineError            the engine failed while serving
  +-- CorpusError            a training corpus that cannot be read
+ +-- StateError             learned state that cannot be used: damaged, or of other models
+ +-- JournalError           a journal that cannot be read
+ +-- TapeError              a tape of recorded requests that cannot be read or does not fit
 """
 
 from __future__ import annotations
@@ -62,3 +65,15 @@ class EngineError(AdaptSpecError):
 
 class CorpusError(AdaptSpecError):
     """A training corpus that cannot be read."""
+
+
+class TapeError(AdaptSpecError):
+    """A tape of recorded requests that cannot be read, or that lacks what it is asked for."""
+
+
+class StateError(AdaptSpecError):
+    """Learned state that cannot be used: damaged, of other models, or of a policy with other arms."""
+
+
+class JournalError(AdaptSpecError):
+    """A journal that cannot be read."""

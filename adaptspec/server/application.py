@@ -6,11 +6,11 @@ import time
 
 from aiohttp import web
 
-from adaptspec.server import handlers, status, tokens
+from adaptspec.server import admin, handlers, status, tokens
 from adaptspec.server.codec import Codec
 from adaptspec.server.counting import counting
 from adaptspec.server.problem import problems
-from adaptspec.server.protocols import AsyncEngine, Exposition, Tokenizer
+from adaptspec.server.protocols import AsyncEngine, Exposition, Policies, Tokenizer
 from adaptspec.server.request_id import add_request_id
 from adaptspec.server.service import SERVICE, Service
 
@@ -18,9 +18,17 @@ MAX_BODY_BYTES = 4 * 2**20
 
 
 def make_app(
-    engine: AsyncEngine, tokenizer: Tokenizer, exposition: Exposition, *, max_body_bytes: int = MAX_BODY_BYTES
+    engine: AsyncEngine,
+    tokenizer: Tokenizer,
+    exposition: Exposition,
+    *,
+    policies: Policies | None = None,
+    admin_key: str | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
 ) -> web.Application:
     """The app for an engine that runs. `exposition` is what `/metrics` shows, and counts answers.
+
+    `policies` adds the routes about them; those that change something exist only with an `admin_key`.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
@@ -43,4 +51,8 @@ def make_app(
             web.get("/metrics", status.metrics),
         ]
     )
+    if policies is not None:
+        app[admin.POLICIES] = policies
+        app[admin.ADMIN_KEY] = admin_key or ""
+        app.add_routes(admin.policy_routes(admin=bool(admin_key)))
     return app

@@ -2,6 +2,7 @@
 
 RequestError
  +-- BodyTypeError    the body is not declared to be JSON
+ +-- AdminKeyError    the admin key is missing or wrong
  +-- OverloadedError
       +-- DrainingError    the server is shutting down
 EngineError
@@ -15,6 +16,10 @@ from adaptspec.errors import EngineError, OverloadedError, RequestError
 
 class BodyTypeError(RequestError):
     """The body is not declared to be JSON."""
+
+
+class AdminKeyError(RequestError):
+    """The admin key is missing or wrong."""
 
 
 class DrainingError(OverloadedError):

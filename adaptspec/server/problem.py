@@ -18,7 +18,7 @@ from adaptspec.errors import (
     RequestError,
     UnknownModelError,
 )
-from adaptspec.server.errors import BodyTypeError, DrainingError, EngineStoppedError
+from adaptspec.server.errors import AdminKeyError, BodyTypeError, DrainingError, EngineStoppedError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,6 +48,7 @@ class Problem:
 
 INTERNAL = Problem(500, "the server failed on this request; its log says why", "server_error", "internal_error")
 _RETRY = MappingProxyType({"Retry-After": RETRY_SECONDS})
+_CHALLENGE = MappingProxyType({"WWW-Authenticate": "Bearer"})
 
 
 # The first class that fits wins, so subclasses come before their parents.
@@ -57,6 +58,7 @@ _BY_CLASS: tuple[tuple[type[AdaptSpecError], Problem], ...] = (
     (UnknownModelError, Problem(400, "", code="policy_not_found")),
     (PromptTooLongError, Problem(400, "", code="context_length_exceeded")),
     (BodyTypeError, Problem(415, "", code="unsupported_media_type")),
+    (AdminKeyError, Problem(401, "", code="invalid_api_key", headers=_CHALLENGE)),
     (RequestError, Problem(400, "")),
     (EngineStoppedError, Problem(503, "", "server_error", "engine_stopped")),
     (EngineError, Problem(500, "", "server_error", "engine_error")),

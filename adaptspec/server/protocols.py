@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from adaptspec.models.runner import ModelInfo
@@ -80,6 +80,87 @@ class Tokenizer(Protocol):
         self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
     ) -> Any:
         """The prompt of a conversation; a string when `tokenize` is False."""
+
+
+class ServedPolicy(Protocol):
+    """A policy as it runs."""
+
+    @property
+    def name(self) -> str:
+        """What requests call it."""
+
+    @property
+    def description(self) -> str:
+        """What it is for."""
+
+    @property
+    def mode(self) -> str:
+        """live, canary or shadow."""
+
+    @property
+    def text(self) -> str:
+        """Its YAML."""
+
+
+class Estimate(Protocol):
+    """What a shadow policy would have earned; see `adaptspec.control.shadow_policy.ShadowEstimate`."""
+
+    @property
+    def policy(self) -> str:
+        """The shadow."""
+
+    @property
+    def against(self) -> str:
+        """The policy that acts."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were compared."""
+
+    @property
+    def goodput_ratio(self) -> float:
+        """Estimated goodput over that of the policy that acts."""
+
+    @property
+    def guessed(self) -> float:
+        """Share of its tokens that nothing observed vouches for."""
+
+
+class Applied(Protocol):
+    """What became of a policy that was sent."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def replaced(self) -> bool:
+        """Whether one of this name ran before."""
+
+    @property
+    def carried(self) -> bool:
+        """Whether what that one had learned was kept."""
+
+
+class Policies(Protocol):
+    """The policies that run, and changing them."""
+
+    @property
+    def served(self) -> Sequence[ServedPolicy]:
+        """All of them."""
+
+    @property
+    def default(self) -> str:
+        """The one of requests that name none."""
+
+    def on_request(self) -> Sequence[ServedPolicy]:
+        """Those a request may name."""
+
+    def estimates(self) -> Sequence[Estimate]:
+        """What shadows would have earned."""
+
+    def apply(self, text: str, source: str) -> Applied:
+        """Serve a policy from the next round on; raises ConfigError, with nothing changed, if it cannot be used."""
 
 
 class Exposition(Protocol):

@@ -140,6 +140,9 @@ def metrics(completions: Iterable[Completion]) -> Json:
                 "policy": stats.policy,
                 "rounds": stats.rounds,
                 "accepted_per_position": list(stats.accepted_per_position),
+                "task": stats.task,
+                "task_detected": stats.task_detected,
+                "lossy": stats.lossy,
             },
         }
     }
@@ -155,6 +158,9 @@ def summed(stats: Sequence[SpeculationStats]) -> SpeculationStats:
         accepted=sum(one.accepted for one in stats),
         accepted_per_position=_columns([one.accepted_per_position for one in stats]),
         acceptance_histogram=_columns([one.acceptance_histogram for one in stats]),
+        task=stats[0].task if len({one.task for one in stats}) == 1 else None,
+        task_detected=any(one.task_detected for one in stats),
+        lossy=any(one.lossy for one in stats),
     )
 
 

@@ -54,10 +54,11 @@ class SpeculationFields(WireModel):
     policy: Name | None = None
     task: Name | None = None
     max_depth: Int | None = None
+    stop_threshold: float | None = None
 
     def speculation(self) -> SpeculationParams:
         """The same as our own type."""
-        return SpeculationParams(self.policy, self.task, self.max_depth)
+        return SpeculationParams(self.policy, self.task, self.max_depth, self.stop_threshold)
 
 
 class StreamOptions(WireModel):

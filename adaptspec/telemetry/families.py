@@ -59,6 +59,47 @@ class LoadCollector(Collector):
         yield GaugeMetricFamily("adaptspec_requests_waiting", "Requests in the queue", load.waiting)
 
 
+class Estimate(Protocol):
+    """What a shadow policy would have earned."""
+
+    @property
+    def policy(self) -> str:
+        """The shadow: one of the policies that are served, so one of few."""
+
+    @property
+    def goodput_ratio(self) -> float:
+        """Its estimated goodput over that of the policy that acts."""
+
+    @property
+    def guessed(self) -> float:
+        """Share of its tokens that nothing observed vouches for."""
+
+
+class ShadowCollector(Collector):
+    """What shadow policies would have earned, as far as is known at this moment."""
+
+    def __init__(self, estimates: Callable[[], Iterable[Estimate]]) -> None:
+        self._estimates = estimates
+
+    def collect(self) -> Iterator[Metric]:
+        """Ask now."""
+        ratio = GaugeMetricFamily(
+            "adaptspec_shadow_goodput_ratio",
+            "Estimated goodput of a shadow policy over that of the policy that acts",
+            labels=["policy"],
+        )
+        guessed = GaugeMetricFamily(
+            "adaptspec_shadow_guessed_ratio",
+            "Share of a shadow policy's tokens that are estimated beyond what was observed",
+            labels=["policy"],
+        )
+        for estimate in self._estimates():
+            ratio.add_metric([estimate.policy], estimate.goodput_ratio)
+            guessed.add_metric([estimate.policy], estimate.guessed)
+        yield ratio
+        yield guessed
+
+
 def _speculation(totals: Totals) -> Iterator[Metric]:
     prefix = "adaptspec_spec_decode"
     yield CounterMetricFamily(f"{prefix}_drafts", "Row-rounds that drafted", totals.drafts)

@@ -7,12 +7,12 @@ several engines can live in one process. Knows no endpoints, and of HTTP only th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
 
-from adaptspec.telemetry.families import Load, LoadCollector, RoundCollector
+from adaptspec.telemetry.families import Estimate, Load, LoadCollector, RoundCollector, ShadowCollector
 from adaptspec.telemetry.totals import RoundLedger
 from adaptspec.types import Completion, FinishReason, Request, RoundRecord
 
@@ -40,6 +40,9 @@ class Metrics:
             self._requests.labels(reason.value)  # from the start at 0, so that rates see the first one
         self._prompt = self._counter("adaptspec_prompt_tokens", "Prompt tokens of requests that ended")
         self._generated = self._counter("adaptspec_generation_tokens", "Output tokens of requests that ended")
+        self._lossy = self._counter(
+            "adaptspec_lossy_requests", "Requests that ended under a lossy verification method, by policy", "policy"
+        )
         self._first_token = self._histogram(
             "adaptspec_time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN
         )
@@ -52,6 +55,13 @@ class Metrics:
         """Also serve the running and waiting gauges; `load` is called at every scrape, on the scraping thread."""
         self._registry.register(LoadCollector(load))
 
+    def watch_shadows(self, estimates: Callable[[], Iterable[Estimate]]) -> None:
+        """Also serve what shadow policies would have earned; asked at every scrape, on the scraping thread."""
+        self._registry.register(ShadowCollector(estimates))
+
+    def started(self, request: Request) -> None:
+        """Nothing is counted before a request ends."""
+
     def emit(self, record: RoundRecord) -> None:
         """One round has ended."""
         self._ledger.note(record)
@@ -62,6 +72,8 @@ class Metrics:
         self._requests.labels(completion.finish.value).inc()
         self._prompt.inc(completion.prompt_tokens)
         self._generated.inc(tokens)
+        if completion.stats.lossy:
+            self._lossy.labels(completion.stats.policy).inc()
         self._whole.observe(timings.finished - timings.arrived)
         if timings.first_token is None:
             return

@@ -24,7 +24,14 @@ async def test_answers_in_openai_shape_with_usage_and_metrics(post: Any, engine:
         "num_accepted_draft_tokens": 3,
         "num_draft_tokens": 6,
         "num_spec_tokens": 3,
-        "adaptspec": {"policy": "goodput", "rounds": 5, "accepted_per_position": [2, 1, 0]},
+        "adaptspec": {
+            "policy": "goodput",
+            "rounds": 5,
+            "accepted_per_position": [2, 1, 0],
+            "task": None,
+            "task_detected": False,
+            "lossy": False,
+        },
     }
     (choice,) = body["choices"]
     assert (choice["index"], len(choice["text"]), choice["finish_reason"]) == (0, 5, "length")

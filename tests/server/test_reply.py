@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,3 +54,11 @@ def test_answers_that_are_none() -> None:
         ensure_complete(completion([], 0, FinishReason.ERROR))
     with pytest.raises(DrainingError):
         ensure_complete(completion([], 0, FinishReason.ABORT))
+
+
+def test_a_lossy_method_is_marked() -> None:
+    """One lossy part makes the whole answer lossy."""
+    exact, loose = completion([1], 2), completion([1], 2)
+    loose = replace(loose, stats=replace(loose.stats, lossy=True))
+    assert metrics([exact])["speculative_decoding"]["adaptspec"]["lossy"] is False
+    assert metrics([exact, loose])["speculative_decoding"]["adaptspec"]["lossy"] is True

@@ -64,6 +64,8 @@ BOTH = [
     ({"adaptspec": {"max_depth": "0"}}, "adaptspec.max_depth"),
     ({"adaptspec": {"max_depth": True}}, "adaptspec.max_depth"),
     ({"adaptspec": {"max_depth": -1}}, "adaptspec.max_depth"),
+    ({"adaptspec": {"stop_threshold": "0.5"}}, "adaptspec.stop_threshold"),
+    ({"adaptspec": {"stop_threshold": 1.5}}, "adaptspec.stop_threshold"),
     ({"adaptspec": {"depth": 1}}, "adaptspec.depth"),
     ({"adaptspec": []}, "adaptspec"),
     ({"user": 1}, "user"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -136,3 +136,29 @@ def test_openmetrics_is_served_to_those_who_ask() -> None:
     body, content_type = Metrics(compat_vllm=True).render("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
+
+
+def test_requests_under_a_lossy_method_are_counted_by_policy() -> None:
+    metrics = Metrics()
+    metrics.finished(REQUEST, completion(5, FinishReason.STOP))
+    loose = completion(5, FinishReason.STOP)
+    metrics.finished(REQUEST, replace(loose, stats=SpeculationStats(policy="loose", lossy=True)))
+    assert scrape(metrics)["adaptspec_lossy_requests_total", "loose"] == 1
+
+
+@dataclass(frozen=True)
+class Estimate:
+    policy: str
+    goodput_ratio: float
+    guessed: float
+
+
+def test_shadow_policies_show_what_they_would_have_earned() -> None:
+    """Asked for at each scrape: shadows come and go with reloads."""
+    metrics, estimates = Metrics(), [Estimate("watch", 1.25, 0.1)]
+    metrics.watch_shadows(lambda: estimates)
+    seen = scrape(metrics)
+    assert seen["adaptspec_shadow_goodput_ratio", "watch"] == 1.25
+    assert seen["adaptspec_shadow_guessed_ratio", "watch"] == 0.1
+    estimates.clear()
+    assert ("adaptspec_shadow_goodput_ratio", "watch") not in scrape(metrics)

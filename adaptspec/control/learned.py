@@ -1,0 +1,51 @@
+"""Checks for arrays that come back from a file or another policy, before anything is built on them.
+
+Knows names, shapes and signs of arrays; it does not know what they count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from adaptspec.errors import StateError
+from adaptspec.types import FloatArray
+
+
+def counts(learned: Mapping[str, FloatArray], name: str, shape: tuple[int, ...]) -> FloatArray:
+    """A copy of the decayed counts called `name`.
+
+    Raises:
+        StateError: missing, of another shape, not finite, or negative.
+    """
+    found = sums(learned, name, shape)
+    if (found < 0.0).any():
+        raise StateError(f"{name!r} has a negative count; forget this state and learn anew")
+    return found
+
+
+def sums(learned: Mapping[str, FloatArray], name: str, shape: tuple[int, ...]) -> FloatArray:
+    """A copy of the decayed sums called `name`, which may be negative.
+
+    Raises:
+        StateError: missing, of another shape, or not finite.
+    """
+    if name not in learned:
+        raise StateError(f"{name!r} is missing; there are: {', '.join(learned) or 'none'}")
+    found: FloatArray = np.array(learned[name], dtype=np.float64)
+    if found.shape != shape:
+        raise StateError(f"{name!r} has the shape {list(found.shape)}, not {list(shape)}: it is of other arms")
+    if not np.isfinite(found).all():
+        raise StateError(f"{name!r} holds a value that is no finite number; forget this state and learn anew")
+    return found
+
+
+def check_nothing(learned: Mapping[str, FloatArray]) -> None:
+    """For what learns nothing.
+
+    Raises:
+        StateError: there is something to restore.
+    """
+    if learned:
+        raise StateError(f"{', '.join(learned)} cannot be restored: this policy learns nothing")

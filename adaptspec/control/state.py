@@ -1,0 +1,173 @@
+"""What policies have learned, as bytes and back: checked when read, added when merged.
+
+Knows arrays by name; what they count is the policies' affair, and where the bytes lie is the store's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from adaptspec.control.spec import PolicySpec
+from adaptspec.errors import StateError
+from adaptspec.types import FloatArray
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class PolicyState:
+    """What one policy has learned. `signature` tells its arms apart: counts of other arms mean something else."""
+
+    signature: str
+    arrays: Mapping[str, FloatArray]
+
+
+@dataclass(frozen=True)
+class LearnedState:
+    """What an engine has learned, by policy. `pair` names the models: of others nothing here would hold."""
+
+    pair: str
+    policies: Mapping[str, PolicyState] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def signature(spec: PolicySpec, task_names: Sequence[str]) -> str:
+    """A short hash of what a policy counts: algorithm, arms, depths, drafters, verification, tasks.
+
+    Numbers that stand alone (a discount, a prior) are left out: what was seen stays true when they are tuned.
+    """
+    body = spec.spec
+    parts = {
+        "choose": _arms(body.choose.model_dump(mode="json")),
+        "tiers": spec.tiers,
+        "drafters": spec.drafters,
+        "verification": spec.verification.model_dump(mode="json"),
+        "tasks": list(task_names),
+    }
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def to_bytes(state: LearnedState) -> bytes:
+    """The file of a state: JSON, with a digest over everything else in it."""
+    body: dict[str, Any] = {
+        "version": VERSION,
+        "pair": state.pair,
+        "policies": {
+            name: {
+                "signature": policy.signature,
+                "arrays": {key: {"shape": list(a.shape), "values": a.ravel().tolist()} for key, a in _sorted(policy)},
+            }
+            for name, policy in sorted(state.policies.items())
+        },
+    }
+    return _dumped({**body, "digest": _digest(body)})
+
+
+def from_bytes(raw: bytes) -> LearnedState:
+    """The state in a file.
+
+    Raises:
+        StateError: it is no such file, is damaged, or holds what no count can be.
+    """
+    try:
+        body = json.loads(raw, parse_constant=_refuse_constant)
+        digest = body.pop("digest")
+        if body["version"] != VERSION:
+            raise StateError(f"it is of version {body['version']}, this program reads {VERSION}")
+        if digest != _digest(body):
+            raise StateError("its digest does not match: it was damaged, or changed by hand")
+        policies = {
+            str(name): PolicyState(
+                str(policy["signature"]), {str(key): _array(array) for key, array in policy["arrays"].items()}
+            )
+            for name, policy in body["policies"].items()
+        }
+        return LearnedState(str(body["pair"]), policies)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StateError(f"it is no learned state ({type(error).__name__}: {error})") from error
+
+
+def read_state(path: Path) -> LearnedState:
+    """The state in a file.
+
+    Raises:
+        StateError: it cannot be read, or is none.
+    """
+    try:
+        return from_bytes(path.read_bytes())
+    except OSError as error:
+        raise StateError(f"{path}: cannot be read ({error.strerror})") from error
+    except StateError as error:
+        raise StateError(f"{path}: {error}") from error
+
+
+def merged(states: Sequence[LearnedState]) -> LearnedState:
+    """The states of several replicas as one: decayed counts add.
+
+    Raises:
+        StateError: they are of different models, or a policy has other arms in one than in another.
+    """
+    pairs = {state.pair for state in states}
+    if len(pairs) != 1:
+        raise StateError(
+            f"the states are of different models ({', '.join(sorted(pairs)) or 'none'}): merge like with like"
+        )
+    whole: dict[str, PolicyState] = {}
+    for state in states:
+        for name, policy in state.policies.items():
+            whole[name] = _added(name, whole[name], policy) if name in whole else policy
+    return LearnedState(pairs.pop(), whole)
+
+
+def _arms(value: Any) -> Any:
+    """Names and lists; numbers that stand alone are settings."""
+    if isinstance(value, dict):
+        kept = {key: _arms(item) for key, item in value.items() if not isinstance(item, (bool, int, float))}
+        return {key: item for key, item in kept.items() if item not in ({}, None)}
+    return value
+
+
+def _sorted(policy: PolicyState) -> list[tuple[str, FloatArray]]:
+    return sorted(policy.arrays.items())
+
+
+def _dumped(body: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(body, sort_keys=True, allow_nan=False).encode()
+    except ValueError as error:
+        raise StateError("a policy has learned something that is no finite number; it is not saved") from error
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(_dumped(body), digest_size=16).hexdigest()
+
+
+def _refuse_constant(name: str) -> float:
+    raise StateError(f"it holds {name}, which no count can be")
+
+
+def _array(body: Mapping[str, Any]) -> FloatArray:
+    shape = tuple(int(length) for length in body["shape"])
+    values: FloatArray = np.array(body["values"], dtype=np.float64)
+    if min(shape, default=0) < 0 or values.ndim != 1 or len(values) != math.prod(shape):
+        raise StateError(f"an array of {values.size} values does not have the shape {list(shape)}")
+    if not np.isfinite(values).all():
+        raise StateError("it holds a value that is no finite number")
+    return values.reshape(shape)
+
+
+def _added(name: str, a: PolicyState, b: PolicyState) -> PolicyState:
+    shapes = [{key: array.shape for key, array in policy.arrays.items()} for policy in (a, b)]
+    if a.signature != b.signature or shapes[0] != shapes[1]:
+        raise StateError(
+            f"the policy {name!r} has other arms in one state than in another; merge states of one policy file"
+        )
+    return PolicyState(a.signature, {key: array + b.arrays[key] for key, array in a.arrays.items()})

@@ -1,0 +1,111 @@
+"""Where learned state lies: one directory per engine, one file in it, written whole or not at all.
+
+Knows files, locks and full disks; what is in the file is `state`'s affair.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from adaptspec.control.state import LearnedState, PolicyState, from_bytes, to_bytes
+from adaptspec.errors import StateError
+
+FILE = "learned.json"
+_log = logging.getLogger(__name__)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a file so that whoever reads it, whenever the machine stops, finds the old content or the new.
+
+    Temporary file in the same folder, fsync, rename, fsync of the folder. Raises OSError, and has changed nothing then
+    (but may have left `path`.tmp, which the next call replaces). One caller at a time.
+    """
+    draft = path.with_name(path.name + ".tmp")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(draft, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class StateStore:
+    """The state directory of one engine. Holds a lock on it until `close`."""
+
+    def __init__(self, folder: Path, pair: str) -> None:
+        """
+        Raises:
+            StateError: the directory cannot be used, or another engine uses it.
+        """
+        self._path = folder / FILE
+        self._pair = pair
+        self._written = b""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise StateError(f"--state-dir {folder}: cannot be used ({error.strerror}); choose another") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise StateError(f"--state-dir {folder} is in use by another engine; give each its own") from error
+
+    def load(self) -> LearnedState | None:
+        """What was saved last; None if nothing was, or if it could not be trusted and was put aside."""
+        try:
+            raw = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.quarantine(f"it cannot be read ({error.strerror})")
+            return None
+        try:
+            state = from_bytes(raw)
+        except StateError as error:
+            self.quarantine(str(error))
+            return None
+        if state.pair != self._pair:
+            self.quarantine(f"it was learned with other models ({state.pair}, not {self._pair})")
+            return None
+        self._written = raw
+        return state
+
+    def quarantine(self, reason: str) -> None:
+        """Put the file aside, where nothing reads it and somebody can look at it."""
+        taken = [int(p.suffix.rpartition("-")[2]) for p in self._path.parent.glob(f"{FILE}.quarantined-*[0-9]")]
+        aside = self._path.with_name(f"{FILE}.quarantined-{1 + max(taken, default=0)}")
+        try:
+            os.replace(self._path, aside)
+        except OSError as error:
+            _log.warning("%s is not used: %s; it could not be renamed either (%s)", self._path, reason, error.strerror)
+            return
+        _log.warning("%s is not used: %s. It is now %s; learning starts anew", self._path, reason, aside.name)
+
+    def save(self, policies: Mapping[str, PolicyState]) -> None:
+        """Write what has been learned, if anything is new. A full disk is a line in the log: the old file stays."""
+        raw = to_bytes(LearnedState(self._pair, policies))
+        if raw == self._written:
+            return
+        try:
+            write_file(self._path, raw)
+        except OSError as error:
+            _log.warning("%s could not be saved (%s); it is tried again later", self._path, error.strerror)
+            return
+        self._written = raw
+
+    def close(self) -> None:
+        """Let another engine have the directory."""
+        os.close(self._lock)

@@ -1,0 +1,165 @@
+"""The policies an engine serves, and changing them while it runs: checked first, swapped between two rounds.
+
+Knows policy files as text and the engine's front; it does not know who brings a text, nor how a policy decides.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from adaptspec.control.cost import CostTable
+from adaptspec.control.rollout import ShadowSpec
+from adaptspec.control.shadow_policy import ShadowEstimate
+from adaptspec.control.spec import PolicySpec, build_policy, parse_policy_spec
+from adaptspec.control.state import PolicyState, signature
+from adaptspec.control.tasks import TASKS
+from adaptspec.control.yaml_source import read_text
+from adaptspec.engine.core import EngineCore
+from adaptspec.engine.front import AsyncEngine
+from adaptspec.errors import ConfigError
+from adaptspec.verification.registry import method
+
+
+@dataclass(frozen=True)
+class ServedPolicy:
+    """A policy as it runs: what its text says, and the file that may bring it anew (None: it was sent)."""
+
+    spec: PolicySpec
+    text: str
+    path: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The policy's name."""
+        return self.spec.name
+
+    @property
+    def description(self) -> str:
+        """What it is for."""
+        return self.spec.metadata.description
+
+    @property
+    def mode(self) -> str:
+        """How it meets traffic: live, canary or shadow."""
+        return self.spec.rollout.mode
+
+    @property
+    def signature(self) -> str:
+        """Tells what it learns apart from what others do."""
+        return signature(self.spec, TASKS)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What became of a policy text. `carried`: what the one of its name had learned was kept."""
+
+    name: str
+    replaced: bool
+    carried: bool
+
+
+class PolicyDesk:
+    """Takes policy texts while the engine runs. Any thread may call it; a call may wait for a round to end.
+
+    Whatever is wrong with a text, nothing has changed when the error is raised: the last good policy stays.
+    """
+
+    def __init__(
+        self,
+        front: AsyncEngine,
+        core: EngineCore,
+        costs: CostTable,
+        specs: Sequence[PolicySpec],
+        files: Mapping[str, Path],
+    ) -> None:
+        """`specs` are what the engine was built from, `files` where each of them was read.
+
+        Raises:
+            PolicyError: a file cannot be read any more.
+        """
+        self._front = front
+        self._core = core
+        self._costs = costs
+        served = [ServedPolicy(spec, read_text(files[spec.name]), files[spec.name]) for spec in specs]
+        self._served = {policy.name: policy for policy in served}
+        self._lock = threading.Lock()  # one change at a time, and none while what was learned is read
+
+    @property
+    def served(self) -> tuple[ServedPolicy, ...]:
+        """Every policy as it runs now, canaries and shadows too."""
+        return tuple(self._served.values())
+
+    @property
+    def default(self) -> str:
+        """The policy of requests that name none."""
+        return self._core.default_policy
+
+    def on_request(self) -> tuple[ServedPolicy, ...]:
+        """Those that a request may ask for: shadows only watch."""
+        return tuple(policy for policy in self.served if not isinstance(policy.spec.rollout, ShadowSpec))
+
+    def estimates(self) -> tuple[ShadowEstimate, ...]:
+        """What each shadow would have earned."""
+        return self._core.estimates()
+
+    def apply(self, text: str, source: str = "<policy>", path: Path | None = None) -> Applied:
+        """Serve the policy in a text from the next round on, in place of the one of its name if there is one.
+
+        `source` stands for the text in errors.
+
+        Raises:
+            PolicyError, ConfigError: it cannot be used; says why, and where.
+            EngineError: the engine has stopped.
+        """
+        spec = parse_policy_spec(text, source, TASKS)
+        with self._lock:
+            before = self._served.get(spec.name)
+            _check_owner(spec.name, path, before)
+            new = ServedPolicy(spec, text, path or (before.path if before is not None else None))
+            policy = build_policy(spec, self._costs, self._core.max_rows, TASKS)
+            judge = method(spec.verification.method, spec.verification.parameters)
+            same_arms = before is not None and before.signature == new.signature
+            carried = self._front.call(
+                lambda: self._core.adopt(spec.name, policy, judge, spec.rollout, carry=same_arms)
+            ).result()
+            # Others may be reading: the mapping they have stays as it is.
+            self._served = {**self._served, spec.name: new}
+        return Applied(spec.name, before is not None, carried)
+
+    def apply_file(self, path: Path) -> Applied | None:
+        """The same for a file; None if it says what is served already. Raises as `apply` does."""
+        text = read_text(path)
+        if any(policy.path == path and policy.text == text for policy in self.served):
+            return None
+        return self.apply(text, str(path), path)
+
+    def learned(self) -> dict[str, PolicyState]:
+        """What every policy has learned, by name. Raises EngineError if the engine has stopped."""
+        with self._lock:
+            known = self._front.call(self._core.learned).result()
+            return {name: PolicyState(self._served[name].signature, arrays) for name, arrays in known.items()}
+
+    def restore(self, states: Mapping[str, PolicyState]) -> list[str]:
+        """Before the first request: go on from what was learned elsewhere. Returns the policies that do.
+
+        States of policies that are not served, or have other arms now, are left alone.
+
+        Raises:
+            StateError: a state cannot be of the policy it says it is of; then none is used.
+        """
+        fitting = {
+            name: state.arrays
+            for name, state in states.items()
+            if name in self._served and self._served[name].signature == state.signature
+        }
+        self._front.call(lambda: self._core.restore(fitting)).result()
+        return list(fitting)
+
+
+def _check_owner(name: str, path: Path | None, before: ServedPolicy | None) -> None:
+    """Two files of one name would take turns at every change; a text that was sent may replace anything."""
+    if path is not None and before is not None and before.path not in (None, path):
+        raise ConfigError(f"{before.path} and {path} both hold a policy called {name}; rename one (metadata.name)")

@@ -1,0 +1,67 @@
+"""Notices that policy files have changed, and hands them to the desk. A broken file is a line in the log.
+
+Knows files and their times; what is in them is the desk's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from adaptspec.engine.policy_desk import PolicyDesk
+from adaptspec.errors import AdaptSpecError
+
+_log = logging.getLogger(__name__)
+
+
+class PolicyWatch:
+    """Looks at the files of the policies that are served."""
+
+    def __init__(self, desk: PolicyDesk) -> None:
+        self._desk = desk
+        self._seen = {path: _mark(path) for path in self._paths()}
+
+    async def run(self, seconds: float = 1.0) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            await asyncio.sleep(seconds)
+            await asyncio.to_thread(self.look)
+
+    def look(self) -> None:
+        """Apply every file that has changed since the last look. What cannot be used stays as it was."""
+        for path in self._paths():
+            # Taken before the file is read: what is written meanwhile is seen at the next look.
+            mark = _mark(path)
+            if mark != self._seen.get(path):
+                self._seen[path] = mark
+                self._apply(path)
+
+    def reload(self) -> None:
+        """Apply every file that does not say what is served, whenever it changed."""
+        self._seen.clear()
+        self.look()
+
+    def _apply(self, path: Path) -> None:
+        try:
+            applied = self._desk.apply_file(path)
+        except AdaptSpecError as error:
+            _log.warning("%s; the policy that was served before stays", error)
+        except Exception:  # noqa: BLE001 - a surprise in one file must not end the watch over the others
+            _log.exception("%s could not be applied; the policy that was served before stays", path)
+        else:
+            if applied is not None:
+                kept = ", what it had learned was kept" if applied.carried else ""
+                _log.warning("policy %s was reloaded from %s%s", applied.name, path, kept)
+
+    def _paths(self) -> list[Path]:
+        return list(dict.fromkeys(policy.path for policy in self._desk.served if policy.path is not None))
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file does; None while it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

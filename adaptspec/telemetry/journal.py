@@ -1,0 +1,233 @@
+"""The journal: what was decided and observed, round by round, as JSON lines in files of bounded size.
+
+Lines are made and written on a thread of their own; the engine only puts its records into a queue. Knows files and
+threads; what a line says is `records`' affair. Never writes text or token ids.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from adaptspec.errors import JournalError
+from adaptspec.records import (
+    Entry,
+    JournalHeader,
+    LinesDropped,
+    RequestFinished,
+    RequestStarted,
+    to_line,
+)
+from adaptspec.types import Completion, Request, RoundRecord
+
+_log = logging.getLogger(__name__)
+
+
+class RotatedFile:
+    """Whole lines in `path`; when it is full it becomes `path`.1, and what was that `path`.2, up to `files` in all.
+
+    Each file begins with the header, once there is one. Not thread-safe.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, files: int) -> None:
+        """
+        Raises:
+            JournalError: the file cannot be written.
+        """
+        self._path = path
+        self._max_bytes = max_bytes
+        self._files = files
+        self._header = b""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = self._open()
+        except OSError as error:
+            raise JournalError(
+                f"--journal {path}: cannot be written ({error.strerror}); choose another file"
+            ) from error
+
+    def begin(self, header: bytes) -> None:
+        """Write the header here, and at the beginning of every file to come. Raises OSError."""
+        self._header = header
+        self._append(header)
+
+    def write(self, lines: bytes) -> None:
+        """Append lines, all or none of them. Raises OSError."""
+        if self._descriptor < 0:
+            self._descriptor = self._open()
+        if self._size and self._size + len(lines) > self._max_bytes:
+            self._rotate()
+        self._append(lines)
+
+    def close(self) -> None:
+        """No more lines."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def _open(self) -> int:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._size = os.fstat(descriptor).st_size
+        self._cut(descriptor)
+        return descriptor
+
+    def _cut(self, descriptor: int) -> None:
+        """Remove a line that a crash has left unfinished, so that the next one does not run into it."""
+        end = self._size
+        while end:
+            start = max(0, end - 2**16)
+            found = os.pread(descriptor, end - start, start).rfind(b"\n")
+            if found >= 0:
+                end = start + found + 1
+                break
+            end = start
+        if end != self._size:
+            os.ftruncate(descriptor, end)
+            self._size = end
+
+    def _append(self, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError:
+            # The disk is full: what of it was written must not become half a line.
+            os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += len(data)
+
+    def _rotate(self) -> None:
+        os.close(self._descriptor)
+        self._descriptor = -1  # a number that the system may give to another file must not be written to
+        try:
+            for number in range(self._files - 1, 0, -1):
+                older = self._path if number == 1 else self._path.with_name(f"{self._path.name}.{number - 1}")
+                if older.exists():
+                    os.replace(older, self._path.with_name(f"{self._path.name}.{number}"))
+            if self._files == 1:
+                self._path.unlink()
+        finally:
+            self._descriptor = self._open()
+        if not self._size:
+            self._append(self._header)
+
+
+class Journal:
+    """A `Sink` that writes everything down. What comes faster than the disk takes it is dropped, counted and said."""
+
+    _LOT = 256  # entries made into lines at once
+
+    def __init__(
+        self, path: Path, *, max_bytes: int = 64 * 2**20, files: int = 4, waiting: int = 10_000, pause: float = 0.2
+    ) -> None:
+        """`waiting` entries are held at most; they are written at the latest after `pause` seconds.
+
+        Raises:
+            JournalError: the file cannot be written.
+        """
+        self._file = RotatedFile(path, max_bytes, files)
+        self._path = path
+        self._pause = pause
+        self._waiting = waiting
+        self._queue: deque[Entry | Request | Completion] = deque()
+        # Each counted by one thread only, the engine's and the writer's.
+        self._refused, self._lost = 0, 0
+        self._told = 0
+        self._failing = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="adaptspec-journal", daemon=True)
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were not written, so far."""
+        return self._refused + self._lost
+
+    def begin(self, header: JournalHeader) -> None:
+        """Say what the engine runs on, and start writing; nothing is written before."""
+        try:
+            self._file.begin(_bytes([header]))
+        except OSError as error:
+            raise JournalError(f"--journal {self._path}: cannot be written ({error.strerror})") from error
+        self._thread.start()
+
+    def emit(self, record: RoundRecord) -> None:
+        """One round has ended."""
+        self._put(record)
+
+    def started(self, request: Request) -> None:
+        """One request has been admitted."""
+        self._put(request)
+
+    def finished(self, request: Request, completion: Completion) -> None:  # noqa: ARG002 (the Sink protocol)
+        """One request has ended."""
+        self._put(completion)
+
+    def close(self) -> None:
+        """Write what is waiting, and no more."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self.dropped:
+            _log.warning("%d lines of %s were dropped in all", self.dropped, self._path)
+        self._file.close()
+
+    def _put(self, entry: Entry | Request | Completion) -> None:
+        # The engine thread: a full queue costs a line, never time.
+        if len(self._queue) < self._waiting:
+            self._queue.append(entry)
+        else:
+            self._refused += 1
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._pause):
+            self._write_all()
+        self._write_all()
+
+    def _write_all(self) -> None:
+        while self._queue:
+            lot = [_entry(self._queue.popleft()) for _ in range(min(self._LOT, len(self._queue)))]
+            missing = self.dropped - self._told
+            try:
+                self._file.write(_bytes([LinesDropped(missing), *lot] if missing else lot))
+            except (OSError, ValueError) as error:
+                self._lost += len(lot)
+                if not self._failing:
+                    _log.warning("%s cannot be written (%s); lines are dropped until it can", self._path, error)
+                self._failing = True
+            else:
+                self._told += missing
+                self._failing = False
+
+
+def _bytes(entries: Sequence[Entry]) -> bytes:
+    return "".join(to_line(entry) + "\n" for entry in entries).encode()
+
+
+def _entry(noted: Entry | Request | Completion) -> Entry:
+    if isinstance(noted, Request):
+        wishes = noted.speculation
+        return RequestStarted(
+            id=noted.id,
+            policy=wishes.policy,
+            task=wishes.task,
+            prompt_tokens=len(noted.prompt),
+            max_tokens=noted.sampling.max_tokens,
+            max_depth=wishes.max_depth,
+            temperature=noted.sampling.temperature,
+        )
+    if isinstance(noted, Completion):
+        stats, timings = noted.stats, noted.timings
+        return RequestFinished(
+            id=noted.request_id,
+            policy=stats.policy,
+            finish=noted.finish.value,
+            tokens=len(noted.tokens),
+            rounds=stats.rounds,
+            drafted=stats.drafted,
+            accepted=stats.accepted,
+            seconds=timings.finished - timings.arrived,
+        )
+    return noted

@@ -1,0 +1,94 @@
+"""A policy on trial: its estimate is what it earns when it serves, and it learns while it watches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adaptspec.control.controller import Controller
+from adaptspec.control.cost import CostTable
+from adaptspec.control.rollout import ShadowSpec
+from adaptspec.control.shadow_policy import ShadowEstimate
+from adaptspec.control.spec import build_policy, parse_policy_spec
+from adaptspec.replay.simulator import Tally
+from adaptspec.replay.simulator import run as run_world
+from adaptspec.replay.world import World, WorldSettings
+from tests.control.simulator import GOODPUT, STATIC, Machine, Text, run, run_fixed, stream_of, texts
+
+MACHINE = Machine(noise=0.0)
+
+
+def watch(acting: str, shadow: str, work: list[Text], batch: int = 1) -> tuple[ShadowEstimate, Controller, Tally]:
+    """Serve `work` under `acting` with `shadow` beside it."""
+    cost = CostTable(MACHINE.costs().profile())
+    built = {name: build_policy(parse_policy_spec(text), cost, batch) for name, text in (("a", acting), ("s", shadow))}
+    rollouts = {"s": ShadowSpec(mode="shadow")}
+    controller = Controller(built, "a", ("draft-model",), batch, cost=cost, rollouts=rollouts)
+    settings = WorldSettings(("draft-model",), max_depth=7, catch_up_tokens=10**6)
+    tally = run_world(World(stream_of(work, batch), MACHINE.costs(), controller, settings))
+    (estimate,) = controller.estimates()
+    return estimate, controller, tally
+
+
+def test_the_same_policy_is_estimated_the_same() -> None:
+    """Not nearly: the estimate is the measured time plus a modelled difference, and there is none."""
+    estimate, _, _ = watch(STATIC % 3, STATIC % 3, texts(0.7, 4))
+    assert estimate.goodput_ratio == pytest.approx(1.0, abs=1e-12)
+    assert estimate.guessed == 0.0
+    assert (estimate.policy, estimate.against) == ("s", "a")
+    assert estimate.rounds > 100
+
+
+@pytest.mark.parametrize("acceptance", [0.2, 0.6, 0.9])
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_shallower_depths_are_known_exactly(acceptance: float, depth: int) -> None:
+    """What a round at depth 7 tells of smaller ones needs no guess; rounds start elsewhere, which costs little."""
+    work = texts(acceptance, 6)
+    estimate, _, _ = watch(STATIC % 7, STATIC % depth, work)
+    truth = run_fixed(depth, work, 1, MACHINE) / run_fixed(7, work, 1, MACHINE)
+    assert estimate.guessed == 0.0
+    assert estimate.goodput_ratio == pytest.approx(truth, rel=0.08)
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.8])
+def test_deeper_ones_are_estimated_and_it_is_said_how_much(acceptance: float) -> None:
+    """Where all that ran was accepted, the rest is a guess from the acceptance of this traffic."""
+    work = texts(acceptance, 12, sharpness=20.0)
+    estimate, _, _ = watch(STATIC % 3, STATIC % 6, work)
+    truth = run_fixed(6, work, 1, MACHINE) / run_fixed(3, work, 1, MACHINE)
+    assert 0.0 < estimate.guessed < 0.3
+    assert estimate.goodput_ratio == pytest.approx(truth, rel=0.1)
+
+
+@pytest.mark.parametrize("acceptance", [0.2, 0.8])
+def test_a_policy_that_learns_does_so_while_it_watches(acceptance: float) -> None:
+    """Its estimate is what it earns when it serves, and what it learned can be carried into service."""
+    work = texts(acceptance, 16)
+    estimate, controller, _ = watch(STATIC % 5, GOODPUT, work)
+    served, fixed = run(GOODPUT, work, 1, MACHINE).goodput, run_fixed(5, work, 1, MACHINE)
+    assert estimate.goodput_ratio == pytest.approx(served / fixed, rel=0.1)
+    assert controller.everyone["s"].learned()["acceptance"].any()
+    assert controller.policies.keys() == {"a"}
+
+
+def test_nothing_is_seen_behind_a_policy_that_is_off_and_the_estimate_says_so() -> None:
+    """Behind plain decoding all that a draft would earn is a guess."""
+    estimate, _, _ = watch(STATIC % 0, STATIC % 3, texts(0.7, 3))
+    assert estimate.guessed > 0.3
+    assert np.isfinite(estimate.goodput_ratio)
+
+
+def test_watching_changes_nothing_for_those_who_are_served() -> None:
+    """Same rounds, same tokens, same seconds, shadow or no shadow."""
+    _, _, watched = watch(GOODPUT, STATIC % 7, texts(0.6, 6))
+    alone = run(GOODPUT, texts(0.6, 6), 1, MACHINE)
+    assert (watched.rounds, watched.tokens, watched.seconds) == (alone.rounds, alone.tokens, alone.seconds)
+
+
+@pytest.mark.parametrize("depth", [1, 5])
+def test_several_rows_are_compared_as_whole_rounds(depth: int) -> None:
+    """At batch 4 the same: what rows share is paid once."""
+    work = texts(0.7, 16)
+    estimate, _, _ = watch(STATIC % 5, STATIC % depth, work, 4)
+    truth = run_fixed(depth, work, 4, MACHINE) / run_fixed(5, work, 4, MACHINE)
+    assert estimate.goodput_ratio == pytest.approx(truth, rel=0.08)

@@ -1,0 +1,195 @@
+"""All shadows together: each watches its policy's rows, and one that fails is left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaptspec.control.choosers.static import Static
+from adaptspec.control.composed import ComposedPolicy
+from adaptspec.control.controller import Controller
+from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.rollout import LIVE, CanarySpec, Rollout, ShadowSpec
+from adaptspec.errors import ConfigError, UnknownModelError
+from adaptspec.types import Request, RoundRecord, SpeculationParams
+from tests.control.helpers import record, signals, table
+
+WATCH = ShadowSpec(mode="shadow")
+
+
+class Watcher(ComposedPolicy):
+    """A fixed depth that remembers its rows, and fails when told to."""
+
+    def __init__(self, depth: int = 2, failing: str = "", drafters: tuple[str, ...] = ("draft-model",)) -> None:
+        super().__init__(Static(depth), drafters, 8)
+        self.live: set[int] = set()
+        self.asked: list[list[int]] = []
+        self.told: list[RoundRecord] = []
+        self.failing = failing
+
+    def start(self, row: int, task: int) -> None:
+        self.live.add(row)
+
+    def finish(self, row: int) -> None:
+        self.live.remove(row)
+
+    def decide(self, signals: BatchSignals) -> Decision:
+        if self.failing == "decide":
+            raise RuntimeError("no idea")
+        self.asked.append(signals.rows.tolist())
+        return super().decide(signals)
+
+    def learn(self, record: RoundRecord) -> None:
+        if self.failing == "learn":
+            raise RuntimeError("no notes")
+        self.told.append(record)
+
+
+def request(policy: str | None = None, name: str = "r") -> Request:
+    return Request(name, (1,), speculation=SpeculationParams(policy))
+
+
+def controller(policies: dict[str, Watcher], rollouts: dict[str, Rollout]) -> Controller:
+    return Controller(policies, "a", ("draft-model", "ngram"), 8, cost=table(), task_names=("code",), rollouts=rollouts)
+
+
+def test_a_shadow_sees_the_rows_of_the_policy_it_watches() -> None:
+    """By default the default's; others' rows are beside them, and count as such in time."""
+    a, b = Watcher(), Watcher()
+    default, other = Watcher(3), Watcher(1)
+    rollouts: dict[str, Rollout] = {"on-a": WATCH, "on-b": ShadowSpec(mode="shadow", against="b")}
+    one = controller({"a": a, "b": b, "on-a": default, "on-b": other}, rollouts)
+    for row, name in enumerate(("a", "b", None)):
+        one.start(row, request(name))
+    assert (default.live, other.live) == ({0, 2}, {1})
+    one.decide(signals([7, 7, 1]))
+    assert (default.asked, other.asked) == ([[0, 2]], [[1]])
+    one.finish(1)
+    one.learn(record([2, 2, 1], [2, 0, 1]))
+    assert default.told[0].depths.tolist() == [3, 1]
+    assert default.told[0].rows.tolist() == [0, 2]
+    assert default.told[0].drafted.tolist() == [3, 1]
+    assert default.told[0].confidence.shape == (2, 3)
+    assert other.told[0].accepted.tolist() == [0]
+    assert other.live == set()
+    one.decide(signals([7], rows=[0]))
+    assert len(other.asked) == 1, "nothing to watch any more"
+
+
+def test_its_drafters_are_scored_where_they_do_not_draft() -> None:
+    """A shadow on another drafter is judged by its hindsight, not by a guess."""
+    lookup = Watcher(3, drafters=("ngram",))
+    one = controller({"a": Watcher(), "s": lookup}, {"s": WATCH})
+    one.start(0, request())
+    assert 1 in one.decide(signals([7])).watched
+    acted = replace(
+        record([2], [1]), shadow=np.array([[-1], [2]]), shadow_drafted=np.array([[-1], [2]]), emitted=np.array([2])
+    )
+    one.learn(acted)
+    assert lookup.told[0].accepted[0] >= 2
+    assert lookup.told[0].drafter.tolist() == [0], "its own number for it"
+    assert one.estimates()[0].guessed > 0.0
+
+
+@pytest.mark.parametrize("failing", ["decide", "learn"])
+def test_a_shadow_that_fails_is_left_out_and_nothing_else_happens(failing: str, caplog: Any) -> None:
+    """A policy on trial costs no request its answer."""
+    acting = Watcher()
+    one = controller({"a": acting, "s": Watcher(failing=failing), "t": Watcher(3)}, {"s": WATCH, "t": WATCH})
+    for number in range(3):
+        one.start(0, request())
+        assert one.decide(signals([7])).depths.tolist() == [2]
+        one.learn(record([2], [1]))
+        one.finish(0)
+        assert len(acting.told) == number + 1
+    assert [estimate.policy for estimate in one.estimates()] == ["t"]
+    assert "shadow policy s failed" in caplog.text
+
+
+def test_a_shadow_cannot_be_asked_for() -> None:
+    """It decides without acting, whoever asks."""
+    one = controller({"a": Watcher(), "s": Watcher()}, {"s": WATCH})
+    assert set(one.policies) == {"a"}
+    assert set(one.everyone) == {"a", "s"}
+    with pytest.raises(UnknownModelError):
+        one.start(0, request("s"))
+
+
+def test_a_canary_takes_its_share_of_those_who_name_nobody() -> None:
+    """Named requests go where they ask to; the same id always meets the same policy."""
+    one = controller({"a": Watcher(), "c": Watcher(1)}, {"c": CanarySpec(mode="canary", percent=30.0)})
+    taken = [one.assigned(request(name=f"r{i}")) for i in range(400)]
+    assert 80 < taken.count("c") < 160
+    assert taken == [one.assigned(request(name=f"r{i}")) for i in range(400)]
+    assert {one.assigned(request("a", f"r{i}")) for i in range(50)} == {"a"}
+    at = taken.index("c")
+    one.start(0, request(name=f"r{at}"))
+    assert one.decide(signals([7])).depths.tolist() == [1]
+
+
+def test_running_requests_move_to_the_new_policy() -> None:
+    """Hot reload: rows are started there, the old one lets go, rows of others do not notice."""
+    old, other, new = Watcher(2), Watcher(1), Watcher(5)
+    one = controller({"a": old, "b": other}, {})
+    one.start(0, request())
+    one.start(1, request("b"))
+    one.start(2, Request("t", (1,), speculation=SpeculationParams(task="code", max_depth=4)))
+    one.adopt("a", new)
+    assert (old.live, other.live, new.live) == (set(), {1}, {0, 2})
+    assert one.decide(signals([7, 7, 4])).depths.tolist() == [5, 1, 4]
+    one.learn(record([5, 1, 4], [5, 1, 4]))
+    one.finish(0)
+    assert (len(old.told), len(new.told), new.live) == (0, 1, {2})
+
+
+def test_a_policy_goes_from_shadow_over_canary_to_live() -> None:
+    """The usual way of one on trial; what it watched is started when it comes while requests run."""
+    one = controller({"a": Watcher()}, {})
+    one.start(0, request())
+    new = Watcher(4)
+    one.adopt("new", new, WATCH)
+    assert new.live == {0}
+    one.decide(signals([7]))
+    one.learn(record([2], [2]))
+    assert one.estimates()[0].rounds == 1
+    one.adopt("new", Watcher(4), CanarySpec(mode="canary", percent=100.0))
+    assert not one.estimates()
+    assert one.assigned(request(name="x")) == "new"
+    one.adopt("new", Watcher(4), LIVE)
+    assert one.assigned(request(name="x")) == "a"
+    assert one.assigned(request("new")) == "new"
+
+
+def test_what_cannot_be_adopted_changes_nothing() -> None:
+    """The last good state is kept, whole."""
+    a = Watcher()
+    one = controller({"a": a, "b": Watcher()}, {})
+    one.start(0, request())
+    half = CanarySpec(mode="canary", percent=60.0)
+    one.adopt("c", Watcher(), half)
+    refused: list[tuple[str, Watcher, Rollout, str]] = [
+        ("a", Watcher(drafters=("medusa",)), LIVE, "medusa"),
+        ("x", Watcher(drafters=("medusa",)), WATCH, "medusa"),
+        ("a", Watcher(), CanarySpec(mode="canary", percent=30.0), "default policy"),
+        ("a", Watcher(), WATCH, "serves requests"),
+        ("b", Watcher(), WATCH, "serves requests"),
+        ("d", Watcher(), half, "120 percent"),
+        ("x", Watcher(), ShadowSpec(mode="shadow", against="nobody"), "nobody"),
+    ]
+    for name, policy, rollout, problem in refused:
+        with pytest.raises(ConfigError, match=problem):
+            one.adopt(name, policy, rollout)
+        assert (set(one.everyone), a.live, policy.live) == ({"a", "b", "c"}, {0}, set())
+    assert one.decide(signals([7])).depths.tolist() == [2]
+
+
+def test_bad_rollouts_are_refused_at_the_start() -> None:
+    """The default serves; a shadow needs costs to be compared by."""
+    with pytest.raises(ConfigError, match="there is no policy 'a'"):
+        controller({"a": Watcher(), "b": Watcher()}, {"a": WATCH})
+    with pytest.raises(ConfigError, match="cost table"):
+        Controller({"a": Watcher(), "s": Watcher()}, "a", ("draft-model",), 1, rollouts={"s": WATCH})
+    assert np.isfinite(controller({"a": Watcher(), "s": Watcher()}, {"s": WATCH}).estimates()[0].goodput_ratio)

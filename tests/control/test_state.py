@@ -1,0 +1,203 @@
+"""Learned state as bytes: exact round trip, additive merge, and nothing damaged or foreign passes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
+from adaptspec.control.spec import build_policy, parse_policy_spec
+from adaptspec.control.state import LearnedState, PolicyState, _digest, from_bytes, merged, signature, to_bytes
+from adaptspec.errors import StateError
+from tests.control.helpers import record, table
+from tests.control.simulator import GOODPUT, HEADER, STATIC
+
+FINITE = st.floats(-1e12, 1e12, allow_nan=False)
+ARRAYS = arrays(np.float64, array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3), elements=FINITE)
+POLICIES = st.dictionaries(
+    st.text(max_size=6), st.builds(PolicyState, st.text(max_size=6), st.dictionaries(st.text(max_size=4), ARRAYS))
+)
+
+
+def same(a: LearnedState, b: LearnedState) -> bool:
+    """Equal, arrays bit for bit."""
+    return (a.pair, a.policies.keys()) == (b.pair, b.policies.keys()) and all(
+        a.policies[name].signature == b.policies[name].signature
+        and a.policies[name].arrays.keys() == b.policies[name].arrays.keys()
+        and all(
+            x.shape == b.policies[name].arrays[key].shape and np.array_equal(x, b.policies[name].arrays[key])
+            for key, x in a.policies[name].arrays.items()
+        )
+        for name in a.policies
+    )
+
+
+@given(POLICIES)
+@settings(max_examples=40, deadline=None)
+def test_what_is_saved_is_what_is_loaded(policies: dict[str, PolicyState]) -> None:
+    """Bit for bit, whatever the names and shapes."""
+    state = LearnedState("pair", policies)
+    assert same(from_bytes(to_bytes(state)), state)
+
+
+def example() -> LearnedState:
+    return LearnedState("pair", {"p": PolicyState("s", {"n": np.array([[1.5, 2.0], [0.0, 1e-9]])})})
+
+
+def test_every_truncation_and_every_flipped_byte_is_noticed() -> None:
+    """A disk that lies must not teach anything."""
+    raw = to_bytes(example())
+    for end in range(len(raw)):
+        with pytest.raises(StateError):
+            from_bytes(raw[:end])
+    for place in range(len(raw)):
+        with pytest.raises(StateError):
+            from_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+
+
+def forged(**changes: Any) -> bytes:
+    """A file whose digest is right and whose content is not."""
+    body = json.loads(to_bytes(example()))
+    del body["digest"]
+    body |= changes
+    return json.dumps({**body, "digest": _digest(body)}).encode()
+
+
+def of(array: Any) -> dict[str, Any]:
+    return {"p": {"signature": "s", "arrays": {"n": array}}}
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (forged(version=2), "version 2"),
+        (forged(policies=[]), "no learned state"),
+        (forged(policies=of({"shape": [2], "values": [1.0]})), "does not have the shape"),
+        (forged(policies=of({"shape": [-1, -1], "values": [1.0]})), "does not have the shape"),
+        (forged(policies=of({"shape": [1], "values": ["many"]})), "no learned state"),
+        (forged(policies=of({"shape": [1], "values": [None]})), "no finite|no learned state"),
+        (forged(policies=of({"shape": [1], "values": [[1.0]]})), "does not have the shape"),
+        (b'{"version": 1, "pair": "p", "policies": NaN, "digest": ""}', "NaN"),
+        (b"\xff\x00", "no learned state"),
+        (b"[" * 100_000, "no learned state"),
+        (b"{}", "no learned state"),
+        (b"null", "no learned state"),
+    ],
+)
+def test_what_is_no_state_is_refused(raw: bytes, problem: str) -> None:
+    """Each with its reason, so that a log line says why learning starts anew."""
+    with pytest.raises(StateError, match=problem):
+        from_bytes(raw)
+
+
+def test_what_is_not_finite_is_never_written() -> None:
+    """A policy that computed NaN must not spoil the file of the others."""
+    with pytest.raises(StateError, match="no finite"):
+        to_bytes(LearnedState("pair", {"p": PolicyState("s", {"n": np.array([np.nan])})}))
+
+
+def test_states_of_replicas_add() -> None:
+    """Counts add; a policy only one replica served is kept; order does not matter."""
+    one, two = example(), LearnedState("pair", {**example().policies, "q": PolicyState("t", {"m": np.ones(3)})})
+    whole = merged([one, two])
+    assert same(whole, merged([two, one]))
+    assert whole.policies["p"].arrays["n"].tolist() == [[3.0, 4.0], [0.0, 2e-9]]
+    assert whole.policies["q"].arrays["m"].sum() == 3.0
+    assert example().policies["p"].arrays["n"][0, 0] == one.policies["p"].arrays["n"][0, 0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        LearnedState("other pair", example().policies),
+        LearnedState("pair", {"p": PolicyState("other arms", example().policies["p"].arrays)}),
+        LearnedState("pair", {"p": PolicyState("s", {"n": np.ones(4)})}),
+        LearnedState("pair", {"p": PolicyState("s", {"m": np.ones((2, 2))})}),
+    ],
+)
+def test_states_that_do_not_belong_together_are_not_added(other: LearnedState) -> None:
+    """Sums of different things are nothing."""
+    with pytest.raises(StateError, match=r"different models|other arms"):
+        merged([example(), other])
+    with pytest.raises(StateError, match="none"):
+        merged([])
+
+
+def sign(text: str, tasks: tuple[str, ...] = ("code",)) -> str:
+    return signature(parse_policy_spec(text), tasks)
+
+
+def test_a_signature_tells_arms_apart_and_not_settings() -> None:
+    """Learned counts survive the tuning of a number, and nothing that gives them another meaning."""
+    base = sign(GOODPUT)
+    assert base == sign(GOODPUT.replace("m: goodput}", "m: goodput, optimism: 0.3, prior: {acceptance: 0.7}}"))
+    assert base == sign(GOODPUT.replace("{name: tested}", "{name: renamed}"))
+    different = {
+        base,
+        sign(GOODPUT, ("code", "json")),
+        sign(GOODPUT + "  tiers: [0, 1, 3]\n"),
+        sign(GOODPUT + "  drafters: [ngram]\n"),
+        sign(GOODPUT + "  verification: {method: rejection}\n"),
+        sign(STATIC % 3),
+        sign(HEADER + "  choose: {algorithm: batch-table, schedule: [[1, 4, 3]]}\n"),
+        sign(HEADER + "  choose: {algorithm: batch-table, schedule: [[1, 4, 2]]}\n"),
+    }
+    assert len(different) == 8
+
+
+def taught(rounds: int) -> Goodput:
+    chooser = Goodput(table(), 4, 2, GoodputSettings())
+    chooser.start(0, 1)
+    for _ in range(rounds):
+        chooser.learn(record([4], [3], rows=[0]))
+    chooser.start(0, 1)
+    return chooser
+
+
+def test_goodput_goes_on_where_it_stopped() -> None:
+    """What comes back estimates as what was saved did; rows start anew."""
+    old = taught(100)
+    new = Goodput(table(), 4, 2, GoodputSettings())
+    new.restore(old.learned())
+    for key, array in old.learned().items():
+        assert array.any(), key
+        assert np.array_equal(new.learned()[key], array)
+    first = np.array([0])
+    new.start(0, 1)
+    assert np.allclose(new._signals.acceptance(first), old._signals.acceptance(first), atol=0.02)
+    assert new._signals.acceptance(first)[0, 0] > taught(0)._signals.acceptance(first)[0, 0] + 0.1
+
+
+@pytest.mark.parametrize("key", ["acceptance", "continuation", "calibration"])
+def test_goodput_restores_all_or_nothing(key: str) -> None:
+    """Half of a state is worse than none."""
+    chooser = taught(20)
+    before = chooser.learned()
+    wrong = taught(50).learned()
+    wrong[key] = -wrong[key]
+    with pytest.raises(StateError, match=key):
+        chooser.restore(wrong)
+    assert all(np.array_equal(chooser.learned()[name], array) for name, array in before.items())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        STATIC % 3,
+        HEADER + "  choose: {algorithm: ema-tiers}\n",
+        HEADER + "  choose: {algorithm: batch-table, schedule: [[1, 4, 3]]}\n",
+    ],
+)
+def test_policies_that_learn_nothing_say_so(text: str) -> None:
+    """Nothing is saved of them, and what was learned by others of their name is refused."""
+    policy = build_policy(parse_policy_spec(text), table(), 4)
+    assert policy.learned() == {}
+    policy.restore({})
+    with pytest.raises(StateError):
+        policy.restore({"acceptance": np.ones(3)})

@@ -1,0 +1,156 @@
+"""Changing policies while the engine runs: checked first, swapped between rounds, never at a request's cost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.errors import ConfigError, EngineError, PolicyError, StateError
+from tests.engine.policies import asking, desk_of, goodput, static
+
+
+async def test_a_policy_is_replaced_while_requests_run(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Those that run move to it at the next round, their text unchanged; what it learned comes along."""
+    async with desk_of(tokenizer, tmp_path, [goodput("main"), static("other", 2)]) as one:
+        running = [asyncio.create_task(one.served(asking(i))) for i in range(8)]
+        await asyncio.sleep(0.01)
+        before = (await asyncio.to_thread(one.desk.learned))["main"].arrays["acceptance"].sum()
+        text = goodput("main", "  guard: {dwell-rounds: 3}\n")
+        applied = await asyncio.to_thread(one.desk.apply, text)
+        assert (applied.name, applied.replaced, applied.carried) == ("main", True, True)
+        assert await asyncio.gather(*running) == ["main"] * 8
+        after = (await asyncio.to_thread(one.desk.learned))["main"].arrays["acceptance"].sum()
+        assert after > before
+        assert {policy.name: policy.text for policy in one.desk.served}["main"] == text
+        assert one.desk.default == "main"
+
+
+async def test_other_arms_learn_anew_and_other_methods_judge(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Counts of other depths or another verification would mislead; running requests go on exactly all the same."""
+    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+        running = [asyncio.create_task(one.served(asking(i))) for i in range(4)]
+        await asyncio.sleep(0.02)
+        for more in ("  max-depth: 5\n", "  max-depth: 5\n  verification: {method: rejection}\n"):
+            applied = await asyncio.to_thread(one.desk.apply, goodput("main", more))
+            assert (applied.replaced, applied.carried) == (True, False)
+        assert await asyncio.gather(*running) == ["main"] * 4
+        await one.served(asking(9))
+
+
+async def test_a_new_name_is_a_new_policy(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """It can be asked for at once."""
+    async with desk_of(tokenizer, tmp_path, [static("main", 3)]) as one:
+        applied = await asyncio.to_thread(one.desk.apply, static("fresh", 1))
+        assert (applied.replaced, applied.carried) == (False, False)
+        assert one.front.policies == ("main", "fresh")
+        assert await one.served(asking(1, "fresh")) == "fresh"
+        assert await one.served(asking(2)) == "main"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("nonsense", "sent:1:1: "),
+        (static("main", 3).replace("depth: 3", "dept: 3"), "sent:5:"),
+        (static("main", 12), "up to 12 tokens.*restart"),
+        (goodput("main", "  drafters: [ngrams]\n"), "sent:6:"),
+        (goodput("main", "  tasks: {chta: {stop: {rule: none}}}\n"), "did you mean"),
+        (static("main", 3, "  rollout: {mode: canary, percent: 5}\n"), "default policy"),
+        (static("main", 3, "  rollout: {mode: shadow}\n"), "serves requests"),
+        (static("x", 3, "  rollout: {mode: shadow, against: nobody}\n"), "nobody"),
+        (static("x", 3, "  rollout: {mode: canary}\n"), "'percent' is missing"),
+        (static("x", 3, "  rollout: {mode: live, percent: 5}\n"), "unknown key"),
+    ],
+)
+async def test_what_cannot_be_used_changes_nothing(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, text: str, problem: str
+) -> None:
+    """The error says what is wrong and where; the last good policy stays."""
+    async with desk_of(tokenizer, tmp_path, [static("main", 3), goodput("other")]) as one:
+        before = one.desk.served
+        with pytest.raises(ConfigError, match=problem):
+            await asyncio.to_thread(one.desk.apply, text, "sent")
+        assert one.desk.served == before
+        assert await one.served(asking(1)) == "main"
+
+
+async def test_two_files_of_one_name_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """They would take turns; a text that was sent may replace either, and the file still brings it anew."""
+    async with desk_of(tokenizer, tmp_path, [static("main", 3), static("other", 2)]) as one:
+        file = one.files["other"]
+        file.write_text(static("main", 1))
+        with pytest.raises(ConfigError, match=r"0\.yaml and .*1\.yaml both hold"):
+            await asyncio.to_thread(one.desk.apply_file, file)
+        await asyncio.to_thread(one.desk.apply, static("main", 1))
+        assert one.desk.served[0].path == one.files["main"]
+        applied = await asyncio.to_thread(one.desk.apply_file, one.files["main"])
+        assert applied is not None
+        assert await asyncio.to_thread(one.desk.apply_file, one.files["main"]) is None
+        with pytest.raises(PolicyError, match="cannot be read"):
+            await asyncio.to_thread(one.desk.apply_file, tmp_path / "gone.yaml")
+
+
+async def test_canaries_take_their_share_and_shadows_cannot_be_asked_for(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """From the whole engine's side: who served a request stands in its answer."""
+    canary = static("new", 5, "  rollout: {mode: canary, percent: 50}\n")
+    shadow = static("watch", 7, "  rollout: {mode: shadow}\n")
+    async with desk_of(tokenizer, tmp_path, [canary, static("main", 3), shadow]) as one:
+        assert one.desk.default == "main", "the first live one"
+        served = await asyncio.gather(*(one.served(asking(i)) for i in range(20)))
+        assert 4 < served.count("new") < 16
+        assert one.front.policies == ("new", "main")
+        assert [policy.name for policy in one.desk.on_request()] == ["new", "main"]
+        assert [policy.mode for policy in one.desk.served] == ["canary", "live", "shadow"]
+        (estimate,) = one.desk.estimates()
+        assert (estimate.policy, estimate.against) == ("watch", "main")
+        assert estimate.rounds > 50
+        assert 0.3 < estimate.goodput_ratio < 3.0
+
+
+async def test_a_request_keeps_the_policy_it_was_given(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Shares may change while it waits or runs; its rounds, statistics and verification stay of one policy."""
+    canary = "  rollout: {mode: canary, percent: %d}\n"
+    async with desk_of(tokenizer, tmp_path, [static("main", 3), static("new", 1, canary % 100)]) as one:
+        running = [asyncio.create_task(one.served(asking(i))) for i in range(12)]
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(one.desk.apply, static("new", 1, canary % 1))
+        assert await asyncio.gather(*running) == ["new"] * 12
+        assert (await asyncio.gather(*(one.served(asking(i)) for i in range(8)))).count("main") >= 6
+
+
+async def test_states_are_restored_where_they_fit(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Policies that are gone or have other arms are left alone; a state that lies is refused, and none is used."""
+    texts = [goodput("main"), goodput("deep", "  max-depth: 5\n"), static("fixed", 2)]
+    async with desk_of(tokenizer, tmp_path, texts) as one:
+        await asyncio.gather(*(one.served(asking(i, name)) for i, name in enumerate(("main", "deep", "fixed") * 2)))
+        learned = await asyncio.to_thread(one.desk.learned)
+        assert set(learned) == {"main", "deep"}
+    async with desk_of(tokenizer, tmp_path, [goodput("main"), goodput("deep", "  max-depth: 4\n")]) as two:
+        assert await asyncio.to_thread(two.desk.restore, {**learned, "gone": learned["deep"]}) == ["main"]
+        again = await asyncio.to_thread(two.desk.learned)
+        assert np.array_equal(again["main"].arrays["acceptance"], learned["main"].arrays["acceptance"])
+        assert not again["deep"].arrays["acceptance"].any()
+    async with desk_of(tokenizer, tmp_path, texts) as three:
+        learned["deep"].arrays["calibration"][:] = -1.0  # type: ignore[index]
+        with pytest.raises(StateError, match="policy deep"):
+            await asyncio.to_thread(three.desk.restore, learned)
+        again = await asyncio.to_thread(three.desk.learned)
+        assert not any(array.any() for state in again.values() for array in state.arrays.values())
+
+
+async def test_an_engine_that_has_stopped_says_so(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Nobody waits for a round that never comes."""
+    async with desk_of(tokenizer, tmp_path, [static("main", 3)]) as one:
+        await asyncio.to_thread(one.front.close)
+        with pytest.raises(EngineError, match="stopped"):
+            await asyncio.to_thread(one.desk.apply, static("main", 2))
+        with pytest.raises(EngineError, match="stopped"):
+            await asyncio.to_thread(one.desk.learned)

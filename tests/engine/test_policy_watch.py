@@ -1,0 +1,116 @@
+"""Watching policy files: changes are served, and no broken file ever costs a request anything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.engine.policy_watch import PolicyWatch
+from tests.control.test_broken_policies import CASES
+from tests.engine.policies import asking, desk_of, goodput, static
+
+
+async def test_a_file_that_changes_is_served(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Within a look; a file that is saved by renaming another over it, too; one that is touched changes nothing."""
+    async with desk_of(tokenizer, tmp_path, [static("main", 3), goodput("other")]) as one:
+        watch, file = PolicyWatch(one.desk), one.files["main"]
+        looking = asyncio.create_task(watch.run(0.01))
+        file.write_text(static("main", 1, "  guard: {dwell-rounds: 2}\n"))
+        for _ in range(2000):
+            if one.desk.served[0].text == file.read_text():
+                break
+            await asyncio.sleep(0.01)
+        looking.cancel()
+        draft = tmp_path / "draft"
+        draft.write_text(static("main", 2))
+        os.replace(draft, file)
+        await asyncio.to_thread(watch.look)
+        assert one.desk.served[0].text == static("main", 2)
+        before = one.desk.served[0]
+        os.utime(file, (1.0, 1.0))
+        await asyncio.to_thread(watch.look)
+        assert one.desk.served[0] is before
+        assert await one.served(asking(1)) == "main"
+
+
+async def test_what_was_sent_stays_until_its_file_changes_or_a_reload_is_asked_for(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """A policy that came over HTTP is not undone by a look, and is by SIGHUP."""
+    async with desk_of(tokenizer, tmp_path, [static("main", 3)]) as one:
+        watch = PolicyWatch(one.desk)
+        await asyncio.to_thread(one.desk.apply, static("main", 2))
+        await asyncio.to_thread(watch.look)
+        assert one.desk.served[0].text == static("main", 2)
+        await asyncio.to_thread(watch.reload)
+        assert one.desk.served[0].text == static("main", 3)
+
+
+async def test_a_broken_file_is_told_once(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, caplog: Any) -> None:
+    """And one that is gone; the policy stays, and comes back with its file."""
+    async with desk_of(tokenizer, tmp_path, [static("main", 3)]) as one:
+        watch, file = PolicyWatch(one.desk), one.files["main"]
+        file.write_text("spec: 7")
+        for _ in range(3):
+            await asyncio.to_thread(watch.look)
+        assert caplog.text.count("stays") == 1
+        assert "0.yaml:1:1: " in caplog.text
+        file.unlink()
+        for _ in range(3):
+            await asyncio.to_thread(watch.look)
+        assert caplog.text.count("stays") == 2
+        file.write_text(static("main", 2))
+        await asyncio.to_thread(watch.look)
+        assert one.desk.served[0].text == static("main", 2)
+
+
+async def test_a_surprise_in_one_file_does_not_end_the_watch(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """A fault of ours is logged with its traceback, and the next file is looked at."""
+    async with desk_of(tokenizer, tmp_path, [static("main", 3), static("other", 3)]) as one:
+        watch, real = PolicyWatch(one.desk), one.desk.apply_file
+
+        def apply_file(path: Path) -> object:
+            if path == one.files["main"]:
+                raise ZeroDivisionError
+            return real(path)
+
+        monkeypatch.setattr(one.desk, "apply_file", apply_file)
+        one.files["other"].write_text(static("other", 1))
+        one.files["main"].write_text(static("main", 1))
+        await asyncio.to_thread(watch.look)
+        assert one.desk.served[1].text == static("other", 1)
+        assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_hundred_broken_files_under_load_fail_no_request(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, caplog: Any
+) -> None:
+    """While they are reloaded one after another, every answer is whole and exact, under the policy of before."""
+    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+        watch, file, before = PolicyWatch(one.desk), one.files["main"], one.desk.served
+        broken = [text.encode("utf-8", "surrogatepass") for text, _, _ in CASES] + [b"\xff\xfe\x00", bytes(100_000)]
+        done: list[str] = []
+        over = asyncio.Event()
+
+        async def load(lane: int) -> None:
+            number = lane
+            while not over.is_set():
+                done.append(await one.served(asking(number)))
+                number += 4
+
+        lanes = [asyncio.create_task(load(lane)) for lane in range(4)]
+        for content in broken:
+            file.write_bytes(content)
+            await asyncio.to_thread(watch.reload)
+        over.set()
+        await asyncio.gather(*lanes)
+        assert one.desk.served == before
+        assert set(done) == {"main"}
+        assert caplog.text.count("stays") == len(broken) >= 100

@@ -1,0 +1,225 @@
+"""The journal: everything that happened, in files that never grow too large, without ever holding up the engine."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptspec.errors import JournalError
+from adaptspec.records import (
+    JournalHeader,
+    LinesDropped,
+    RequestFinished,
+    RequestStarted,
+    read_entries,
+    read_journal,
+)
+from adaptspec.telemetry import journal as module
+from adaptspec.telemetry.journal import Journal, RotatedFile
+from adaptspec.types import (
+    Completion,
+    FinishReason,
+    Request,
+    RoundRecord,
+    SamplingParams,
+    SpeculationParams,
+    SpeculationStats,
+    Timings,
+)
+from tests.control.helpers import record
+
+HEADER = JournalHeader("0.1", {"name": "t"}, "f00d", ["draft-model"], ["goodput"], "goodput", ["code"], {})
+REQUEST = Request(
+    "r1", (5, 6, 7), SamplingParams(max_tokens=9, temperature=0.5), SpeculationParams("goodput", "code", 3)
+)
+COMPLETION = Completion(
+    "r1",
+    "secret text",
+    (77, 78),
+    3,
+    FinishReason.LENGTH,
+    SpeculationStats("goodput", 2, 1, 4, 1),
+    Timings(1.0, 1.0, 1.5, 2.5),
+)
+
+
+def numbered(number: int, rows: int = 2) -> RoundRecord:
+    return replace(record([2] * rows, [1] * rows), number=number)
+
+
+def test_everything_that_happened_is_written_in_order(tmp_path: Path) -> None:
+    """Header, requests, rounds; of a request what replay needs, never what it says."""
+    path = tmp_path / "deep" / "j.jsonl"
+    journal = Journal(path)
+    journal.begin(HEADER)
+    journal.started(REQUEST)
+    for number in range(3):
+        journal.emit(numbered(number))
+    journal.finished(REQUEST, COMPLETION)
+    journal.close()
+    entries = list(read_entries(path))
+    assert entries[:2] == [HEADER, RequestStarted("r1", "goodput", "code", 3, 9, 3, 0.5)]
+    assert entries[-1] == RequestFinished("r1", "goodput", "length", 2, 2, 4, 1, 1.5)
+    rounds = list(read_journal(path))
+    assert [entry.number for entry in rounds] == [0, 1, 2]
+    assert np.array_equal(rounds[0].confidence, numbered(0).confidence, equal_nan=True)
+    assert "secret" not in path.read_text()
+    assert "77" not in path.read_text()
+
+
+def test_lines_reach_the_file_while_the_server_runs(tmp_path: Path) -> None:
+    """Whoever follows the file sees rounds as they happen, and a crash loses a moment only."""
+    journal = Journal(tmp_path / "j", pause=0.005)
+    journal.begin(HEADER)
+    journal.emit(numbered(1))
+    for _ in range(1000):
+        if list(read_journal(tmp_path / "j")):
+            break
+        threading.Event().wait(0.005)
+    assert [entry.number for entry in read_journal(tmp_path / "j")] == [1]
+    journal.close()
+
+
+def test_files_rotate_each_with_its_header_and_the_oldest_goes(tmp_path: Path) -> None:
+    """The disk holds a bounded piece of the past, and every file can be read alone."""
+    path = tmp_path / "j"
+    journal = Journal(path, max_bytes=40_000, files=3)
+    journal.begin(HEADER)
+    for number in range(600):
+        journal.emit(numbered(number))
+        if number % 50 == 0:
+            journal._write_all()
+    journal.close()
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["j", "j.1", "j.2"]
+    for file in files:
+        assert file.read_text().startswith('{"type":"header"')
+        assert file.stat().st_size <= 40_000 + module.Journal._LOT * 600
+    numbers = [entry.number for entry in read_journal(path)]
+    assert numbers == list(range(numbers[0], 600))
+    assert numbers[0] > 0
+
+
+def test_one_file_alone_starts_over(tmp_path: Path) -> None:
+    """`files=1`: what is full is forgotten."""
+    file = RotatedFile(tmp_path / "j", 10, 1)
+    for letter in (b"aaaaaa\n", b"bbbbbb\n"):
+        file.write(letter)
+    file.close()
+    assert (tmp_path / "j").read_bytes() == b"bbbbbb\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["j"]
+
+
+@given(st.binary(max_size=200), st.integers(0, 3))
+@settings(max_examples=30, deadline=None)
+def test_a_line_that_a_crash_cut_is_removed_at_the_next_start(tail: bytes, whole: int) -> None:
+    """Otherwise the next line would run into it, and both would be lost."""
+    tail = tail.replace(b"\n", b"")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "j"
+        path.write_bytes(b"line\n" * whole + tail)
+        file = RotatedFile(path, 10**6, 2)
+        file.write(b"next\n")
+        file.close()
+        assert path.read_bytes() == b"line\n" * whole + b"next\n"
+
+
+def test_a_restart_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    """Two runs, two headers, all rounds."""
+    for run in range(2):
+        journal = Journal(tmp_path / "j")
+        journal.begin(HEADER)
+        journal.emit(numbered(run))
+        journal.close()
+    entries = list(read_entries(tmp_path / "j"))
+    assert [type(entry) for entry in entries] == [JournalHeader, RoundRecord] * 2
+
+
+def test_what_comes_too_fast_is_dropped_and_said(tmp_path: Path, caplog: Any) -> None:
+    """The engine never waits; the journal says how much is missing, and where."""
+    journal = Journal(tmp_path / "j", waiting=5, pause=60.0)
+    journal.begin(HEADER)
+    for number in range(12):
+        journal.emit(numbered(number))
+    assert journal.dropped == 7
+    journal._write_all()
+    journal.emit(numbered(12))
+    journal.close()
+    entries = list(read_entries(tmp_path / "j"))
+    assert entries[1] == LinesDropped(7)
+    assert [entry.number for entry in entries if isinstance(entry, RoundRecord)] == [0, 1, 2, 3, 4, 12]
+    assert sum(isinstance(entry, LinesDropped) for entry in entries) == 1
+    assert "7 lines" in caplog.text
+
+
+def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """No half line stays; one warning; when there is room again the journal goes on and says what is missing."""
+    journal = Journal(tmp_path / "j", pause=60.0)
+    journal.begin(HEADER)
+    real = os.write
+
+    def full(descriptor: int, data: Any) -> int:
+        if len(data) < 300:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, bytes(data[:-200]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "write", full)
+        for number in range(2):
+            journal.emit(numbered(number))
+            journal._write_all()
+        assert len(list(read_entries(tmp_path / "j"))) == 1
+    journal.emit(numbered(2))
+    journal.close()
+    entries = list(read_entries(tmp_path / "j"))
+    assert entries[1] == LinesDropped(2)
+    assert [entry.number for entry in read_journal(tmp_path / "j")] == [2]
+    assert caplog.text.count("cannot be written") == 1
+
+
+def test_a_record_that_no_line_can_hold_is_one_that_is_missing(tmp_path: Path) -> None:
+    """Infinity is no JSON; the thread must live on."""
+    journal = Journal(tmp_path / "j", pause=60.0)
+    journal.begin(HEADER)
+    journal.emit(replace(numbered(0), total_seconds=float("inf")))
+    journal._write_all()
+    journal.emit(numbered(1))
+    journal.close()
+    assert [entry.number for entry in read_journal(tmp_path / "j")] == [1]
+    assert journal.dropped == 1
+
+
+def test_a_file_that_cannot_be_opened_again_is_tried_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a rotation that failed half-way nothing is written to a file that is no longer ours."""
+    file = RotatedFile(tmp_path / "j", 10, 2)
+    file.write(b"aaaaaa\n")
+
+    def refused(*_: Any) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "open", refused)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Too many"):
+                file.write(b"bbbbbb\n")
+    file.write(b"cccccc\n")
+    file.close()
+    assert (tmp_path / "j").read_bytes() == b"cccccc\n"
+    assert (tmp_path / "j.1").read_bytes() == b"aaaaaa\n"
+
+
+def test_a_place_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:
+    """Not when the first round is lost."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match="choose another file"):
+        Journal(tmp_path / "file" / "j")

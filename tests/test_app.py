@@ -1,0 +1,125 @@
+"""A whole server in this process: what it keeps, writes down and reloads."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from rich.console import Console
+
+from adaptspec.app import ServeConfig, serve
+from adaptspec.control.state import read_state
+from adaptspec.control.state_store import FILE
+from adaptspec.engine.build import EngineConfig
+from adaptspec.engine.core import Limits
+from adaptspec.errors import JournalError
+from adaptspec.records import JournalHeader, RequestFinished, RequestStarted, read_entries, read_journal
+
+KEY = {"Authorization": "Bearer open sesame"}
+HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: %s}\nspec:\n"
+MAIN = HEAD % "main" + "  choose: {algorithm: goodput}\n"
+SHADOW = HEAD % "watch" + "  choose: {algorithm: static, depth: 2}\n  rollout: {mode: shadow}\n"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def config_of(target: Path, draft: Path, folder: Path) -> ServeConfig:
+    (folder / "main.yaml").write_text(MAIN)
+    (folder / "watch.yaml").write_text(SHADOW)
+    policies = (str(folder / "main.yaml"), str(folder / "watch.yaml"))
+    engine = EngineConfig(str(target), str(draft), policies, limits=Limits(max_rows=2), detect_tasks=False)
+    return ServeConfig(
+        engine, port=0, state_dir=folder / "state", journal=folder / "journal.jsonl", admin_key="open sesame"
+    )
+
+
+class Running:
+    """A server that has begun to listen."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._out = io.StringIO()
+        self.task = asyncio.create_task(serve(config, Console(file=self._out, width=200)))
+
+    async def url(self) -> str:
+        while not (found := re.search(r"listens on (http://\S+)", self._out.getvalue())):
+            assert not self.task.done(), self.task.exception()
+            await asyncio.sleep(0.01)
+        return found[1]
+
+    async def stop(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(self.task, 60)
+
+
+async def get(session: aiohttp.ClientSession, url: str, **options: Any) -> Any:
+    async with session.get(url, **options) as response:
+        assert response.status == 200
+        return await response.json() if response.content_type == "application/json" else await response.text()
+
+
+async def test_it_keeps_what_it_learns_writes_its_journal_and_reloads(
+    target_path: Path, draft_path: Path, tmp_path: Path
+) -> None:
+    """One life of a server, and the beginning of the next."""
+    config = config_of(target_path, draft_path, tmp_path)
+    server = Running(config)
+    url = await server.url()
+    async with aiohttp.ClientSession() as session:
+        body = {"prompt": "Hello", "max_tokens": 40, "temperature": 0, "adaptspec": {"task": "code"}}
+        for _ in range(2):
+            async with session.post(f"{url}/v1/completions", json=body) as response:
+                assert response.status == 200
+        assert "adaptspec_shadow_goodput_ratio" in await get(session, f"{url}/metrics")
+        assert "watch" not in [card["id"] for card in (await get(session, f"{url}/v1/policies"))["data"]]
+        changed = MAIN + "  guard: {dwell-rounds: 4}\n"
+        async with session.post(f"{url}/admin/policies", data=changed, headers=KEY) as response:
+            assert await response.json() == {"name": "main", "replaced": True, "carried": True}
+        os.kill(os.getpid(), signal.SIGHUP)  # the file still says what it said
+        running: dict[str, Any] = {}
+        while running.get("main") != MAIN:
+            cards = (await get(session, f"{url}/admin/policies", headers=KEY))["data"]
+            running = {card["id"]: card["yaml"] for card in cards}
+        assert cards[1]["estimate"]["against"] == "main"
+    await server.stop()
+    learned = read_state(tmp_path / "state" / FILE).policies["main"].arrays["acceptance"]
+    assert learned.any()
+    _journal_is_whole(tmp_path / "journal.jsonl")
+    server = Running(config)
+    await server.url()
+    await server.stop()
+    again = read_state(tmp_path / "state" / FILE).policies["main"].arrays["acceptance"]
+    assert (again == learned).all()
+    assert not list((tmp_path / "state").glob("*quarantined*"))
+
+
+def _journal_is_whole(path: Path) -> None:
+    entries = list(read_entries(path))
+    header, started, finished = entries[0], entries[1], entries[-1]
+    assert isinstance(header, JournalHeader)
+    assert header.policies[:2] == ["main", "watch"]
+    assert header.costs["rows"]
+    assert isinstance(started, RequestStarted)
+    assert (started.task, started.policy) == ("code", "main")
+    assert isinstance(finished, RequestFinished)
+    assert finished.tokens == 40
+    emitted = [int(record.emitted.sum()) for record in read_journal(path)]
+    assert sum(emitted) == 2 * 39  # the first token of each comes from reading the prompt
+
+
+async def test_files_that_cannot_be_used_are_told_before_models_are_loaded(
+    target_path: Path, draft_path: Path, tmp_path: Path
+) -> None:
+    """Not after minutes."""
+    (tmp_path / "journal.jsonl").mkdir()
+    with pytest.raises(JournalError, match="choose another file"):
+        await serve(config_of(target_path, draft_path, tmp_path), Console(file=io.StringIO()))

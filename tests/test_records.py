@@ -1,0 +1,159 @@
+"""Journal lines: what is written is what is read, value for value, and nothing broken passes for a round."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from adaptspec.errors import JournalError
+from adaptspec.records import (
+    JournalHeader,
+    LinesDropped,
+    RequestFinished,
+    RequestStarted,
+    read_entries,
+    read_journal,
+    round_from_plain,
+    round_to_plain,
+    to_line,
+)
+from adaptspec.types import Missed, Provenance, RoundRecord
+from tests.control.helpers import record
+
+FLOATS = st.floats(allow_nan=True, allow_infinity=False)
+SECONDS = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)
+COUNTS = st.integers(0, 2**40)
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> RoundRecord:
+    """Any round, empty ones too."""
+    rows, deepest = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+    whole = {
+        name: draw(arrays(np.int64, rows, elements=st.integers(-1, 2**40)))
+        for name in ("rows", "depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
+    }
+    explores, drafters = draw(st.booleans()), draw(st.integers(0, 2))
+    small = arrays(np.int64, rows, elements=st.integers(-1, 9))
+    hindsight = st.none() | arrays(np.int64, (drafters, rows), elements=st.integers(-1, 9))
+    return RoundRecord(
+        number=draw(COUNTS),
+        request_ids=tuple(draw(st.lists(st.text(max_size=8), min_size=rows, max_size=rows))),
+        confidence=draw(arrays(np.float64, (rows, deepest), elements=FLOATS)),
+        entropy=draw(arrays(np.float64, (rows, deepest), elements=FLOATS)),
+        prefill_tokens=draw(COUNTS),
+        draft_steps=draw(COUNTS),
+        caught_up=draw(COUNTS),
+        verify_tokens=draw(COUNTS),
+        draft_seconds=draw(SECONDS),
+        verify_seconds=draw(SECONDS),
+        total_seconds=draw(SECONDS),
+        provenance=Provenance(draw(small), draw(arrays(np.float64, rows, elements=FLOATS))) if explores else None,
+        shadow=draw(hindsight),
+        shadow_drafted=draw(hindsight),
+        missed=Missed(draw(small), draw(small)) if draw(st.booleans()) else None,
+        **whole,
+    )
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal value for value, NaN and shapes and types included."""
+    if isinstance(a, np.ndarray):
+        return a.shape == b.shape and a.dtype == b.dtype and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
+    if isinstance(a, (RoundRecord, Provenance, Missed)):
+        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    return bool(a == b) and type(a) is type(b)
+
+
+@given(rounds())
+@settings(max_examples=60, deadline=None)
+def test_a_round_comes_back_exactly(original: RoundRecord) -> None:
+    """The journal is evidence: what replay reads is what the engine saw, to the last bit."""
+    assert same(original, round_from_plain(json.loads(json.dumps(round_to_plain(original), allow_nan=False))))
+
+
+def test_every_field_of_a_round_is_written() -> None:
+    """A field added to RoundRecord and forgotten here would be lost in silence."""
+    full = replace(
+        record([2], [1]),
+        provenance=Provenance(np.array([3]), np.array([0.25])),
+        shadow=np.array([[4], [-1]]),
+        shadow_drafted=np.array([[5], [-1]]),
+        missed=Missed(np.array([7]), np.array([6])),
+    )
+    assert all(getattr(full, field.name) is not None for field in fields(RoundRecord))
+    assert same(round_from_plain(round_to_plain(full)), full)
+
+
+def test_what_is_unknown_costs_no_room() -> None:
+    """Shallow rows beside a deep one do not carry its width."""
+    plain = round_to_plain(record([5, 1, 0], [2, 1, 0]))
+    assert [len(row) for row in plain["confidence"]] == [5, 1, 0]
+
+
+HEADER = JournalHeader("0.1", {"name": "t"}, "f00d", ["ngram"], ["off"], "off", ["code"], {"rows": [1]})
+STARTED = RequestStarted("r", "off", None, 7, 64, None, 0.5)
+FINISHED = RequestFinished("r", "off", "stop", 12, 12, 0, 0, 0.25)
+
+
+def write(path: Path, *entries: Any) -> None:
+    path.write_text("".join(to_line(entry) + "\n" for entry in entries))
+
+
+def test_rotated_files_are_read_oldest_first_and_a_cut_line_is_left_out(tmp_path: Path) -> None:
+    """Ten files sort by number, not by letters; a crash in the middle of a line loses that line only."""
+    path = tmp_path / "j"
+    write(path, HEADER, replace(record([1], [1]), number=4), FINISHED)
+    write(tmp_path / "j.2", HEADER, replace(record([1], [1]), number=2), LinesDropped(3))
+    write(tmp_path / "j.10", HEADER, STARTED, replace(record([1], [1]), number=1))
+    (tmp_path / "j.old").write_text("not of it")
+    with path.open("a") as file:
+        file.write(to_line(record([1], [1]))[:40])
+    entries = list(read_entries(path))
+    assert [entry for entry in entries if not isinstance(entry, RoundRecord)] == [
+        *(HEADER, STARTED),
+        *(HEADER, LinesDropped(3)),
+        *(HEADER, FINISHED),
+    ]
+    assert [entry.number for entry in read_journal(path)] == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        "[]",
+        "null",
+        "not json",
+        '{"type": "round"}',
+        '{"type": "poem", "lines": 4}',
+        '{"type": "start", "id": "r"}',
+        to_line(replace(HEADER, version=99)),
+        to_line(record([1, 1], [1, 0])).replace('"accepted":[1,0]', '"accepted":[1]'),
+        to_line(record([1, 1], [1, 0])).replace('"confidence":[[0.8],[0.8]]', '"confidence":[[0.8]]'),
+        to_line(record([1], [1])).replace('"deepest":1', '"deepest":0'),
+    ],
+)
+def test_what_is_no_journal_is_refused_with_its_place(tmp_path: Path, line: str) -> None:
+    """Replaying half of a file, or another file, would give figures nobody could trust."""
+    path = tmp_path / "j"
+    path.write_text(to_line(HEADER) + "\n" + line + "\n")
+    with pytest.raises(JournalError, match=r"j:2: "):
+        list(read_entries(path))
+
+
+def test_a_missing_or_binary_file_says_so(tmp_path: Path) -> None:
+    """Errors name the file."""
+    with pytest.raises(JournalError, match="no such file"):
+        list(read_journal(tmp_path / "nowhere"))
+    (tmp_path / "b").write_bytes(b"\xff\xfe\x00\n")
+    with pytest.raises(JournalError, match="b: cannot be read"):
+        list(read_journal(tmp_path / "b"))
