@@ -1,0 +1,152 @@
+"""Task detection: the shipped detector knows everyday wordings, takes any text, and refuses files it cannot use."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptspec.control.tasks import MIN_CONFIDENCE, SHIPPED, TASKS, TaskDetector
+from adaptspec.errors import ConfigError
+
+DETECTOR = TaskDetector.load()
+
+SENTENCES = {
+    "chat": (
+        "hey! how was your weekend?",
+        "User: Hello there\nAssistant: Hello! How can I help?\nUser: Just bored tonight.\nAssistant:",
+        "I'm feeling sad today, my dog is ill.",
+        "good evening, how are you doing?",
+    ),
+    "code": (
+        "Can you write me a small Python script that renames all files in a folder?",
+        "function add(a, b) {\n  // TODO",
+        "import numpy as np\n\nclass Network:\n    def __init__(self, sizes):\n",
+        "Why do I get an IndexError in this loop?\nfor i in range(10): print(a[i+1])",
+    ),
+    "instruction": (
+        "Explain why the sky is blue.",
+        "Give me three tips for a better night's sleep.",
+        "Write a polite email to my landlord about the broken heating.",
+        "What should I cook tonight with rice and carrots?",
+    ),
+    "json": (
+        "Return the result as JSON with the keys name and age.",
+        "Give me a JSON array of five European capitals with their populations.",
+        '{"user": {"id": 5, "name": "Ana"}}\n\nAdd an email field.',
+        "Convert this CSV into JSON:\nname,age\nBo,7\nAl,8",
+    ),
+    "math": (
+        "What is 17 times 23?",
+        "Lena has 12 marbles, loses 5 and finds 3. How many marbles does she have?",
+        "Solve 2x + 3 = 11.",
+        "A car uses 6 litres per 100 km. How much does it need for 250 km?",
+    ),
+    "rag": (
+        "Context: The bridge was opened in 1932 by the mayor. It is long.\n\nQuestion: When was it opened?\nAnswer:",
+        "Use the documents to answer.\n[1] Tea came to the town in 1710.\n[2] Coffee came later.\nWhen did tea come?",
+        "Answer from the passage only.\n\nThe company was founded in Oslo. It made boats.\n\nWhere was it founded?",
+    ),
+    "story": (
+        "Once upon a time there was a little hedgehog who was afraid of the dark.",
+        "Tell me a bedtime story about a brave snail.",
+        "Continue the story: The old lighthouse keeper heard a knock at the door.",
+    ),
+    "summarize": (
+        "Summarize the following article in two sentences.\n\nThe council voted on Monday to build a tram line.",
+        "TL;DR of this text please:\nOur method finds faults in power lines from sound alone. It works in rain.",
+        "Give me a short summary of this meeting.\nAnna: We are late. Bob: The parts come on Friday.",
+    ),
+    "template": (
+        "Make a CSV table with 5 fruits and their prices.",
+        "Make an HTML list of: pear, plum, cherry",
+        "Create a markdown table with the columns city and country.",
+    ),
+    "translate": (
+        "Translate to German: The train is late.",
+        "How do you say good night in Italian?",
+        "English: I like this book.\nFrench:",
+    ),
+}
+
+
+def test_everyday_wordings_of_every_task_are_recognised() -> None:
+    """A floor: our own sentences, none of which it was trained on."""
+    said = [(task, DETECTOR.detect(text).task) for task, texts in SENTENCES.items() for text in texts]
+    assert set(SENTENCES) == set(TASKS)
+    assert sum(task == found for task, found in said) >= 0.85 * len(said)
+    for task, texts in SENTENCES.items():
+        assert sum(DETECTOR.detect(text).task == task for text in texts) > len(texts) / 2, task
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(st.characters(), max_size=1200))
+def test_any_text_is_a_task_or_unknown(text: str) -> None:
+    """Clients send anything; detection must not fail a request."""
+    found = DETECTOR.detect(text)
+    assert found.task is None or found.task in TASKS
+    assert (found.task is None) == (found.confidence < MIN_CONFIDENCE)
+    assert 0.0 < found.confidence <= 1.0
+    assert DETECTOR.probabilities(text).sum() == pytest.approx(1.0)
+
+
+def test_an_empty_prompt_is_unknown() -> None:
+    """Nothing speaks for any task."""
+    assert DETECTOR.detect("").task is None
+
+
+def test_what_ships_is_small_and_finite() -> None:
+    """It is loaded at every start, and travels in the wheel."""
+    assert SHIPPED.stat().st_size < 400_000
+    assert DETECTOR.tasks == TASKS
+    assert DETECTOR.weights.any(axis=0).all()
+    assert np.isfinite(DETECTOR.scale).all()
+    assert np.isfinite(DETECTOR.bias).all()
+
+
+def test_saving_and_loading_gives_the_same_detector(tmp_path: Path) -> None:
+    """Plain arrays, no pickle."""
+    DETECTOR.save(tmp_path / "folder" / "tasks.npz")
+    again = TaskDetector.load(tmp_path / "folder" / "tasks.npz")
+    for texts in SENTENCES.values():
+        assert np.array_equal(again.probabilities(texts[0]), DETECTOR.probabilities(texts[0]))
+
+
+@pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04 cut short", SHIPPED.read_bytes()[:5000]])
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    """The message says which file, and what to do."""
+    path = tmp_path / "tasks.npz"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(str(path))):
+        TaskDetector.load(path)
+    with pytest.raises(ConfigError, match="train tasks"):
+        TaskDetector.load(tmp_path / "nowhere.npz")
+
+
+def test_pickled_arrays_are_not_run(tmp_path: Path) -> None:
+    """An object array would execute what it holds."""
+    path = tmp_path / "tasks.npz"
+    np.savez(path, tasks=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(ConfigError, match="tasks\\.npz"):
+        TaskDetector.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tasks": ("poetry", *TASKS[1:])},
+        {"weights": DETECTOR.weights[:-1]},
+        {"weights": DETECTOR.weights.astype(np.float32)},
+        {"scale": DETECTOR.scale * np.float32(np.nan)},
+        {"bias": DETECTOR.bias[:-1]},
+    ],
+)
+def test_weights_that_fit_nothing_are_refused(change: dict[str, object]) -> None:
+    """A detector of other tasks, or of another hash, would be wrong in silence."""
+    with pytest.raises(ConfigError, match="train them again"):
+        replace(DETECTOR, **change)  # type: ignore[arg-type]

@@ -1,0 +1,132 @@
+"""Prompts as decisions see them: tasks read off them, hints that win, and what an output goes on from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.control.controller import Controller
+from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.tasks import REGIONS, TASKS, TaskDetector
+from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.engine.prompt_text import PromptText
+from adaptspec.types import Request, SamplingParams, SpeculationParams
+from adaptspec.verification.registry import method
+from tests.conftest import TINY_VOCAB
+from tests.engine.conftest import Dictated, run
+from tests.fakes import TableRunner
+
+DETECTOR = TaskDetector.load()
+TRANSLATE = "Translate to German: The train is late."
+
+
+def _request(tokenizer: PreTrainedTokenizerFast, text: str, **wishes: str) -> Request:
+    return Request("r", tuple(tokenizer.encode(text)), SamplingParams(max_tokens=3), SpeculationParams(**wishes))  # type: ignore[arg-type]
+
+
+def test_a_task_is_read_off_the_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Also when a chat template wraps it; and it is marked as detected."""
+    text = PromptText(tokenizer, DETECTOR)
+    for prompt in (TRANSLATE, f"<|user|>{TRANSLATE}<|end|><|assistant|>"):
+        wishes = text.tagged(_request(tokenizer, prompt)).speculation
+        assert (wishes.task, wishes.task_detected) == ("translate", True)
+
+
+def test_a_hint_wins_and_nothing_is_read_twice(tokenizer: PreTrainedTokenizerFast) -> None:
+    """What the client says is taken as it is; a request that was unknown stays so."""
+    text = PromptText(tokenizer, DETECTOR)
+    hinted = _request(tokenizer, TRANSLATE, task="story")
+    assert text.tagged(hinted) is hinted
+    tagged = text.tagged(_request(tokenizer, "zzzz"))
+    assert text.tagged(tagged) is tagged
+
+
+def test_without_a_detector_requests_stay_as_they_are(tokenizer: PreTrainedTokenizerFast) -> None:
+    """--no-task-detection."""
+    request = _request(tokenizer, TRANSLATE)
+    assert PromptText(tokenizer, None).tagged(request) is request
+
+
+def test_of_long_prompts_only_the_ends_are_decoded(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The cost does not grow with the prompt."""
+    text = PromptText(tokenizer, DETECTOR)
+    prompt = tokenizer.encode("begin " + "middle " * 5000 + "end")
+    excerpt = text.excerpt(prompt)
+    assert excerpt.startswith("begin ")
+    assert excerpt.endswith(" end")
+    assert len(excerpt) < 1000
+
+
+def test_an_output_goes_on_from_what_follows_the_last_special_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    """An answer does not go on from the question; a raw completion goes on from its prompt."""
+    text = PromptText(tokenizer, None)
+    assert text.continued(tokenizer.encode("<|user|>```python<|end|><|assistant|>\n")) == "\n"
+    assert text.continued(tokenizer.encode("def f(x):\n")) == "def f(x):\n"
+    assert text.continued(tokenizer.encode("<|user|>x<|end|>")) == ""
+
+
+def test_the_engine_tells_the_policy_and_the_client(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Per-task overrides work without hints, and the completion says which task it was."""
+    for detector, wishes, task, detected in (
+        (DETECTOR, {}, "translate", True),
+        (DETECTOR, {"task": "story"}, "story", False),
+        (None, {}, None, False),
+    ):
+        policy = Watching()
+        stats = run(_core(tokenizer, policy, detector), [_request(tokenizer, TRANSLATE, **wishes)])["r"].stats
+        assert (stats.task, stats.task_detected) == (task, detected)
+        assert policy.tasks == [0 if task is None else 1 + TASKS.index(task)]
+
+
+def test_regions_are_followed_for_policies_that_watch_them(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The output goes on inside the prompt's fence; nobody else pays for looking."""
+    for watching, region in ((True, "code"), (False, "prose")):
+        policy = Watching(watching)
+        run(_core(tokenizer, policy, None), [_request(tokenizer, "```python\n")])
+        assert set(policy.regions) == {REGIONS.index(region)}
+
+
+class Flat(TableRunner):
+    """Knows every byte, and writes the same one for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab=2, context=256)
+        self.info = replace(self.info, vocab_size=TINY_VOCAB)
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        return torch.nn.functional.one_hot(torch.tensor(70), TINY_VOCAB).float()
+
+
+class Watching(Dictated):
+    """Never drafts; remembers the tasks and regions it was told."""
+
+    def __init__(self, watches_regions: bool = False) -> None:
+        super().__init__(("ngram",), lambda _, size: [0] * size)
+        self.watches_regions = watches_regions
+        self.tasks: list[int] = []
+        self.regions: list[int] = []
+
+    def start(self, row: int, task: int) -> None:
+        super().start(row, task)
+        self.tasks.append(task)
+
+    def decide(self, signals: BatchSignals) -> Decision:
+        self.regions += signals.region.tolist()
+        return super().decide(signals)
+
+
+def _core(tokenizer: PreTrainedTokenizerFast, policy: Watching, detector: TaskDetector | None) -> EngineCore:
+    controller = Controller({"p": policy}, "p", ["ngram"], 2, task_names=TASKS)
+    methods = {"p": method("coupled")}
+    return EngineCore(
+        Flat(),
+        [NgramDrafter()],
+        tokenizer,
+        controller=controller,
+        methods=methods,
+        limits=Limits(max_rows=2),
+        detector=detector,
+    )

@@ -1,0 +1,44 @@
+"""What the task detector learns from: every source a little, every task alike, the same every time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from adaptspec.control.tasks import TASKS
+from adaptspec.errors import CorpusError
+from adaptspec.training.corpus import Record, read_corpus
+from adaptspec.training.phrasings import PHRASINGS
+from adaptspec.training.task_examples import example_weights, task_examples
+
+
+def test_sources_are_capped_and_drawn_the_same_every_time(corpus_path: Path) -> None:
+    """A large source must not decide what a task is."""
+    records = read_corpus(corpus_path).train
+    examples = task_examples(records, per_source=20, phrased=5)
+    sizes = Counter((example.task, example.source) for example in examples)
+    assert sizes == {
+        **{(task, PHRASINGS): 5 for task in TASKS},
+        **{(task, source): 20 for task in ("chat", "story") for source in ("svamp", "synthetic")},
+    }
+    assert examples == task_examples(records, per_source=20, phrased=5)
+    assert examples != task_examples(records, 1, per_source=20, phrased=5)
+
+
+def test_weights_make_tasks_and_their_sources_count_alike(corpus_path: Path) -> None:
+    """Mean 1; a task with more sources gives each of them less."""
+    examples = task_examples(read_corpus(corpus_path).train, per_source=20, phrased=7)
+    weights = example_weights(examples)
+    per_task: Counter[str] = Counter()
+    for example, weight in zip(examples, weights, strict=True):
+        per_task[example.task] += weight  # type: ignore[assignment]
+    assert sum(weights) == pytest.approx(len(weights))
+    assert all(total == pytest.approx(per_task["math"]) for total in per_task.values())
+
+
+def test_a_corpus_of_other_tasks_is_refused() -> None:
+    """The message names the tasks there are."""
+    with pytest.raises(CorpusError, match="translate"):
+        task_examples([Record("poetry", "mine", None, "roses are red")])
