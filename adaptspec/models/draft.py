@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.types import FloatArray, IntArray, Missed
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,8 @@ class Draft:
 
     `distribution` [B, D, V] is what each token was sampled from, after all processors; it is kept
     only for methods that need it. None means the tokens are point masses (n-gram lookup) or nobody asked.
+    `scores` [B, D, V] are the draft's own scores, before any draft temperature, kept when they are to be compared
+    with the target's; `confidence` and `entropy` are always those of the draft's own distribution.
     """
 
     tokens: IntArray  # [B, D], 0 beyond counts
@@ -24,3 +26,5 @@ class Draft:
     distribution: torch.Tensor | None = None
     steps: int = 0  # forward passes of a draft model
     caught_up: int = 0  # tokens fed beyond the usual one or two per row
+    missed: Missed | None = None  # what catching up told
+    scores: torch.Tensor | None = None

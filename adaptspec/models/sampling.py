@@ -20,7 +20,16 @@ from adaptspec.models.noise import Stream, gumbel, gumbel_at, position_keys, see
 from adaptspec.models.processors import Positions, SamplingRow, build, truncates
 from adaptspec.types import FloatArray, IntArray, SamplingParams
 
-__all__ = ["Certainty", "SamplingBatch", "SamplingRow", "Stream", "certainty", "check_vocabulary"]
+__all__ = [
+    "Certainty",
+    "SamplingBatch",
+    "SamplingRow",
+    "Stream",
+    "certainty",
+    "check_vocabulary",
+    "entropies",
+    "tempered",
+]
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,12 @@ class SamplingBatch:
         """Whether every row takes the argmax of its logits: no position or noise matters then."""
         return self._plain_greedy
 
+    @property
+    def replayable(self) -> IntArray:
+        """Output tokens [B] whose scores logits alone give again: none where penalties count what stood before."""
+        own = [0 if row.params.penalised else len(row.tokens) - row.prompt_length for row in self._rows]
+        return np.array(own, dtype=np.int64)
+
     def take(self, members: IntArray) -> SamplingBatch:
         """A batch of some of the rows, by position. Built anew: for rounds that mix verification methods."""
         return SamplingBatch([self._rows[i] for i in members], self._vocab_size, self._device)
@@ -84,6 +99,19 @@ class SamplingBatch:
         if self._plain_greedy:
             return _argmax(scores)
         return self._draw(scores, index, offsets, Stream.CHOICE)
+
+    def choose_at(self, scores: torch.Tensor, index: IntArray, offsets: IntArray, at: Sequence[float]) -> torch.Tensor:
+        """What `choose` would give for scores divided by each of these temperatures, [T, N]: one noise for all."""
+        keys = self._keys(index, offsets, Stream.CHOICE)
+        noise = gumbel(keys, scores.shape[1], self._device)
+        greedy = torch.from_numpy(~self._sampled[index]).to(self._device)
+        noise.masked_fill_(greedy.unsqueeze(1), 0.0)
+        return torch.stack([_argmax(scores / temperature + noise) for temperature in at])
+
+    def sampled(self, index: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of the positions [N] belong to rows that draw, and do not just take the likeliest token."""
+        drawn: npt.NDArray[np.bool_] = self._sampled[index]
+        return drawn
 
     def sample(self, scores: torch.Tensor, index: IntArray, offsets: IntArray, stream: Stream) -> torch.Tensor:
         """Token ids [N] drawn independently of `choose` and of other streams and rounds; greedy rows: the argmax."""
@@ -139,6 +167,18 @@ def certainty(scores: torch.Tensor, chosen: torch.Tensor) -> Certainty:
     entropy = -(shares * logs.clamp_(min=-200.0)).sum(1)
     both = torch.stack((confidence, entropy)).double().cpu().numpy()
     return Certainty(both[0], both[1])
+
+
+def entropies(scores: torch.Tensor) -> FloatArray:
+    """Entropy in nats of the distributions whose scores [N, V] these are, as float64."""
+    return certainty(scores, torch.zeros(len(scores), dtype=torch.int64, device=scores.device)).entropy
+
+
+def tempered(scores: torch.Tensor, temperatures: FloatArray) -> torch.Tensor:
+    """Scores [N, V] of the distributions sharpened (below 1) or flattened (above 1) by a temperature each, [N]."""
+    if (temperatures == 1.0).all():
+        return scores
+    return scores / torch.from_numpy(temperatures).to(scores).unsqueeze(1)
 
 
 def _certainty_on_cpu(scores: npt.NDArray[np.float32], chosen: IntArray) -> Certainty:

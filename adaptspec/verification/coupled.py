@@ -5,6 +5,8 @@ Knows scores and choices; how noise is made is `models.noise`'s business.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -17,6 +19,7 @@ from adaptspec.verification.windows import Windows, agreement
 _NONE: IntArray = np.zeros(0, dtype=np.int64)
 
 
+@dataclass(frozen=True)
 class Coupled:
     """The target draws y_t = argmax(score_t + Gumbel(seed, t)) all along the window; drafts that equal it stay.
 

@@ -21,7 +21,10 @@ class Verdict:
 
 
 class Method(Protocol):
-    """Decides, for a batch, which drafted tokens are kept. Lossless unless `lossy` says otherwise."""
+    """Decides, for a batch, which drafted tokens are kept. Lossless unless `lossy` says otherwise.
+
+    Methods are values: two of one kind with the same parameters are equal, and can stand in for each other.
+    """
 
     @property
     def name(self) -> str:

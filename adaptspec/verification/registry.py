@@ -1,24 +1,37 @@
-"""The verification methods by name. Adding one touches its file, its test and a line here."""
+"""The verification methods by name. Adding one touches its file, its test, its spec in control, and a line here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from adaptspec.errors import ConfigError
+from adaptspec.verification.block import Block
 from adaptspec.verification.coupled import Coupled
 from adaptspec.verification.method import Method
 from adaptspec.verification.rejection import Rejection
+from adaptspec.verification.threshold import Threshold
+from adaptspec.verification.typical import Typical
 
-_ALL: tuple[Method, ...] = (Coupled(), Rejection())
+METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(
+    {kind.name: kind for kind in (Coupled, Rejection, Block, Threshold, Typical)}
+)
 
-METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _ALL})
+_NO_PARAMETERS: Mapping[str, float] = MappingProxyType({})
 
 
-def method(name: str) -> Method:
-    """The method a policy names. Raises ConfigError if there is none of that name."""
-    try:
-        return METHODS[name]
-    except KeyError:
+def method(name: str, parameters: Mapping[str, float] = _NO_PARAMETERS) -> Method:
+    """The method a policy names, with the parameters it gives; those it leaves out keep their defaults.
+
+    Raises:
+        ConfigError: there is no method of that name, or it has no such parameter.
+    """
+    if name not in METHODS:
         known = ", ".join(sorted(METHODS))
-        raise ConfigError(f"there is no verification method {name!r}; use one of: {known}") from None
+        raise ConfigError(f"there is no verification method {name!r}; use one of: {known}")
+    try:
+        return METHODS[name](**parameters)
+    except TypeError as error:
+        raise ConfigError(
+            f"verification method {name!r} cannot be built with {', '.join(parameters)}: {error}"
+        ) from None

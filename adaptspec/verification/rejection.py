@@ -6,6 +6,8 @@ from `Draft.distribution` with noise of their own.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -13,9 +15,10 @@ from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch, Stream
 from adaptspec.types import BoolArray, IntArray
 from adaptspec.verification.method import Verdict
-from adaptspec.verification.windows import Windows, accepted_run, agreement
+from adaptspec.verification.windows import Windows, accepted_run, agreement, on_device
 
 
+@dataclass(frozen=True)
 class Rejection:
     """Accept a drafted x with probability min(1, p(x) / q(x)); after a rejection draw from normalize(max(p - q, 0)).
 
@@ -40,11 +43,13 @@ class Rejection:
         target = sampling.probabilities(scores, windows.index)
         accepted = accepted_run(_accept(target, draft, sampling, windows))
         ends = windows.starts + accepted
-        final = scores.index_select(0, _on(scores, ends))
+        final = scores.index_select(0, on_device(scores, ends))
         rejected = np.flatnonzero(accepted < windows.counts)
         if len(rejected):
-            left = _residual(target.index_select(0, _on(scores, ends[rejected])), draft, rejected, accepted[rejected])
-            final.index_copy_(0, _on(scores, rejected), left)
+            left = _residual(
+                target.index_select(0, on_device(scores, ends[rejected])), draft, rejected, accepted[rejected]
+            )
+            final.index_copy_(0, on_device(scores, rejected), left)
         following = sampling.choose(final, np.arange(len(accepted)), accepted)
         return Verdict(accepted, following.cpu().numpy())
 
@@ -57,11 +62,11 @@ def _accept(target: torch.Tensor, draft: Draft, sampling: SamplingBatch, windows
         return passed
     index, offsets = windows.index[drafted], windows.offsets[drafted]
     tokens = draft.tokens[index, offsets]
-    p = target[_on(target, drafted), _on(target, tokens)]
+    p = target[on_device(target, drafted), on_device(target, tokens)]
     if draft.distribution is None:
         q = torch.ones_like(p)
     else:
-        q = draft.distribution[_on(target, index), _on(target, offsets), _on(target, tokens)]
+        q = draft.distribution[on_device(target, index), on_device(target, offsets), on_device(target, tokens)]
     both = torch.stack((p, q)).double().cpu().numpy()
     # u < p / q without the division; strict, so that p = 0 never passes.
     passed[index, offsets] = sampling.uniform(index, offsets, Stream.ACCEPT) * both[1] < both[0]
@@ -71,14 +76,10 @@ def _accept(target: torch.Tensor, draft: Draft, sampling: SamplingBatch, windows
 def _residual(p: torch.Tensor, draft: Draft, rows: IntArray, offsets: IntArray) -> torch.Tensor:
     """Scores [R, V] of what is left of p [R, V] once the rejected token's distribution is taken off."""
     if draft.distribution is None:
-        rejected = _on(p, draft.tokens[rows, offsets]).unsqueeze(1)
+        rejected = on_device(p, draft.tokens[rows, offsets]).unsqueeze(1)
         left = p.scatter(1, rejected, 0.0)
     else:
-        left = (p - draft.distribution[_on(p, rows), _on(p, offsets)]).clamp_(min=0.0)
+        left = (p - draft.distribution[on_device(p, rows), on_device(p, offsets)]).clamp_(min=0.0)
     # p = q up to rounding can be rejected, once in ten million draws, with nothing left: then p itself is right.
     empty = left.amax(1, keepdim=True) <= 0.0
     return torch.where(empty, p, left).log_()
-
-
-def _on(tensor: torch.Tensor, numbers: IntArray) -> torch.Tensor:
-    return torch.from_numpy(numbers).to(tensor.device)

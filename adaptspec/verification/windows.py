@@ -73,3 +73,8 @@ def agreement_of_many(draft: Draft, target: IntArray) -> Verdict:
     own = target[np.minimum(starts[:, None] + column, len(target) - 1)]
     accepted = accepted_run((own == draft.tokens) & drafted)
     return Verdict(accepted, target[starts + accepted])
+
+
+def on_device(tensor: torch.Tensor, numbers: IntArray) -> torch.Tensor:
+    """The numbers where `tensor` is: to index it with."""
+    return torch.from_numpy(numbers).to(tensor.device)

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from adaptspec.errors import RequestError
-from adaptspec.models.sampling import SamplingBatch, SamplingRow, Stream, certainty, check_vocabulary
+from adaptspec.models.sampling import (
+    SamplingBatch,
+    SamplingRow,
+    Stream,
+    certainty,
+    check_vocabulary,
+    entropies,
+    tempered,
+)
 from adaptspec.types import IntArray, SamplingParams
 
 CPU = torch.device("cpu")
@@ -160,3 +168,29 @@ def test_token_ids_outside_the_vocabulary_are_refused(params: SamplingParams) ->
     with pytest.raises(RequestError, match="token 16; this model has tokens 0 to 15"):
         check_vocabulary(params, VOCAB)
     check_vocabulary(params, VOCAB + 1)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+def test_choosing_at_many_temperatures_is_choosing_at_each(seed: int) -> None:
+    """One noise serves all candidates; greedy rows have none."""
+    batch = SamplingBatch(_rows(SamplingParams(), range(3)) + _rows(GREEDY, range(1)), VOCAB, CPU)
+    scores, index, offsets = _scores(4, seed), np.arange(4), _zeros(4)
+    many = batch.choose_at(scores, index, offsets, (0.5, 1.0, 2.0))
+    for chosen, temperature in zip(many, (0.5, 1.0, 2.0), strict=True):
+        assert torch.equal(chosen, batch.choose(scores / temperature, index, offsets))
+    assert batch.sampled(index).tolist() == [True, True, True, False]
+
+
+def test_tempered_scores_sharpen_and_flatten_row_by_row() -> None:
+    scores = _scores(3)
+    scores[0, 5] = -torch.inf
+    assert tempered(scores, np.ones(3)) is scores
+    changed = tempered(scores, np.array([0.5, 1.0, 2.0]))
+    assert changed[0, 5] == -torch.inf
+    torch.testing.assert_close(changed[1], scores[1])
+    torch.testing.assert_close(changed[2], scores[2] / 2.0)
+    before, after = entropies(scores), entropies(changed)
+    assert after[0] < before[0]
+    assert after[2] > before[2]
+    assert before[1] == pytest.approx(stats.entropy(scores[1].softmax(0).numpy()), abs=1e-5)

@@ -16,8 +16,9 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy import stats
 
+from adaptspec.control.policy import RoundStop
 from adaptspec.models.draft import Draft
-from adaptspec.models.sampling import SamplingBatch, SamplingRow, Stream, certainty
+from adaptspec.models.sampling import SamplingBatch, SamplingRow, Stream, certainty, entropies, tempered
 from adaptspec.types import FloatArray, IntArray, SamplingParams
 from adaptspec.verification.method import Method
 
@@ -61,7 +62,8 @@ class Drafter:
 
     `drop_below` is the mistake of rule 3: a token is not submitted when it itself looks unlikely. `stop_below`
     is the allowed form: it is submitted, but none after it. `claims` is another mistake: the likeliest token handed
-    over as if it had been sampled.
+    over as if it had been sampled. `temperature` gives draft temperatures by entropy; `hides_temperature` is the
+    mistake of keeping the distribution before it. `stop` makes the stop of a round.
     """
 
     table: Table = DRAFT
@@ -69,6 +71,9 @@ class Drafter:
     drop_below: float = 0.0
     stop_below: float = 0.0
     claims: bool = False
+    temperature: Callable[[IntArray, FloatArray], FloatArray] | None = None
+    hides_temperature: bool = False
+    stop: Callable[[int], RoundStop | None] | None = None
 
     def propose(self, rows: Sequence[SamplingRow], sampling: SamplingBatch, depths: IntArray, method: Method) -> Draft:
         """One round's draft for all rows."""
@@ -78,6 +83,7 @@ class Drafter:
         keep = method.needs_distribution and (self.claims or not self.point)
         kept = torch.zeros(batch, deepest, VOCAB) if keep else None
         active = np.flatnonzero(depths)
+        stop = None if self.stop is None else self.stop(batch)
         contexts = np.concatenate((last_three(rows), tokens), axis=1)
         for step in range(deepest):
             if not len(active):
@@ -85,6 +91,9 @@ class Drafter:
             logits = self.table.logits(contexts[active, step : step + 3])
             offsets = np.full(len(active), step)
             scores = logits if self.point and not keep else sampling.process(logits, active, offsets, tokens)
+            plain = scores
+            if self.temperature is not None:
+                scores = tempered(scores, self.temperature(active, entropies(scores)))
             if self.point:
                 drawn = logits.argmax(1)
             elif method.shares_noise:
@@ -92,12 +101,17 @@ class Drafter:
             else:
                 drawn = sampling.sample(scores, active, offsets, Stream.DRAFT)
             if kept is not None:
-                kept[torch.from_numpy(active), step] = sampling.probabilities(scores, active)
+                kept[torch.from_numpy(active), step] = sampling.probabilities(
+                    plain if self.hides_temperature else scores, active
+                )
             tokens[active, step] = contexts[active, step + 3] = drawn.numpy()
-            confidence = certainty(scores, drawn).confidence
-            submitted = confidence >= self.drop_below
+            sure = certainty(plain, drawn)
+            submitted = sure.confidence >= self.drop_below
             counts[active[submitted]] += 1
-            active = active[submitted & (confidence >= self.stop_below) & (depths[active] > step + 1)]
+            going = submitted & (sure.confidence >= self.stop_below) & (depths[active] > step + 1)
+            if stop is not None:
+                going &= stop(step + 1, active, sure.confidence, sure.entropy)
+            active = active[going]
         nothing = np.full((batch, deepest), np.nan)
         return Draft(tokens, counts, nothing, nothing, kept)
 

@@ -5,17 +5,23 @@ The G-test is only worth something if it can fail, so wrong samplers are put bef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
 import torch
 
+from adaptspec.control.choosers.chooser import Choice, Outlook
+from adaptspec.control.policy import RoundStop
+from adaptspec.control.stopping.adaedl import AdaEdlSettings, AdaEdlStop
+from adaptspec.control.stopping.marginal import MarginalGoodputStop
+from adaptspec.control.stopping.svip import svip_stop
+from adaptspec.control.stopping.thresholds import ConfidenceStop
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import SamplingParams
+from adaptspec.types import FloatArray, IntArray, SamplingParams
 from adaptspec.verification.method import Verdict
-from adaptspec.verification.registry import METHODS
+from adaptspec.verification.registry import method
 from adaptspec.verification.rejection import Rejection
 from adaptspec.verification.windows import Windows
 
@@ -48,27 +54,74 @@ PROCESSORS: Mapping[str, SamplingParams] = {
     ),
 }
 DRAFTERS = {"draft-model": Drafter(stop_below=0.2), "point-mass": Drafter(point=True)}
+LOSSLESS = ("coupled", "rejection", "block")
+
+
+def by_entropy(index: IntArray, entropy: FloatArray) -> FloatArray:
+    """Draft temperatures from 0.5 for sure drafts to 1.6 for unsure ones."""
+    return np.asarray(0.5 + 1.1 * entropy / np.log(5.0))
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", LOSSLESS)
 def test_joint_distribution_is_the_targets(name: str, drafter: str, processor: str) -> None:
     params = PROCESSORS[processor]
-    tokens = speculate(make_rows(params, SEEDS), METHODS[name], DRAFTERS[drafter], adaptive_depths, OUT)
+    tokens = speculate(make_rows(params, SEEDS), method(name), DRAFTERS[drafter], adaptive_depths, OUT)
     assert g_test(tokens, expected_joint(params)) > LEAST
+
+
+def marginal(rows: int) -> RoundStop | None:
+    """The ratio rule where about half of the drafts go on."""
+    outlook = Outlook(800.0, np.full((rows, 3), 0.7), 1e-4, 1e-4, 1e-3 + 2e-4 * np.arange(3.0 * rows + 1.0))
+    return MarginalGoodputStop().begin(Choice(np.full(rows, 3), np.zeros(rows, dtype=np.int64), outlook))
+
+
+STOPS: Mapping[str, Callable[[int], RoundStop | None]] = {
+    "confidence": lambda rows: ConfidenceStop(0.4),
+    "svip": lambda rows: svip_stop(threshold=0.415),
+    "adaedl": lambda rows: AdaEdlStop(AdaEdlSettings(threshold=0.52)).begin(
+        Choice(np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64))
+    ),
+    "marginal-goodput": marginal,
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("name", ["rejection", "block"])
+def test_stop_rules_change_no_distribution(name: str, stop: str) -> None:
+    """They look at tokens that are submitted all the same; under `coupled` any rule is exact."""
+    rows = make_rows(SamplingParams(), SEEDS)
+    tokens = speculate(rows, method(name), Drafter(stop=STOPS[stop]), lambda _, last: np.full_like(last, 3), OUT)
+    assert g_test(tokens, expected_joint(SamplingParams())) > LEAST
+
+
+@pytest.mark.parametrize("processor", ["none", "all"])
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_a_draft_temperature_changes_no_distribution(name: str, processor: str) -> None:
+    """Sharpened and flattened by each token's entropy: exact, since q is what was drawn from."""
+    params, drafter = PROCESSORS[processor], Drafter(stop_below=0.2, temperature=by_entropy)
+    tokens = speculate(make_rows(params, SEEDS), method(name), drafter, adaptive_depths, OUT)
+    assert g_test(tokens, expected_joint(params)) > LEAST
+
+
+@pytest.mark.parametrize("name", ["rejection", "block"])
+def test_the_test_finds_a_draft_temperature_that_is_kept_from_verification(name: str) -> None:
+    drafter = Drafter(temperature=by_entropy, hides_temperature=True)
+    tokens = speculate(make_rows(SamplingParams(), SEEDS), method(name), drafter, adaptive_depths, OUT)
+    assert g_test(tokens, expected_joint(SamplingParams())) < LEAST
 
 
 def test_coupled_stays_exact_under_a_stop_rule_that_drops_unlikely_tokens() -> None:
     tokens = speculate(
-        make_rows(SamplingParams(), SEEDS), METHODS["coupled"], Drafter(drop_below=0.4), adaptive_depths, OUT
+        make_rows(SamplingParams(), SEEDS), method("coupled"), Drafter(drop_below=0.4), adaptive_depths, OUT
     )
     assert g_test(tokens, expected_joint(SamplingParams())) > LEAST
 
 
 def test_the_test_finds_the_bias_of_dropping_unlikely_tokens_under_rejection() -> None:
     tokens = speculate(
-        make_rows(SamplingParams(), SEEDS), METHODS["rejection"], Drafter(drop_below=0.4), adaptive_depths, OUT
+        make_rows(SamplingParams(), SEEDS), method("rejection"), Drafter(drop_below=0.4), adaptive_depths, OUT
     )
     assert g_test(tokens, expected_joint(SamplingParams())) < LEAST
 
@@ -100,11 +153,11 @@ def test_the_test_finds_biased_methods(wrong: Rejection) -> None:
 
 def test_the_test_finds_greedy_drafts_that_claim_to_be_sampled() -> None:
     drafter = Drafter(point=True, claims=True)
-    tokens = speculate(make_rows(SamplingParams(), SEEDS), METHODS["rejection"], drafter, adaptive_depths, OUT)
+    tokens = speculate(make_rows(SamplingParams(), SEEDS), method("rejection"), drafter, adaptive_depths, OUT)
     assert g_test(tokens, expected_joint(SamplingParams())) < LEAST
 
 
 def test_the_test_finds_a_wrong_temperature() -> None:
     rows = make_rows(SamplingParams(temperature=0.9), SEEDS)
-    tokens = speculate(rows, METHODS["coupled"], Drafter(), adaptive_depths, OUT)
+    tokens = speculate(rows, method("coupled"), Drafter(), adaptive_depths, OUT)
     assert g_test(tokens, expected_joint(SamplingParams())) < LEAST

@@ -1,50 +1,24 @@
-"""Stop rules: who drafts on, and that the quick path for one row says what the joint one says."""
+"""The ratio rule: who drafts on, and that the quick path for one row says what the joint one says."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.control.choosers.chooser import Choice, Outlook
-from adaptspec.control.policy import RoundStop
 from adaptspec.control.signals import Calibration
-from adaptspec.control.stopping import (
-    ConfidenceStop,
-    EntropyStop,
-    MarginalGoodputStop,
-    NoStop,
-    SplitStop,
-    StopPart,
-    stop_by_task,
-)
+from adaptspec.control.stopping.marginal import MarginalGoodputStop
 from tests.control.helpers import record
+from tests.control.stopping.asking import ask
 
 
 def choice(
     rows: int, goodput: float = 800.0, acceptance: float = 0.8, token: float = 1e-4, step: float = 2e-4
 ) -> Choice:
-    verify = 1e-3 + token * np.arange(rows * 7 + 1)
+    verify = 1e-3 + token * np.arange(rows * 7.0 + 1.0)
     outlook = Outlook(goodput, np.full((rows, 7), acceptance), step, 0.0, verify)
     return Choice(np.full(rows, 7), np.zeros(rows, dtype=np.int64), outlook)
-
-
-def ask(
-    stop: RoundStop | None, confidence: list[float], step: int = 1, entropy: list[float] | None = None
-) -> list[bool]:
-    assert stop is not None
-    sure = np.array(confidence)
-    return stop(step, np.arange(len(sure)), sure, sure if entropy is None else np.array(entropy)).tolist()
-
-
-def test_no_stop_is_none() -> None:
-    assert NoStop().begin(choice(1)) is None
-
-
-def test_confidence_and_entropy_thresholds() -> None:
-    assert ask(ConfidenceStop(0.5).begin(choice(3)), [0.4, 0.6, float("nan")]) == [False, True, True]
-    assert ask(EntropyStop(1.0).begin(choice(2)), [0.0, 0.0], entropy=[0.5, 1.5]) == [True, False]
 
 
 def test_marginal_goodput_follows_confidence() -> None:
@@ -109,23 +83,22 @@ def test_a_step_in_the_cost_curve_is_no_wall() -> None:
     assert [ask(stop, [0.99], step)[0] for step in (1, 2, 3)] == [True, True, True]
 
 
-def test_split_asks_each_part_about_its_own_rows() -> None:
-    strict, loose = ConfidenceStop(0.9), ConfidenceStop(0.1)
-    split = SplitStop(
-        [StopPart(np.array([0, 2]), strict), StopPart(np.array([1]), loose), StopPart(np.array([3]), None)], 4
-    )
-    assert ask(split, [0.5, 0.5, 0.95, 0.0]) == [False, True, True, True]
-    some = split(2, np.array([1, 2]), np.array([0.05, 0.5]), np.zeros(2))
-    assert some.tolist() == [False, False]
+def test_a_rule_of_its_own_learns_how_sure_the_draft_really_is() -> None:
+    """A draft that is always sure and always wrong: without a chooser to teach it, the rule finds out by itself."""
+    rule = MarginalGoodputStop()
+    assert rule.learns
+    assert ask(rule.begin(choice(1)), [0.95]) == [True]
+    for _ in range(32):
+        rule.learn(record([3], [0], confidence=0.95))
+    assert ask(rule.begin(choice(1)), [0.95]) == [False]
 
 
-def test_tasks_have_stops_of_their_own() -> None:
-    tasks = np.array([1, 0, 2])
-    stop = stop_by_task({1: ConfidenceStop(0.9)}, ConfidenceStop(0.3), tasks)
-    assert ask(stop, [0.5, 0.5, 0.2]) == [False, True, False]
-    assert stop_by_task({7: ConfidenceStop(0.9)}, None, tasks) is None
-
-
-@pytest.mark.parametrize("rule", [NoStop(), ConfidenceStop(0.5), EntropyStop(1.0), MarginalGoodputStop(Calibration())])
-def test_rules_take_note_of_rounds(rule: NoStop) -> None:
-    rule.learn(record([2], [1]))
+def test_a_calibration_that_somebody_else_teaches_is_left_alone() -> None:
+    """Or every round would count twice."""
+    calibration = Calibration()
+    rule = MarginalGoodputStop(calibration)
+    assert not rule.learns
+    for _ in range(32):
+        rule.learn(record([3], [0], confidence=0.95))
+    rule.begin(choice(1))
+    assert not calibration.informed

@@ -1,0 +1,92 @@
+"""AdaEDL: stop where an entropy-based lower bound on acceptance falls under a threshold that follows acceptance.
+
+Knows the draft's entropy and what share of the drafts was accepted; it decides no depths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from adaptspec.control.arrays import total
+from adaptspec.control.choosers.chooser import Choice
+from adaptspec.control.policy import RoundStop
+from adaptspec.control.schema import Part
+from adaptspec.control.signals import Calibration
+from adaptspec.control.stopping.stop import StopRule
+from adaptspec.control.stopping.thresholds import EntropyStop
+from adaptspec.types import RoundRecord
+
+
+@dataclass(frozen=True)
+class AdaEdlSettings:
+    """The paper's constants; `threshold` is where lambda starts."""
+
+    kappa: float = 0.2
+    threshold: float = 0.6
+    target: float = 0.9
+    step: float = 0.01
+    rate_memory: float = 0.5
+    threshold_memory: float = 0.9
+
+
+class AdaEdlStop:
+    """Stop when 1 - sqrt(kappa * H) < lambda, H the entropy in nats of the draft's distribution.
+
+    1 - sqrt(kappa * H) bounds acceptance from below (from Pinsker's inequality, with the divergence taken to be in
+    proportion to the draft's entropy). Lambda follows acceptance: after each round that drafted,
+
+        r      <- rate_memory * r + (1 - rate_memory) * accepted / drafted
+        lambda <- threshold_memory * lambda + (1 - threshold_memory) * (lambda + step * sign(target - r))
+
+    so it rises, and drafts get shorter, while fewer than `target` of the drafted tokens are accepted, and falls while
+    more are. Held to [0, 1]. A draft without entropies is never stopped.
+
+    Regimes: no training and no costs needed; it aims at an acceptance, not at time, so the target should fall as
+    drafting gets cheaper. Source: Agrawal et al. 2024, "AdaEDL: Early Draft Stopping for Speculative Decoding of
+    Large Language Models via an Entropy-based Lower Bound on Token Acceptance Probability".
+    """
+
+    learns = True
+
+    def __init__(self, settings: AdaEdlSettings = AdaEdlSettings()) -> None:
+        self._settings = settings
+        self._rate = settings.target
+        self.threshold = settings.threshold
+        self._stop = self._bound()
+
+    def begin(self, choice: Choice) -> RoundStop | None:  # noqa: ARG002 - the protocol's signature
+        """The rule at today's lambda."""
+        return self._stop
+
+    def learn(self, record: RoundRecord) -> None:
+        """Move lambda by what the round's drafts came to."""
+        drafted = total(record.drafted)
+        if not drafted:
+            return
+        settings = self._settings
+        self._rate += (1.0 - settings.rate_memory) * (total(record.accepted) / drafted - self._rate)
+        towards = (self._rate < settings.target) - (self._rate > settings.target)
+        moved = self.threshold + (1.0 - settings.threshold_memory) * settings.step * towards
+        self.threshold = min(1.0, max(0.0, moved))
+        self._stop = self._bound()
+
+    def _bound(self) -> EntropyStop:
+        # The same inequality solved for the entropy: one comparison per draft step.
+        return EntropyStop((1.0 - self.threshold) ** 2 / self._settings.kappa)
+
+
+class AdaEdlStopSpec(Part):
+    """Stop where 1 - sqrt(kappa x entropy) is below a threshold that follows a target acceptance."""
+
+    rule: Literal["adaedl"]
+    kappa: float = Field(default=0.2, gt=0.0, le=10.0, description="Weight of the entropy in the bound.")
+    threshold: float = Field(default=0.6, ge=0.0, le=1.0, description="Where the threshold starts.")
+    target: float = Field(default=0.9, gt=0.0, lt=1.0, description="Share of drafted tokens that should be accepted.")
+    step: float = Field(default=0.01, ge=0.0, le=1.0, description="How fast the threshold moves; 0 holds it.")
+
+    def build(self, calibration: Calibration | None) -> StopRule:  # noqa: ARG002 - every spec is built alike
+        """The rule."""
+        return AdaEdlStop(AdaEdlSettings(self.kappa, self.threshold, self.target, self.step))

@@ -1,0 +1,138 @@
+"""The ratio rule: draft one more token where it earns more than the round does on average.
+
+Knows the draft's confidence, how often such confidence was right, and what the chooser expects of the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from adaptspec.control.arrays import some
+from adaptspec.control.choosers.chooser import Choice, Outlook
+from adaptspec.control.policy import RoundStop
+from adaptspec.control.schema import Part
+from adaptspec.control.signals import Calibration
+from adaptspec.control.stopping.stop import StopRule
+from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
+
+_LOT = 16
+
+
+class MarginalGoodputStop:
+    """Go on while survival x next acceptance > goodput x (one more draft step + one more verified token).
+
+    Survival is the product of the calibrated confidences of the tokens drafted so far; next acceptance is the row's own
+    at the next position; goodput and costs are the chooser's. With several rows, those go on that together earn
+    the most beyond their cost: a step is paid once for all of them.
+    Source: the optimality condition of a ratio of sums (Dinkelbach): a token belongs in the round iff its
+    ratio of gain to cost exceeds the whole round's.
+    """
+
+    def __init__(self, calibration: Calibration | None = None) -> None:
+        """`calibration` is one that somebody else teaches (the chooser); without it the rule keeps its own."""
+        self.learns = calibration is None
+        self._calibration = Calibration() if calibration is None else calibration
+        self._notes: list[RoundRecord] = []
+        self._table: list[float] = []
+        self._lines: _Lines | None = None
+
+    def begin(self, choice: Choice) -> RoundStop | None:
+        """None where there is no outlook."""
+        outlook = choice.outlook
+        if outlook is None:
+            return None
+        if self._lines is None or self._lines.outlook is not outlook:
+            self._learn_notes()
+            self._table = self._calibration.table().tolist()
+            self._lines = _Lines(outlook)
+        return _MarginalRound(self._lines, self._table, len(choice.depths))
+
+    def learn(self, record: RoundRecord) -> None:
+        """Teach the rule's own calibration, a lot of rounds at a time: it is slow to change."""
+        if self.learns and some(record.drafted):
+            self._notes.append(record)
+            if len(self._notes) >= _LOT:
+                self._learn_notes()
+
+    def _learn_notes(self) -> None:
+        for record in self._notes:
+            self._calibration.observe(record.confidence, record.drafted, record.accepted)
+        self._notes.clear()
+
+
+class _Lines:
+    """An outlook as plain lists: reading one number of a list costs a tenth of reading it of an array."""
+
+    def __init__(self, outlook: Outlook) -> None:
+        self.outlook = outlook
+        self.acceptance: list[list[float]] = outlook.acceptance.tolist()
+        self.price: list[float] = (outlook.goodput * _slopes(outlook.verify)).tolist()
+        self.per_step = outlook.goodput * outlook.per_step
+        self.per_row = outlook.goodput * outlook.per_row
+
+
+def _slopes(curve: FloatArray) -> FloatArray:
+    """The price of one more token [n]: the least mean price of the next 1, 2 or 4, so that one step up is no wall."""
+    slopes = np.diff(curve)
+    for ahead in (2, 4):
+        if len(curve) > ahead:
+            mean = (curve[ahead:] - curve[:-ahead]) / ahead
+            slopes[: len(mean)] = np.minimum(slopes[: len(mean)], mean)
+    return np.asarray(slopes, dtype=np.float64)
+
+
+_YES: BoolArray = np.ones(1, dtype=np.bool_)
+_NO: BoolArray = np.zeros(1, dtype=np.bool_)
+
+
+class _MarginalRound:
+    """The rule in one round. Prices are in tokens: seconds x goodput."""
+
+    def __init__(self, lines: _Lines, table: Sequence[float], rows: int) -> None:
+        self._lines = lines
+        self._table = table
+        self._survival = [1.0] * rows
+        self._drafted = 0
+
+    def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:  # noqa: ARG002
+        lines, table, bins = self._lines, self._table, len(self._table)
+        gains = []
+        for i, sure in zip(index.tolist(), confidence.tolist(), strict=True):
+            position = lines.acceptance[i]
+            # NaN differs from itself: a drafter without confidences is judged by its record.
+            here = table[min(int(sure * bins), bins - 1)] if sure == sure else position[step - 1]  # noqa: PLR0124
+            self._survival[i] *= here
+            gains.append(self._survival[i] * (position[step] if step < len(position) else 0.0))
+        self._drafted += len(gains)
+        if len(gains) == 1:
+            return _YES if gains[0] > lines.per_step + lines.per_row + self._token_price(0) else _NO
+        return self._together(gains)
+
+    def _together(self, gains: list[float]) -> BoolArray:
+        """The best set of rows to go on with: those of highest gain, as many as earn the most."""
+        order = sorted(range(len(gains)), key=gains.__getitem__, reverse=True)
+        worth, best, count = -self._lines.per_step, 0.0, 0
+        for n, i in enumerate(order):
+            worth += gains[i] - self._lines.per_row - self._token_price(n)
+            if worth > best:
+                best, count = worth, n + 1
+        going = np.zeros(len(gains), dtype=np.bool_)
+        going[order[:count]] = True
+        return going
+
+    def _token_price(self, extra: int) -> float:
+        price = self._lines.price
+        return price[min(self._drafted + extra, len(price) - 1)] if price else 0.0
+
+
+class MarginalGoodputStopSpec(Part):
+    """Stop where one more token no longer earns what it costs."""
+
+    rule: Literal["marginal-goodput"]
+
+    def build(self, calibration: Calibration | None) -> StopRule:
+        """The rule; with a calibration of its own unless somebody teaches one already."""
+        return MarginalGoodputStop(calibration)

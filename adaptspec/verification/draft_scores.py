@@ -1,0 +1,82 @@
+"""What drafted tokens would have come to at other draft temperatures, now that the target's scores are known.
+
+Knows scores and noise. What is made of the result is the control plane's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from adaptspec.models.draft import Draft
+from adaptspec.models.sampling import SamplingBatch
+from adaptspec.types import BoolArray, FloatArray, IntArray
+from adaptspec.verification.method import Verdict
+from adaptspec.verification.windows import on_device, window_starts
+
+_MOST = 8  # tokens scored in a round: what is learned is slow to change, and a vocabulary is wide
+
+
+@dataclass(frozen=True)
+class DraftScores:
+    """Of M drafted tokens: their row, the draft's entropy there, and the acceptance [M, T] at each temperature."""
+
+    index: IntArray
+    entropy: FloatArray
+    scores: FloatArray
+
+
+def score_temperatures(
+    logits: torch.Tensor,
+    draft: Draft,
+    verdict: Verdict,
+    sampling: SamplingBatch,
+    *,
+    shares_noise: BoolArray,
+    temperatures: Sequence[float],
+) -> DraftScores | None:
+    """Score drafted tokens of rows that draw; None if there are none. `logits` are those of the verify pass.
+
+    Rows whose draft meets the target's noise (`shares_noise` [B]): 1 where the draft would have chosen what the target
+    chose. Others: sum(min(p, q)), the probability to be accepted. Only tokens that verification
+    reached are scored: behind a rejected one the target answers a question nobody will ask.
+    """
+    if draft.scores is None:
+        return None
+    index, offsets = _reached(draft, verdict, sampling)
+    if not len(index):
+        return None
+    packed = window_starts(draft.counts)[index] + offsets
+    p = sampling.process(logits.index_select(0, on_device(logits, packed)), index, offsets, draft.tokens)
+    q = draft.scores[on_device(p, index), on_device(p, offsets)]
+    shared = shares_noise[index]
+    scores: FloatArray = np.zeros((len(index), len(temperatures)))
+    if shared.any():
+        agreed = sampling.choose_at(q, index, offsets, temperatures) == sampling.choose(p, index, offsets)
+        scores = agreed.T.double().cpu().numpy()
+    if not shared.all():
+        scores = np.where(shared[:, None], scores, _overlap(p, q, temperatures))
+    return DraftScores(index, draft.entropy[index, offsets], scores)
+
+
+def _reached(draft: Draft, verdict: Verdict, sampling: SamplingBatch) -> tuple[IntArray, IntArray]:
+    """Rows and offsets of the tokens to score: spread over the batch if there are too many."""
+    column = np.arange(draft.tokens.shape[1])
+    reached = column < np.minimum(draft.counts, verdict.accepted + 1)[:, None]
+    index, offsets = np.nonzero(reached & ~np.isnan(draft.entropy))
+    drawn = sampling.sampled(index)
+    index, offsets = index[drawn], offsets[drawn]
+    if len(index) > _MOST:
+        some = np.linspace(0, len(index) - 1, _MOST).astype(np.int64)
+        index, offsets = index[some], offsets[some]
+    return index, offsets
+
+
+def _overlap(p: torch.Tensor, q: torch.Tensor, temperatures: Sequence[float]) -> FloatArray:
+    """sum(min(p, q)) with q at each temperature, [M, T], from scores [M, V]."""
+    target = p.softmax(1)
+    overlaps = [torch.minimum(target, (q / temperature).softmax(1)).sum(1) for temperature in temperatures]
+    return np.asarray(torch.stack(overlaps, dim=1).double().cpu().numpy())
