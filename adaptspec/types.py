@@ -7,7 +7,7 @@ behind, and the only thing the control plane and the sinks learn from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Protocol
@@ -42,7 +42,7 @@ class Reason(IntEnum):
     PROBE = 3  # speculation is off, this round tests whether it pays again
     OFF = 4  # the chooser expects drafting to lose
     GUARD = 5  # a guard switched speculation off
-    CEILING = 6  # batch too large, or no room
+    CEILING = 6  # batch too large, memory short, no room, or the task's own bound
     REQUEST = 7  # the request's own max_depth
     PREFILL = 8  # the prompt is still being read
     DWELL = 9  # kept because the last switch was too recent
@@ -106,15 +106,25 @@ def _check(name: str, value: float, good: bool, wanted: str) -> None:
 
 @dataclass(frozen=True)
 class SpeculationParams:
-    """A request's own wishes: a policy by name, a task hint, a ceiling on the depth (0 opts out)."""
+    """A request's own wishes: a policy by name, a task hint, a ceiling on the depth (0 opts out).
+
+    `stop_threshold` replaces the policy's stop rule for this request: draft on while the draft gives its token at
+    least this probability. It bounds drafting only, so the text stays the same. `task_detected` is for the engine: it
+    has read `task` off the prompt (None: it could not tell).
+    """
 
     policy: str | None = None
     task: str | None = None
     max_depth: int | None = None
+    stop_threshold: float | None = None
+    task_detected: bool = False
 
     def __post_init__(self) -> None:
         if self.max_depth is not None:
             _check("adaptspec.max_depth", self.max_depth, self.max_depth >= 0, "0 (no speculation) or more")
+        if self.stop_threshold is not None:
+            good = 0.0 <= self.stop_threshold <= 1.0
+            _check("adaptspec.stop_threshold", self.stop_threshold, good, "a probability, between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -142,6 +152,9 @@ class SpeculationStats:
     accepted: int = 0
     accepted_per_position: tuple[int, ...] = ()
     acceptance_histogram: tuple[int, ...] = ()  # draft rounds by number of accepted tokens
+    task: str | None = None  # None: unknown
+    task_detected: bool = False  # read off the prompt, not named by the request
+    lossy: bool = False  # the policy's verification may have kept what the target alone would not have written
 
     @property
     def acceptance_rate(self) -> float:
@@ -222,8 +235,49 @@ class RoundRecord:
     verify_seconds: float
     total_seconds: float
     provenance: Provenance | None = None  # None where no row's policy explores
-    # [drafters, B]: tokens that a drafter which did not run would have got accepted; -1 where nobody knows.
+    # [drafters, B]: tokens that a drafter which did not run would have got accepted, had it been asked for `emitted` of
+    # them, and how many it would have drafted then; -1 where nobody knows. Deeper drafts stay unknown: what lies
+    # beyond the emitted tokens does. Indexed as `drafter` is.
     shadow: IntArray | None = None
+    shadow_drafted: IntArray | None = None
+    missed: Missed | None = None  # what catching up told
+
+    def take(self, index: IntArray) -> RoundRecord:
+        """The same round for some of its rows, by position in the batch; what the whole round cost stays."""
+        return replace(
+            self,
+            request_ids=tuple(self.request_ids[i] for i in index.tolist()),
+            rows=self.rows[index],
+            depths=self.depths[index],
+            reasons=self.reasons[index],
+            drafter=self.drafter[index],
+            drafted=self.drafted[index],
+            accepted=self.accepted[index],
+            emitted=self.emitted[index],
+            context=self.context[index],
+            confidence=self.confidence[index],
+            entropy=self.entropy[index],
+            provenance=None if self.provenance is None else self.provenance.take(index),
+            shadow=None if self.shadow is None else self.shadow[:, index],
+            shadow_drafted=None if self.shadow_drafted is None else self.shadow_drafted[:, index],
+            missed=None if self.missed is None else self.missed.take(index),
+        )
+
+
+@dataclass(frozen=True)
+class Missed:
+    """What a drafter says, in hindsight, of output tokens that came while it did not draft. All [B].
+
+    The latest `judged` of them were compared with what it would have drafted there, given all that came before: it
+    `agreed` with so many.
+    """
+
+    judged: IntArray
+    agreed: IntArray
+
+    def take(self, index: IntArray) -> Missed:
+        """The same for some of the rows, by position in the batch."""
+        return Missed(self.judged[index], self.agreed[index])
 
 
 @dataclass(frozen=True)
@@ -244,6 +298,9 @@ class Provenance:
 
 class Sink(Protocol):
     """Receives what happened; called on the engine thread, so it must be quick and must not raise."""
+
+    def started(self, request: Request) -> None:
+        """One request has been admitted; its policy is decided and named."""
 
     def emit(self, record: RoundRecord) -> None:
         """One round has ended."""

@@ -30,6 +30,10 @@ class TableRunner:
         self._capacity = capacity
         self.fed = 0
 
+    @property
+    def free_memory(self) -> float:
+        return 1.0 - sum(self._reserved.values()) / self._capacity
+
     def reserve(self, row: int, length: int) -> bool:
         others = sum(n for r, n in self._reserved.items() if r != row)
         if others + length > self._capacity:

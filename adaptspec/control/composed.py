@@ -8,11 +8,15 @@ from dataclasses import replace
 import numpy as np
 
 from adaptspec.control.arrays import some
+from adaptspec.control.ceilings import Ceilings
 from adaptspec.control.choosers.chooser import Choice, Chooser
+from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
-from adaptspec.control.policy import BatchSignals, Decision, RoundStop
-from adaptspec.control.stopping import NoStop, StopRule, stop_by_task
-from adaptspec.types import IntArray, Reason, RoundRecord
+from adaptspec.control.policy import BatchSignals, Decision, RegionWatcher, RoundStop
+from adaptspec.control.stopping.outlook import OutlookKeeper
+from adaptspec.control.stopping.split import stop_by_task
+from adaptspec.control.stopping.stop import NoStop, StopRule
+from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 
 class ComposedPolicy:
@@ -27,16 +31,23 @@ class ComposedPolicy:
         stop: StopRule | None = None,
         guard: SwitchGuard | None = None,
         dwell: Dwell | None = None,
-        max_batch_size: int | None = None,
+        ceilings: Ceilings | None = None,
         task_stops: Mapping[int, StopRule] | None = None,
+        keeper: OutlookKeeper | None = None,
+        temperature: DraftTemperature | None = None,
     ) -> None:
+        """`keeper` makes the outlook that a stop rule asks for where the chooser has none."""
         self._chooser = chooser
         self._drafters = drafters
         self._stop = stop or NoStop()
         self._guard = guard
         self._dwell = dwell
-        self._max_batch_size = max_batch_size
+        self._ceilings = ceilings
+        self._barred = False  # a ceiling left no row a single token
         self._task_stops = dict(task_stops or {})
+        self._task_learners = {task: rule for task, rule in self._task_stops.items() if rule.learns}
+        self._keeper = keeper
+        self._temperature = temperature
         self._tasks: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._zeros: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -50,6 +61,11 @@ class ComposedPolicy:
         """See `Policy.max_depth`."""
         return self._chooser.max_depth
 
+    @property
+    def watches_regions(self) -> bool:
+        """See `RegionWatcher`."""
+        return isinstance(self._chooser, RegionWatcher) and self._chooser.watches_regions
+
     def start(self, row: int, task: int) -> None:
         """See `Policy.start`."""
         self._tasks[row] = task
@@ -58,6 +74,8 @@ class ComposedPolicy:
             self._guard.start()
         if self._dwell is not None:
             self._dwell.start(row)
+        if self._keeper is not None:
+            self._keeper.start(row, task)
 
     def finish(self, row: int) -> None:
         """See `Policy.finish`."""
@@ -67,7 +85,11 @@ class ComposedPolicy:
         """See `Policy.decide`."""
         if len(self._zeros) != len(signals.rows):
             self._zeros = np.zeros(len(signals.rows), dtype=np.int64)
-        if self._max_batch_size is not None and signals.round_size > self._max_batch_size:
+        limits = signals.limits
+        if self._ceilings is not None:
+            signals = self._below_ceilings(signals, self._ceilings)
+        self._barred = signals.limits is not limits and not some(signals.limits)
+        if self._barred:
             return self._none(Reason.CEILING)
         stance = Stance.RUN if self._guard is None else self._guard.stance(signals)
         if stance in (Stance.OFF, Stance.PLAIN_ONCE):
@@ -79,22 +101,56 @@ class ComposedPolicy:
         elif self._dwell is not None:
             depths, reasons = self._dwell.hold(signals.rows, choice.depths, choice.reasons, signals.limits)
             choice = replace(choice, depths=depths, reasons=reasons)
+        if signals.limits is not limits:
+            choice = replace(choice, reasons=self._explain(choice, signals.limits, limits))
         drafting = some(choice.depths)
         stop = self._stop_of(choice, signals) if drafting else None
         drafter = self._zeros if choice.drafter is None else choice.drafter
-        return Decision(choice.depths, choice.reasons, drafter, stop, choice.provenance)
+        temperature = self._temperature.begin() if drafting and self._temperature is not None else None
+        return Decision(choice.depths, choice.reasons, drafter, stop, choice.provenance, temperature)
 
     def learn(self, record: RoundRecord) -> None:
         """See `Policy.learn`."""
         self._chooser.learn(record)
         self._stop.learn(record)
-        if self._guard is not None:
+        if self._task_learners:
+            self._teach_task_stops(record)
+        if self._keeper is not None:
+            self._keeper.learn(record)
+        # A guard learns nothing of rounds in which nobody could have drafted.
+        if self._guard is not None and not self._barred:
             self._guard.after(record)
+
+    def learned(self) -> dict[str, FloatArray]:
+        """What the chooser has learned; a guard measures anew."""
+        return self._chooser.learned()
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Policy.restore`."""
+        self._chooser.restore(learned)
+
+    def _below_ceilings(self, signals: BatchSignals, ceilings: Ceilings) -> BatchSignals:
+        limits = ceilings.limits(signals, self._tasks[signals.rows])
+        return signals if limits is signals.limits else replace(signals, limits=limits)
+
+    def _explain(self, choice: Choice, lowered: IntArray, limits: IntArray) -> IntArray:
+        """Rows at a limit that a ceiling lowered are there because of it."""
+        bound = (choice.depths == lowered) & (lowered < np.minimum(limits, self._chooser.max_depth))
+        return np.where(bound, int(Reason.CEILING), choice.reasons)
 
     def _none(self, reason: Reason) -> Decision:
         return Decision(self._zeros, np.full(len(self._zeros), int(reason), dtype=np.int64), self._zeros)
 
+    def _teach_task_stops(self, record: RoundRecord) -> None:
+        tasks = self._tasks[record.rows]
+        for task, rule in self._task_learners.items():
+            mine = np.flatnonzero(tasks == task)
+            if len(mine):
+                rule.learn(record.take(mine))
+
     def _stop_of(self, choice: Choice, signals: BatchSignals) -> RoundStop | None:
+        if self._keeper is not None and choice.outlook is None:
+            choice = replace(choice, outlook=self._keeper.outlook(signals))
         otherwise = self._stop.begin(choice) if choice.stop is None else choice.stop
         if not self._task_stops:
             return otherwise

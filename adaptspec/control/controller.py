@@ -22,10 +22,15 @@ import numpy as np
 
 from adaptspec.control.arrays import alike
 from adaptspec.control.cost import CostTable
-from adaptspec.control.policy import BatchSignals, Decision, Policy
-from adaptspec.control.stopping import SplitStop, StopPart
+from adaptspec.control.draft_temperature import SplitTemperature
+from adaptspec.control.numbering import DrafterNumbers
+from adaptspec.control.policy import BatchSignals, Decision, Policy, RegionWatcher, RoundTemperature
+from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
+from adaptspec.control.shadow_policy import ShadowEstimate, ShadowPolicy
+from adaptspec.control.shadows import Shadows
+from adaptspec.control.stopping.split import RowThresholds, SplitStop, StopPart
 from adaptspec.errors import ConfigError, UnknownModelError
-from adaptspec.types import IntArray, Provenance, Reason, Request, RoundRecord
+from adaptspec.types import FloatArray, IntArray, Provenance, Reason, Request, RoundRecord
 
 _NOBODY = np.zeros(0, dtype=np.int64)
 
@@ -42,31 +47,84 @@ class Controller:
         *,
         cost: CostTable | None = None,
         task_names: Sequence[str] = (),
+        rollouts: Mapping[str, Rollout] | None = None,
     ) -> None:
         """`drafters` are the engine's, in its order. `cost` is corrected by every round if given.
 
+        `rollouts` says which of the policies are canaries or shadows; those it does not name are live.
+
         Raises:
-            ConfigError: the default is not among the policies, or a policy wants a drafter the engine lacks.
+            ConfigError: the default is not among the live policies, a policy wants a drafter the engine lacks, or the
+                canaries want more than all requests.
         """
-        if default not in policies:
-            raise ConfigError(f"there is no policy {default!r}; there are: {', '.join(policies) or 'none'}")
-        self.policies = dict(policies)
+        self._rollouts = {name: (rollouts or {}).get(name, LIVE) for name in policies}
+        if default not in policies or self._rollouts[default] != LIVE:
+            live = [name for name, rollout in self._rollouts.items() if rollout == LIVE]
+            raise ConfigError(f"there is no policy {default!r}; there are: {', '.join(live) or 'none'}")
+        self._shares = Shares(self._rollouts)
+        watching = {name for name, rollout in self._rollouts.items() if isinstance(rollout, ShadowSpec)}
+        self.policies = {name: policy for name, policy in policies.items() if name not in watching}
         self.default = default
         self._names = list(self.policies)
         self._list = list(self.policies.values())
         self._drafters = tuple(drafters)
-        self._engine_index = [self._translation(name, policy) for name, policy in self.policies.items()]
+        self._numbers = [self._numbers_of(name, policy) for name, policy in self.policies.items()]
+        self._watches_regions = any(map(_watches_regions, policies.values()))
         self._cost = cost
         self._tasks = {name: 1 + i for i, name in enumerate(task_names)}
         self._policy_of: IntArray = np.full(max_rows, self._names.index(default), dtype=np.int64)
         self._ceiling: IntArray = np.full(max_rows, np.iinfo(np.int64).max)
+        self._threshold: FloatArray = np.full(max_rows, np.nan)
+        self._own_thresholds = 0
+        self._task_of: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._running = [0] * len(self._list)
         self._occupied = [False] * max_rows
+        self._shadows = Shadows(
+            [self._shadow(name, policies[name], self._rollouts) for name in policies if name in watching]
+        )
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Names a request may give as its task."""
         return tuple(self._tasks)
+
+    @property
+    def watches_regions(self) -> bool:
+        """Whether a policy looks at `signals.region`; else it need not be filled in."""
+        return self._watches_regions
+
+    @property
+    def everyone(self) -> dict[str, Policy]:
+        """All policies that learn: those that act, and those that watch."""
+        return {**self.policies, **self._shadows.policies}
+
+    def estimates(self) -> tuple[ShadowEstimate, ...]:
+        """What each shadow would have earned; may be asked from any thread."""
+        return self._shadows.estimates()
+
+    def assigned(self, request: Request) -> str:
+        """The policy of a request: the one it names, else the canary whose share it falls in, else the default."""
+        return request.speculation.policy or self._shares.taker(request.id) or self.default
+
+    def adopt(self, name: str, policy: Policy, rollout: Rollout = LIVE) -> None:
+        """From the next round on, have a policy, in place of one of its name; rows that ran under that start anew.
+
+        Called between rounds. Nothing has changed if it raises.
+
+        Raises:
+            ConfigError: it wants a drafter the engine lacks, the default would no longer be live, a policy that serves
+                would only watch, or the canaries would want more than all requests.
+        """
+        rollouts = {**self._rollouts, name: rollout}
+        shares = Shares(rollouts)
+        if isinstance(rollout, ShadowSpec):
+            self._put_shadow(name, policy, rollouts)
+        elif name == self.default and rollout != LIVE:
+            raise ConfigError(f"{name} is the default policy; give the {rollout.mode} a name of its own")
+        else:
+            self._put(name, policy)
+            self._shadows.drop(name)
+        self._rollouts, self._shares = rollouts, shares
 
     def start(self, row: int, request: Request) -> None:
         """A request begins decoding in `row`.
@@ -75,7 +133,7 @@ class Controller:
             UnknownModelError: it names a policy that is not here.
         """
         wishes = request.speculation
-        name = wishes.policy or self.default
+        name = self.assigned(request)
         if name not in self.policies:
             raise UnknownModelError(
                 f"there is no policy {name!r} here; served are: {', '.join(self._names)}", "adaptspec.policy"
@@ -84,10 +142,16 @@ class Controller:
         which = self._names.index(name)
         task = self._tasks.get(wishes.task or "", 0)
         self._policy_of[row] = which
+        self._task_of[row] = task
         self._ceiling[row] = np.iinfo(np.int64).max if wishes.max_depth is None else wishes.max_depth
+        if wishes.stop_threshold is not None:
+            self._threshold[row] = wishes.stop_threshold
+            self._own_thresholds += 1
         self._running[which] += 1
         self._occupied[row] = True
         self._list[which].start(row, task)
+        if self._shadows:
+            self._shadows.start(row, task, name)
 
     def finish(self, row: int) -> None:
         """The request in `row` has ended; a free row is left alone."""
@@ -95,16 +159,28 @@ class Controller:
             which = int(self._policy_of[row])
             self._occupied[row] = False
             self._running[which] -= 1
+            if not np.isnan(self._threshold[row]):
+                self._threshold[row] = np.nan
+                self._own_thresholds -= 1
             self._list[which].finish(row)
+            if self._shadows:
+                self._shadows.finish(row)
 
     def decide(self, signals: BatchSignals) -> Decision:
         """Depth, reason and engine drafter of every row, and the stop rule of the round."""
         if not len(signals.rows):
             return Decision(_NOBODY, _NOBODY, _NOBODY)
+        watched = self._shadows.decide(signals) if self._shadows else ()
         used = [i for i, count in enumerate(self._running) if count]
         if len(used) <= 1:
-            return self._decide_one(used[0] if used else int(self._policy_of[signals.rows[0]]), signals)
-        return self._decide_many(signals)
+            decision = self._decide_one(used[0] if used else int(self._policy_of[signals.rows[0]]), signals)
+        else:
+            decision = self._decide_many(signals)
+        if watched:
+            decision = replace(decision, watched=tuple(sorted({*decision.watched, *watched})))
+        if self._own_thresholds:
+            return replace(decision, stop=RowThresholds(decision.stop, self._threshold[signals.rows]))
+        return decision
 
     def learn(self, record: RoundRecord) -> None:
         """Let the cost table and the policies take note of a round."""
@@ -112,41 +188,93 @@ class Controller:
             return
         if self._cost is not None:
             self._cost.observe(record, self._one_drafter(record))
+        if self._shadows:
+            self._shadows.learn(record)
         if len(self._list) == 1:
-            self._list[0].learn(record)
+            self._list[0].learn(self._numbers[0].record(record))
             return
         owners = self._policy_of[record.rows]
         for which in np.unique(owners).tolist():
             mine = np.flatnonzero(owners == which)
-            self._list[which].learn(record if len(mine) == len(owners) else _part(record, mine))
+            part = record if len(mine) == len(owners) else record.take(mine)
+            self._list[which].learn(self._numbers[which].record(part))
+
+    def _put(self, name: str, policy: Policy) -> None:
+        numbers = self._numbers_of(name, policy)
+        if name not in self.policies:
+            self._names.append(name)
+            self._list.append(policy)
+            self._numbers.append(numbers)
+            self._running.append(0)
+        else:
+            which, rows = self._names.index(name), self._rows_of(name)
+            for row in rows:
+                policy.start(row, int(self._task_of[row]))
+            for row in rows:
+                self._list[which].finish(row)
+            self._list[which], self._numbers[which] = policy, numbers
+        # Other threads may be reading the names: the mapping they have stays as it is.
+        self.policies = {**self.policies, name: policy}
+        self._watches_regions |= _watches_regions(policy)
+
+    def _put_shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> None:
+        if name in self.policies:
+            raise ConfigError(f"{name} serves requests; give the shadow a name of its own")
+        shadow = self._shadow(name, policy, rollouts)
+        for row in self._rows_of(shadow.against):
+            shadow.start(row, int(self._task_of[row]))
+        self._shadows.put(shadow)
+        self._watches_regions |= _watches_regions(policy)
+
+    def _shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> ShadowPolicy:
+        rollout = rollouts[name]
+        against = (rollout.against if isinstance(rollout, ShadowSpec) else None) or self.default
+        if self._cost is None:
+            raise ConfigError(f"the shadow {name} cannot be estimated without a cost table; profile the machine")
+        if against not in self.policies:
+            raise ConfigError(f"the shadow {name} watches {against!r}; served are: {', '.join(self.policies)}")
+        self._numbers_of(name, policy)  # refuses drafters that are not loaded
+        rows, tasks = len(self._occupied), 1 + len(self._tasks)
+        return ShadowPolicy(name, policy, against, self._drafters, rows, cost=self._cost, tasks=tasks)
+
+    def _rows_of(self, name: str) -> list[int]:
+        which = self._names.index(name)
+        return [row for row, occupied in enumerate(self._occupied) if occupied and self._policy_of[row] == which]
 
     def _decide_one(self, which: int, signals: BatchSignals) -> Decision:
-        policy = self._list[which]
-        decision = policy.decide(signals)
+        policy, numbers = self._list[which], self._numbers[which]
+        decision = policy.decide(numbers.signals(signals))
         reasons = decision.reasons
         limits, deepest = signals.limits, policy.max_depth
         if limits.item() < deepest if len(limits) == 1 else (limits < deepest).any():
             reasons = self._explain_limits(decision, signals, deepest)
-        drafter = decision.drafter
-        if not alike(drafter, 0) or self._engine_index[which][0]:
-            drafter = self._engine_index[which][drafter]
-        return Decision(decision.depths, reasons, drafter, decision.stop, decision.provenance)
+        drafter, provenance = numbers.drafter(decision.drafter), decision.provenance
+        return Decision(
+            decision.depths, reasons, drafter, decision.stop, provenance, decision.temperature, numbers.watched
+        )
 
     def _decide_many(self, signals: BatchSignals) -> Decision:
         owners = self._policy_of[signals.rows]
         depths, reasons, drafter = (np.zeros(len(owners), dtype=np.int64) for _ in range(3))
         parts = []
+        warmth: list[tuple[IntArray, RoundTemperature | None]] = []
         told: list[tuple[IntArray, Provenance]] = []
+        watched: set[int] = set()
         for which in np.unique(owners).tolist():
             mine = np.flatnonzero(owners == which)
             part = self._decide_one(which, signals.take(mine))
             depths[mine], reasons[mine], drafter[mine] = part.depths, part.reasons, part.drafter
             parts.append(StopPart(mine, part.stop))
+            warmth.append((mine, part.temperature))
+            watched.update(part.watched)
             if part.provenance is not None:
                 told.append((mine, part.provenance))
         stops = any(part.stop is not None for part in parts)
         stop = SplitStop(parts, len(owners)) if stops else None
-        return Decision(depths, reasons, drafter, stop, _provenance(told, len(owners)))
+        warm = any(part is not None for _, part in warmth)
+        temperature = SplitTemperature(warmth, len(owners)) if warm else None
+        provenance = _provenance(told, len(owners))
+        return Decision(depths, reasons, drafter, stop, provenance, temperature, tuple(sorted(watched)))
 
     def _explain_limits(self, decision: Decision, signals: BatchSignals, max_depth: int) -> IntArray:
         """Rows that run at their limit do so because of it: the request's own, or the lack of room."""
@@ -154,7 +282,7 @@ class Controller:
         own = signals.limits >= self._ceiling[signals.rows]
         return np.where(bound, np.where(own, Reason.REQUEST, Reason.CEILING), decision.reasons)
 
-    def _translation(self, name: str, policy: Policy) -> IntArray:
+    def _numbers_of(self, name: str, policy: Policy) -> DrafterNumbers:
         # A policy that never drafts needs no drafter.
         wanted = policy.drafters if policy.max_depth else ()
         missing = [drafter for drafter in wanted if drafter not in self._drafters]
@@ -163,7 +291,7 @@ class Controller:
                 f"policy {name!r} wants the drafter {missing[0]!r}, but the engine has: "
                 f"{', '.join(self._drafters) or 'none'}; load one or choose another policy"
             )
-        return np.array([self._drafters.index(drafter) for drafter in wanted] or [0], dtype=np.int64)
+        return DrafterNumbers(wanted, self._drafters)
 
     def _one_drafter(self, record: RoundRecord) -> str | None:
         if not self._drafters:
@@ -175,6 +303,10 @@ class Controller:
         return self._drafters[used.pop()] if len(used) == 1 else None
 
 
+def _watches_regions(policy: Policy) -> bool:
+    return isinstance(policy, RegionWatcher) and policy.watches_regions
+
+
 def _provenance(told: Sequence[tuple[IntArray, Provenance]], rows: int) -> Provenance | None:
     """What policies told of their own rows, for the whole batch."""
     if not told:
@@ -183,22 +315,3 @@ def _provenance(told: Sequence[tuple[IntArray, Provenance]], rows: int) -> Prove
     for mine, part in told:
         whole.arms[mine], whole.propensities[mine] = part.arms, part.propensities
     return whole
-
-
-def _part(record: RoundRecord, mine: IntArray) -> RoundRecord:
-    return replace(
-        record,
-        request_ids=tuple(record.request_ids[i] for i in mine.tolist()),
-        rows=record.rows[mine],
-        depths=record.depths[mine],
-        reasons=record.reasons[mine],
-        drafter=record.drafter[mine],
-        drafted=record.drafted[mine],
-        accepted=record.accepted[mine],
-        emitted=record.emitted[mine],
-        context=record.context[mine],
-        confidence=record.confidence[mine],
-        entropy=record.entropy[mine],
-        provenance=None if record.provenance is None else record.provenance.take(mine),
-        shadow=None if record.shadow is None else record.shadow[:, mine],
-    )

@@ -145,9 +145,11 @@ class CostTable:
         ratio = self._verify.correct(rows, width, record.verify_seconds, self._machine, attended)
         self._correct_machine(ratio)
         beside = record.total_seconds - record.verify_seconds
-        if drafting and drafter in self._steps and record.draft_steps:
+        if drafting and record.draft_steps:
             beside -= record.draft_seconds
-            self._observe_draft(record, drafter, rows)
+            # Where several drafters ran nobody knows whose the seconds were, but they were no overhead.
+            if drafter in self._steps:
+                self._observe_draft(record, drafter, rows)
         self._observe_overhead(rows, drafting, beside)
 
     def to_json(self) -> str:

@@ -5,8 +5,9 @@ Knows arrays of numbers, not requests, tensors or clocks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from adaptspec.types import BoolArray, FloatArray, IntArray, Provenance, RoundRecord
 
@@ -17,8 +18,9 @@ class BatchSignals:
 
     `rows` are the engine's row numbers: stable while a request runs, reused afterwards. `limits`
     is the depth each row may not pass (the request's ceiling, its remaining tokens, the context's
-    room). `lag` is how many tokens the draft cache is behind, beyond the usual one or two: what
-    drafting would have to catch up first. `position` counts the tokens a row has emitted, `region` is what kind of
+    room). `lag` [drafters, B] is how many tokens each drafter is behind, beyond the usual one or two: what
+    drafting with it would have to catch up first. What a policy sees has its own drafters first, in its order (those
+    of others may follow). `position` counts the tokens a row has emitted, `region` is what kind of
     text it is in the middle of (an index into `control.tasks.REGIONS`). `beside` counts rows that decode in the same
     round under other policies; `free_memory` is the share of the cache that no row holds.
     """
@@ -51,7 +53,7 @@ class BatchSignals:
             self.tasks[index],
             self.context[index],
             self.limits[index],
-            self.lag[index],
+            self.lag[:, index],
             self.position[index],
             self.region[index],
             self.prefill_tokens,
@@ -75,12 +77,38 @@ class RoundStop(Protocol):
         """
 
 
+class RoundTemperature(Protocol):
+    """How far the draft's distribution is sharpened (below 1) or flattened (above 1) before a token is drawn from it.
+
+    Called once per draft step with what is known before the token is drawn, so it is exact under every lossless
+    verification: the draft's distribution is whatever the token was really drawn from.
+    """
+
+    @property
+    def scored(self) -> bool:
+        """Whether this round's drafts are to be scored at every candidate temperature."""
+
+    def __call__(self, index: IntArray, entropy: FloatArray) -> FloatArray:
+        """Temperatures of the next tokens of the rows at `index` (positions in the batch), from the entropy in nats
+
+        of the draft's distribution at temperature 1. All [N].
+        """
+
+    def observe(self, index: IntArray, entropy: FloatArray, scores: FloatArray) -> None:
+        """What the candidates would have come to: `scores` [N, candidates] are acceptance probabilities, or 0 and 1,
+
+        of drafted tokens of the rows at `index`, which may repeat. Only told of scored rounds.
+        """
+
+
 @dataclass(frozen=True)
 class Decision:
     """Depth, reason and drafter per row, and the stop rule of this round (None: draft all of it).
 
     `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `provenance` is told by
-    policies that explore.
+    policies that explore. `temperature` None: tokens are drawn from the draft's distribution as it is.
+    `watched` are the drafters to score where they do not draft, if that is free (see `RoundRecord.shadow`): the
+    controller fills it in, in the engine's numbers.
     """
 
     depths: IntArray
@@ -88,6 +116,8 @@ class Decision:
     drafter: IntArray
     stop: RoundStop | None = None
     provenance: Provenance | None = None
+    temperature: RoundTemperature | None = None
+    watched: tuple[int, ...] = ()
 
 
 class Policy(Protocol):
@@ -117,5 +147,21 @@ class Policy(Protocol):
     def learn(self, record: RoundRecord) -> None:
         """Take note of a round in which this policy's rows ran (and only its rows are listed).
 
+        `drafter` and `shadow` count this policy's drafters first, in its order, as `BatchSignals.lag` does.
         Seconds, steps and tokens of the verify pass are those of the whole round.
         """
+
+    def learned(self) -> dict[str, FloatArray]:
+        """What is worth keeping across restarts; see `Chooser.learned`."""
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """Go on from it; see `Chooser.restore`."""
+
+
+@runtime_checkable
+class RegionWatcher(Protocol):
+    """A policy, or a part of one, that may look at `BatchSignals.region`; for all others the engine leaves it zero."""
+
+    @property
+    def watches_regions(self) -> bool:
+        """Whether it does."""

@@ -91,6 +91,25 @@ class AcceptanceSignals:
         self._counts[levels] = self._counts[levels] * fade[:, None, None] + seen
         self._news += known
 
+    def observe_missed(self, rows: IntArray, judged: IntArray, agreed: IntArray) -> None:
+        """Note what a draft model found of tokens that came without it, all [B] (see `types.Missed`).
+
+        With q = agreed / judged, drafts over that text would have reached position j in proportion to q^(j - 1), and
+        been rejected there with 1 - q: `judged` positions in all. A stretch that went well while speculation was off so
+        tells at once what tries of one token would take dozens of rounds to tell. What was known of the row is as many
+        tokens older by then, and fades.
+        """
+        known = judged > 0
+        rate = agreed[known, None] / judged[known, None]
+        shares = rate ** np.arange(self._counts.shape[2])
+        reached = judged[known, None] * shares / shares.sum(axis=1, keepdims=True)
+        seen = np.stack((reached, (1.0 - rate) * reached), axis=1)
+        levels = self._first_row + rows[known]
+        self._counts[levels] = self._counts[levels] * self._discount[2] ** judged[known, None, None] + seen
+        np.add.at(self._counts, 1 + self._task[rows[known]], seen)
+        self._counts[0] += seen.sum(axis=0)
+        self._news += int(np.count_nonzero(known))
+
     def acceptance(self, rows: IntArray) -> FloatArray:
         """Conditional acceptance [B, depth] of the rows, after shrinkage."""
         if self._news >= min(self._RENEW, 1 + self._total // 8):
@@ -108,6 +127,16 @@ class AcceptanceSignals:
         """Decayed number of times each position was reached [depth], all traffic."""
         first: FloatArray = self._counts[0, 0]
         return first
+
+    def learned(self) -> FloatArray:
+        """A copy of the counts of all traffic and of the tasks [1 + tasks, 2, depth]: rows come and go."""
+        return self._counts[: self._first_row].copy()
+
+    def restore(self, counts: FloatArray) -> None:
+        """Go on from counts that `learned` once gave."""
+        self._counts[: self._first_row] = counts
+        self._total = int(counts[0, 0, :1].sum())
+        self._renew()
 
     def _renew(self) -> None:
         everything = self._shrunk(self._counts[:1], self._prior, self.settings.prior_weight)
@@ -175,6 +204,14 @@ class Calibration:
         rates = (self._accepted + self._weight * self._prior) / (self._reached + self._weight)
         return np.asarray(rates, dtype=np.float64)
 
+    def learned(self) -> FloatArray:
+        """A copy of the counts [2, bins]: reached, accepted."""
+        return np.array([self._reached, self._accepted])
+
+    def restore(self, counts: FloatArray) -> None:
+        """Go on from counts that `learned` once gave."""
+        self._reached, self._accepted = counts.copy()
+
     @property
     def informed(self) -> bool:
         """Whether this drafter states its confidence at all."""
@@ -204,6 +241,14 @@ class Continuation:
         fade = self._discount ** int((depths > 0).sum())
         self._allowed = self._allowed * fade + np.array([allowed.sum(axis=0), (allowed & alive).sum(axis=0)])
         self._went = self._went * fade + np.array([went.sum(axis=0), (went & alive).sum(axis=0)])
+
+    def learned(self) -> FloatArray:
+        """A copy of the counts [2, 2, depth]: allowed and went on, each among all drafts and those still accepted."""
+        return np.array([self._allowed, self._went])
+
+    def restore(self, counts: FloatArray) -> None:
+        """Go on from counts that `learned` once gave."""
+        self._allowed, self._went = counts.copy()
 
     def rates(self) -> tuple[FloatArray, FloatArray]:
         """Two [depth]: P(not stopped before position j | accepted so far), P(position j is drafted)."""

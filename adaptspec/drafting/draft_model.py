@@ -11,14 +11,12 @@ from itertools import chain
 import numpy as np
 import torch
 
+from adaptspec.drafting.catch_up import USUAL, FirstPass, judge, judged_counts
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import Stream, certainty
-from adaptspec.types import IntArray
-
-# After full acceptance the last drafted token was never fed, so two tokens are the usual share of a round.
-_USUAL = 2
+from adaptspec.models.sampling import Stream, certainty, entropies, tempered
+from adaptspec.types import IntArray, Missed
 
 
 class DraftModelDrafter:
@@ -33,7 +31,7 @@ class DraftModelDrafter:
 
     def lag(self, row: int, length: int) -> int:
         """See `Drafter.lag`."""
-        return max(0, length - self.runner.length(row) - _USUAL)
+        return max(0, length - self.runner.length(row) - USUAL)
 
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`. Rows that find no memory draft nothing this round."""
@@ -44,19 +42,24 @@ class DraftModelDrafter:
         entropy = np.full((batch, deepest), np.nan)
         counts = np.zeros(batch, dtype=np.int64)
         kept: list[tuple[IntArray, torch.Tensor]] = []
-        active, packed, caught_up = self._first(job, depths)
+        raw: list[tuple[IntArray, torch.Tensor]] = []
+        first = self._first(job, depths)
+        active, packed = first.active, first.packed
+        missed: Missed | None = None
         steps = 0
         if not len(active) and len(packed.rows):
             self.runner.forward(packed)  # nobody drafts yet, but prompts are read on
         while len(active):
             offsets = np.full(len(active), steps, dtype=np.int64)
-            scores = job.sampling.process(self.runner.forward(packed), active, offsets, tokens)
-            if job.shares_noise:
-                chosen = job.sampling.choose(scores, active, offsets)
-            else:
-                chosen = job.sampling.sample(scores, active, offsets, Stream.DRAFT)
+            logits = self.runner.forward(packed)
+            if not steps:
+                logits, missed = judge(job, first, logits, tokens)
+            scores = job.sampling.process(logits, active, offsets, tokens)
+            chosen, drawn_from = _draw(job, scores, active, offsets)
             if job.keep_distribution:
-                kept.append((active, job.sampling.probabilities(scores, active)))
+                kept.append((active, job.sampling.probabilities(drawn_from, active)))
+            if job.keep_scores:
+                raw.append((active, scores.clone()))  # the runner may reuse what it returned
             sure, drawn = certainty(scores, chosen), chosen.cpu().numpy()
             tokens[active, steps] = drawn
             confidence[active, steps] = sure.confidence
@@ -71,7 +74,8 @@ class DraftModelDrafter:
             ones = np.ones_like(active)
             packed = Packed(job.rows[active], ones, drawn, ones)
         distribution = _padded(kept, batch, deepest) if kept else None
-        return Draft(tokens, counts, confidence, entropy, distribution, steps, caught_up)
+        own = _padded(raw, batch, deepest) if raw else None
+        return Draft(tokens, counts, confidence, entropy, distribution, steps, first.caught_up, missed, own)
 
     def commit(self, row: int, valid: int) -> None:
         """See `Drafter.commit`."""
@@ -87,27 +91,40 @@ class DraftModelDrafter:
         room = self.runner.info.context - np.array([len(tokens) for tokens in job.tokens], dtype=np.int64)
         return np.clip(job.depths, 0, np.maximum(room, 0))
 
-    def _first(self, job: DraftJob, depths: IntArray) -> tuple[IntArray, Packed, int]:
+    def _first(self, job: DraftJob, depths: IntArray) -> FirstPass:
         """The first pass: what each drafting row's cache has not seen. Rows that read all of it draft."""
         budget, vocabulary = self._catch_up_tokens, self.runner.info.vocab_size
-        drafting, fed, rows, wanted = [], [], [], []
+        reading, fed, complete = [], [], []
         for i in np.flatnonzero(depths).tolist():
             row, context = int(job.rows[i]), job.tokens[i]
             missing = context[self.runner.length(row) :]
-            part = missing[: max(budget, _USUAL)]
+            part = missing[: max(budget, USUAL)]
             # A target with a wider (padded) vocabulary may hold tokens that the draft has no embedding for.
             if max(missing) >= vocabulary or not self.runner.reserve(row, len(context) + int(depths[i])):
                 continue
             budget -= len(part)
-            rows.append(row)
+            reading.append(i)
             fed.append(part)
-            wanted.append(int(len(part) == len(missing)))
-            if wanted[-1]:
-                drafting.append(i)
+            complete.append(len(part) == len(missing))
+        who = np.array(reading, dtype=np.int64)
+        wanted = np.array(complete, dtype=np.int64)
         counts = np.array([len(part) for part in fed], dtype=np.int64)
         tokens = np.array(list(chain.from_iterable(fed)), dtype=np.int64)
-        packed = Packed(np.array(rows, dtype=np.int64), counts, tokens, np.array(wanted, dtype=np.int64))
-        return np.array(drafting, dtype=np.int64), packed, int(np.maximum(counts - _USUAL, 0).sum())
+        caught_up = int(np.maximum(counts - USUAL, 0).sum())
+        judged = judged_counts(job, who, counts, wanted) if caught_up else np.zeros_like(counts)
+        packed = Packed(job.rows[who], counts, tokens, wanted + judged)
+        return FirstPass(who, who[wanted > 0], packed, judged, caught_up)
+
+
+def _draw(
+    job: DraftJob, scores: torch.Tensor, active: IntArray, offsets: IntArray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens drawn for the active rows, and the scores they were drawn from."""
+    if job.temperature is not None:
+        scores = tempered(scores, job.temperature(active, entropies(scores)))
+    if job.shares_noise:
+        return job.sampling.choose(scores, active, offsets), scores
+    return job.sampling.sample(scores, active, offsets, Stream.DRAFT), scores
 
 
 def _padded(kept: list[tuple[IntArray, torch.Tensor]], batch: int, deepest: int) -> torch.Tensor:

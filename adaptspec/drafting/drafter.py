@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
@@ -21,12 +21,20 @@ class Stop(Protocol):
         """Which of the rows at `index` go on after token `step` (1-based)."""
 
 
+class Temperature(Protocol):
+    """How far a draft's distributions are sharpened or flattened (see `control.policy.RoundTemperature`)."""
+
+    def __call__(self, index: IntArray, entropy: FloatArray) -> FloatArray:
+        """Temperatures of the rows at `index`, from the entropies of their distributions."""
+
+
 @dataclass(frozen=True)
 class DraftJob:
     """What to draft: the B rows of a round, each with its live token list (prompt + output) and its depth.
 
     Depth 0 leaves a row out. `shares_noise`: guess with the target's noise (coupled) or with noise
-    of one's own. `keep_distribution`: return what sampled tokens were drawn from.
+    of one's own. `keep_distribution`: return what sampled tokens were drawn from. `temperature`: what to divide the
+    scores by before drawing (None: draw from them as they are). `keep_scores`: return the scores before that.
     """
 
     rows: IntArray  # [B]
@@ -36,6 +44,8 @@ class DraftJob:
     shares_noise: bool = True
     keep_distribution: bool = False
     stop: Stop | None = None
+    temperature: Temperature | None = None
+    keep_scores: bool = False
 
 
 class Drafter(Protocol):
@@ -59,3 +69,22 @@ class Drafter(Protocol):
 
     def free(self, row: int) -> None:
         """The row's request has ended."""
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """What a drafter would have done for a row: tokens drafted, and those of them that would have been accepted."""
+
+    drafted: int
+    accepted: int
+
+
+@runtime_checkable
+class ShadowDrafter(Protocol):
+    """A drafter that is so cheap that it can be scored in rounds in which it does not draft."""
+
+    def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
+        """What it would have got after `tokens[:start]`, asked for as many as were emitted since: `tokens[start:]`.
+
+        Exact for that depth. Of deeper drafts it says only that they would have got at least as much.
+        """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adaptspec.drafting.drafter import DraftJob
+from adaptspec.drafting.drafter import DraftJob, Shadow
 from adaptspec.models.draft import Draft
 
 
@@ -32,12 +32,25 @@ class NgramDrafter:
         counts = np.zeros(batch, dtype=np.int64)
         for i in np.flatnonzero(job.depths).tolist():
             memory = self._memory.setdefault(int(job.rows[i]), _Memory(self._sizes))
-            memory.read(job.tokens[i])
+            memory.read(job.tokens[i], len(job.tokens[i]))
             found = memory.continuation(job.tokens[i], int(job.depths[i]))
             tokens[i, : len(found)] = found
             counts[i] = len(found)
         unknown = np.full((batch, deepest), np.nan)
         return Draft(tokens, counts, unknown, unknown)
+
+    def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
+        """See `ShadowDrafter.shadow`: one lookup per emitted token, and what reading them costs anyway."""
+        memory = self._memory.setdefault(row, _Memory(self._sizes))
+        memory.read(tokens, start)
+        tail = tokens[max(0, start - self._sizes.start) : start]
+        found = memory.continuation(tail, len(tokens) - start)
+        accepted = 0
+        for guess, token in zip(found, tokens[start:], strict=False):  # it may know less than was emitted
+            if guess != token:
+                break
+            accepted += 1
+        return Shadow(len(found), accepted)
 
     def commit(self, row: int, valid: int) -> None:
         """See `Drafter.commit`: only committed tokens are ever read, so nothing is forgotten."""
@@ -55,13 +68,13 @@ class _Memory:
         self._next: dict[tuple[int, ...], int] = {}
         self._read = 0
 
-    def read(self, tokens: list[int]) -> None:
-        """Take in the tokens that came since the last call."""
-        for end in range(max(1, self._read), len(tokens)):
+    def read(self, tokens: list[int], upto: int) -> None:
+        """Take in the tokens before `upto` that came since the last call."""
+        for end in range(max(1, self._read), upto):
             for size in self._sizes:
                 if size <= end:
                     self._next[tuple(tokens[end - size : end])] = tokens[end]
-        self._read = len(tokens)
+        self._read = upto
 
     def continuation(self, tokens: list[int], depth: int) -> list[int]:
         """Up to `depth` tokens; ends early where no suffix has been seen before."""

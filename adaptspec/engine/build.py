@@ -5,7 +5,7 @@ Knows where policies and the bundled pair live; what each part does is its own a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.control.library import find_policy, shipped_policies
+from adaptspec.control.rollout import LIVE, Shares
 from adaptspec.control.spec import PolicySpec, build_policy, load_policy_spec
-from adaptspec.control.tasks import TASKS
+from adaptspec.control.tasks import TASKS, TaskDetector
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
@@ -39,7 +40,8 @@ class EngineConfig:
     `draft` "auto" is the bundled draft for the bundled model and none for any other. `policies` are
     names of shipped policies or paths of YAML files; the first is the default for requests that name
     none (left empty: `goodput`, or `goodput-ngram` without a draft model), and every shipped policy
-    whose drafters are at hand can be asked for by name.
+    whose drafters are at hand can be asked for by name. `detect_tasks`: the task of a request that
+    names none is read off its prompt.
     """
 
     model: str = BUNDLED
@@ -50,6 +52,7 @@ class EngineConfig:
     context: int | None = None
     cache_tokens: int | None = None
     limits: Limits = Limits()
+    detect_tasks: bool = True
 
     @property
     def draft_model(self) -> str | None:
@@ -61,7 +64,12 @@ class EngineConfig:
     @property
     def policy_names(self) -> tuple[str, ...]:
         """The policies to serve, the default first."""
-        return self.policies or (("goodput",) if self.draft_model is not None else ("goodput-ngram",))
+        return self.policies or (self.default_policy,)
+
+    @property
+    def default_policy(self) -> str:
+        """What serves requests that name no policy, if no live one is asked for."""
+        return "goodput" if self.draft_model is not None else "goodput-ngram"
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,13 @@ class Built:
     drafters: tuple[Drafter, ...]
     specs: tuple[PolicySpec, ...]
     costs: CostTable
+    files: Mapping[str, Path]  # where each policy was read from, by its name
+
+    @property
+    def pair(self) -> str:
+        """Tells the loaded models apart from others: what is learned holds for them only."""
+        drafts = [drafter.runner for drafter in self.drafters if isinstance(drafter, DraftModelDrafter)]
+        return "+".join(model.info.fingerprint for model in (self.target, *drafts))
 
 
 def build(config: EngineConfig, sinks: Sequence[Sink] = ()) -> Built:
@@ -83,7 +98,8 @@ def build(config: EngineConfig, sinks: Sequence[Sink] = ()) -> Built:
         ModelError, PairError: a model cannot be used, or the two do not belong together.
         ConfigError, PolicyError: a setting or a policy cannot be used.
     """
-    specs = _specs(config)
+    specs, files = _specs(config)
+    detector = TaskDetector.load() if config.detect_tasks else None
     places = [model_place(config.model, "target")]
     if config.draft_model is not None:
         places.append(model_place(config.draft_model, "draft"))
@@ -94,8 +110,10 @@ def build(config: EngineConfig, sinks: Sequence[Sink] = ()) -> Built:
         check_pair(tokenizer, load_tokenizer(place), target.info, draft.info)
     drafters: list[Drafter] = [*map(DraftModelDrafter, drafts), NgramDrafter()]
     costs = profiled_costs(target, drafters, config.limits.max_rows)
-    core = assemble(target, drafters, tokenizer, specs=specs, costs=costs, sinks=sinks, limits=config.limits)
-    return Built(core, tokenizer, target, tuple(drafters), tuple(specs), costs)
+    core = assemble(
+        target, drafters, tokenizer, specs=specs, costs=costs, sinks=sinks, limits=config.limits, detector=detector
+    )
+    return Built(core, tokenizer, target, tuple(drafters), tuple(specs), costs, files)
 
 
 def assemble(
@@ -107,13 +125,14 @@ def assemble(
     costs: CostTable,
     sinks: Sequence[Sink] = (),
     limits: Limits = Limits(),
+    detector: TaskDetector | None = None,
 ) -> EngineCore:
-    """An engine from parts that are already loaded; the first policy is the default.
+    """An engine from parts that are already loaded; the first policy that is live is the default.
 
     Rows get room for the deepest draft that any policy may ask for, at most `limits.max_depth`.
 
     Raises:
-        ConfigError: two policies have one name, or one needs a drafter that is not there.
+        ConfigError: two policies have one name, none is live, or one needs a drafter that is not there.
     """
     policies = {spec.name: build_policy(spec, costs, limits.max_rows, TASKS) for spec in specs}
     if len(policies) < len(specs):
@@ -122,9 +141,22 @@ def assemble(
     deepest = max(policy.max_depth for policy in policies.values())
     limits = replace(limits, max_depth=min(limits.max_depth, deepest))
     names = [drafter.name for drafter in drafters]
-    controller = Controller(policies, specs[0].name, names, limits.max_rows, cost=costs, task_names=TASKS)
-    methods = {spec.name: method(spec.verification) for spec in specs}
-    return EngineCore(target, drafters, tokenizer, controller=controller, methods=methods, sinks=sinks, limits=limits)
+    live = [spec.name for spec in specs if spec.rollout == LIVE]
+    if not live:
+        raise ConfigError("no policy is live: requests that name none need one; give a policy without rollout")
+    rollouts = {spec.name: spec.rollout for spec in specs}
+    controller = Controller(policies, live[0], names, limits.max_rows, cost=costs, task_names=TASKS, rollouts=rollouts)
+    methods = {spec.name: method(spec.verification.method, spec.verification.parameters) for spec in specs}
+    return EngineCore(
+        target,
+        drafters,
+        tokenizer,
+        controller=controller,
+        methods=methods,
+        sinks=sinks,
+        limits=limits,
+        detector=detector,
+    )
 
 
 def model_place(name: str, role: str) -> str:
@@ -146,12 +178,12 @@ def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
     return runners
 
 
-def _specs(config: EngineConfig) -> list[PolicySpec]:
-    """The policies asked for, then every shipped one that the drafters to come can run."""
+def _specs(config: EngineConfig) -> tuple[list[PolicySpec], dict[str, Path]]:
+    """The policies asked for, then every shipped one that the drafters to come can run; and the file of each."""
     at_hand = {NgramDrafter.name} | (set() if config.draft_model is None else {DraftModelDrafter.name})
     wanted: dict[str, Path] = {}
     specs = []
-    for path in {path.resolve(): path for path in map(find_policy, config.policy_names)}.values():
+    for path in _asked(config):
         spec = load_policy_spec(path)
         if spec.name in wanted:
             raise ConfigError(
@@ -160,8 +192,22 @@ def _specs(config: EngineConfig) -> list[PolicySpec]:
         wanted[spec.name] = path
         specs.append(spec)
         _check(spec, at_hand, config.limits.max_rows)
-    shipped = [load_policy_spec(path) for path in shipped_policies()]
-    return specs + [s for s in shipped if s.name not in wanted and at_hand.issuperset(_needed(s))]
+    Shares({spec.name: spec.rollout for spec in specs})  # refuses canaries that want more than there is
+    for path in shipped_policies():
+        spec = load_policy_spec(path)
+        if spec.name not in wanted and at_hand.issuperset(_needed(spec)):
+            specs.append(spec)
+            wanted[spec.name] = path
+    return specs, wanted
+
+
+def _asked(config: EngineConfig) -> list[Path]:
+    """The files asked for, each once. Canaries and shadows alone leave the default what it is without them."""
+    paths = {path.resolve(): path for path in map(find_policy, config.policy_names)}
+    if not any(load_policy_spec(path).rollout == LIVE for path in paths.values()):
+        default = find_policy(config.default_policy)
+        paths = {default.resolve(): default} | paths
+    return list(paths.values())
 
 
 def _check(spec: PolicySpec, at_hand: set[str], max_rows: int) -> None:

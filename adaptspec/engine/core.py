@@ -5,24 +5,33 @@ Everything a request needs to be checked against is here; how a round works is i
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.controller import Controller
+from adaptspec.control.policy import Policy
+from adaptspec.control.rollout import LIVE, Rollout
+from adaptspec.control.shadow_policy import ShadowEstimate
+from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.engine.detokenizer import Detokenizer
+from adaptspec.engine.prompt_text import PromptText
 from adaptspec.engine.rounds import RoundLoop
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.engine.speculator import Speculator
-from adaptspec.errors import ConfigError, PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.errors import ConfigError, PromptTooLongError, RequestError, StateError, UnknownModelError
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.sampling import check_vocabulary
-from adaptspec.types import Delta, FinishReason, Request, Sink
+from adaptspec.types import Delta, FinishReason, FloatArray, Request, Sink
 from adaptspec.verification.method import Method
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,24 +60,29 @@ class EngineCore:
         methods: Mapping[str, Method],
         sinks: Sequence[Sink] = (),
         limits: Limits = Limits(),
+        detector: TaskDetector | None = None,
     ) -> None:
-        """`methods` maps every policy of the controller to its verification method."""
+        """`methods` maps every policy of the controller to its verification method.
+
+        `detector` reads the task of requests that name none.
+        """
         self._runner = target
         self._tokenizer = tokenizer
+        self._text = PromptText(tokenizer, detector)
         self._controller = controller
-        distinct = list({method.name: method for method in methods.values()}.values())
-        index = {method.name: i for i, method in enumerate(distinct)}
+        distinct = list(dict.fromkeys(methods.values()))
         self._rounds = RoundLoop(
             target,
             Speculator(drafters, distinct, target.info.vocab_size, target.device),
             controller,
-            {policy: index[method.name] for policy, method in methods.items()},
+            {policy: distinct.index(method) for policy, method in methods.items()},
             sinks,
             max_rows=limits.max_rows,
             max_depth=limits.max_depth,
             prefill_tokens=limits.prefill_tokens,
         )
         self.max_rows = limits.max_rows
+        self.max_depth = limits.max_depth
 
     @property
     def target(self) -> ModelInfo:
@@ -125,16 +139,81 @@ class EngineCore:
                 f"there is no policy {policy!r} here; served are: {', '.join(self.policies)}", "adaptspec.policy"
             )
 
+    def with_task(self, request: Request) -> Request:
+        """The request with its task detected, if it names none; touches no state, so any thread may call it."""
+        return self._text.tagged(request)
+
     def add(self, request: Request) -> list[Delta]:
-        """Queue a checked request; nothing comes out yet."""
+        """Queue a checked request; nothing comes out yet. Detects its task if nobody has done so."""
+        request = self._with_policy(self.with_task(request))
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         detokenizer = Detokenizer(self._tokenizer, request.sampling.stop)
         info = self.target
         sequence = Seq(
-            request, detokenizer, seed=seed, eos=info.eos_token_ids, context=info.context, now=time.monotonic()
+            request,
+            detokenizer,
+            seed=seed,
+            eos=info.eos_token_ids,
+            context=info.context,
+            now=time.monotonic(),
+            continued=partial(self._text.continued, request.prompt),
         )
         self._rounds.scheduler.add(sequence)
         return []
+
+    def adopt(
+        self,
+        name: str,
+        policy: Policy,
+        method: Method,
+        rollout: Rollout = LIVE,
+        *,
+        carry: bool = False,
+    ) -> bool:
+        """Between rounds: from the next one on, have a policy, in place of one of its name. Returns whether what that
+
+        one had learned was carried over, which `carry` asks for. Nothing has changed if it raises.
+
+        Raises:
+            ConfigError: see `Controller.adopt`; or it drafts deeper than this engine has room for.
+        """
+        if policy.max_depth > self.max_depth:
+            raise ConfigError(
+                f"policy {name} drafts up to {policy.max_depth} tokens, but this engine was started with room for "
+                f"{self.max_depth}: restart it with this policy among --policy"
+            )
+        before = self._controller.everyone.get(name)
+        carried = carry and before is not None and _carry(before, policy, name)
+        self._controller.adopt(name, policy, rollout)
+        self._rounds.verify_by(name, method)
+        return carried
+
+    def learned(self) -> dict[str, dict[str, FloatArray]]:
+        """Between rounds: copies of what policies have learned, by name; those that learn nothing are left out."""
+        known = {name: policy.learned() for name, policy in self._controller.everyone.items()}
+        return {name: arrays for name, arrays in known.items() if arrays}
+
+    def restore(self, learned: Mapping[str, Mapping[str, FloatArray]]) -> None:
+        """Before the first round: let policies go on from what they learned elsewhere, all of them or none.
+
+        Raises:
+            StateError: one of them cannot.
+        """
+        everyone = self._controller.everyone
+        before = {name: everyone[name].learned() for name in learned}
+        done: list[str] = []
+        try:
+            for name, arrays in learned.items():
+                everyone[name].restore(arrays)
+                done.append(name)
+        except StateError as error:
+            for restored in done:
+                everyone[restored].restore(before[restored])
+            raise StateError(f"policy {name}: {error}") from error
+
+    def estimates(self) -> tuple[ShadowEstimate, ...]:
+        """What each shadow policy would have earned; may be asked from any thread."""
+        return self._controller.estimates()
 
     def abort(self, request_id: str) -> list[Delta]:
         """End a request wherever it is; one that has ended already is left alone."""
@@ -151,3 +230,18 @@ class EngineCore:
     def step(self) -> list[Delta]:
         """Run one round."""
         return self._rounds.step()
+
+    def _with_policy(self, request: Request) -> Request:
+        """The request with its policy named: what a canary's share was when it came stays its own."""
+        policy = self._controller.assigned(request)
+        return replace(request, speculation=replace(request.speculation, policy=policy))
+
+
+def _carry(before: Policy, policy: Policy, name: str) -> bool:
+    learned = before.learned()
+    try:
+        policy.restore(learned)
+    except StateError as error:
+        _log.warning("what policy %s had learned does not fit its new arms (%s); it learns anew", name, error)
+        return False
+    return bool(learned)

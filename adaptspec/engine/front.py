@@ -10,9 +10,11 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from adaptspec.engine.core import EngineCore
 from adaptspec.errors import EngineError, OverloadedError
@@ -20,6 +22,7 @@ from adaptspec.models.runner import ModelInfo
 from adaptspec.types import Completion, Delta, FinishReason, Request
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,9 @@ class AsyncEngine:
         self._draining = False
         self._closed = False
         self._failure: str | None = None
+        self._calls: set[Future[Any]] = set()
+        self._ended = False
+        self._lock = threading.Lock()  # guards the start of the thread and the calls that wait for it
         self._thread = threading.Thread(target=self._run, name="adaptspec-engine", daemon=True)
 
     @property
@@ -89,6 +95,7 @@ class AsyncEngine:
             EngineError: the engine has stopped.
         """
         self._admit(request)
+        request = self._core.with_task(request)  # here, so that rounds do not wait for it
         pieces: asyncio.Queue[Delta | None] = asyncio.Queue()
         self._streams[request.id] = pieces
         self._inbox.put(lambda: self._core.add(request))
@@ -112,6 +119,31 @@ class AsyncEngine:
                 if delta.completion is not None:
                     return delta.completion
         raise EngineError("the engine ended the stream without a completion")
+
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """Have `work` done on the engine thread between two rounds; any thread may ask. Its error is the future's.
+
+        The future holds EngineError if the engine has stopped or stops before it comes to it.
+        """
+        future: Future[T] = Future()
+
+        def command() -> list[Delta]:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except Exception as error:  # noqa: BLE001 - it belongs to whoever asked, not to the rounds
+                    future.set_exception(error)
+            self._calls.discard(future)
+            return []
+
+        with self._lock:
+            if self._ended or self._closed:
+                future.set_exception(EngineError(f"the engine has stopped: {self._failure or 'it was closed'}"))
+                return future
+            self._calls.add(future)
+            self._start()
+            self._inbox.put(command)
+        return future
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, wait up to `seconds` for the running ones, then abort what is left."""
@@ -144,6 +176,11 @@ class AsyncEngine:
         self._core.check(request)
         if self._loop is None:
             self._loop = loop
+            with self._lock:
+                self._start()
+
+    def _start(self) -> None:
+        if self._thread.ident is None:
             self._thread.start()
 
     def _run(self) -> None:
@@ -156,6 +193,7 @@ class AsyncEngine:
             self._failure = f"{type(error).__name__}: {error}"
         finally:
             self._call_loop(self._give_up)
+            self._fail_calls()
 
     def _serve(self) -> None:
         """Commands first, then a round; sleeps only when there is nothing to do."""
@@ -195,6 +233,14 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
             _log.info("the event loop has closed; nobody is left to tell")
+
+    def _fail_calls(self) -> None:
+        with self._lock:
+            self._ended = True
+            for future in self._calls:
+                if not future.done():
+                    future.set_exception(EngineError(f"the engine has stopped: {self._failure or 'it was closed'}"))
+            self._calls.clear()
 
     def _give_up(self) -> None:
         for stream in self._streams.values():

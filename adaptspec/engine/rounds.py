@@ -18,11 +18,12 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.engine.scheduler import Batch, Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
+from adaptspec.engine.shadows import Shadows
 from adaptspec.engine.speculator import Ask, Speculator
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.types import Delta, FinishReason, IntArray, RoundRecord, Sink
-from adaptspec.verification.method import Verdict
+from adaptspec.verification.method import Method, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class RoundLoop:
         self._target = target
         self._speculator = speculator
         self._controller = controller
-        self._method_of = method_of
+        self._method_of = dict(method_of)
         self._sinks = tuple(sinks)
         self._number = 0
         self._outbox: list[Delta] = []
@@ -71,11 +72,16 @@ class RoundLoop:
         logits = self._verify(batch, draft)
         verdict = self._speculator.judge(logits, ask, draft)
         clock.lap("verify")
-        outcome = self._commit(batch, decision, draft, verdict)
+        self._speculator.tune(logits, ask, draft, verdict, decision)
+        outcome = self._commit(batch, ask, decision, draft, verdict)
         clock.lap("commit")
         self._report(self._record(batch, decision, draft, outcome, clock))
         self._hand_out(batch)
         return self._collect()
+
+    def verify_by(self, policy: str, method: Method) -> None:
+        """From the next round on, judge the drafts of a policy by this method."""
+        self._method_of[policy] = self._speculator.use(method)
 
     def abort(
         self, request_id: str, finish: FinishReason = FinishReason.ABORT, error: str | None = None
@@ -111,21 +117,25 @@ class RoundLoop:
         rows = [s.row for s in batch.decoding]
         context = [len(s.tokens) for s in batch.decoding]
         lag = [
-            max(d.lag(row, length) for d in self._speculator.drafters)
-            if row is not None and self._speculator.drafters
-            else 0
-            for row, length in zip(rows, context, strict=True)
+            [d.lag(held_row(s), length) for s, length in zip(batch.decoding, context, strict=True)]
+            for d in self._speculator.drafters
         ]
         return BatchSignals(
             rows=np.array(rows, dtype=np.int64),
             tasks=np.zeros(len(rows), dtype=np.int64),
             context=np.array(context, dtype=np.int64),
             limits=np.array(batch.limits, dtype=np.int64),
-            lag=np.array(lag, dtype=np.int64),
+            lag=np.array(lag, dtype=np.int64).reshape(len(lag), len(rows)),
             position=np.array([s.emitted for s in batch.decoding], dtype=np.int64),
-            region=np.zeros(len(rows), dtype=np.int64),
+            region=self._regions(batch),
             prefill_tokens=batch.prefill_tokens,
+            free_memory=self._target.free_memory,
         )
+
+    def _regions(self, batch: Batch) -> IntArray:
+        if not self._controller.watches_regions:
+            return np.zeros(len(batch.decoding), dtype=np.int64)
+        return np.array([s.region for s in batch.decoding], dtype=np.int64)
 
     def _verify(self, batch: Batch, draft: Draft) -> torch.Tensor:
         """The target's pass over the newest token and the draft of each decoding row, and over prompt chunks."""
@@ -146,7 +156,7 @@ class RoundLoop:
         arrays = [np.array(part, dtype=np.int64) for part in (rows, counts, tokens, wanted)]
         return self._target.forward(Packed(*arrays))
 
-    def _commit(self, batch: Batch, decision: Decision, draft: Draft, verdict: Verdict) -> _Outcome:
+    def _commit(self, batch: Batch, ask: Ask, decision: Decision, draft: Draft, verdict: Verdict) -> _Outcome:
         """Append what was accepted and roll the caches back to it."""
         now = time.monotonic()
         size = len(batch.decoding)
@@ -160,11 +170,11 @@ class RoundLoop:
                 emitted[i] = gained
                 sequence.count_round(drafted, min(kept, gained))
                 self._roll_back(held_row(sequence), length + kept, int(decision.drafter[i]) if drafted else None)
-        return _Outcome(context, verdict.accepted[:size], emitted)
+        return _Outcome(context, verdict.accepted[:size], emitted, self._speculator.shadows(ask, decision, context))
 
     def _record(self, batch: Batch, decision: Decision, draft: Draft, outcome: _Outcome, clock: _Clock) -> RoundRecord:
         self._number += 1
-        size, prefill = len(batch.decoding), batch.prefill_tokens
+        size, prefill, shadows = len(batch.decoding), batch.prefill_tokens, outcome.shadows
         return RoundRecord(
             number=self._number,
             request_ids=tuple(s.request.id for s in batch.decoding),
@@ -186,6 +196,9 @@ class RoundLoop:
             verify_seconds=clock.seconds("verify"),
             total_seconds=clock.total,
             provenance=decision.provenance,
+            shadow=None if shadows is None else shadows.accepted,
+            shadow_drafted=None if shadows is None else shadows.drafted,
+            missed=None if draft.missed is None else draft.missed.take(np.arange(size)),
         )
 
     def _report(self, record: RoundRecord) -> None:
@@ -216,7 +229,9 @@ class RoundLoop:
     def _end(self, sequence: Seq, finish: FinishReason, error: str | None = None) -> None:
         sequence.finish, sequence.error = finish, error
         delta = sequence.delta()
-        completion = sequence.completion(self._policy(sequence), time.monotonic())
+        policy = self._policy(sequence)
+        lossy = self._speculator.lossy(self._method_of[policy])
+        completion = sequence.completion(policy, time.monotonic(), lossy=lossy)
         self._outbox.append(Delta(delta.request_id, delta.text, delta.tokens, completion))
         self.scheduler.leave(sequence)
         for sink in self._sinks:
@@ -225,10 +240,19 @@ class RoundLoop:
             except Exception:  # noqa: BLE001
                 _log.exception("the end of %s could not be reported to %s", sequence.request.id, sink)
 
+    def _tell_started(self, sequence: Seq) -> None:
+        for sink in self._sinks:
+            try:
+                sink.started(sequence.request)
+            except Exception:  # noqa: BLE001
+                _log.exception("the start of %s could not be reported to %s", sequence.request.id, sink)
+
     def _policy(self, sequence: Seq) -> str:
         return sequence.request.speculation.policy or self._controller.default
 
     def _on_start(self, sequence: Seq) -> None:
+        if sequence.timings.admitted is None:
+            self._tell_started(sequence)
         sequence.admit(time.monotonic())
         self._controller.start(held_row(sequence), sequence.request)
 
@@ -240,11 +264,15 @@ class RoundLoop:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a round came to for its decoding rows: tokens before it, drafted tokens kept, tokens emitted."""
+    """What a round came to for its decoding rows: tokens before it, drafted tokens kept, tokens emitted.
+
+    `shadows`: what drafters that did not run would have come to.
+    """
 
     context: IntArray
     accepted: IntArray
     emitted: IntArray
+    shadows: Shadows | None
 
 
 class _Clock:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
+from adaptspec.control.regions import OutputRegion
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.models.sampling import SamplingRow
 from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings
@@ -14,7 +16,8 @@ from adaptspec.types import Completion, Delta, FinishReason, Request, Speculatio
 class Sequence:
     """Travels through queue, rounds and commit. `tokens` is prompt + output, and only grows.
 
-    `row` is its place in every cache while it runs, None while it waits. `end_tokens` end it.
+    `row` is its place in every cache while it runs, None while it waits. `end_tokens` end it. `continued` gives the
+    text that the output goes on from.
     """
 
     def __init__(
@@ -26,6 +29,7 @@ class Sequence:
         eos: tuple[int, ...],
         context: int,
         now: float,
+        continued: Callable[[], str],
     ) -> None:
         sampling = request.sampling
         self.request = request
@@ -37,6 +41,8 @@ class Sequence:
         self.end_tokens = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos))
         self.sampling = SamplingRow(sampling, seed, self.tokens, len(request.prompt), eos)
         self._detokenizer = detokenizer
+        self._continued = continued
+        self._region: OutputRegion | None = None
         self._sent = 0
         self._counts = _Counts()
         self.timings = Timings(arrived=now, admitted=None, first_token=None, finished=now)
@@ -50,6 +56,13 @@ class Sequence:
     def emitted(self) -> int:
         """Output tokens so far."""
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def region(self) -> int:
+        """What kind of text the output is in the middle of: an index into `control.tasks.REGIONS`."""
+        if self._region is None:
+            self._region = OutputRegion(self._continued())
+        return self._region.read(self._detokenizer.text)
 
     @property
     def depth_limit(self) -> int:
@@ -92,8 +105,8 @@ class Sequence:
         tokens = tuple(self.tokens[self.prompt_length + start :])
         return Delta(self.request.id, text, tokens)
 
-    def completion(self, policy: str, now: float) -> Completion:
-        """The finished request as a whole."""
+    def completion(self, policy: str, now: float, *, lossy: bool = False) -> Completion:
+        """The finished request as a whole. `lossy`: its policy's verification may have changed the text."""
         if self.finish is None:
             raise ValueError("the request has not ended")
         return Completion(
@@ -102,7 +115,12 @@ class Sequence:
             tokens=tuple(self.tokens[self.prompt_length :]),
             prompt_tokens=self.prompt_length,
             finish=self.finish,
-            stats=self._counts.stats(policy),
+            stats=replace(
+                self._counts.stats(policy),
+                task=self.request.speculation.task,
+                task_detected=self.request.speculation.task_detected,
+                lossy=lossy,
+            ),
             timings=replace(self.timings, finished=now),
             error=self.error,
         )

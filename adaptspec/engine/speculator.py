@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from adaptspec.control.draft_temperature import CANDIDATES
 from adaptspec.control.policy import Decision
 from adaptspec.drafting.drafter import Drafter, DraftJob
+from adaptspec.engine.shadows import Shadows, ShadowScores
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
-from adaptspec.types import IntArray
+from adaptspec.types import IntArray, Missed
+from adaptspec.verification.draft_scores import score_temperatures
 from adaptspec.verification.method import Method, Verdict
 
 
@@ -35,9 +38,16 @@ class Speculator:
     def __init__(self, drafters: Sequence[Drafter], methods: Sequence[Method], vocab_size: int, device: torch.device):
         self.drafters = tuple(drafters)
         self._methods = tuple(methods)
+        self._scores = ShadowScores(self.drafters)
         self._vocab_size = vocab_size
         self._device = device
         self._last_sampling: tuple[tuple[SamplingRow, ...], SamplingBatch] | None = None
+
+    def use(self, method: Method) -> int:
+        """The index of a method, which is added if no equal one is here yet."""
+        if method not in self._methods:
+            self._methods = (*self._methods, method)
+        return self._methods.index(method)
 
     def sampling(self, rows: Sequence[SamplingRow]) -> SamplingBatch:
         """The batch's way of drawing tokens, made anew only when its members changed."""
@@ -50,13 +60,15 @@ class Speculator:
 
     def propose(self, ask: Ask, decision: Decision) -> Draft:
         """Draft for every row with a depth; rows of one drafter and method together."""
-        depths = np.zeros(len(ask.rows), dtype=np.int64)
+        depths: IntArray = np.zeros(len(ask.rows), dtype=np.int64)
         depths[: len(decision.depths)] = decision.depths
         if not depths.any():
             return _nothing(len(ask.rows))
         drafter = np.zeros_like(depths)
         drafter[: len(decision.drafter)] = decision.drafter
         lanes = sorted({(int(drafter[i]), int(ask.methods[i])) for i in np.flatnonzero(depths)})
+        # Nothing can be gained where every row takes the likeliest token.
+        temperature = None if ask.sampling.plain_greedy else decision.temperature
         parts = []
         for which, how in lanes:
             method = self._methods[how]
@@ -69,6 +81,8 @@ class Speculator:
                 shares_noise=method.shares_noise,
                 keep_distribution=method.needs_distribution and not ask.sampling.plain_greedy,
                 stop=decision.stop,
+                temperature=temperature,
+                keep_scores=temperature is not None and temperature.scored,
             )
             parts.append(self.drafters[which].propose(job))
         return parts[0] if len(parts) == 1 else _merge(parts)
@@ -85,6 +99,25 @@ class Speculator:
             part = self._methods[how].verify(logits[owner == how], _take(draft, mine), ask.sampling.take(mine))
             accepted[mine], following[mine] = part.accepted, part.following
         return Verdict(accepted, following)
+
+    def tune(self, logits: torch.Tensor, ask: Ask, draft: Draft, verdict: Verdict, decision: Decision) -> None:
+        """Tell the draft temperature what its candidates would have come to, in the rounds it wants to know."""
+        if decision.temperature is None or draft.scores is None:
+            return
+        shares = np.array([method.shares_noise for method in self._methods], dtype=np.bool_)[ask.methods]
+        scored = score_temperatures(
+            logits, draft, verdict, ask.sampling, shares_noise=shares, temperatures=CANDIDATES
+        )
+        if scored is not None:
+            decision.temperature.observe(scored.index, scored.entropy, scored.scores)
+
+    def shadows(self, ask: Ask, decision: Decision, context: IntArray) -> Shadows | None:
+        """After commit: what the watched drafters would have got where they did not draft. `context` [B]: before."""
+        return self._scores.of(decision, ask.rows, ask.tokens, context)
+
+    def lossy(self, how: int) -> bool:
+        """Whether the method of this index may change the text."""
+        return self._methods[how].lossy
 
 
 def _nothing(rows: int) -> Draft:
@@ -107,8 +140,10 @@ def _merge(parts: Sequence[Draft]) -> Draft:
         confidence,
         entropy,
         _merge_distributions(wide),
+        scores=_merge_scores(wide),
         steps=sum(part.steps for part in parts),
         caught_up=sum(part.caught_up for part in parts),
+        missed=_merge_missed(parts),
     )
 
 
@@ -127,6 +162,26 @@ def _merge_distributions(parts: Sequence[Draft]) -> torch.Tensor | None:
     return whole
 
 
+def _merge_missed(parts: Sequence[Draft]) -> Missed | None:
+    """Each row reads in one part only."""
+    told = [part.missed for part in parts if part.missed is not None]
+    if not told:
+        return None
+    return Missed(np.sum([part.judged for part in told], axis=0), np.sum([part.agreed for part in told], axis=0))
+
+
+def _merge_scores(parts: Sequence[Draft]) -> torch.Tensor | None:
+    """Scores of the parts that kept them; what stands elsewhere is never read, as no entropy is known there."""
+    kept = [part for part in parts if part.scores is not None]
+    if not kept:
+        return None
+    whole = torch.zeros_like(_known(kept[0].scores))
+    for part in kept:
+        mine = torch.from_numpy(part.counts > 0)
+        whole[mine] = _known(part.scores)[mine]
+    return whole
+
+
 def _known(tensor: torch.Tensor | None) -> torch.Tensor:
     if tensor is None:
         raise ValueError("no distribution was kept")
@@ -137,9 +192,10 @@ def _pad(draft: Draft, deepest: int) -> Draft:
     width = [(0, 0), (0, deepest - draft.tokens.shape[1])]
     if not width[1][1]:
         return draft
-    distribution = draft.distribution
-    if distribution is not None:
-        distribution = torch.nn.functional.pad(distribution, (0, 0, 0, width[1][1]))
+    distribution, scores = (
+        None if kept is None else torch.nn.functional.pad(kept, (0, 0, 0, width[1][1]))
+        for kept in (draft.distribution, draft.scores)
+    )
     return Draft(
         np.pad(draft.tokens, width),
         draft.counts,
@@ -148,6 +204,7 @@ def _pad(draft: Draft, deepest: int) -> Draft:
         distribution,
         draft.steps,
         draft.caught_up,
+        scores=scores,
     )
 
 

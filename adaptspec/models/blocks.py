@@ -23,6 +23,11 @@ class BlockAllocator:
         """Blocks that no row holds."""
         return len(self._free)
 
+    @property
+    def free_share(self) -> float:
+        """Blocks that no row holds, of all blocks."""
+        return len(self._free) / self.blocks
+
     def held(self, row: int) -> tuple[int, ...]:
         """The blocks of `row`, in the order of its tokens."""
         return tuple(self._held.get(row, ()))

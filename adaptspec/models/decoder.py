@@ -41,6 +41,11 @@ class Decoder:
         """Where it runs."""
         return self._device
 
+    @property
+    def free_memory(self) -> float:
+        """See `Runner.free_memory`."""
+        return self._cache.free_share
+
     def reserve(self, row: int, length: int) -> bool:
         """Make room for `length` tokens in all in `row`."""
         return self._cache.reserve(row, length)

@@ -65,9 +65,9 @@ class KVCache:
         return self._blocks.block_size >= self.context
 
     @property
-    def free_tokens(self) -> int:
-        """Room in blocks that no row holds."""
-        return self._blocks.free_blocks * self._blocks.block_size
+    def free_share(self) -> float:
+        """The share of the room that no row holds."""
+        return self._blocks.free_share
 
     def reserve(self, row: int, length: int) -> bool:
         """Make room for `length` tokens in all; False, and nothing changes, if memory is short."""

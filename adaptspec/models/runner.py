@@ -57,6 +57,10 @@ class Runner(Protocol):
     def device(self) -> torch.device:
         """Where it runs and where `forward` leaves its logits."""
 
+    @property
+    def free_memory(self) -> float:
+        """The share of the cache that no row holds, 0 to 1."""
+
     def reserve(self, row: int, length: int) -> bool:
         """Make room for `length` tokens in all in `row`; False if memory is short (nothing changes then)."""
 

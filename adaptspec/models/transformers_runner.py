@@ -50,6 +50,11 @@ class TransformersRunner:
         device: torch.device = self._model.device
         return device
 
+    @property
+    def free_memory(self) -> float:
+        """See `Runner.free_memory`."""
+        return self._blocks.free_share
+
     def reserve(self, row: int, length: int) -> bool:
         """Make room for `length` tokens in all in `row`."""
         return self._blocks.reserve(row, length)

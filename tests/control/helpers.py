@@ -31,7 +31,7 @@ def signals(
         tasks=np.zeros(size, dtype=np.int64),
         context=np.full(size, 100),
         limits=np.array(limits, dtype=np.int64),
-        lag=np.zeros(size, dtype=np.int64) if lag is None else np.array(lag),
+        lag=np.zeros((2, size), dtype=np.int64) if lag is None else np.array([lag, [0] * size]),
         position=np.zeros(size, dtype=np.int64),
         region=np.zeros(size, dtype=np.int64),
         prefill_tokens=prefill,

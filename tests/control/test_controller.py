@@ -8,6 +8,7 @@ import pytest
 from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
+from adaptspec.control.draft_temperature import FixedTemperature
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.stopping import ConfidenceStop
 from adaptspec.errors import ConfigError, UnknownModelError
@@ -134,3 +135,51 @@ def test_a_policy_that_never_drafts_needs_no_drafter() -> None:
     controller = Controller({"off": Recorder(0)}, "off", (), 1)
     controller.start(0, request())
     assert controller.decide(signals([7])).depths.tolist() == [0]
+
+
+def test_a_request_brings_its_own_stop_threshold() -> None:
+    """It replaces the policy's stop for that request alone, and goes with it."""
+    controller, _, _ = two()
+    own = Request("r", (1,), speculation=SpeculationParams(stop_threshold=0.9))
+    controller.start(0, own)
+    controller.start(1, request())
+    stop = controller.decide(signals([7, 7])).stop
+    assert stop is not None
+    assert stop(1, np.arange(2), np.array([0.8, 0.8]), np.zeros(2)).tolist() == [False, True]
+    controller.start(0, request())
+    stop = controller.decide(signals([7, 7])).stop
+    assert stop is not None
+    assert stop(1, np.arange(2), np.array([0.8, 0.8]), np.zeros(2)).tolist() == [True, True]
+
+
+def test_a_threshold_works_where_the_policy_stops_nothing() -> None:
+    controller = Controller({"p": Recorder(3)}, "p", ("draft-model",), 2)
+    controller.start(0, request())
+    assert controller.decide(signals([7])).stop is None
+    controller.start(0, Request("r", (1,), speculation=SpeculationParams(stop_threshold=0.5)))
+    stop = controller.decide(signals([7])).stop
+    assert stop is not None
+    assert stop(1, np.arange(1), np.array([0.4]), np.zeros(1)).tolist() == [False]
+
+
+def test_draft_temperatures_stay_with_their_policies() -> None:
+    sharp = ComposedPolicy(Static(3), ("draft-model",), 4, temperature=FixedTemperature(0.8))
+    controller = Controller({"sharp": sharp, "plain": Recorder(3)}, "sharp", ("draft-model",), 4)
+    controller.start(0, request())
+    alone = controller.decide(signals([7])).temperature
+    assert alone is not None
+    controller.start(1, request("plain"))
+    both = controller.decide(signals([7, 7])).temperature
+    assert both is not None
+    assert both(np.arange(2), np.ones(2)).tolist() == [0.8, 1.0]
+
+
+def test_regions_are_asked_for_while_any_policy_watches_them() -> None:
+    """Following the text of every row costs something, so the engine does it only where somebody looks."""
+    plain, watching = ComposedPolicy(Static(3), ("draft-model",), 2), _Watching(Static(3), ("draft-model",), 2)
+    assert not Controller({"a": plain}, "a", ["draft-model"], 2).watches_regions
+    assert Controller({"a": plain, "b": watching}, "a", ["draft-model"], 2).watches_regions
+
+
+class _Watching(ComposedPolicy):
+    watches_regions = True  # type: ignore[assignment]

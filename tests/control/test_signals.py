@@ -124,3 +124,28 @@ def test_continuation_tells_cost_from_gain() -> None:
     kept, drafted = continuation.rates()
     assert kept[1] > 0.95
     assert drafted[1] == pytest.approx(0.5, abs=0.05)
+
+
+def test_what_was_missed_teaches_at_once() -> None:
+    """A stretch that went well while the row was off outweighs the rejections before it, in that row."""
+    signals = AcceptanceSignals(2, 1, 5)
+    rows = np.array([0, 1])
+    for _ in range(30):
+        signals.observe(rows, np.array([1, 1]), np.array([0, 0]))
+    before = signals.acceptance(rows)
+    signals.observe_missed(rows, np.array([64, 0]), np.array([60, 0]))
+    after = signals.acceptance(rows)
+    assert before[0].max() < 0.5
+    assert after[0].min() > before[0].max() + 0.15
+    assert after[1].max() < after[0].min()
+
+
+@given(judged=st.integers(1, 64), share=st.floats(0, 1))
+def test_missed_tokens_count_once_each(judged: int, share: float) -> None:
+    """Accounting: so many positions reached, so many rejected."""
+    agreed = int(share * judged)
+    signals = AcceptanceSignals(1, 1, 5)
+    signals.observe_missed(np.array([0]), np.array([judged]), np.array([agreed]))
+    reached, rejected = signals.learned()[0].sum(axis=1)
+    assert np.isclose(reached, judged)
+    assert np.isclose(rejected, judged - agreed)

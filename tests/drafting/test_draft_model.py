@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -86,3 +88,27 @@ def test_a_draft_model_with_a_shorter_context_stops_at_it() -> None:
     drafter = DraftModelDrafter(TableRunner(context=4))
     assert drafter.propose(_job([[5, 6]], [5])).counts.tolist() == [2]
     assert drafter.propose(_job([[5, 6, 7, 8, 9]], [5])).counts.tolist() == [0]
+
+
+def test_a_draft_temperature_shapes_what_is_drawn_and_kept_but_not_what_is_reported() -> None:
+    """q is what was drawn from; confidence and entropy stay the draft's own, so that stop rules see no tuning."""
+    seen: list[FloatArray] = []
+
+    def colder(index: IntArray, entropy: FloatArray) -> FloatArray:
+        seen.append(entropy)
+        return np.full(len(index), 0.25)
+
+    job = _job([[5, 6], [7, 8]], [1, 1], 0.8, shares_noise=False, keep_distribution=True, keep_scores=True)
+    plain = DraftModelDrafter(TableRunner()).propose(job)
+    cold = DraftModelDrafter(TableRunner()).propose(replace(job, temperature=colder))
+    assert plain.distribution is not None
+    assert cold.distribution is not None
+    assert cold.scores is not None
+    np.testing.assert_allclose(cold.entropy, plain.entropy)
+    np.testing.assert_allclose(seen[0], plain.entropy[:, 0])
+    torch.testing.assert_close(cold.scores.softmax(2), plain.distribution)
+    torch.testing.assert_close(cold.distribution, (cold.scores / 0.25).softmax(2))
+
+
+def test_scores_are_kept_only_where_they_are_wanted() -> None:
+    assert DraftModelDrafter(TableRunner()).propose(_job([[5, 6]], [2], 0.8)).scores is None

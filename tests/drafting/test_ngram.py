@@ -61,3 +61,16 @@ def test_a_freed_row_is_forgotten() -> None:
     assert _propose(drafter, [1, 2, 3, 4, 1, 2], 2) == [3, 4]
     drafter.free(0)
     assert _propose(drafter, [9, 9, 1, 2], 2) == []
+
+
+@given(st.lists(st.integers(0, 2), min_size=3, max_size=40), st.integers(1, 6))
+def test_a_shadow_is_what_it_would_have_drafted(tokens: list[int], emitted: int) -> None:
+    """Scoring reads no further than the round's start, so the next draft is what it would have been without it."""
+    start = max(1, len(tokens) - emitted)
+    scored, plain = NgramDrafter(2, 1), NgramDrafter(2, 1)
+    shadow = scored.shadow(0, tokens, start)
+    would = _propose(plain, tokens[:start], len(tokens) - start)
+    right = [guess == token for guess, token in zip(would, tokens[start:], strict=False)]
+    assert shadow.drafted == len(would)
+    assert shadow.accepted == (right.index(False) if False in right else len(right))
+    assert _propose(scored, tokens, 4) == _propose(plain, tokens, 4)

@@ -52,7 +52,11 @@ class Notes:
 
     def __init__(self) -> None:
         self.records: list[RoundRecord] = []
+        self.begun: list[Request] = []
         self.completions: dict[str, Completion] = {}
+
+    def started(self, request: Request) -> None:
+        self.begun.append(request)
 
     def emit(self, record: RoundRecord) -> None:
         self.records.append(record)

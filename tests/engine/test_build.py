@@ -192,3 +192,31 @@ def test_the_shortest_context_serves(target_path: Path, draft_path: Path) -> Non
     done = Engine.from_config(config).generate(["Hi"] * 3, SamplingParams(max_tokens=10, temperature=0.0))
     assert len({completion.tokens for completion in done}) == 1
     assert done[0].stats.drafted > 0
+
+
+def test_a_canary_or_shadow_alone_leaves_the_default_what_it_is(target_path: Path, tmp_path: Path) -> None:
+    """The first live policy asked for is the default; with none of them live, what would be without them."""
+    more = ", drafters: [ngram], rollout: "
+    choose = "{algorithm: static, depth: 2}"
+    canary = policy_file(tmp_path / "c.yaml", "new", choose, more + "{mode: canary, percent: 9}")
+    shadow = policy_file(tmp_path / "s.yaml", "watch", choose, more + "{mode: shadow}")
+    built = build(EngineConfig(str(target_path), policies=(canary, shadow), limits=SMALL))
+    assert built.core.default_policy == "goodput-ngram"
+    assert "new" in built.core.policies
+    assert "watch" not in built.core.policies
+    assert built.files["new"] == Path(canary)
+    assert built.files.keys() == {spec.name for spec in built.specs}
+    assert built.pair == built.target.info.fingerprint
+    built = build(EngineConfig(str(target_path), policies=(canary, "off"), limits=SMALL))
+    assert built.core.default_policy == "off"
+    parts = (built.target, built.drafters, built.tokenizer)
+    with pytest.raises(ConfigError, match="no policy is live"):
+        assemble(*parts, specs=built.specs[:1], costs=built.costs, limits=SMALL)
+
+
+def test_canaries_that_want_too_much_are_refused_before_models_are_loaded(tmp_path: Path) -> None:
+    """At once, not after minutes."""
+    body = ", drafters: [ngram], rollout: {mode: canary, percent: 60}"
+    both = [policy_file(tmp_path / f"{n}.yaml", n, "{algorithm: static, depth: 2}", body) for n in ("a", "b")]
+    with pytest.raises(ConfigError, match="120 percent"):
+        build(EngineConfig(str(tmp_path / "nowhere"), policies=tuple(both)))

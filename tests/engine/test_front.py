@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -218,6 +219,44 @@ def plain_greedy_free(front: AsyncEngine, prompt: tuple[int, ...]) -> list[int]:
     for _ in range(20):
         tokens.append(int(target.logits(tokens).argmax()))
     return tokens[len(prompt) :]
+
+
+async def test_work_is_done_between_rounds_on_the_engine_thread(tokenizer: PreTrainedTokenizerFast) -> None:
+    """From any thread, before the first request too; what it returns or raises is the caller's."""
+    async with engine(tokenizer) as front:
+        assert front.call(lambda: threading.current_thread().name).result(10) == "adaptspec-engine"
+        stream = front.stream(Request("r", (5, 6), GREEDY))
+        await anext(stream)
+        calls = [front.call(lambda i=i: i) for i in range(5)]  # type: ignore[misc]
+        assert [await asyncio.wrap_future(call) for call in calls] == list(range(5))
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wrap_future(front.call(lambda: 1 // 0))
+        assert [delta async for delta in stream][-1].completion is not None
+
+
+async def test_work_for_an_engine_that_stops_is_refused(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for it is told, whether it was asked for before or after."""
+    async with engine(tokenizer) as front:
+        gate, began = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            began.set()
+            gate.wait(10)
+            raise SystemExit  # not an Exception: it ends the thread
+
+        held = front.call(hold)
+        await asyncio.to_thread(began.wait, 10)
+        waiting = front.call(lambda: 1)
+        gate.set()
+        for call in (held, waiting, front.call(lambda: 2)):
+            with pytest.raises(EngineError, match="stopped"):
+                await asyncio.wait_for(asyncio.wrap_future(call), 10)
+    async with engine(tokenizer) as front:
+        front.close()
+        with pytest.raises(EngineError, match="closed"):
+            front.call(lambda: 3).result(10)
 
 
 async def test_one_engine_serves_one_event_loop(tokenizer: PreTrainedTokenizerFast) -> None:

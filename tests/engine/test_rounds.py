@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import Limits
@@ -290,3 +291,19 @@ def test_tokens_the_draft_model_does_not_know_only_end_its_drafting() -> None:
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     done = run(core, [Request("r", (5, 22, 6), params), Request("s", (5, 6), params)])
     assert len(done["r"].tokens) == len(done["s"].tokens) == 12
+
+
+class _Watching(Dictated):
+    """Notes what a policy is told of free memory."""
+
+    def decide(self, signals: BatchSignals) -> Decision:
+        self.free = [*getattr(self, "free", []), signals.free_memory]
+        return super().decide(signals)
+
+
+def test_policies_see_how_much_of_the_cache_is_free() -> None:
+    """A ceiling by free memory must see the target's cache, not a constant."""
+    policy = _Watching(("ngram",), lambda n, size: [0] * size)
+    core = make_core(_TOKENIZER, TableRunner(capacity=200), [NgramDrafter()], {"p": (policy, "coupled")})
+    run(core, _requests([[2] * 20, [3] * 20], [SamplingParams(max_tokens=8, temperature=0.0)] * 2))
+    assert 0.0 < min(policy.free) < max(policy.free) < 1.0

@@ -52,13 +52,13 @@ def test_truncate_frees_surplus_blocks_and_lengths_follow() -> None:
     kv.set_length(0, 15)
     kv.truncate(0, 5)
     assert kv.length(0) == 5
-    assert kv.free_tokens == 64 - 8
+    assert kv.free_share == 56 / 64
     kv.truncate(0, 9)
     assert kv.length(0) == 5, "a rollback never makes a row longer"
     kv.free(0)
     kv.free(0)
     assert kv.length(0) == 0
-    assert kv.free_tokens == 64
+    assert kv.free_share == 1.0
 
 
 def test_a_refused_reservation_changes_nothing() -> None:
@@ -66,7 +66,7 @@ def test_a_refused_reservation_changes_nothing() -> None:
     kv.reserve(0, 12)
     kv.set_length(0, 12)
     assert not kv.reserve(1, 9)
-    assert kv.free_tokens == 8
+    assert kv.free_share == 8 / 20
     assert kv.length(0) == 12
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook, Parts
+from adaptspec.control.choosers.hindsight import as_played
 from adaptspec.control.choosers.planning import Market, best_plan
 from adaptspec.control.choosers.tryouts import Allowance
 from adaptspec.control.cost import CostTable
+from adaptspec.control.learned import counts
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
 from adaptspec.control.signals import AcceptanceSignals, Calibration, Continuation, SignalSettings
@@ -90,8 +93,15 @@ class Goodput:
                 return tryout
         return _within(cached.choice, signals.limits)
 
+    def market(self, signals: BatchSignals) -> Market:
+        """What drafting brings and costs these rows, by all that was learned so far; the next plan is made anew."""
+        self._cached = None
+        return self._market(signals, self._hopeful(signals.rows))
+
     def learn(self, record: RoundRecord) -> None:
-        """See `Chooser.learn`."""
+        """See `Chooser.learn`. Where the drafter was off but could be scored, what it would have got counts."""
+        if record.shadow is not None:
+            record = as_played(record, 0, self.max_depth)
         notes, size = self._notes, len(record.rows)
         if size == 1:
             notes.add_one(record)
@@ -101,14 +111,30 @@ class Goodput:
             notes.add(record, slice(start, min(size, start + notes.MOST)))
         if self._trying is not None:
             self._settle(record)
+        if record.missed is not None:
+            self._signals.observe_missed(record.rows, record.missed.judged, record.missed.agreed)
+            self._cached = None
         if not notes.has_room:
             self._learn_notes()
 
+    def learned(self) -> dict[str, FloatArray]:
+        """Counts of all traffic and of tasks, how often drafts go on, and the calibration; rounds in hand are left."""
+        return {
+            "acceptance": self._signals.learned(),
+            "continuation": self._continuation.learned(),
+            "calibration": self.calibration.learned(),
+        }
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Chooser.restore`."""
+        known = {name: counts(learned, name, now.shape) for name, now in self.learned().items()}
+        self._signals.restore(known["acceptance"])
+        self._continuation.restore(known["continuation"])
+        self.calibration.restore(known["calibration"])
+        self._cached = None
+
     def _plan(self, signals: BatchSignals, batch: bytes) -> _Cached:
-        self._learn_notes()
-        acceptance = self._signals.acceptance(signals.rows)
-        unsure = self._settings.optimism / np.sqrt(1.0 + self._signals.seen())
-        hopeful = np.minimum(acceptance + unsure, np.maximum(acceptance, 0.98))
+        hopeful = self._hopeful(signals.rows)
         market = self._market(signals, hopeful)
         plan = best_plan(market)
         outlook = Outlook(plan.goodput, hopeful, market.per_step, market.per_row, market.verify)
@@ -130,6 +156,13 @@ class Goodput:
         fixed = 0.0 if drafting else market.per_step + max(0.0, market.overhead - market.plain_overhead)
         return fixed, market.per_row + float(market.verify[1] - market.verify[0])
 
+    def _hopeful(self, rows: IntArray) -> FloatArray:
+        """Conditional acceptance [B, D] by all that was seen, with hope where that is little."""
+        self._learn_notes()
+        acceptance = self._signals.acceptance(rows)
+        unsure = self._settings.optimism / np.sqrt(1.0 + self._signals.seen())
+        return np.minimum(acceptance + unsure, np.maximum(acceptance, 0.98))
+
     def _market(self, signals: BatchSignals, acceptance: FloatArray) -> Market:
         cost, name, size = self._cost, self._settings.drafter, signals.round_size
         context = float(signals.context.sum())
@@ -143,7 +176,7 @@ class Goodput:
             sizes=np.broadcast_to(drafted, survival.shape),
             tiers=self._tiers,
             limits=signals.limits,
-            entry=signals.lag.astype(np.float64) * catch_up,
+            entry=signals.lag[0].astype(np.float64) * catch_up,
             base_tokens=float(size),
             plain=cost.plain_seconds(size, context),
             plain_overhead=cost.overhead_seconds(size, drafting=False),
@@ -177,7 +210,7 @@ class Goodput:
         if not len(off):
             return None
         # Catching up is priced at two rounds at most: saving for an ever longer lag would never end.
-        entry = np.minimum(catch_up * signals.lag[off], 2.0 * cached.plain)
+        entry = np.minimum(catch_up * signals.lag[0, off], 2.0 * cached.plain)
         order = np.lexsort((entry, self._signals.rejections(signals.rows[off])))
         spent = fixed + np.cumsum(per_try + entry[order])
         number = sum(1 for seconds in spent.tolist() if self._allowance.affords(seconds))
@@ -311,16 +344,18 @@ class _Notes:
 class PriorSpec(Part):
     """What is believed before anything was seen."""
 
-    acceptance: float = Field(default=0.6, gt=0.0, lt=1.0)
+    acceptance: float = Field(default=0.6, gt=0.0, lt=1.0, description="Of a drafted token, given those before it.")
     weight: float = Field(default=20.0, gt=0.0, description="In observations.")
 
 
 class GoodputSpec(Part):
     """`choose:` of joint goodput."""
 
+    takes_tiers: ClassVar[bool] = True
+
     algorithm: Literal["goodput"]
     discount: float = Field(default=0.99, gt=0.5, le=1.0, description="Per round of a request: how fast counts fade.")
-    prior: PriorSpec = PriorSpec()
+    prior: PriorSpec = Field(default=PriorSpec(), description="What is believed at first.")
     optimism: float = Field(default=0.15, ge=0.0, le=2.0, description="Exploration of rarely reached positions.")
 
     def build(self, parts: Parts) -> Chooser:

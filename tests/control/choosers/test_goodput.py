@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
-from adaptspec.types import Reason
+from adaptspec.types import Missed, Reason
 from tests.control.helpers import record, signals, table
 
 
@@ -105,3 +107,24 @@ def test_large_batches_are_learned_in_full() -> None:
     made.learn(record([1] * 300, [1] * 300))
     made.choose(signals([7] * 300))
     assert live(made, 3, accepts=7, rows=300)
+
+
+def test_a_lookup_that_is_off_comes_back_by_its_scores() -> None:
+    """Scored for free in every round: no try is needed to see that it would pay now."""
+    made = chooser(drafter="ngram", tryouts=0.0)
+    one = np.ones((1, 1), dtype=np.int64)
+    depths = []
+    for got in [0 * one] * 100 + [one] * 60:
+        made.learn(replace(record([0], [0]), shadow=got, shadow_drafted=one))
+        depths.append(int(made.choose(signals([7])).depths[0]))
+    assert depths[99] == 0
+    assert depths[-1] > 0
+
+
+def test_catching_up_on_text_that_went_well_brings_it_back_at_once() -> None:
+    made = chooser(tryouts=0.0)
+    live(made, 80, accepts=0)
+    assert live(made, 1, accepts=0) == [[0]]
+    made.learn(replace(record([1], [1]), missed=Missed(np.array([64]), np.array([62]))))
+    depths = [live(made, 1, accepts=7)[0][0] for _ in range(4)]
+    assert max(depths) > 0

@@ -1,0 +1,47 @@
+"""Scoring drafters in rounds in which they do not draft, against the tokens that were emitted anyway.
+
+Knows drafters that can be scored for next to nothing; it does not know who learns from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptspec.control.policy import Decision
+from adaptspec.drafting.drafter import Drafter, ShadowDrafter
+from adaptspec.types import IntArray
+
+
+@dataclass(frozen=True)
+class Shadows:
+    """What drafters that did not run would have drafted and got accepted, [drafters, B] each; -1 where unknown."""
+
+    drafted: IntArray
+    accepted: IntArray
+
+
+class ShadowScores:
+    """Asks each watched drafter that is cheap enough what it would have done for rows that it did not draft for."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._count = len(drafters)
+        self._scored = {which: d for which, d in enumerate(drafters) if isinstance(d, ShadowDrafter)}
+
+    def of(self, decision: Decision, rows: IntArray, tokens: Sequence[list[int]], context: IntArray) -> Shadows | None:
+        """Scores of the B decoding rows after commit: `tokens` hold `context` [B] tokens and what the round emitted.
+
+        `rows` and `tokens` may go on with rows that do not decode yet. None where no watched drafter can be scored.
+        """
+        watched = [which for which in decision.watched if which in self._scored]
+        idle = {which: np.flatnonzero((decision.depths == 0) | (decision.drafter != which)) for which in watched}
+        if not any(map(len, idle.values())):
+            return None
+        shadows = Shadows(*(np.full((self._count, len(context)), -1, dtype=np.int64) for _ in range(2)))
+        for which, mine in idle.items():
+            for i in mine.tolist():
+                shadow = self._scored[which].shadow(int(rows[i]), tokens[i], int(context[i]))
+                shadows.drafted[which, i], shadows.accepted[which, i] = shadow.drafted, shadow.accepted
+        return shadows

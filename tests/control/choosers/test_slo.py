@@ -1,0 +1,80 @@
+"""A promised time per token: kept for rows that drafting slows down, at little cost in goodput; else plain goodput."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from adaptspec.control.choosers.slo import Slo, SloSettings
+from adaptspec.replay.simulator import Tally
+from adaptspec.replay.tape import tape_of
+from tests.control.helpers import record, signals, table
+from tests.control.simulator import HEADER
+from tests.control.two_drafters import GOODPUT, OFF, alike, request, serve
+
+SLO = HEADER + "  choose: {algorithm: slo, time-per-output-token-ms: %s}\n"
+# Half of the rows accept most tokens, half few: goodput lets the first draft deep, at the expense of the others.
+UNEQUAL = tape_of([request(f"r{i}", (0.35, 0.85)[i % 2], 0.0, 300, i) for i in range(24)])
+
+
+def paces(served: Tally) -> list[float]:
+    """Milliseconds per token of each request."""
+    seconds: dict[str, float] = defaultdict(float)
+    tokens: dict[str, int] = defaultdict(int)
+    for r in served.records:
+        for name, emitted in zip(r.request_ids, r.emitted.tolist(), strict=True):
+            seconds[name] += r.total_seconds
+            tokens[name] += emitted
+    return [1e3 * seconds[name] / tokens[name] for name in seconds]
+
+
+@pytest.mark.parametrize("target", [2.7, 2.6, 2.5])
+def test_every_row_keeps_its_pace(target: float) -> None:
+    """Where goodput alone would let the slow rows fall behind, and at no cost beside no drafting at all."""
+    free, off = serve(GOODPUT % "draft-model", UNEQUAL, 8), serve(OFF, UNEQUAL, 8)
+    kept = serve(SLO % target, UNEQUAL, 8)
+    assert max(paces(free)) > target
+    assert max(paces(kept)) <= target
+    assert kept.goodput >= 0.98 * off.goodput
+
+
+def test_a_looser_promise_leaves_more_goodput() -> None:
+    tight, loose = (serve(SLO % target, UNEQUAL, 8).goodput for target in (2.5, 2.7))
+    assert loose >= tight
+
+
+def test_a_promise_that_is_not_at_risk_costs_nothing() -> None:
+    tape = alike(0.8, 0.0, 16)
+    assert serve(SLO % 50, tape, 8).goodput >= 0.98 * serve(GOODPUT % "draft-model", tape, 8).goodput
+
+
+def test_a_promise_that_cannot_be_kept_leaves_the_least_violation() -> None:
+    """Plain decoding is as fast as the slow rows can go."""
+    worst = max(paces(serve(SLO % 1.0, UNEQUAL, 8)))
+    assert worst <= 1.05 * max(paces(serve(OFF, UNEQUAL, 8)))
+
+
+def test_the_row_that_is_behind_is_preferred() -> None:
+    """Measured pace decides who hurries: two rows alike, one of which has lost time."""
+    made = Slo(table(), 2, 1, SloSettings(2.5e-3, margin=0.0))
+    for row in (0, 1):
+        made.start(row, 0)
+    for _ in range(60):
+        made.learn(record([3, 3], [2, 2]))
+    for _ in range(20):
+        made.learn(record([0], [0], rows=[1], slower=6.0))
+    depths = made.choose(signals([7, 7])).depths
+    assert depths[1] > 0
+    assert depths[1] >= depths[0]
+
+
+def test_state_is_that_of_goodput() -> None:
+    made, other = (Slo(table(), 1, 1, SloSettings(1e-3)) for _ in range(2))
+    made.start(0, 0)
+    for _ in range(50):
+        made.choose(signals([7]))
+        made.learn(record([3], [1]))
+    other.restore(made.learned())
+    assert np.allclose(other.learned()["acceptance"], made.learned()["acceptance"])

@@ -1,0 +1,147 @@
+"""Scores of drafters that did not run, against runs in which they did; what catching up tells, against brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.control.policy import Decision
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.drafting.drafter import Drafter, DraftJob
+from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.engine.shadows import ShadowScores
+from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.types import Completion, Request, RoundRecord, SamplingParams
+from tests.engine.conftest import Dictated, make_core, run
+from tests.fakes import TableRunner, array
+
+BOTH = ("draft-model", "ngram")
+DRAFT = TableRunner(seed=1, blend=0.8)
+
+
+def _serve(
+    tokenizer: PreTrainedTokenizerFast,
+    requests: Sequence[Request],
+    choose: Callable[[int, int], Sequence[int]],
+    drafters: tuple[str, ...] = BOTH,
+    method: str = "coupled",
+) -> tuple[list[RoundRecord], dict[str, Completion]]:
+    policy = Dictated(drafters, choose)
+    loaded: list[Drafter] = [DraftModelDrafter(TableRunner(seed=1, blend=0.8)), NgramDrafter(longest=2, shortest=1)]
+    done = run(make_core(tokenizer, TableRunner(), loaded, {"p": (policy, method)}), requests)
+    return policy.records, done
+
+
+def _requests(count: int, temperature: float = 0.0, **more: float) -> list[Request]:
+    goes_on = "min_tokens" not in more
+    params = [
+        SamplingParams(max_tokens=24, temperature=temperature, seed=i, ignore_eos=goes_on, **more)  # type: ignore[arg-type]
+        for i in range(count)
+    ]
+    return [Request(f"r{i}", (5, 6, 7 + i), params[i]) for i in range(count)]
+
+
+@settings(max_examples=15, deadline=None)
+@given(depths=st.lists(st.integers(0, 5), min_size=1, max_size=20), temperature=st.sampled_from([0.0, 0.9]))
+def test_a_score_is_what_the_drafter_gets_when_it_runs(
+    tokenizer: PreTrainedTokenizerFast, depths: list[int], temperature: float
+) -> None:
+    """Exact at the depth that was emitted, accepted and drafted, from whatever round and beside whatever drafter."""
+    requests = _requests(3, temperature)
+    scored, _ = _serve(tokenizer, requests, lambda n, size: [depths[(n + i) % len(depths)] for i in range(size)])
+    played, done = _serve(tokenizer, requests, lambda n, size: [4] * size, ("ngram",))
+    real = {}
+    for record in played:
+        for i, name in enumerate(record.request_ids):
+            outcome = int(record.depths[i]), int(record.drafted[i]), int(record.accepted[i])
+            real[name, int(record.context[i])] = outcome
+    texts = {request.id: [*request.prompt, *done[request.id].tokens] for request in requests}
+    compared = 0
+    for record in scored:
+        if record.shadow is None or record.shadow_drafted is None:
+            continue
+        assert (record.shadow[0] == -1).all(), "a draft model cannot be scored"
+        for i, name in enumerate(record.request_ids):
+            ran = record.drafter[i] == 1 and record.depths[i] > 0
+            assert (record.shadow[1, i] == -1) == ran
+            if ran:
+                continue
+            context, emitted = int(record.context[i]), int(record.emitted[i])
+            drafted, accepted = int(record.shadow_drafted[1, i]), int(record.shadow[1, i])
+            assert (drafted, accepted) == _would_get(texts[name], context, emitted)
+            if (name, context) in real:
+                depth = min(emitted, real[name, context][0])
+                got = tuple(min(count, depth) for count in real[name, context][1:])
+                assert (min(drafted, depth), min(accepted, depth)) == got
+                compared += 1
+    assert compared or not scored
+
+
+def _would_get(text: list[int], context: int, depth: int) -> tuple[int, int]:
+    sampling = SamplingBatch([], 24, torch.device("cpu"))
+    draft = NgramDrafter(2, 1).propose(DraftJob(array(0), [text[:context]], array(depth), sampling))
+    drafted = int(draft.counts[0])
+    right = [a == b for a, b in zip(draft.tokens[0, :drafted].tolist(), text[context:], strict=False)]
+    return drafted, right.index(False) if False in right else len(right)
+
+
+def test_nothing_is_scored_where_nobody_asks(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The default policy has one drafter, which cannot be scored: its rounds carry no scores and cost no lookups."""
+    records, _ = _serve(tokenizer, _requests(2), lambda n, size: [n % 2] * size, ("draft-model",))
+    assert all(record.shadow is None for record in records)
+    scores = ShadowScores([DraftModelDrafter(TableRunner()), NgramDrafter()])
+    unasked = Decision(array(1), array(0), array(0))
+    assert scores.of(unasked, array(0), [[1, 2, 3]], array(2)) is None
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    pause=st.integers(3, 8),
+    temperature=st.sampled_from([0.0, 0.9]),
+    floor=st.sampled_from([0, 12]),
+)
+def test_catching_up_judges_what_was_missed(
+    tokenizer: PreTrainedTokenizerFast, pause: int, temperature: float, floor: int
+) -> None:
+    """Each token that came during a pause: would the draft model have drafted it there? Same noise, same masks."""
+    requests = _requests(2, temperature, **({"min_tokens": floor} if floor else {}))
+    records, done = _serve(tokenizer, requests, lambda n, size: [2 * (n % pause == 0)] * size, ("draft-model",))
+    seen: dict[str, int] = {}
+    judged_at_all = 0
+    for record in records:
+        for i, name in enumerate(record.request_ids):
+            context = int(record.context[i])
+            if record.missed is not None and record.drafted[i]:
+                text = [*requests[int(name[1:])].prompt, *done[name].tokens][:context]
+                judged, agreed = int(record.missed.judged[i]), int(record.missed.agreed[i])
+                places = range(context - judged, context)
+                request = requests[int(name[1:])]
+                assert agreed == sum(_draft_choice(request, text[:at]) == text[at] for at in places)
+                assert judged >= min(64, context - max(seen.get(name, 0), 3) - 2)
+                judged_at_all += judged
+            if record.drafted[i]:
+                seen[name] = context + int(record.accepted[i])
+    assert judged_at_all
+
+
+def _draft_choice(request: Request, before: list[int]) -> int:
+    row = SamplingRow(request.sampling, request.sampling.seed or 0, before, len(request.prompt), (1,))
+    sampling = SamplingBatch([row], 24, torch.device("cpu"))
+    none = np.zeros((1, 0), dtype=np.int64)
+    scores = sampling.process(DRAFT.logits(before)[None], array(0), array(0), none)
+    return int(sampling.choose(scores, array(0), array(0))[0])
+
+
+def test_what_cannot_be_known_is_not_judged(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Penalties depend on what stood before; a draft with noise of its own would have drawn anything."""
+    pause = lambda n, size: [2 * (n % 6 == 0)] * size  # noqa: E731
+    penalised, _ = _serve(tokenizer, _requests(2, 0.9, frequency_penalty=0.5), pause, ("draft-model",))
+    independent, _ = _serve(tokenizer, _requests(2, 0.9), pause, ("draft-model",), "rejection")
+    assert any(record.caught_up for record in penalised)
+    for record in [*penalised, *independent]:
+        assert record.missed is None or not record.missed.judged.any()
