@@ -5,11 +5,12 @@ To add an algorithm: write one file with one class here, its settings and builde
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from adaptspec.control.cost import CostTable
-from adaptspec.control.policy import BatchSignals, RoundStop
+from adaptspec.control.policy import BatchSignals, Policy, RoundStop
 from adaptspec.types import FloatArray, IntArray, Provenance, RoundRecord
 
 
@@ -62,6 +63,19 @@ class Chooser(Protocol):
     def learn(self, record: RoundRecord) -> None:
         """Take note of a round of this chooser's rows."""
 
+    def learned(self) -> dict[str, FloatArray]:
+        """What is worth keeping across restarts: copies of decayed sums, by name; {} where there is nothing.
+
+        Additive: the states of two replicas, added name by name, are the state of both. So a prior stays out of it.
+        """
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """Go on from what `learned` once gave, in place of what has been seen so far. Called before any row starts.
+
+        Raises:
+            StateError: not of these shapes, or not possible; nothing has changed then.
+        """
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -73,3 +87,4 @@ class Parts:
     tiers: tuple[int, ...]  # depths allowed beside 0, ascending
     drafters: tuple[str, ...]  # preferred first
     stops: bool  # a stop rule will cut drafts short
+    policy: Callable[[str], Policy] | None = None  # builds a policy by name or file; None where none may be nested

@@ -11,10 +11,11 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
+from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
 from adaptspec.errors import ConfigError
-from adaptspec.types import Reason, RoundRecord
+from adaptspec.types import FloatArray, Reason, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,14 @@ class EmaTiers:
         if len(record.rows):
             self._slot(len(record.rows)).update(float(record.accepted.mean()), bool(record.drafted.any()))
 
+    def learned(self) -> dict[str, FloatArray]:
+        """Nothing: a moving average forgets in a few rounds, and averages do not add."""
+        return {}
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Chooser.restore`."""
+        check_nothing(learned)
+
     def _slot(self, batch_size: int) -> _Slot:
         return self._slots[max(0, bisect.bisect_right(self._firsts, batch_size) - 1)]
 
@@ -132,16 +141,16 @@ Tier = Annotated[int, Field(ge=0, le=64)]
 class LadderSpec(Part):
     """One ladder of tiers."""
 
-    tiers: list[Tier] = Field(min_length=1, max_length=16)
-    down_hysteresis: float = 0.0
-    up_hysteresis: float = 0.0
+    tiers: list[Tier] = Field(min_length=1, max_length=16, description="Depths to climb, lowest first.")
+    down_hysteresis: float = Field(default=0.0, description="Added to the mark for going down: below 0 stays longer.")
+    up_hysteresis: float = Field(default=0.0, description="Added to the mark for going up: above 0 waits longer.")
 
 
 class EmaTiersSpec(Part):
     """`choose:` of the moving-average ladder. `ladders` are keyed by the first batch size they serve."""
 
     algorithm: Literal["ema-tiers"]
-    alpha: float = Field(default=0.2, gt=0.0, le=1.0)
+    alpha: float = Field(default=0.2, gt=0.0, le=1.0, description="Weight of the newest round.")
     warmup: int = Field(default=10, ge=0, description="Rounds before the first move.")
     interval: int = Field(default=5, ge=1, description="Rounds between moves.")
     start: int = Field(default=3, ge=0, description="The first tier, where a ladder has it.")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
+from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
-from adaptspec.types import Reason, RoundRecord
+from adaptspec.types import FloatArray, Reason, RoundRecord
 
 
 class Static:
@@ -36,6 +38,14 @@ class Static:
 
     def learn(self, record: RoundRecord) -> None:
         """A fixed depth learns nothing."""
+
+    def learned(self) -> dict[str, FloatArray]:
+        """Nothing."""
+        return {}
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Chooser.restore`."""
+        check_nothing(learned)
 
 
 class StaticSpec(Part):
