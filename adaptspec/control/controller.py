@@ -112,13 +112,13 @@ class Controller:
             return
         if self._cost is not None:
             self._cost.observe(record, self._one_drafter(record))
-        if len(self._list) == 1:
-            self._list[0].learn(record)
-            return
         owners = self._policy_of[record.rows]
+        first = int(owners[0])
+        if alike(owners, first):
+            self._list[first].learn(record)
+            return
         for which in np.unique(owners).tolist():
-            mine = np.flatnonzero(owners == which)
-            self._list[which].learn(record if len(mine) == len(owners) else _part(record, mine))
+            self._list[which].learn(_part(record, np.flatnonzero(owners == which)))
 
     def _decide_one(self, which: int, signals: BatchSignals) -> Decision:
         policy = self._list[which]
