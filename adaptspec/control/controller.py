@@ -190,13 +190,13 @@ class Controller:
             self._cost.observe(record, self._one_drafter(record))
         if self._shadows:
             self._shadows.learn(record)
-        if len(self._list) == 1:
-            self._list[0].learn(self._numbers[0].record(record))
-            return
         owners = self._policy_of[record.rows]
+        first = int(owners[0])
+        if alike(owners, first):
+            self._list[first].learn(self._numbers[first].record(record))
+            return
         for which in np.unique(owners).tolist():
-            mine = np.flatnonzero(owners == which)
-            part = record if len(mine) == len(owners) else record.take(mine)
+            part = record.take(np.flatnonzero(owners == which))
             self._list[which].learn(self._numbers[which].record(part))
 
     def _put(self, name: str, policy: Policy) -> None:

@@ -15,6 +15,18 @@ import torch.nn.functional as F
 Norm = Callable[[torch.Tensor], torch.Tensor]
 
 
+def rms_norm_into(weight: torch.Tensor, eps: float, matrix: torch.Tensor) -> Norm:
+    """A norm [N, dim] whose product with `matrix` [dim, out] is wanted; where it pays, the weight moves into `matrix`.
+
+    `matrix` is then changed in place: it must belong to this norm alone.
+    """
+    if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        width = weight.shape[0]
+        matrix.mul_((weight * math.sqrt(width)).unsqueeze(1))
+        return _UnitLength(torch.tensor(math.sqrt(width * eps)))
+    return rms_norm(weight, eps)
+
+
 def rms_norm(weight: torch.Tensor, eps: float) -> Norm:
     """A norm over the last dimension; `weight` is [dim], or [heads, dim] for tensors [..., heads, dim]."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
@@ -36,6 +48,17 @@ class _ByLength:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x / length.hypot_(self.floor)).mul_(self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnitLength:
+    """x / hypot(|x|, sqrt(dim eps)): `_ByLength` without the weight."""
+
+    floor: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x / length.hypot_(self.floor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,27 @@ from pydantic import Field
 
 from adaptspec.control.choosers.batch_table import BatchTableSpec
 from adaptspec.control.choosers.ema_tiers import EmaTiersSpec
+from adaptspec.control.choosers.exp3 import Exp3Spec
 from adaptspec.control.choosers.goodput import GoodputSpec
+from adaptspec.control.choosers.hedge import HedgeSpec
+from adaptspec.control.choosers.linucb import LinUcbSpec
+from adaptspec.control.choosers.nightjar import NightjarSpec
+from adaptspec.control.choosers.slo import SloSpec
 from adaptspec.control.choosers.static import StaticSpec
+from adaptspec.control.choosers.thompson import ThompsonSpec
+from adaptspec.control.choosers.ucb import UcbSpec
 
 ChooseSpec = Annotated[
-    StaticSpec | BatchTableSpec | EmaTiersSpec | GoodputSpec,
+    StaticSpec
+    | BatchTableSpec
+    | EmaTiersSpec
+    | GoodputSpec
+    | UcbSpec
+    | ThompsonSpec
+    | Exp3Spec
+    | LinUcbSpec
+    | NightjarSpec
+    | HedgeSpec
+    | SloSpec,
     Field(discriminator="algorithm"),
 ]

@@ -14,6 +14,8 @@ SHORTEST: dict[str, dict[str, object]] = {
     "batch-table": {"schedule": [[1, 8, 2]]},
     "ema-tiers": {},
     "goodput": {},
+    "hedge": {},
+    "slo": {"time-per-output-token-ms": 2.0},
 }
 
 
