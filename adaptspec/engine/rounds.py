@@ -65,7 +65,8 @@ class RoundLoop:
         clock = _Clock()
         batch = self.scheduler.next_batch()
         ask = self._ask(batch)
-        decision = self._controller.decide(self._signals(batch))
+        signals = self._signals(batch, ask)
+        decision = self._controller.decide(signals)
         clock.lap("decide")
         draft = self._speculator.propose(ask, decision)
         clock.lap("draft")
@@ -73,9 +74,9 @@ class RoundLoop:
         verdict = self._speculator.judge(logits, ask, draft)
         clock.lap("verify")
         self._speculator.tune(logits, ask, draft, verdict, decision)
-        outcome = self._commit(batch, ask, decision, draft, verdict)
+        outcome = self._commit(batch, ask, decision, draft, verdict, context=signals.context)
         clock.lap("commit")
-        self._report(self._record(batch, decision, draft, outcome, clock))
+        self._report(self._record(batch, signals, decision, draft, outcome=outcome, clock=clock))
         self._hand_out(batch)
         return self._collect()
 
@@ -113,29 +114,30 @@ class RoundLoop:
             methods=np.array([self._method_of[self._policy(s)] for s in emitting], dtype=np.int64),
         )
 
-    def _signals(self, batch: Batch) -> BatchSignals:
-        rows = [s.row for s in batch.decoding]
-        context = [len(s.tokens) for s in batch.decoding]
-        lag = [
-            [d.lag(held_row(s), length) for s, length in zip(batch.decoding, context, strict=True)]
-            for d in self._speculator.drafters
+    def _signals(self, batch: Batch, ask: Ask) -> BatchSignals:
+        decoding = batch.decoding
+        context = [len(s.tokens) for s in decoding]
+        nothing = [0] * len(decoding)
+        regions = [s.region for s in decoding] if self._controller.watches_regions else nothing
+        lags = [
+            [drafter.lag(held_row(s), length) for s, length in zip(decoding, context, strict=True)]
+            for drafter in self._speculator.drafters
         ]
+        # One array cut in rows: at batch 1 making it costs as much as what stands in it.
+        table = np.array(
+            [nothing, context, batch.limits, [s.emitted for s in decoding], regions, *lags], dtype=np.int64
+        )
         return BatchSignals(
-            rows=np.array(rows, dtype=np.int64),
-            tasks=np.zeros(len(rows), dtype=np.int64),
-            context=np.array(context, dtype=np.int64),
-            limits=np.array(batch.limits, dtype=np.int64),
-            lag=np.array(lag, dtype=np.int64).reshape(len(lag), len(rows)),
-            position=np.array([s.emitted for s in batch.decoding], dtype=np.int64),
-            region=self._regions(batch),
+            rows=ask.rows[: len(decoding)],
+            tasks=table[0],
+            context=table[1],
+            limits=table[2],
+            position=table[3],
+            region=table[4],
+            lag=table[5:],
             prefill_tokens=batch.prefill_tokens,
             free_memory=self._target.free_memory,
         )
-
-    def _regions(self, batch: Batch) -> IntArray:
-        if not self._controller.watches_regions:
-            return np.zeros(len(batch.decoding), dtype=np.int64)
-        return np.array([s.region for s in batch.decoding], dtype=np.int64)
 
     def _verify(self, batch: Batch, draft: Draft) -> torch.Tensor:
         """The target's pass over the newest token and the draft of each decoding row, and over prompt chunks."""
@@ -156,12 +158,13 @@ class RoundLoop:
         arrays = [np.array(part, dtype=np.int64) for part in (rows, counts, tokens, wanted)]
         return self._target.forward(Packed(*arrays))
 
-    def _commit(self, batch: Batch, ask: Ask, decision: Decision, draft: Draft, verdict: Verdict) -> _Outcome:
-        """Append what was accepted and roll the caches back to it."""
+    def _commit(
+        self, batch: Batch, ask: Ask, decision: Decision, draft: Draft, verdict: Verdict, *, context: IntArray
+    ) -> _Outcome:
+        """Append what was accepted and roll the caches back to it. `context` [B]: tokens before."""
         now = time.monotonic()
         size = len(batch.decoding)
         emitted = np.zeros(size, dtype=np.int64)
-        context = np.array([len(s.tokens) for s in batch.decoding], dtype=np.int64)
         for i, sequence in enumerate(batch.emitting):
             kept, drafted = int(verdict.accepted[i]), int(draft.counts[i])
             length = len(sequence.tokens)
@@ -170,22 +173,31 @@ class RoundLoop:
                 emitted[i] = gained
                 sequence.count_round(drafted, min(kept, gained))
                 self._roll_back(held_row(sequence), length + kept, int(decision.drafter[i]) if drafted else None)
-        return _Outcome(context, verdict.accepted[:size], emitted, self._speculator.shadows(ask, decision, context))
+        return _Outcome(verdict.accepted[:size], emitted, self._speculator.shadows(ask, decision, context))
 
-    def _record(self, batch: Batch, decision: Decision, draft: Draft, outcome: _Outcome, clock: _Clock) -> RoundRecord:
+    def _record(
+        self,
+        batch: Batch,
+        signals: BatchSignals,
+        decision: Decision,
+        draft: Draft,
+        *,
+        outcome: _Outcome,
+        clock: _Clock,
+    ) -> RoundRecord:
         self._number += 1
         size, prefill, shadows = len(batch.decoding), batch.prefill_tokens, outcome.shadows
         return RoundRecord(
             number=self._number,
             request_ids=tuple(s.request.id for s in batch.decoding),
-            rows=np.array([s.row for s in batch.decoding], dtype=np.int64),
+            rows=signals.rows,
             depths=decision.depths,
             reasons=decision.reasons,
             drafter=decision.drafter,
             drafted=draft.counts[:size],
             accepted=outcome.accepted,
             emitted=outcome.emitted,
-            context=outcome.context,
+            context=signals.context,
             confidence=draft.confidence[:size],
             entropy=draft.entropy[:size],
             prefill_tokens=prefill,
@@ -264,12 +276,11 @@ class RoundLoop:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a round came to for its decoding rows: tokens before it, drafted tokens kept, tokens emitted.
+    """What a round came to for its decoding rows: drafted tokens kept, tokens emitted.
 
     `shadows`: what drafters that did not run would have come to.
     """
 
-    context: IntArray
     accepted: IntArray
     emitted: IntArray
     shadows: Shadows | None

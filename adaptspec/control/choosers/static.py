@@ -12,7 +12,7 @@ from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
-from adaptspec.types import FloatArray, Reason, RoundRecord
+from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 
 class Static:
@@ -24,6 +24,7 @@ class Static:
 
     def __init__(self, depth: int) -> None:
         self.max_depth = depth
+        self._reasons: IntArray = np.zeros(0, dtype=np.int64)
 
     def start(self, row: int, task: int) -> None:
         """Nothing is kept per row."""
@@ -33,8 +34,9 @@ class Static:
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
-        depths = np.minimum(signals.limits, self.max_depth)
-        return Choice(depths, np.full(len(depths), Reason.FIXED, dtype=np.int64))
+        if len(self._reasons) != len(signals.rows):
+            self._reasons = np.full(len(signals.rows), int(Reason.FIXED), dtype=np.int64)
+        return Choice(np.minimum(signals.limits, self.max_depth), self._reasons)
 
     def learn(self, record: RoundRecord) -> None:
         """A fixed depth learns nothing."""
