@@ -1,0 +1,220 @@
+"""Recording tapes: the target answers the workloads by plain decoding, then every drafter is asked at every position.
+
+`bench record` writes one tape of all tasks and temperatures, which `policy simulate` replays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from adaptspec.bench.forced import Judge, Written, regions
+from adaptspec.bench.workloads import Workloads, encode, read_workloads
+from adaptspec.engine.build import Built, EngineConfig, build
+from adaptspec.engine.detokenizer import Detokenizer
+from adaptspec.engine.prompt_text import PromptText
+from adaptspec.errors import ConfigError
+from adaptspec.replay.limit import emitted_positions
+from adaptspec.replay.tape import Recorded, Tape, tape_of
+from adaptspec.replay.tape_file import save_tape
+from adaptspec.types import Request, SamplingParams, SpeculationParams
+
+# Positions kept after the token that ends a request: a draft may reach so far past it.
+_BEYOND = 16
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """What to record: tokens per answer, temperatures, and the seed that the requests' seeds are made of."""
+
+    tokens: int = 160
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 2:
+            raise ConfigError(f"--tokens is {self.tokens}; a tape needs answers of at least 2")
+        if not self.temperatures:
+            raise ConfigError("give at least one temperature to record at")
+
+
+def record(built: Built, workloads: Workloads, settings: RecordSettings, tick: Callable[[], None]) -> Tape:
+    """Record every prompt at every temperature. `tick` is called twice for each: once written, once judged.
+
+    Raises:
+        ConfigError: the context is too short for the answers, or the caches are too small.
+    """
+    longest = built.target.info.context - settings.tokens
+    if longest < 1:
+        raise ConfigError(f"the context holds {built.target.info.context} tokens; give fewer --tokens")
+    jobs = _jobs(built, workloads, settings, longest)
+    texts = _write(built, [job.request for job in jobs], tick)
+    judge = Judge(built.target, built.drafters)
+    recorded = []
+    for job in jobs:
+        recorded.append(_recorded(built, judge, job, texts[job.request.id]))
+        tick()
+    about = {
+        "target": built.target.info.fingerprint,
+        "models": built.pair,
+        "dtype": built.target.info.dtype,
+        "verification": "coupled",
+    }
+    return tape_of(recorded, about)
+
+
+@dataclass(frozen=True)
+class _Job:
+    request: Request
+    task: str
+    source: str
+
+
+def _jobs(built: Built, workloads: Workloads, settings: RecordSettings, longest: int) -> list[_Job]:
+    jobs: list[_Job] = []
+    for temperature in settings.temperatures:
+        for task, prompts in workloads.items():
+            for i, prompt in enumerate(prompts):
+                seed = settings.seed * 1_000_003 + len(jobs)
+                sampling = SamplingParams(settings.tokens, temperature, seed=seed, ignore_eos=True)
+                ids = encode(built.tokenizer, prompt, longest)
+                request = Request(f"{task}-{i}@{temperature:g}", ids, sampling, SpeculationParams(max_depth=0))
+                jobs.append(_Job(request, task, prompt.source))
+    return jobs
+
+
+def _write(built: Built, requests: Sequence[Request], tick: Callable[[], None]) -> dict[str, list[int]]:
+    """What the target writes without any drafts, by request: past its end, so far as a draft may reach."""
+    core, ends = built.core, set(built.target.info.eos_token_ids)
+    texts: dict[str, list[int]] = {request.id: [] for request in requests}
+    for request in requests:
+        core.check(request)
+        core.add(request)
+    while not core.idle:
+        for delta in core.step():
+            text = texts[delta.request_id]
+            text.extend(delta.tokens)
+            if delta.completion is not None:
+                tick()
+            elif len(text) >= _length(text, ends) + _BEYOND:
+                core.abort(delta.request_id)
+                tick()
+    return texts
+
+
+def _length(tokens: Sequence[int], ends: set[int]) -> int:
+    """How many of the tokens are emitted: up to the first that ends a text."""
+    return next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
+
+
+def _recorded(built: Built, judge: Judge, job: _Job, tokens: Sequence[int]) -> Recorded:
+    sampling = job.request.sampling
+    length = _length(tokens, set(built.target.info.eos_token_ids))
+    text = Written(job.request.prompt, tuple(tokens), length, sampling)
+    words = PromptText(built.tokenizer, None)
+    return Recorded(
+        id=job.request.id,
+        prompt_tokens=len(text.prompt),
+        length=length,
+        views=judge.views(text),
+        task=job.task,
+        source=job.source,
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        seed=sampling.seed or 0,
+        region=regions(text, words, Detokenizer(built.tokenizer)),
+    )
+
+
+def add_record_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the arguments of `bench record`, beside those that say which models to load."""
+    parser.description = (
+        "Record tapes: answer the prompts by plain decoding and note, for every position of every answer, what each "
+        "drafter would have proposed. `adaptspec policy simulate` replays them."
+    )
+    parser.add_argument("--out", type=Path, required=True, help="file to write, such as tape.npz")
+    parser.add_argument("--costs-out", type=Path, help="also write this machine's measured cost table, as JSON")
+    parser.add_argument("--workloads", type=Path, help="folder of JSONL prompts (default: a built-in prompt a task)")
+    parser.add_argument("--prompts", type=int, default=16, help="prompts per task (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")
+    parser.add_argument("--temperatures", default="0,0.8", help="comma-separated; 0 is greedy (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="what the requests' seeds are made of")
+    parser.add_argument("--json", action="store_true", help="print what was recorded as one JSON object")
+
+
+def run_record(config: EngineConfig, arguments: argparse.Namespace) -> int:
+    """Record, write the tape, say what is on it; the exit status is 0.
+
+    Raises:
+        ConfigError, ModelError, PolicyError, CorpusError, TapeError: saying what to do.
+    """
+    settings = RecordSettings(arguments.tokens, _temperatures(arguments.temperatures), arguments.seed)
+    workloads = read_workloads(arguments.workloads, arguments.prompts)
+    built = build(config)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        total = 2 * len(settings.temperatures) * sum(map(len, workloads.values()))
+        bar = progress.add_task("record", total=total)
+        tape = record(built, workloads, settings, lambda: progress.advance(bar))
+    save_tape(tape, arguments.out)
+    if arguments.costs_out is not None:
+        _write_costs(built, arguments.costs_out)
+    summary = summarise(tape)
+    if arguments.json:
+        sys.stdout.write(json.dumps({"tape": os.fspath(arguments.out), "recorded": summary}, indent=1) + "\n")
+    else:
+        _show(summary)
+    return 0
+
+
+def summarise(tape: Tape) -> list[dict[str, str | int | float]]:
+    """Requests, tokens and each drafter's share of agreement, by temperature and task."""
+    rows: list[dict[str, str | int | float]] = []
+    for temperature in np.unique(tape.temperatures).tolist():
+        at = tape.at_temperature(temperature)
+        for task in dict.fromkeys(at.tasks):
+            own = at.of_task(task)
+            inside = emitted_positions(own)
+            rows.append(
+                {
+                    "temperature": temperature,
+                    "task": task,
+                    "requests": len(own),
+                    "tokens": int(own.lengths.sum()),
+                    **{name: float(view.agreed[inside].mean()) for name, view in own.views.items() if len(inside)},
+                }
+            )
+    return rows
+
+
+def _show(summary: Sequence[dict[str, str | int | float]]) -> None:
+    columns = list(dict.fromkeys(key for row in summary for key in row))
+    table = Table(*columns, title="recorded; drafters: share of positions where they agree")
+    for row in summary:
+        table.add_row(
+            *(f"{value:.3g}" if isinstance(value := row.get(key, ""), float) else str(value) for key in columns)
+        )
+    Console().print(table)
+
+
+def _write_costs(built: Built, path: Path) -> None:
+    try:
+        path.write_text(built.costs.to_json() + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: the cost table cannot be written ({error})") from error
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--temperatures is {text!r}; give numbers with commas, such as 0,0.8") from None

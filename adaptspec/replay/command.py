@@ -1,0 +1,96 @@
+"""The command `policy simulate`: its arguments, and what it does with them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from adaptspec.control.library import find_policy
+from adaptspec.control.spec import load_policy_spec
+from adaptspec.errors import ConfigError
+from adaptspec.replay.cells import mixed_cells, task_cells
+from adaptspec.replay.costs import load_costs, shipped_costs
+from adaptspec.replay.plot import plot_report, plotting
+from adaptspec.replay.report import simulate
+from adaptspec.replay.streams import Schedule
+from adaptspec.replay.tape import join
+from adaptspec.replay.tape_file import load_tape
+from adaptspec.replay.world import WorldSettings
+
+_BATCHES = "1,4,16,64"
+
+
+def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the arguments of `policy simulate`; its `run` then serves as the command."""
+    parser.description = (
+        "Replay policies over tapes of recorded requests, round by round, and compare what they would have earned with "
+        "plain decoding, every fixed depth and an oracle that knows every agreement. Deterministic; needs no model."
+    )
+    parser.add_argument("--tape", type=Path, nargs="+", required=True, help="tapes, as `bench record` writes them")
+    parser.add_argument(
+        "--cost",
+        action="append",
+        default=[],
+        metavar="NAME|FILE",
+        help=f"what rounds cost: {', '.join(shipped_costs())}, or a JSON file; may be given again "
+        "(default: all that ship)",
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="NAME|FILE",
+        help="a shipped policy or a YAML file; may be given again (default: goodput)",
+    )
+    parser.add_argument(
+        "--batch",
+        default=_BATCHES,
+        help="batch sizes, comma-separated; dashes for stages of one stream, as in 1-16-1 (default: %(default)s)",
+    )
+    parser.add_argument("--mixed", action="store_true", help="only streams that mix all tasks, not each task by itself")
+    parser.add_argument("--temperature", type=float, help="only requests recorded at this temperature")
+    parser.add_argument(
+        "--prefill", type=int, default=0, metavar="TOKENS", help="prompt tokens read per round; 0: free"
+    )
+    parser.add_argument("--noise", type=float, default=0.0, help="sigma of log-normal noise on times (default: none)")
+    parser.add_argument("--seed", type=int, default=0, help="of the noise, and of draws under rejection")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the cells into a .png, .svg or .pdf")
+    parser.set_defaults(run=run_simulate)
+
+
+def run_simulate(arguments: argparse.Namespace) -> int:
+    """Simulate and print; the exit status is 0.
+
+    Raises:
+        TapeError, ConfigError, PolicyError: an argument cannot be used.
+    """
+    if arguments.plot is not None:
+        plotting()  # missing, it should not cost a whole simulation to find out
+    tape = join([load_tape(path) for path in arguments.tape])
+    if arguments.temperature is not None:
+        tape = tape.at_temperature(arguments.temperature)
+    machines = [load_costs(name) for name in arguments.cost or shipped_costs()]
+    policies = [load_policy_spec(find_policy(name)) for name in arguments.policy or ["goodput"]]
+    if len({spec.name for spec in policies}) < len(policies):
+        raise ConfigError("two of the policies have one name; rename one of them (metadata.name)")
+    schedules = [Schedule.parse(text.strip()) for text in arguments.batch.split(",")]
+    cells = (mixed_cells if arguments.mixed else task_cells)(tape, schedules)
+    settings = WorldSettings(prefill_tokens=arguments.prefill, noise=arguments.noise, seed=arguments.seed)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("simulate", total=len(cells) * len(machines))
+        report = simulate(policies, cells, machines, settings, tick=lambda: progress.advance(bar))
+    if arguments.plot is not None:
+        plot_report(report, arguments.plot)
+    if arguments.json:
+        sys.stdout.write(json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")
+    else:
+        console = Console()
+        console.print(report.table())
+        console.print(report.summary())
+    return 0

@@ -1,0 +1,129 @@
+"""References in hindsight: fixed depths, each request at its own best depth, and the clairvoyant oracle.
+
+All read the same tape and costs as the simulator. The clairvoyant oracle knows every agreement in advance and plans
+each request's rounds by dynamic programming; no causal policy reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from adaptspec.replay.clairvoyant import plan_seconds
+from adaptspec.replay.costs import MachineCosts
+from adaptspec.replay.row_costs import RowCosts, alone, shares
+from adaptspec.replay.simulator import replay, static_spec
+from adaptspec.replay.streams import Stream
+from adaptspec.replay.tape import Tape
+from adaptspec.replay.world import WorldSettings
+
+TIERS = (0, 1, 2, 3, 4, 5, 6, 7)
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A fixed setting: always this depth with this drafter; depth 0 is plain decoding."""
+
+    depth: int
+    drafter: str
+
+    def __str__(self) -> str:
+        return "off" if not self.depth else f"{self.drafter} at {self.depth}"
+
+
+@dataclass(frozen=True)
+class References:
+    """Goodputs in tokens per second of what a policy is compared with, over one stream.
+
+    `per_request_best` is None where requests share rounds; `clairvoyant` is the exact optimum at batch 1, an upper
+    bound on any policy's goodput at larger fixed batch sizes (see `row_costs.shares`), None where the size varies.
+    """
+
+    tiers: Mapping[Tier, float]
+    per_request_best: float | None
+    clairvoyant: float | None
+
+    @property
+    def off(self) -> float:
+        """Plain decoding."""
+        return next(goodput for tier, goodput in self.tiers.items() if not tier.depth)
+
+    @property
+    def best(self) -> Tier:
+        """The best fixed setting in hindsight, off included."""
+        return max(self.tiers, key=lambda tier: self.tiers[tier])
+
+    @property
+    def best_static(self) -> float:
+        """Its goodput."""
+        return self.tiers[self.best]
+
+    def gap_closed(self, goodput: float) -> float | None:
+        """(policy - best static) / (clairvoyant - best static); None without an oracle, or where there is no gap."""
+        if self.clairvoyant is None or self.clairvoyant <= self.best_static * (1.0 + 1e-9):
+            return None
+        return (goodput - self.best_static) / (self.clairvoyant - self.best_static)
+
+
+def references(
+    stream: Stream,
+    costs: MachineCosts,
+    drafters: Sequence[str] = ("draft-model",),
+    settings: WorldSettings = WorldSettings(),
+    depths: Sequence[int] = TIERS,
+) -> References:
+    """All references over a stream, for tiers of these drafters; noise in the settings is left out."""
+    tiers = [Tier(depth, name) for i, name in enumerate(drafters) for depth in sorted({0, *depths}) if depth or not i]
+    batch, tape = stream.schedule.fixed, stream.tape
+    if batch is None or settings.prefill_tokens:
+        return References({tier: _replayed(tier, stream, costs, settings) for tier in tiers}, None, None)
+    times = np.bincount(np.array(stream.order), minlength=len(tape))
+    tokens = float((times * (tape.lengths - 1)).sum())
+    asked = np.flatnonzero(times).tolist()
+    priced = _priced(costs, drafters, max(depths), batch)
+    # Each way of sharing gives a bound; the one that promises the least goodput is the tightest.
+    plan = max(sum(float(times[r]) * plan_seconds(tape, r, rows) for r in asked) for rows in priced)
+    if batch > 1 or tape.prompt_tokens.max() >= settings.catch_up_tokens:
+        return References({tier: _replayed(tier, stream, costs, settings) for tier in tiers}, None, tokens / plan)
+    alone_at = {
+        tier: np.array([times[r] * tier_seconds(tape, r, tier, priced[0][tier.drafter]) for r in asked])
+        for tier in tiers
+    }
+    own_best = np.min(list(alone_at.values()), axis=0).sum()
+    known = {tier: float(tokens / seconds.sum()) for tier, seconds in alone_at.items()}
+    return References(known, float(tokens / own_best), tokens / plan)
+
+
+def tier_seconds(tape: Tape, request: int, tier: Tier, row: RowCosts) -> float:
+    """Decoding one request alone at one depth throughout, after its first token.
+
+    What the drafter has missed is read in one round: exact where the prompt is within a round's share of catch-up.
+    """
+    view = tape.views[tier.drafter]
+    start, length = int(tape.offsets[request]), int(tape.lengths[request])
+    run, reach = view.run[start : start + length].tolist(), view.reach[start : start + length].tolist()
+    prompt, most = int(tape.prompt_tokens[request]), int(tape.max_tokens[request])
+    at, seconds, cold = 1, 0.0, True
+    while at < length:
+        asked = min(tier.depth, most - at - 1)
+        drafted = min(asked, reach[at])
+        seconds += row.round(prompt + at, drafted, asked)
+        if asked and cold:
+            seconds += row.catch_up * max(0, prompt + at - 2)
+            cold = False
+        at += min(run[at], drafted) + 1
+    return seconds
+
+
+def _replayed(tier: Tier, stream: Stream, costs: MachineCosts, settings: WorldSettings) -> float:
+    return replay(static_spec(tier.depth, tier.drafter), stream, costs, replace(settings, noise=0.0)).goodput
+
+
+def _priced(costs: MachineCosts, drafters: Sequence[str], deepest: int, batch: int) -> list[Mapping[str, RowCosts]]:
+    """What a row's round costs by drafter: exactly, for one row; else every way of sharing a round that is a bound."""
+    if batch == 1:
+        return [{drafter: alone(costs, drafter, deepest) for drafter in drafters}]
+    each = [shares(costs, drafter, deepest, batch) for drafter in drafters]
+    return [dict(zip(drafters, way, strict=True)) for way in zip(*each, strict=True)]

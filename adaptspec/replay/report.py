@@ -1,0 +1,192 @@
+"""What policies earn over cells, against plain decoding, every fixed tier and the oracles: as JSON and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from adaptspec.control.spec import PolicySpec
+from adaptspec.replay.cells import Cell
+from adaptspec.replay.costs import MachineCosts
+from adaptspec.replay.limit import modelled_best
+from adaptspec.replay.oracle import TIERS, References, references
+from adaptspec.replay.simulator import Tally, replay
+from adaptspec.replay.world import WorldSettings, drafters_of
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One cell on one machine: what the references and each policy made of it.
+
+    `modelled` is the limit L1: what acceptance and cost say the best fixed depth is worth over plain decoding.
+    """
+
+    machine: str
+    work: str
+    batch: str
+    mixed: bool
+    references: References
+    modelled: float | None
+    policies: Mapping[str, Tally]
+
+    def over_off(self, policy: str) -> float:
+        """Goodput over plain decoding's."""
+        return self.policies[policy].goodput / self.references.off
+
+    def over_best_static(self, policy: str) -> float:
+        """Goodput over that of the best fixed setting in hindsight."""
+        return self.policies[policy].goodput / self.references.best_static
+
+    def gap_closed(self, policy: str) -> float | None:
+        """See `References.gap_closed`."""
+        return self.references.gap_closed(self.policies[policy].goodput)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; ratios are to plain decoding unless their name says otherwise."""
+        known = self.references
+        return {
+            "machine": self.machine,
+            "work": self.work,
+            "batch": self.batch,
+            "mixed": self.mixed,
+            "off_tokens_per_second": known.off,
+            "tiers": {str(tier): goodput / known.off for tier, goodput in known.tiers.items()},
+            "best_static": {"tier": str(known.best), "ratio": known.best_static / known.off},
+            "per_request_best": _over(known.per_request_best, known.off),
+            "clairvoyant": _over(known.clairvoyant, known.off),
+            "modelled_best": self.modelled,
+            "policies": {name: self._policy(name, tally) for name, tally in self.policies.items()},
+        }
+
+    def _policy(self, name: str, tally: Tally) -> dict[str, Any]:
+        clairvoyant, off = self.references.clairvoyant, self.references.off
+        ratio = tally.goodput / off
+        return {
+            "ratio": ratio,
+            "over_best_static": self.over_best_static(name),
+            "gap_closed": self.gap_closed(name),
+            "over_modelled_best": None if self.modelled is None else ratio / self.modelled,
+            "over_clairvoyant": None if clairvoyant is None else tally.goodput / clairvoyant,
+            "mean_acceptance_length": tally.mean_acceptance_length,
+            "duty": tally.duty,
+            "switches_per_1000_rounds": tally.switches_per_1000,
+            "depths": np.trim_zeros(tally.depths, "b").tolist(),
+            "rounds": tally.rounds,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """All cells on all machines."""
+
+    policies: tuple[str, ...]
+    cells: tuple[CellResult, ...]
+
+    def worst(self, policy: str) -> float:
+        """The worst-case slowdown: the least ratio to plain decoding over all cells."""
+        return min(cell.over_off(policy) for cell in self.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, with a summary by policy."""
+        return {
+            "policies": {name: self._summary(name) for name in self.policies},
+            "cells": [cell.to_json() for cell in self.cells],
+        }
+
+    def table(self) -> Table:
+        """Goodput relative to plain decoding; in brackets over the best fixed setting."""
+        table = Table(title="goodput relative to off (over the best static tier)", show_lines=False)
+        for column in ("machine", "work"):
+            table.add_column(column, no_wrap=True)
+        for column in ("batch", "best static", "clairvoyant", *self.policies):
+            table.add_column(column, justify="right")
+        for cell in self.cells:
+            known = cell.references
+            best = f"{known.best_static / known.off:.2f} {known.best}"
+            oracle = "-" if known.clairvoyant is None else f"{known.clairvoyant / known.off:.2f}"
+            each = (f"{cell.over_off(name):.2f} ({cell.over_best_static(name):.2f})" for name in self.policies)
+            table.add_row(cell.machine, cell.work, cell.batch, best, oracle, *each)
+        return table
+
+    def summary(self) -> Table:
+        """One line per policy."""
+        columns = ("over off", "over best static", "worst over off", "gap closed", "duty", "switches / 1,000")
+        table = Table("policy", *columns, title="over all cells (means, unless it says worst)")
+        for name in self.policies:
+            row = self._summary(name)
+            gap = "-" if row["gap_closed"] is None else f"{row['gap_closed']:.2f}"
+            table.add_row(
+                name,
+                f"{row['mean_ratio']:.3f}",
+                f"{row['mean_over_best_static']:.3f}",
+                f"{row['worst_ratio']:.3f}",
+                gap,
+                f"{row['duty']:.2f}",
+                f"{row['switches_per_1000_rounds']:.0f}",
+            )
+        return table
+
+    def _summary(self, name: str) -> dict[str, Any]:
+        gaps = [gap for cell in self.cells if (gap := cell.gap_closed(name)) is not None]
+        tallies = [cell.policies[name] for cell in self.cells]
+        return {
+            "mean_ratio": _mean([cell.over_off(name) for cell in self.cells]),
+            "worst_ratio": self.worst(name),
+            "mean_over_best_static": _mean([cell.over_best_static(name) for cell in self.cells]),
+            "worst_over_best_static": min(cell.over_best_static(name) for cell in self.cells),
+            "gap_closed": _mean(gaps) if gaps else None,
+            "duty": _mean([tally.duty for tally in tallies]),
+            "switches_per_1000_rounds": _mean([tally.switches_per_1000 for tally in tallies]),
+        }
+
+
+def simulate(
+    policies: Sequence[PolicySpec],
+    cells: Sequence[Cell],
+    machines: Sequence[MachineCosts],
+    settings: WorldSettings = WorldSettings(),
+    *,
+    depths: Sequence[int] = TIERS,
+    tick: Callable[[], None] = lambda: None,
+) -> Report:
+    """Run every policy in every cell on every machine. `tick` is called after each cell.
+
+    References use the drafters that the policies use, each at all of `depths`.
+
+    Raises:
+        TapeError: tape and costs have no drafter in common.
+        ConfigError, PolicyError: a policy wants a drafter that is not on the tape, or cannot be built.
+    """
+    results = []
+    for costs in machines:
+        for cell in cells:
+            results.append(_cell(policies, cell, costs, settings, depths))
+            tick()
+    return Report(tuple(spec.name for spec in policies), tuple(results))
+
+
+def _cell(
+    policies: Sequence[PolicySpec], cell: Cell, costs: MachineCosts, settings: WorldSettings, depths: Sequence[int]
+) -> CellResult:
+    here = drafters_of(cell.stream.tape, costs, settings)
+    wanted = {drafter for spec in policies if spec.drafts for drafter in spec.drafters}
+    used = [drafter for drafter in here if drafter in wanted] or list(here[:1])
+    tallies = {spec.name: replay(spec, cell.stream, costs, settings) for spec in policies}
+    known = references(cell.stream, costs, used, settings, depths)
+    batch = cell.stream.schedule.fixed
+    modelled = None
+    if batch is not None:
+        modelled = max(modelled_best(cell.stream.tape, costs, batch, drafter, depths) for drafter in used)
+    return CellResult(costs.name, cell.work, cell.batch, cell.mixed, known, modelled, tallies)
+
+
+def _over(value: float | None, off: float) -> float | None:
+    return None if value is None else value / off
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))

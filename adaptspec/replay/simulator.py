@@ -1,0 +1,131 @@
+"""Runs one policy over a stream of recorded requests and sums up what it delivered.
+
+The policy is built and driven as the engine does it, by the same `Controller`; there is no second implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from adaptspec.control.controller import Controller
+from adaptspec.control.cost import CostProfile, CostTable
+from adaptspec.control.spec import PolicySpec, build_policy, parse_policy_spec
+from adaptspec.control.tasks import TASKS
+from adaptspec.control.verification_spec import BlockSpec, CoupledSpec, RejectionSpec
+from adaptspec.errors import TapeError
+from adaptspec.replay.costs import MachineCosts
+from adaptspec.replay.streams import Stream
+from adaptspec.replay.world import World, WorldSettings, drafters_of
+from adaptspec.types import IntArray, RoundRecord
+
+
+@dataclass
+class Tally:
+    """What a run added up to. Row-rounds are rounds of single requests.
+
+    `switches` counts row-rounds whose decided depth differs from the one before of the same request.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    rounds: int = 0
+    row_rounds: int = 0
+    drafting: int = 0  # row-rounds that drafted
+    drafted: int = 0
+    accepted: int = 0
+    switches: int = 0
+    depths: IntArray = field(default_factory=lambda: np.zeros(65, dtype=np.int64))  # row-rounds by decided depth
+    records: list[RoundRecord] = field(default_factory=list)
+    _last: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def goodput(self) -> float:
+        """Tokens per simulated second."""
+        return self.tokens / self.seconds
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted per drafting row-round: the bonus token counts."""
+        return 1.0 + (self.accepted / self.drafting if self.drafting else 0.0)
+
+    @property
+    def duty(self) -> float:
+        """Share of row-rounds that drafted."""
+        return self.drafting / self.row_rounds if self.row_rounds else 0.0
+
+    @property
+    def switches_per_1000(self) -> float:
+        """Changes of a request's depth per 1,000 of its rounds."""
+        return 1e3 * self.switches / self.row_rounds if self.row_rounds else 0.0
+
+    def add(self, record: RoundRecord) -> None:
+        """Count one round."""
+        depths = record.depths.tolist()
+        self.row_rounds += len(depths)
+        self.drafting += int(np.count_nonzero(record.drafted))
+        self.drafted += int(record.drafted.sum())
+        self.accepted += int(record.accepted.sum())
+        for name, depth in zip(record.request_ids, depths, strict=True):
+            self.depths[depth] += 1
+            self.switches += self._last.get(name, depth) != depth
+            self._last[name] = depth
+
+
+def replay(
+    spec: PolicySpec,
+    stream: Stream,
+    costs: MachineCosts,
+    settings: WorldSettings = WorldSettings(),
+    *,
+    profile: CostProfile | None = None,
+    pace: Callable[[int], float] | None = None,
+    keep: bool = False,
+    tasks: Sequence[str] = TASKS,
+) -> Tally:
+    """Serve a stream under a policy. `profile` is what the policy believes of costs at the start (default: the truth
+
+    at the points that a profiler measures); `keep` keeps the round records. The verification method is the
+    policy's: under `rejection` (and `block`, which never does worse) agreement is drawn by chance, from the settings'
+    seed. A draft temperature is left alone: what other tokens it would lead to, a tape does not know.
+
+    Raises:
+        TapeError: tape and costs have no drafter in common with the settings, or the verification is lossy.
+        PolicyError, ConfigError: the policy cannot be built, or wants a drafter that is not here.
+    """
+    if isinstance(spec.verification, RejectionSpec | BlockSpec):
+        stream = replace(stream, tape=stream.tape.under_rejection(settings.seed))
+    elif not isinstance(spec.verification, CoupledSpec):
+        raise TapeError(
+            f"policy {spec.name} verifies by {spec.verification.method}, which may change the text: a tape cannot "
+            "follow it; simulate it with a lossless method"
+        )
+    cost = CostTable(profile or costs.profile())
+    policy = build_policy(spec, cost, stream.most_rows, tasks)
+    drafters = drafters_of(stream.tape, costs, settings)
+    controller = Controller({spec.name: policy}, spec.name, drafters, stream.most_rows, cost=cost, task_names=tasks)
+    return run(World(stream, costs, controller, settings, pace), keep=keep)
+
+
+def run(world: World, *, keep: bool = False) -> Tally:
+    """Let a world run to its end."""
+    tally = Tally()
+    while not world.over:
+        record = world.round()
+        tally.add(record)
+        if keep:
+            tally.records.append(record)
+    tally.tokens, tally.seconds, tally.rounds = world.tokens, world.seconds, world.rounds
+    return tally
+
+
+def static_spec(depth: int, drafter: str = "draft-model") -> PolicySpec:
+    """The policy that always drafts `depth` tokens; 0 is plain decoding."""
+    return parse_policy_spec(
+        "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\n"
+        f"metadata: {{name: static-{depth}}}\n"
+        f"spec: {{choose: {{algorithm: static, depth: {depth}}}, drafters: [{drafter}]}}\n",
+        f"static-{depth}",
+    )

@@ -1,0 +1,301 @@
+"""Tapes: what drafting would have met at every output position of recorded requests.
+
+Under `coupled` verification the target's token at a position depends on what comes before it and on the request's seed
+alone, so whether a draft made there is right is a fact that no policy can change. A tape holds these facts; knows
+neither models nor policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from adaptspec.errors import TapeError
+from adaptspec.types import BoolArray, FloatArray, IntArray
+
+# A draft that never runs out of proposals reaches this far: deeper than any policy may draft.
+FAR = 255
+
+
+@dataclass(frozen=True)
+class DraftView:
+    """One drafter at P output positions: a draft of d tokens that starts at t submits min(d, reach[t]) of them
+
+    and has min(d, run[t]) of these accepted. `confidence` is the draft's probability of its own token at t, given the
+    true text before it, `entropy` that of its distribution in nats (both NaN for a lookup), `rejection` the chance
+    sum(min(p, q)) that rejection sampling keeps its token.
+    """
+
+    run: IntArray  # [P]
+    reach: IntArray  # [P]
+    confidence: FloatArray  # [P]
+    entropy: FloatArray  # [P]
+    rejection: FloatArray  # [P]
+
+    @property
+    def agreed(self) -> BoolArray:
+        """Whether the drafter's token at a position, given the true text before it, is the target's, [P]."""
+        return np.asarray(self.run > 0)
+
+    @property
+    def proposes(self) -> BoolArray:
+        """Whether it has a token to propose at all, [P]."""
+        return np.asarray(self.reach > 0)
+
+    def take(self, index: IntArray) -> DraftView:
+        """The same for some positions, whole requests at a time (runs must not be cut)."""
+        return DraftView(
+            self.run[index], self.reach[index], self.confidence[index], self.entropy[index], self.rejection[index]
+        )
+
+    @classmethod
+    def of_agreement(
+        cls,
+        agreed: BoolArray,
+        confidence: FloatArray | None = None,
+        entropy: FloatArray | None = None,
+        rejection: FloatArray | None = None,
+    ) -> DraftView:
+        """The view of a drafter that always proposes, over the positions of one request."""
+        unknown = np.full(len(agreed), np.nan)
+        return cls(
+            run_lengths(agreed),
+            np.full(len(agreed), FAR, dtype=np.int64),
+            unknown if confidence is None else confidence,
+            unknown if entropy is None else entropy,
+            agreed.astype(np.float64) if rejection is None else rejection,
+        )
+
+
+def run_lengths(agreed: BoolArray) -> IntArray:
+    """How many True in a row start at each position, [P], at most `FAR`."""
+    here = np.arange(len(agreed), dtype=np.int64)
+    misses = np.where(agreed, len(agreed), here)
+    following: IntArray = np.minimum.accumulate(misses[::-1])[::-1]
+    runs: IntArray = np.minimum(following - here, FAR)
+    return runs
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One request as it was recorded: P >= `length` positions of it.
+
+    Position 0 is the token that reading the prompt yields; drafts start at position 1 at the earliest. Positions from
+    `length` on come after the token that ended the request: drafts may reach into them, nothing there is emitted.
+    """
+
+    id: str
+    prompt_tokens: int
+    length: int
+    views: Mapping[str, DraftView]
+    task: str = ""
+    source: str = ""
+    max_tokens: int = 0  # what the request asked for; 0: `length`
+    temperature: float = 0.0
+    seed: int = 0
+    region: IntArray | None = None  # [P] index into control.tasks.REGIONS
+
+
+@dataclass(frozen=True)
+class Tape:
+    """R recorded requests, their positions one after another: request r has positions offsets[r] to offsets[r + 1].
+
+    `about` says what was recorded (models, precision, sampling), for people.
+    """
+
+    ids: tuple[str, ...]
+    tasks: tuple[str, ...]
+    sources: tuple[str, ...]
+    prompt_tokens: IntArray  # [R]
+    lengths: IntArray  # [R] tokens emitted
+    max_tokens: IntArray  # [R]
+    temperatures: FloatArray  # [R]
+    seeds: IntArray  # [R]
+    offsets: IntArray  # [R + 1]
+    regions: IntArray  # [P]
+    views: Mapping[str, DraftView]
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, good in _checks(self).items():
+            if not good:
+                raise TapeError(f"not a tape: {name}; record it again")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the drafters that were recorded."""
+        return tuple(self.views)
+
+    def of_task(self, task: str) -> Tape:
+        """The requests of one task.
+
+        Raises:
+            TapeError: there are none.
+        """
+        found = [r for r, own in enumerate(self.tasks) if own == task]
+        if not found:
+            known = ", ".join(sorted(set(self.tasks)))
+            raise TapeError(f"no request of task {task!r} on this tape; its tasks are: {known}")
+        return self.take(found)
+
+    def at_temperature(self, temperature: float) -> Tape:
+        """The requests recorded at one temperature.
+
+        Raises:
+            TapeError: there are none.
+        """
+        found = np.flatnonzero(np.isclose(self.temperatures, temperature)).tolist()
+        if not found:
+            known = ", ".join(f"{value:g}" for value in np.unique(self.temperatures).tolist())
+            raise TapeError(f"no request at temperature {temperature:g} on this tape; recorded were: {known}")
+        return self.take(found)
+
+    def take(self, requests: Sequence[int]) -> Tape:
+        """Some of the requests, in this order."""
+        index = np.array(requests, dtype=np.int64)
+        spans = [np.arange(self.offsets[r], self.offsets[r + 1]) for r in requests]
+        positions = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
+        return replace(
+            self,
+            ids=tuple(self.ids[r] for r in requests),
+            tasks=tuple(self.tasks[r] for r in requests),
+            sources=tuple(self.sources[r] for r in requests),
+            prompt_tokens=self.prompt_tokens[index],
+            lengths=self.lengths[index],
+            max_tokens=self.max_tokens[index],
+            temperatures=self.temperatures[index],
+            seeds=self.seeds[index],
+            offsets=_offsets([len(span) for span in spans]),
+            regions=self.regions[positions],
+            views={name: view.take(positions) for name, view in self.views.items()},
+        )
+
+    def always_wrong(self) -> Tape:
+        """The same requests with drafts that are sure of themselves as before and never right: the worst case."""
+        nothing = np.zeros(len(self.regions), dtype=np.int64)
+        views = {
+            name: replace(view, run=nothing, rejection=np.zeros(len(nothing))) for name, view in self.views.items()
+        }
+        return replace(self, views=views)
+
+    def under_rejection(self, seed: int = 0) -> Tape:
+        """The same requests under `rejection` verification: agreement is drawn from its chance, once per position.
+
+        Rejected tokens are replaced by other ones there, which no tape can follow: take it as a likely stand-in.
+        """
+        rng = np.random.default_rng(seed)
+        starts = np.zeros(len(self.regions) + 1, dtype=np.bool_)
+        starts[self.offsets] = True
+        views = {}
+        for name, view in self.views.items():
+            agreed = (rng.random(len(view.run)) < view.rejection) & view.proposes
+            bounds = zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True)
+            runs = [run_lengths(agreed[start:end]) for start, end in bounds]
+            run = np.minimum(np.concatenate(runs) if runs else view.run, view.reach)
+            views[name] = replace(view, run=run)
+        return replace(self, views=views)
+
+
+def tape_of(requests: Sequence[Recorded], about: Mapping[str, str] | None = None) -> Tape:
+    """A tape of these requests, which must have been recorded with the same drafters.
+
+    Raises:
+        TapeError: they have different drafters, or there are none.
+    """
+    if not requests:
+        raise TapeError("a tape needs at least one request")
+    names = tuple(requests[0].views)
+    if any(tuple(request.views) != names for request in requests):
+        raise TapeError("all requests of a tape must be recorded with the same drafters, in the same order")
+    sizes = [len(request.views[names[0]].run) if names else request.length for request in requests]
+    regions = [
+        np.zeros(size, dtype=np.int64) if request.region is None else request.region
+        for request, size in zip(requests, sizes, strict=True)
+    ]
+    return Tape(
+        ids=tuple(request.id for request in requests),
+        tasks=tuple(request.task for request in requests),
+        sources=tuple(request.source for request in requests),
+        prompt_tokens=np.array([request.prompt_tokens for request in requests], dtype=np.int64),
+        lengths=np.array([request.length for request in requests], dtype=np.int64),
+        max_tokens=np.array([request.max_tokens or request.length for request in requests], dtype=np.int64),
+        temperatures=np.array([request.temperature for request in requests], dtype=np.float64),
+        seeds=np.array([request.seed for request in requests], dtype=np.int64),
+        offsets=_offsets(sizes),
+        regions=np.concatenate(regions),
+        views={name: _joined([request.views[name] for request in requests]) for name in names},
+        about=dict(about or {}),
+    )
+
+
+def join(tapes: Sequence[Tape]) -> Tape:
+    """Several tapes as one, in this order; only drafters that all of them know are kept.
+
+    Raises:
+        TapeError: there is no tape.
+    """
+    if not tapes:
+        raise TapeError("give at least one tape")
+    names = [name for name in tapes[0].views if all(name in tape.views for tape in tapes)]
+    return Tape(
+        ids=tuple(one for tape in tapes for one in tape.ids),
+        tasks=tuple(one for tape in tapes for one in tape.tasks),
+        sources=tuple(one for tape in tapes for one in tape.sources),
+        prompt_tokens=np.concatenate([tape.prompt_tokens for tape in tapes]),
+        lengths=np.concatenate([tape.lengths for tape in tapes]),
+        max_tokens=np.concatenate([tape.max_tokens for tape in tapes]),
+        temperatures=np.concatenate([tape.temperatures for tape in tapes]),
+        seeds=np.concatenate([tape.seeds for tape in tapes]),
+        offsets=_offsets([size for tape in tapes for size in np.diff(tape.offsets).tolist()]),
+        regions=np.concatenate([tape.regions for tape in tapes]),
+        views={name: _joined([tape.views[name] for tape in tapes]) for name in names},
+        about=tapes[0].about,
+    )
+
+
+def _offsets(sizes: Sequence[int]) -> IntArray:
+    return np.concatenate(([0], np.cumsum(np.array(sizes, dtype=np.int64)))).astype(np.int64)
+
+
+def _joined(views: Sequence[DraftView]) -> DraftView:
+    return DraftView(
+        np.concatenate([view.run for view in views]),
+        np.concatenate([view.reach for view in views]),
+        np.concatenate([view.confidence for view in views]),
+        np.concatenate([view.entropy for view in views]),
+        np.concatenate([view.rejection for view in views]),
+    )
+
+
+def _checks(tape: Tape) -> dict[str, bool]:
+    """What must hold of a tape, in words."""
+    count, offsets = len(tape.ids), tape.offsets
+    per_request = (tape.tasks, tape.sources, tape.prompt_tokens, tape.lengths, tape.max_tokens, tape.temperatures)
+    sizes = np.diff(offsets)
+    checks = {
+        "its lists of requests differ in length": all(len(part) == count for part in (*per_request, tape.seeds))
+        and len(offsets) == count + 1,
+        "its offsets do not fit": bool(len(offsets) and offsets[0] == 0 and (sizes >= 1).all()),
+    }
+    if not all(checks.values()):
+        return checks
+    total = int(offsets[-1])
+    ends = np.repeat(offsets[1:], sizes) - np.arange(total)  # positions left in the request
+    for name, view in tape.views.items():
+        columns = (view.run, view.reach, view.confidence, view.entropy, view.rejection)
+        fits = all(column.shape == (total,) for column in columns)
+        checks[f"what it says of {name} has another length"] = fits
+        checks[f"runs of {name} leave their request"] = fits and bool(
+            ((view.run >= 0) & (view.run <= ends) & (view.run <= view.reach) & (view.reach <= FAR)).all()
+        )
+    checks["its regions have another length"] = tape.regions.shape == (total,)
+    checks["a request has no tokens, or more than were recorded"] = bool(
+        ((tape.lengths >= 1) & (tape.lengths <= sizes) & (tape.prompt_tokens >= 1)).all()
+        and (tape.max_tokens >= tape.lengths).all()
+    )
+    return checks

@@ -1,0 +1,126 @@
+"""Tapes on disk: one compressed .npz of plain arrays, versioned, written at once or not at all.
+
+Knows the format only; what the columns mean is in `tape`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from adaptspec.errors import TapeError
+from adaptspec.replay.tape import DraftView, Tape
+
+FORMAT, VERSION = "adaptspec-tape", 1
+
+# All that numpy and zipfile raise for bytes that are no archive of arrays.
+_DAMAGE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    RuntimeError,
+    SyntaxError,
+    ArithmeticError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+_Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def save_tape(tape: Tape, path: Path) -> None:
+    """Write a tape; confidence, entropy and chances are kept to three digits (float16).
+
+    Raises:
+        TapeError: the file cannot be written.
+    """
+    header = {"format": FORMAT, "version": VERSION, "drafters": list(tape.views), "about": dict(tape.about)}
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "header": np.array(json.dumps(header)),
+        "ids": np.array(tape.ids, dtype=np.str_),
+        "tasks": np.array(tape.tasks, dtype=np.str_),
+        "sources": np.array(tape.sources, dtype=np.str_),
+        "prompt_tokens": tape.prompt_tokens.astype(np.int32),
+        "lengths": tape.lengths.astype(np.int32),
+        "max_tokens": tape.max_tokens.astype(np.int32),
+        "temperatures": tape.temperatures.astype(np.float32),
+        "seeds": tape.seeds,
+        "sizes": np.diff(tape.offsets).astype(np.int32),
+        "regions": tape.regions.astype(np.uint8),
+    }
+    for i, view in enumerate(tape.views.values()):
+        arrays[f"{i}.run"], arrays[f"{i}.reach"] = view.run.astype(np.uint8), view.reach.astype(np.uint8)
+        for name in ("confidence", "entropy", "rejection"):
+            arrays[f"{i}.{name}"] = getattr(view, name).astype(np.float16)
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # its flag is not among the names
+        os.replace(part, path)
+    except OSError as error:
+        raise TapeError(f"{path}: the tape cannot be written ({error})") from error
+
+
+def load_tape(path: Path) -> Tape:
+    """Read a tape.
+
+    Raises:
+        TapeError: there is no such file, it is not a tape, it is damaged, or it is of another version.
+    """
+    try:
+        # Read whole: numpy leaves a file open that turns out not to be an archive.
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+            return _tape({name: file[name] for name in file.files})
+    except FileNotFoundError as error:
+        raise TapeError(f"{path}: no such tape; record one with `adaptspec bench record`") from error
+    except TapeError as error:
+        raise TapeError(f"{path}: {error}") from error
+    except _DAMAGE as error:
+        raise TapeError(f"{path}: not a tape, or damaged ({error}); record it again") from error
+
+
+def _tape(arrays: _Arrays) -> Tape:
+    header = json.loads(str(arrays["header"]))
+    if header.get("format") != FORMAT:
+        raise TapeError("not a tape")
+    if header["version"] != VERSION:
+        raise TapeError(f"a tape of version {header['version']}, not {VERSION}; record it again")
+    sizes = arrays["sizes"].astype(np.int64)
+    return Tape(
+        ids=tuple(arrays["ids"].tolist()),
+        tasks=tuple(arrays["tasks"].tolist()),
+        sources=tuple(arrays["sources"].tolist()),
+        prompt_tokens=arrays["prompt_tokens"].astype(np.int64),
+        lengths=arrays["lengths"].astype(np.int64),
+        max_tokens=arrays["max_tokens"].astype(np.int64),
+        temperatures=arrays["temperatures"].astype(np.float64),
+        seeds=arrays["seeds"].astype(np.int64),
+        offsets=np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes))),
+        regions=arrays["regions"].astype(np.int64),
+        views={name: _view(arrays, i) for i, name in enumerate(header["drafters"])},
+        about={str(key): str(value) for key, value in header["about"].items()},
+    )
+
+
+def _view(arrays: _Arrays, i: int) -> DraftView:
+    run, reach = (arrays[f"{i}.{name}"].astype(np.int64) for name in ("run", "reach"))
+    confidence, entropy, rejection = (
+        arrays[f"{i}.{name}"].astype(np.float64) for name in ("confidence", "entropy", "rejection")
+    )
+    return DraftView(run, reach, confidence, entropy, rejection)

@@ -1,0 +1,90 @@
+"""Teacher forcing: what it says of a text is what the drafters really do there, within what they can read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.bench.forced import Judge, Written, regions
+from adaptspec.control.tasks import REGIONS
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.engine.detokenizer import Detokenizer
+from adaptspec.engine.prompt_text import PromptText
+from adaptspec.errors import ConfigError
+from adaptspec.replay.tape import FAR
+from adaptspec.types import SamplingParams
+from tests.fakes import TableRunner, plain_greedy
+
+GREEDY = SamplingParams(16, 0.0, seed=1, ignore_eos=True)
+
+
+def _text(prompt: list[int], count: int = 16) -> Written:
+    output = plain_greedy(TableRunner(), prompt, count)
+    return Written(tuple(prompt), tuple(output), len(output), GREEDY)
+
+
+def test_a_draft_model_agrees_where_its_own_next_token_is_the_targets() -> None:
+    """Given the true text before it; the rows are free again afterwards."""
+    target, draft = TableRunner(), TableRunner(seed=1, blend=0.8)
+    text = _text([5, 6, 7])
+    view = Judge(target, [DraftModelDrafter(draft)]).views(text)["draft-model"]
+    tokens = text.tokens
+    own = [int(draft.logits(tokens[: 3 + t]).argmax()) == token for t, token in enumerate(text.output)]
+    assert view.agreed.tolist() == own
+    assert 0 < sum(own) < len(own)
+    assert view.rejection.tolist() == [float(agreed) for agreed in own]
+    assert (view.reach >= 80).all()
+    assert target.length(0) == draft.length(0) == 0
+
+
+def test_a_lookup_is_asked_anew_at_every_position() -> None:
+    """Repetition lets it propose; its run is what of its proposal really came, its reach what it proposed."""
+    output = (5, 6, 7, 5, 6, 7, 9, 5, 6, 7)
+    view = Judge(TableRunner(), [NgramDrafter(longest=2, shortest=1)]).views(Written((5, 6), output, 10, GREEDY))[
+        "ngram"
+    ]
+    assert not view.proposes[0], "5 6 has been seen once: nothing follows it"
+    assert view.agreed[5]
+    assert not view.agreed[6], "after 5 6 7 came 5 before, now 9"
+    assert view.run[8] == 2, "6 and 7, where the text ends"
+    assert (view.run <= view.reach).all()
+    assert np.isnan(view.confidence).all()
+    assert (view.rejection[~view.proposes] == 0.0).all()
+
+
+def test_what_a_draft_model_cannot_read_it_does_not_draft() -> None:
+    """From the first token on that its vocabulary lacks, as in the engine; what came before is judged."""
+    output = (5, 6, 22, 7, 8)
+    view = Judge(TableRunner(), [DraftModelDrafter(TableRunner(vocab=20))]).views(Written((3, 4), output, 5, GREEDY))
+    own = view["draft-model"]
+    assert own.proposes.tolist() == [True, True, True, False, False]
+    assert np.isnan(own.confidence).tolist() == [False, False, False, True, True]
+    assert not own.agreed[2:].any()
+
+
+def test_a_draft_model_of_a_shorter_context_drafts_no_further() -> None:
+    text = _text([5, 6, 7])
+    size = len(text.output)
+    view = Judge(TableRunner(), [DraftModelDrafter(TableRunner(context=10))]).views(text)["draft-model"]
+    left = np.clip(10 - 3 - np.arange(size), 0, FAR)
+    assert view.reach.tolist() == left.tolist()
+    assert view.run.tolist() == np.minimum(left, size - np.arange(size)).tolist(), "its table is the target's own"
+
+
+def test_a_cache_that_is_too_small_is_an_error() -> None:
+    judge = Judge(TableRunner(capacity=8), [NgramDrafter()])
+    with pytest.raises(ConfigError, match="cache tokens"):
+        judge.views(_text([5, 6, 7]))
+
+
+def test_regions_are_those_before_each_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The prompt may have left a fence open; the token that closes it is still inside."""
+    prompt = tokenizer.encode("Write it:\n```python\n")
+    output = tokenizer.encode("x = 1\n```\nDone, and well done.\n")
+    text = Written(tuple(prompt), tuple(output), len(output), GREEDY)
+    found = regions(text, PromptText(tokenizer, None), Detokenizer(tokenizer))
+    assert len(found) == len(output)
+    assert REGIONS[found[0]] == "code"
+    assert REGIONS[found[-1]] == "prose"

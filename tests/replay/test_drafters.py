@@ -1,0 +1,132 @@
+"""Simulated drafters follow the engine's: what is read when, what lags, where drafts end, what stop rules are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from adaptspec.control.policy import RoundStop
+from adaptspec.replay.costs import load_costs
+from adaptspec.replay.drafters import Ask, LookupDraft, ModelDraft
+from adaptspec.replay.tape import DraftView
+from adaptspec.types import BoolArray, FloatArray, IntArray
+
+COSTS = load_costs("cpu-2-cores")
+STEP, TOKEN = 0.00021, 0.000005
+
+
+def _view(size: int = 40) -> DraftView:
+    return DraftView.of_agreement(np.ones(size, dtype=np.bool_), np.linspace(0.9, 0.1, size), np.full(size, 0.5))
+
+
+def _ask(depths: Sequence[int], context: Sequence[int], at: Sequence[int], stop: RoundStop | None = None) -> Ask:
+    rows = len(depths)
+    return Ask(
+        np.arange(rows),
+        np.array(depths),
+        np.array(context),
+        np.array(at),
+        np.zeros(rows, dtype=np.int64),
+        np.full(rows, 39),
+        stop,
+    )
+
+
+def test_the_first_draft_reads_the_prompt_and_later_ones_what_was_missed() -> None:
+    """One or two tokens are the usual share; a rejected token rolls the cache back, off rounds let it fall behind."""
+    draft = ModelDraft("draft-model", _view(), COSTS, 1, 512)
+    rows = np.array([0])
+    lag = draft.lag(rows, np.array([101]))
+    assert lag is not None
+    assert lag.tolist() == [99]
+    first = draft.propose(_ask([3], [101], [1]))
+    assert (first.counts.tolist(), first.steps, first.caught_up) == ([3], 3, 99)
+    assert first.seconds == pytest.approx(3 * STEP + 99 * TOKEN)
+    draft.commit(rows, np.array([102]))  # one of three was kept
+    assert draft.propose(_ask([2], [103], [3])).caught_up == 0
+    draft.commit(rows, np.array([105]))  # both were kept: the second has not been fed
+    behind = draft.lag(rows, np.array([110]))
+    assert behind is not None
+    assert behind.tolist() == [110 - 104 - 2]
+    draft.free(0)
+    fresh = draft.lag(rows, np.array([50]))
+    assert fresh is not None
+    assert fresh.tolist() == [48]
+
+
+def test_long_prompts_are_read_in_pieces_first_come_first_served() -> None:
+    """A row that has not caught up drafts nothing; two tokens are always read; steps are paid for all the same."""
+    draft = ModelDraft("draft-model", _view(), COSTS, 3, 100)
+    one = draft.propose(_ask([2, 2, 2], [150, 80, 60], [1, 1, 1]))
+    assert one.counts.tolist() == [0, 0, 0]
+    assert one.steps == 0
+    assert one.caught_up == 98
+    two = draft.propose(_ask([2, 0, 2], [151, 81, 61], [2, 2, 2]))
+    assert two.counts.tolist() == [2, 0, 0], "51 are left of the first; the last has 59 to go and 49 to read"
+    assert two.caught_up == 49 + 47
+    assert draft.propose(_ask([0, 0, 2], [154, 82, 62], [5, 3, 3])).counts.tolist() == [0, 0, 2]
+
+
+def test_a_stop_rule_is_asked_after_every_token_with_what_the_tape_says_of_it() -> None:
+    """The token looked at stays submitted; a row at its depth is not spared the question, as in the engine."""
+    asked: list[tuple[int, list[int], list[float]]] = []
+
+    def stop(step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
+        asked.append((step, index.tolist(), confidence.tolist()))
+        return np.array([i != 1 for i in index.tolist()])
+
+    view = _view()
+    draft = ModelDraft("draft-model", view, COSTS, 3, 512)
+    made = draft.propose(_ask([3, 3, 1], [10, 10, 10], [4, 5, 6], stop))
+    assert made.counts.tolist() == [3, 1, 1]
+    assert [(step, index) for step, index, _ in asked] == [(1, [0, 1, 2]), (2, [0])]
+    np.testing.assert_allclose(asked[0][2], view.confidence[[4, 5, 6]])
+    np.testing.assert_allclose(made.confidence[0], view.confidence[4:7])
+    assert np.isnan(made.confidence[1:, 1:]).all()
+
+
+def test_drafting_all_at_once_is_drafting_step_by_step() -> None:
+    """Without a stop rule the steps are worked out together: same counts, confidences, steps and seconds."""
+
+    def never(step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
+        return np.ones(len(index), dtype=np.bool_)
+
+    for machine in ("cpu-2-cores", "gpu-8b"):
+        made = []
+        for stop in (None, never):
+            draft = ModelDraft("draft-model", _view(), load_costs(machine), 4, 512)
+            made.append(draft.propose(_ask([3, 0, 7, 1], [12, 15, 20, 9], [4, 5, 36, 2], stop)))
+        whole, single = made
+        assert whole.counts.tolist() == single.counts.tolist() == [3, 0, 7, 1]
+        assert whole.steps == single.steps == 7
+        assert whole.seconds == pytest.approx(single.seconds)
+        np.testing.assert_array_equal(whole.confidence, single.confidence)
+
+
+def test_catching_up_judges_the_output_that_was_missed() -> None:
+    """Up to 64 of the latest output tokens, none of the prompt; nothing is judged where nothing was missed."""
+    agreed = np.arange(40) % 2 == 0
+    draft = ModelDraft("draft-model", DraftView.of_agreement(agreed), COSTS, 2, 512)
+    made = draft.propose(_ask([1, 0], [30, 30], [10, 10]))
+    assert made.missed is not None
+    assert made.missed.judged.tolist() == [10, 0]
+    assert made.missed.agreed.tolist() == [5, 0]
+    draft.commit(np.array([0]), np.array([31]))
+    assert draft.propose(_ask([1, 0], [31, 31], [11, 11])).missed is None
+
+
+def test_a_lookup_ends_where_it_finds_nothing_and_asks_nobody() -> None:
+    def unasked(step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
+        raise AssertionError("a lookup has no confidence to ask about")
+
+    reach = np.array([0, 2, 9])
+    unknown = np.full(3, np.nan)
+    view = DraftView(np.array([0, 1, 1]), reach, unknown, unknown, unknown)
+    lookup = LookupDraft("ngram", view, COSTS)
+    made = lookup.propose(_ask([3, 3, 3], [10, 11, 12], [0, 1, 2], unasked))
+    assert made.counts.tolist() == [0, 2, 3]
+    assert (made.steps, made.caught_up) == (0, 0)
+    assert made.seconds == pytest.approx(3e-5)
+    assert lookup.lag(np.arange(3), np.array([10, 11, 12])) is None

@@ -1,0 +1,90 @@
+"""Tape files: what is written is read, foreign and damaged files are refused, and a failed write leaves nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptspec.errors import TapeError
+from adaptspec.replay.tape_file import load_tape, save_tape
+from tests.replay.worlds import made_tape
+
+
+def test_a_tape_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Counts exactly, shares to float16; writing what was read gives the same file again."""
+    tape, path = made_tape(beyond=2), tmp_path / "tape.npz"
+    save_tape(tape, path)
+    read = load_tape(path)
+    assert (read.ids, read.tasks, read.sources, read.about) == (tape.ids, tape.tasks, tape.sources, tape.about)
+    for name in ("prompt_tokens", "lengths", "max_tokens", "temperatures", "seeds", "offsets", "regions"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(tape, name))
+    for name, view in tape.views.items():
+        np.testing.assert_array_equal(read.views[name].run, view.run)
+        np.testing.assert_array_equal(read.views[name].reach, view.reach)
+        np.testing.assert_allclose(read.views[name].confidence, view.confidence, rtol=1e-3)
+    save_tape(read, tmp_path / "again.npz")
+    again = load_tape(tmp_path / "again.npz")
+    np.testing.assert_array_equal(again.views["draft-model"].entropy, read.views["draft-model"].entropy)
+    assert [file.name for file in sorted(tmp_path.iterdir())] == ["again.npz", "tape.npz"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_refused(share: float, tmp_path: Path) -> None:
+    path = tmp_path / "tape.npz"
+    save_tape(made_tape(), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(TapeError, match=r"tape\.npz: not a tape, or damaged"):
+        load_tape(path)
+
+
+def test_a_file_with_flipped_bytes_is_refused_or_read_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "tape.npz"
+    tape = made_tape(count=1)
+    save_tape(tape, path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for at in rng.integers(0, len(whole), 60).tolist():
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            read = load_tape(path)
+        except TapeError:
+            continue
+        np.testing.assert_array_equal(read.views["ngram"].run, tape.views["ngram"].run)
+
+
+def _foreign(path: Path, kind: str) -> None:
+    if kind == "text":
+        path.write_text("task,agreed\ncode,1\n")
+    elif kind == "array":
+        np.savez(path, numbers=np.arange(3))
+    elif kind == "pickle":
+        np.savez(path, header=np.array([{"format": "adaptspec-tape"}], dtype=object))
+    elif kind == "header":
+        np.savez(path, header=np.array("[1, 2"))
+    elif kind == "version":
+        np.savez(path, header=np.array(json.dumps({"format": "adaptspec-tape", "version": 99})))
+    else:
+        np.savez(path, header=np.array(json.dumps({"format": kind, "version": 1})))
+
+
+@pytest.mark.parametrize("kind", ["text", "array", "pickle", "header", "version", "other"])
+def test_a_foreign_file_is_refused(kind: str, tmp_path: Path) -> None:
+    """Nothing in it is ever unpickled."""
+    path = tmp_path / "tape.npz"
+    _foreign(path, kind)
+    with pytest.raises(TapeError, match=r"tape\.npz"):
+        load_tape(path)
+
+
+def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(TapeError, match="bench record"):
+        load_tape(tmp_path / "none.npz")
+
+
+def test_a_tape_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TapeError, match="cannot be written"):
+        save_tape(made_tape(count=1), tmp_path / "missing" / "tape.npz")
