@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from adaptspec import __version__
-from adaptspec.commands import generate, policy, serve, state, train
+from adaptspec.commands import bench, generate, policy, serve, state, train
 from adaptspec.errors import AdaptSpecError
 
 
@@ -36,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_arguments(commands.add_parser("generate", help="complete one prompt here in the terminal"))
     policy.add_arguments(commands.add_parser("policy", help="list, check, compare and import policies"))
     state.add_arguments(commands.add_parser("state", help="look at what was learned, and merge it"))
+    bench.add_arguments(commands.add_parser("bench", help="measure speed and exactness, record tapes"))
     train.add_arguments(commands.add_parser("train", help="train models"))
     return parser
 

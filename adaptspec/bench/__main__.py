@@ -1,112 +1,25 @@
-"""`python -m adaptspec.bench quick|exactness`: measurements, printed as a table or (`--json`) as one object."""
+"""`python -m adaptspec.bench quick|exactness`: the same as `adaptspec bench`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
-from adaptspec.bench.exactness import DEPTHS, run_exactness
-from adaptspec.bench.quick import QuickSettings, run_quick
-from adaptspec.bench.workloads import read_workloads
-from adaptspec.engine.build import EngineConfig
+from adaptspec.bench.command import add_benchmarks
 from adaptspec.errors import AdaptSpecError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one benchmark; writes nothing but its result to standard output, progress to standard error.
-
-    The exit status is 1 if text differed by more than rounding, 2 for an error of the user's to mend.
-    """
-    arguments = _parser().parse_args(argv)
+    """Run one benchmark; the exit status is its own, or 2 for an error of the user's to mend."""
+    parser = argparse.ArgumentParser(prog="python -m adaptspec.bench", description=__doc__)
+    add_benchmarks(parser)
+    arguments = parser.parse_args(argv)
     try:
-        result = arguments.run(arguments)
+        return int(arguments.run(arguments))
     except AdaptSpecError as error:
         print(f"adaptspec.bench: {error}", file=sys.stderr)
         return 2
-    if arguments.json:
-        print(json.dumps(result, indent=1, allow_nan=False))
-    else:
-        arguments.show(result, Console())
-    return 1 if result.get("unexplained") else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m adaptspec.bench", description=__doc__)
-    commands = parser.add_subparsers(metavar="BENCHMARK", required=True)
-    quick = commands.add_parser("quick", help="speed at batch 1, greedy, against transformers and fixed depths")
-    quick.add_argument("--repeats", type=int, default=5, help="interleaved repeats (default: %(default)s)")
-    quick.add_argument("--prompts", type=int, default=3, help="prompts per task (default: %(default)s)")
-    quick.add_argument("--policy", default="goodput", metavar="NAME|FILE", help="(default: %(default)s)")
-    quick.set_defaults(run=_quick, show=_show_quick)
-    exact = commands.add_parser("exactness", help="greedy output against transformers, token for token")
-    exact.add_argument("--prompts", type=int, default=20, help="prompts per task (default: %(default)s)")
-    exact.set_defaults(run=_exactness, show=_show_exactness)
-    for command in (quick, exact):
-        command.add_argument("--json", action="store_true", help="print one JSON object")
-        command.add_argument("--tokens", type=int, default=128, help="tokens per answer (default: %(default)s)")
-        command.add_argument(
-            "--workloads", type=Path, help="folder of JSONL prompts (default: a built-in prompt a task)"
-        )
-        command.add_argument("--device", default="cpu")
-    return parser
-
-
-def _quick(arguments: argparse.Namespace) -> dict[str, Any]:
-    workloads = read_workloads(arguments.workloads, arguments.prompts)
-    settings = QuickSettings(arguments.tokens, arguments.repeats, arguments.policy)
-    with Progress(console=Console(stderr=True)) as progress:
-        work = progress.add_task("quick", total=settings.repeats * sum(map(len, workloads.values())))
-        return run_quick(EngineConfig(device=arguments.device), workloads, settings, lambda: progress.advance(work))
-
-
-def _exactness(arguments: argparse.Namespace) -> dict[str, Any]:
-    workloads = read_workloads(arguments.workloads, arguments.prompts)
-    config = EngineConfig(device=arguments.device, dtype="float32")
-    with Progress(console=Console(stderr=True)) as progress:
-        total = sum(map(len, workloads.values())) + 4 * (len(DEPTHS) + 1)
-        work = progress.add_task("exactness", total=total)
-
-        def tick(what: str) -> None:
-            progress.update(work, advance=1, description=what)
-
-        return run_exactness(config, workloads, arguments.tokens, tick)
-
-
-def _show_quick(result: dict[str, Any], console: Console) -> None:
-    table = Table("", *result["tasks"], "mean", "worst", title="speed ratios (medians; above 1 is faster)")
-    for name, mean in result["mean"].items():
-        cells = [row[name]["median"] for row in result["tasks"].values()]
-        table.add_row(name.replace("_", " "), *(f"{value:.2f}" for value in [*cells, mean, result["worst"][name]]))
-    console.print(table)
-    console.print("milliseconds per token:", {k: round(v, 3) for k, v in result["milliseconds_per_token"].items()})
-
-
-def _show_exactness(result: dict[str, Any], console: Console) -> None:
-    columns = (
-        "depth",
-        "drafter",
-        "batch",
-        "divergent",
-        "unexplained",
-        "prompts_with_rejections",
-        "drafted",
-        "accepted",
-    )
-    table = Table(*columns, title=f"{result['prompts']} prompts x {result['tokens']} tokens against transformers")
-    for row in result["settings"]:
-        table.add_row(*(str(row[column]) for column in columns))
-    console.print(table)
-    for row in result["settings"]:
-        for divergence in row["divergences"]:
-            console.print({"depth": row["depth"], "drafter": row["drafter"], "batch": row["batch"], **divergence})
 
 
 if __name__ == "__main__":
