@@ -138,6 +138,8 @@ class SwitchGuard:
             self._after_idle()
 
     def _after_probe(self, record: RoundRecord, drafted: bool) -> None:
+        if record.caught_up and not drafted:
+            return  # a long pause takes several rounds to catch up; the probe begins when it is over
         # The chooser may not want to draft now; a probe that never comes about must not last for ever.
         self._probed += 1
         if drafted:

@@ -114,8 +114,7 @@ def run(
         parse_policy_spec(policy),
         stream_of(work, batch),
         machine.costs(),
-        # Whatever the draft has missed is read in one round.
-        WorldSettings(("draft-model",), max_depth=7, catch_up_tokens=10**6, noise=machine.noise, seed=seed),
+        WorldSettings(("draft-model",), max_depth=7, noise=machine.noise, seed=seed),
         profile=profile,
         pace=slow,
         keep=keep,

@@ -68,6 +68,7 @@ class Goodput:
         self._planned_at = 0
         self._allowance = Allowance(settings.tryouts)
         self._trying: _Trying | None = None
+        self._reading: _Trying | None = None  # a try that has only caught up so far
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
@@ -202,6 +203,9 @@ class Goodput:
     def _tryout(self, cached: _Cached, signals: BatchSignals) -> Choice | None:
         """One token for rows that are off, as far as the allowance goes: fewest rejections, then least lag first."""
         self._allowance.earn(cached.plain)
+        reading = self._go_on_reading(cached, signals)
+        if reading is not None:
+            return reading
         fixed, per_try = cached.tryout
         catch_up = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
         if not self._allowance.affords(fixed + per_try):
@@ -218,6 +222,23 @@ class Goodput:
             return None
         chosen = off[order[:number]]
         self._trying = _Trying(frozenset(signals.rows[chosen].tolist()), float(spent[number - 1]), cached.plain)
+        return self._try(chosen, cached, signals)
+
+    def _go_on_reading(self, cached: _Cached, signals: BatchSignals) -> Choice | None:
+        """A long pause is caught up in several rounds; the try it was begun for lasts until something was drafted."""
+        reading, self._reading = self._reading, None
+        if reading is None:
+            return None
+        begun = np.isin(signals.rows, list(reading.rows)) & (cached.choice.depths == 0)
+        chosen = np.flatnonzero(begun & (signals.limits >= self._tiers[0]))
+        if not len(chosen):
+            self._allowance.settle(reading.cost, 0.0)
+            return None
+        self._trying = reading
+        return self._try(chosen, cached, signals)
+
+    def _try(self, chosen: IntArray, cached: _Cached, signals: BatchSignals) -> Choice:
+        """The plan, but for one token drafted by the rows at `chosen`."""
         depths = np.minimum(cached.choice.depths, signals.limits)
         depths[chosen] = self._tiers[0]
         reasons = cached.choice.reasons.copy()
@@ -228,9 +249,12 @@ class Goodput:
     def _settle(self, record: RoundRecord) -> None:
         trying, self._trying = self._trying, None
         if trying is not None:
-            rows, accepted = record.rows.tolist(), record.accepted.tolist()
-            kept = sum(a for row, a in zip(rows, accepted, strict=True) if row in trying.rows)
-            self._allowance.settle(trying.cost, kept * trying.plain / len(rows))
+            mine = np.isin(record.rows, list(trying.rows))
+            if record.caught_up and not record.drafted[mine].any():
+                self._reading = trying
+                return
+            kept = int(record.accepted[mine].sum())
+            self._allowance.settle(trying.cost, kept * trying.plain / len(record.rows))
 
     def _learn_notes(self) -> None:
         """Rows learn at once; what is common to all drafts is slow to change, and learned in larger lots."""
@@ -321,8 +345,9 @@ class _Notes:
         n, whole, row = self.count, self._whole, record.rows.item()
         self.one_row = self.one_row and (not self.parts or bool(whole[0, n - 1] == row))
         whole[0, n] = row
-        whole[1, n] = record.depths.item()
         whole[2, n] = drafted = record.drafted.item()
+        # A row that only caught up was not asked for a draft: its end says nothing of how long drafts go on.
+        whole[1, n] = 0 if record.caught_up and not drafted else record.depths.item()
         whole[3, n] = record.accepted.item()
         if drafted:
             self._confidence[n, : record.confidence.shape[1]] = record.confidence[0]
@@ -333,8 +358,9 @@ class _Notes:
         self.one_row = False
         here = slice(self.count, self.count + part.stop - part.start)
         self._whole[0, here] = record.rows[part]
-        self._whole[1, here] = record.depths[part]
-        self._whole[2, here] = record.drafted[part]
+        self._whole[2, here] = drafted = record.drafted[part]
+        depths = record.depths[part]
+        self._whole[1, here] = np.where(drafted > 0, depths, 0) if record.caught_up else depths
         self._whole[3, here] = record.accepted[part]
         self._confidence[here, : record.confidence.shape[1]] = record.confidence[part]
         self.count = here.stop

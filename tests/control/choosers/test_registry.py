@@ -14,6 +14,11 @@ SHORTEST: dict[str, dict[str, object]] = {
     "batch-table": {"schedule": [[1, 8, 2]]},
     "ema-tiers": {},
     "goodput": {},
+    "ucb": {},
+    "thompson": {},
+    "exp3": {},
+    "linucb": {},
+    "nightjar": {},
     "hedge": {},
     "slo": {"time-per-output-token-ms": 2.0},
 }

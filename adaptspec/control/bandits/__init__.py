@@ -1,0 +1,1 @@
+"""What the learning choosers share: arms, rewards, contexts, episodes. `bandit.Bandit` puts them together."""

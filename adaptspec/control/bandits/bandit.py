@@ -1,0 +1,256 @@
+"""The chooser around every bandit algorithm: contexts, episodes, rewards and what nested policies need.
+
+Knows when an arm is due and what it earned; which one comes next is the learner's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from adaptspec.control.bandits.arms import Arms
+from adaptspec.control.bandits.contexts import Contexts, Scope
+from adaptspec.control.bandits.episodes import Episodes
+from adaptspec.control.bandits.estimates import enterable, estimate
+from adaptspec.control.bandits.features import Features
+from adaptspec.control.bandits.lanes import Lanes
+from adaptspec.control.bandits.learner import Learner, View
+from adaptspec.control.bandits.ledger import Ledgers, Memory, lot_of
+from adaptspec.control.bandits.notes import Notes, Played
+from adaptspec.control.bandits.rewards import Rewarder
+from adaptspec.control.choosers.chooser import Choice, Parts
+from adaptspec.control.policy import BatchSignals
+from adaptspec.errors import StateError
+from adaptspec.types import FloatArray, IntArray, Provenance, Reason, RoundRecord
+
+
+@dataclass(frozen=True)
+class BanditSettings:
+    """What all algorithms have in common. `weight`: rounds that a context believes the level above it, at most."""
+
+    scope: Scope = "task"
+    dwell: int = 8
+    memory: Memory = field(default_factory=Memory)
+    weight: float = 16.0
+    horizon: float = 32.0  # rounds that catching up is spread over when arms are compared
+
+
+class Bandit:
+    """Plays an arm per context for an episode, then sums up what it earned and asks the learner for the next.
+
+    Reward is goodput as a ratio of sums: tokens emitted over seconds attributed to the row, in units of plain
+    decoding at the same batch size, so off is exactly 1 (see `Rewarder`). A round credits every arm that it says
+    something about, and none that was not really run. An arm whose drafter lags is charged for catching up when
+    arms are compared, spread over `horizon` rounds.
+
+    Between episodes a round costs a note and a look-up; all contexts that are due are settled together.
+    """
+
+    def __init__(self, arms: Arms, learner: Learner, parts: Parts, settings: BanditSettings = BanditSettings()) -> None:
+        self._arms, self._learner, self._settings = arms, learner, settings
+        self.max_depth = int(arms.depths.max())
+        self._contexts = Contexts(settings.scope, parts.max_rows, parts.tasks)
+        count = self._contexts.count
+        probe = max(1, settings.dwell // 2)
+        beat = probe if settings.scope == "request" else 1
+        self._episodes = Episodes(count, settings.dwell, probe, beat)
+        self._ledgers = Ledgers(
+            self._contexts.sizes, self._contexts.buckets, len(arms), settings.memory, settings.weight
+        )
+        self._rewarder = Rewarder(arms, parts.cost, parts.drafters)
+        self._features = Features(parts.max_rows, parts.tasks) if learner.uses_features else None
+        self._seen_with: FloatArray = np.zeros((count, self._features.count if self._features else 0))
+        self._lanes = Lanes(arms) if arms.opaque.any() or any(arms.stops) else None
+        self._nested = [nested for nested in arms.policies if nested is not None]
+        self._notes = Notes()
+        self._noted: set[int] = set()
+        self._lag: IntArray = np.zeros((max(1, len(parts.drafters)), parts.max_rows), dtype=np.int64)
+        self._wished: IntArray = np.zeros(parts.max_rows, dtype=np.int64)
+        # The arm last chosen by a request of each task, to begin with: choosing for each new request alone costs time.
+        self._latest: IntArray = np.full(parts.tasks, -1, dtype=np.int64)
+        self._now = 0
+        self._plan: _Plan | None = None
+        self._round: tuple[int, bool] | None = None  # rows that decode, and whether all of them are ours
+
+    @property
+    def watches_regions(self) -> bool:
+        """See `RegionWatcher`."""
+        return self._features is not None
+
+    def start(self, row: int, task: int) -> None:
+        """See `Chooser.start`."""
+        context = self._contexts.start(row, task)
+        if self._contexts.scope == "request":
+            if context in self._noted:
+                self._learn_notes()
+            self._ledgers.forget("request", context)
+            self._episodes.start(context, self._now, int(self._latest[task]))
+            self._learner.start(context)
+        if self._features is not None:
+            self._features.start(row)
+        for nested in self._nested:
+            nested.policy.start(row, task)
+        self._plan = None
+
+    def finish(self, row: int) -> None:
+        """What the row taught is learned with the next episode's end."""
+        for nested in self._nested:
+            nested.policy.finish(row)
+
+    def choose(self, signals: BatchSignals) -> Choice:
+        """See `Chooser.choose`."""
+        self._now += 1
+        plan = self._plan
+        if plan is None or not plan.serves(self._now, signals):
+            plan = self._plan = self._replan(signals)
+        self._lag[:, signals.rows] = signals.lag[: len(self._lag)]
+        self._round = signals.round_size, not signals.beside and not signals.prefill_tokens
+        if self._lanes is None:
+            return _within(plan.choice, signals.limits)
+        choice = self._lanes.choose(plan.choice, plan.arms, signals)
+        self._wished[signals.rows] = choice.depths
+        return choice
+
+    def learn(self, record: RoundRecord) -> None:
+        """See `Chooser.learn`. A round that was decided without this chooser teaches only nested policies."""
+        if self._lanes is not None:
+            self._lanes.learn(record)
+        if self._round is None:
+            return
+        (size, alone), self._round = self._round, None
+        rows = record.rows
+        contexts = self._contexts.of(rows)
+        arms = self._episodes.arms[contexts]
+        lag = self._lag[self._arms.drafters[arms], rows]
+        if self._features is not None:
+            self._features.learn(record)
+        if not self._notes.has_room(len(rows)):
+            self._learn_notes()
+        played = Played(contexts, self._contexts.tasks[rows], arms, self._wished[rows], lag)
+        self._notes.add(played, record, size, alone=alone)
+        if self._contexts.scope == "request":
+            self._noted.update(contexts.tolist())
+
+    def learned(self) -> dict[str, FloatArray]:
+        """Sums per arm of all traffic and of tasks, what the algorithm adds, and what nested policies have learned."""
+        if self._notes.count:
+            self._learn_notes()
+        known = {**self._ledgers.learned(), **self._learner.learned()}
+        for nested in self._nested:
+            known.update({f"{nested.name}/{name}": value for name, value in nested.policy.learned().items()})
+        return known
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Chooser.restore`."""
+        before = self.learned()
+        if set(learned) != set(before):
+            missing = sorted(set(before) ^ set(learned))
+            raise StateError(f"{missing[0]!r} does not fit: this state is of another algorithm or of other arms")
+        try:
+            self._take_over(learned)
+        except StateError:
+            self._take_over(before)
+            raise
+        self._plan = None
+
+    def _take_over(self, learned: Mapping[str, FloatArray]) -> None:
+        self._ledgers.restore(learned)
+        self._learner.restore(learned)
+        for nested in self._nested:
+            prefix = f"{nested.name}/"
+            nested.policy.restore({k.removeprefix(prefix): v for k, v in learned.items() if k.startswith(prefix)})
+
+    def _replan(self, signals: BatchSignals) -> _Plan:
+        contexts = self._contexts.of(signals.rows)
+        bucket = self._contexts.bucket(signals.round_size)
+        present = contexts if self._contexts.scope == "request" else np.unique(contexts)
+        due = self._episodes.due(present, self._now, bucket)
+        if len(due):
+            if self._notes.count and (self._episodes.arms[due] >= 0).any():
+                self._learn_notes()
+            self._pick(due, contexts, bucket, signals)
+        arms = self._episodes.arms[contexts]
+        depths = self._arms.depths[arms]
+        reasons = np.where(self._episodes.exploring[contexts], int(Reason.EXPLORE), int(Reason.POLICY))
+        choice = Choice(
+            depths,
+            np.where(depths > 0, reasons, int(Reason.OFF)),
+            drafter=self._arms.drafters[arms],
+            provenance=Provenance(arms, self._episodes.propensities[contexts]),
+        )
+        rows = signals.rows.tobytes()
+        return _Plan(rows, signals.round_size, self._episodes.end(present), choice, arms)
+
+    def _pick(self, due: IntArray, contexts: IntArray, bucket: int, signals: BatchSignals) -> None:
+        size, context = signals.round_size, float(signals.context.sum())
+        belongs = contexts == due[:, None]  # [m, B]
+        count = belongs.sum(axis=1).astype(np.float64)
+        costs = self._rewarder.arm_costs(size, context)
+        entry = np.zeros((len(due), len(self._arms)))
+        if signals.lag.any():
+            lag = (belongs @ signals.lag[: len(self._lag)].T) / count[:, None]  # [m, drafters]
+            entry = lag[:, self._arms.drafters] * (self._rewarder.catch_up(size, context) / self._settings.horizon)
+        if self._features is not None:
+            self._seen_with[due] = self._features.of(signals, self._contexts.tasks[signals.rows], contexts, due)
+        sums = self._ledgers.read(self._contexts.path(due), bucket)
+        estimates = estimate(sums, self._arms, costs, entry)
+        saved = self._episodes.saved(due, self._now)
+        incumbent = self._episodes.arms[due]
+        new = incumbent < 0
+        pick = self._learner.pick(
+            View(
+                due,
+                bucket,
+                incumbent,
+                self._episodes.rounds(due, self._now),
+                estimates,
+                costs,
+                entry,
+                enterable(estimates.seen, self._arms, np.where(belongs, signals.limits, 0).max(axis=1)),
+                new | (saved >= 1.0),
+                new | (saved >= 2.0),
+                self._seen_with[due],
+            )
+        )
+        self._episodes.begin(due, pick, self._now, bucket, count)
+        if self._contexts.scope == "request":
+            self._latest[self._contexts.task_of(due)] = np.where(pick.exploring, incumbent, pick.arms)
+
+    def _learn_notes(self) -> None:
+        rounds = self._notes.rounds()
+        if rounds.drafted.any() or self._nested:
+            told = self._rewarder.rewards(rounds)
+        else:
+            told = np.zeros((len(rounds.arms), len(self._arms), 3))
+        buckets = np.array([self._contexts.bucket(size) for size in rounds.size.tolist()])[rounds.number]
+        places = {"all": np.zeros_like(rounds.contexts), "task": rounds.tasks, "request": rounds.contexts}
+        lots = {level: lot_of(told, rounds.number, places[level], buckets) for level in self._contexts.sizes}
+        surprising = self._ledgers.add(lots)[self._contexts.level]
+        own = lots[self._contexts.level]
+        self._learner.observe(own, self._seen_with[own.contexts], surprising)
+        self._notes.clear()
+        self._noted.clear()
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Arms of this batch, until the first episode among them ends."""
+
+    rows: bytes
+    size: int
+    until: int
+    choice: Choice
+    arms: IntArray
+
+    def serves(self, now: int, signals: BatchSignals) -> bool:
+        return now < self.until and self.size == signals.round_size and self.rows == signals.rows.tobytes()
+
+
+def _within(choice: Choice, limits: IntArray) -> Choice:
+    """The choice itself where no limit binds, which is nearly always; else one held to the limits."""
+    depths = choice.depths
+    if depths.item() <= limits.item() if len(depths) == 1 else bool((depths <= limits).all()):
+        return choice
+    return Choice(np.minimum(depths, limits), choice.reasons, drafter=choice.drafter, provenance=choice.provenance)

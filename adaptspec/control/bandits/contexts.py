@@ -1,0 +1,70 @@
+"""Whose statistics an arm is chosen by: a request's, a task's, all traffic's; and which batch sizes are alike.
+
+Knows rows and tasks as numbers; nothing of arms.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from adaptspec.types import IntArray
+
+Scope = Literal["request", "task", "batch-bucket", "global"]
+
+
+class Contexts:
+    """Numbers of contexts. A context plays one arm at a time.
+
+    `request`: one per request, leaning on its task. `task`: one per task, leaning on all traffic. `batch-bucket`: one.
+    `global`: one, and all batch sizes count as alike. The others keep statistics per batch bucket, 1, 2, 3-4, 5-8 ...
+    """
+
+    def __init__(self, scope: Scope, rows: int, tasks: int) -> None:
+        self.scope = scope
+        self.buckets = 1 if scope == "global" else max(0, rows - 1).bit_length() + 1
+        self.sizes = {"all": 1}
+        if scope in ("task", "request"):
+            self.sizes["task"] = tasks
+        if scope == "request":
+            # Two for each row, in turns: notes of the last request are learned while the next one runs.
+            self.sizes["request"] = 2 * rows
+        self.level = list(self.sizes)[-1]
+        self.count = self.sizes[self.level]
+        self._rows = rows
+        self.tasks: IntArray = np.zeros(rows, dtype=np.int64)
+        self._of_row: IntArray = np.arange(rows) if scope == "request" else np.zeros(rows, dtype=np.int64)
+        self._task_of: IntArray = np.zeros(self.count, dtype=np.int64)
+
+    def start(self, row: int, task: int) -> int:
+        """A request begins; its context."""
+        self.tasks[row] = task
+        if self.scope == "request":
+            self._of_row[row] = (self._of_row[row] + self._rows) % (2 * self._rows)
+            self._task_of[self._of_row[row]] = task
+        elif self.scope == "task":
+            self._of_row[row] = task
+        return int(self._of_row[row])
+
+    def of(self, rows: IntArray) -> IntArray:
+        """The context of each row."""
+        found: IntArray = self._of_row[rows]
+        return found
+
+    def task_of(self, contexts: IntArray) -> IntArray:
+        """The task of requests' contexts."""
+        found: IntArray = self._task_of[contexts]
+        return found
+
+    def bucket(self, size: int) -> int:
+        """Which batch sizes a round of `size` rows is compared with."""
+        return min(max(0, size - 1).bit_length(), self.buckets - 1)
+
+    def path(self, contexts: IntArray) -> dict[str, IntArray]:
+        """Where some contexts are found at each level."""
+        path = {"all": np.zeros(len(contexts), dtype=np.int64)}
+        if self.scope == "request":
+            path["task"] = self._task_of[contexts]
+        path[self.level] = contexts if self.level != "all" else path["all"]
+        return path

@@ -1,0 +1,57 @@
+"""What a contextual bandit looks at: task, batch size, how sure the draft was, how long the text is, what it is in.
+
+Knows signals and records; nothing of arms.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from adaptspec.control.policy import BatchSignals
+from adaptspec.control.tasks import REGIONS
+from adaptspec.types import FloatArray, IntArray, RoundRecord
+
+# Scales that bring every feature to about 0 to 1.
+_BATCH, _ENTROPY, _CONTEXT, _POSITION = 6.0, 4.0, 12.0, 8.0
+OTHERS = 4 + len(REGIONS) - 1
+
+
+class Features:
+    """[m, tasks + 6]: one-hot task (so every arm has a base per task); log2 batch size, entropy of the last drafted
+
+    token, log2 context length and log2 of tokens emitted so far, all about 0 to 1; and whether the output is in the
+    middle of code, or of JSON (one-hot regions without prose).
+    """
+
+    def __init__(self, rows: int, tasks: int) -> None:
+        self._entropy: FloatArray = np.zeros(rows)
+        self._tasks = tasks
+        self.count = tasks + OTHERS
+
+    def start(self, row: int) -> None:
+        """A request begins: nothing drafted yet."""
+        self._entropy[row] = 0.0
+
+    def learn(self, record: RoundRecord) -> None:
+        """Note how sure the drafts were at their ends."""
+        drafting = np.flatnonzero(record.drafted)
+        if len(drafting):
+            last = record.entropy[drafting, record.drafted[drafting] - 1]
+            known = ~np.isnan(last)
+            self._entropy[record.rows[drafting[known]]] = last[known]
+
+    def of(self, signals: BatchSignals, tasks: IntArray, contexts: IntArray, wanted: IntArray) -> FloatArray:
+        """[m, F] of the `wanted` contexts: means over their rows. `tasks` and `contexts` are the rows' [B]."""
+        rows = np.zeros((len(tasks), self.count))
+        rows[np.arange(len(tasks)), tasks] = 1.0
+        at = self._tasks
+        rows[:, at] = math.log2(signals.round_size) / _BATCH
+        rows[:, at + 1] = self._entropy[signals.rows] / _ENTROPY
+        rows[:, at + 2] = np.log2(signals.context + 1.0) / _CONTEXT
+        rows[:, at + 3] = np.log2(signals.position + 1.0) / _POSITION
+        rows[:, at + 4 :] = signals.region[:, None] == np.arange(1, len(REGIONS))
+        belongs = (contexts == wanted[:, None]).astype(np.float64)
+        found: FloatArray = (belongs @ rows) / belongs.sum(axis=1, keepdims=True)
+        return found

@@ -1,0 +1,120 @@
+"""What arms earned and spent: from rounds, to tokens and seconds of each arm that a round says something about.
+
+Knows the cost table and which arm a row played; it does not know who learns from it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adaptspec.control.bandits.arms import Arms
+from adaptspec.control.bandits.notes import Rounds
+from adaptspec.control.cost import CostTable
+from adaptspec.types import FloatArray, IntArray
+
+# A round that took more than so many times what it should, or less than one over it, is a hiccup: no arm's doing.
+_HICCUP = 2.0
+
+
+class Rewarder:
+    """Earned: emitted tokens. Spent: seconds attributed to the row, over a plain round's seconds per row. So off is 1.
+
+    A round's seconds are split over its rows in proportion to what the cost table says each of them asked for: its
+    share of a plain round, its draft steps, its extra tokens in the verify pass, and what its drafter caught up. A row
+    at off is thus not charged for the drafts of others. What catching up took is left out of `spent`: it is the price
+    of entering, not of staying, and is charged to every arm that would have to pay it when arms are compared
+    (`catch_up`). Counted into a short try it would make an arm look bad for good.
+
+    A row that drafted d tokens with an arm says exactly what the shallower arms of the family would have
+    got accepted: min(accepted, depth). Their time is the cost table's for the same round cut to that depth.
+    A depth above what was really run (a guard or a limit came between) is not credited at all.
+    """
+
+    def __init__(self, arms: Arms, cost: CostTable, drafters: tuple[str, ...]) -> None:
+        self._arms = arms
+        self._cost = cost
+        self._drafters = drafters
+        self._used = sorted(set(arms.drafters.tolist()))
+        deepest = int(arms.depths.max())
+        # Cuts: every depth of an arm, and the deepest of all for what was really drafted.
+        self._cuts: IntArray = np.unique(np.append(arms.depths[arms.depths > 0], deepest))
+        self._cut_of: IntArray = np.minimum(np.searchsorted(self._cuts, arms.depths), len(self._cuts) - 1)
+
+    def rewards(self, rounds: Rounds) -> FloatArray:
+        """[N, K, 3]: seen (1 or 0), earned and spent, of each row-round with each arm; zero where nothing was seen."""
+        arms = self._arms
+        drafted = np.minimum(rounds.drafted[:, None], self._cuts)  # [N, L]
+        spent, unit = self._spent(rounds, drafted)
+        earned = np.minimum(rounds.emitted[:, None], np.minimum(rounds.accepted[:, None], self._cuts) + 1)
+        # Reading what it has missed may take a drafter several rounds, in which its rows do not draft yet.
+        reading = (rounds.drafted == 0) & (rounds.lag > 0)
+        seen = arms.reveals[rounds.arms] & (arms.depths <= rounds.depths[:, None]) & ~reading[:, None]
+        if arms.opaque.any():
+            played = np.arange(len(arms)) == rounds.arms[:, None]
+            as_wished = (rounds.depths == rounds.wished)[:, None]
+            seen = np.where(arms.opaque, played & as_wished, seen)
+        told = np.empty((*seen.shape, 3))
+        told[..., 0] = seen
+        told[..., 1] = earned[:, self._cut_of]
+        told[..., 2] = spent[:, self._cut_of]
+        every = np.arange(len(told))
+        slowness = self._slowness(rounds, spent[:, -1], unit)
+        told[every, rounds.arms, 2] = spent[:, -1] * slowness[rounds.number]
+        told[every, rounds.arms, 1] = rounds.emitted
+        told[..., 1:] *= told[..., :1]
+        return told
+
+    def arm_costs(self, size: int, context: float) -> FloatArray:
+        """[K] seconds of a round of `size` rows all at an arm, over a plain round's: what an arm spends per round."""
+        plain = self._cost.plain_seconds(size, context)
+        costs = np.ones(len(self._arms))
+        for drafter in self._used:
+            here = np.flatnonzero((self._arms.drafters == drafter) & (self._arms.depths > 0))
+            depths = self._arms.depths[here].astype(np.float64)
+            seconds = self._cost.round_seconds(self._drafters[drafter], size, depths, depths * size, context)
+            costs[here] = seconds / plain
+        return costs
+
+    def catch_up(self, size: int, context: float) -> FloatArray:
+        """[K] what one token of lag costs a row with each arm, in the unit of `spent`."""
+        unit = self._cost.plain_seconds(size, context) / size
+        per_token = np.array([self._cost.catch_up_seconds(name, 1.0) for name in self._drafters])
+        return np.where(self._arms.depths > 0, per_token[self._arms.drafters] / unit, 0.0)
+
+    def _spent(self, rounds: Rounds, drafted: IntArray) -> tuple[FloatArray, FloatArray]:
+        """[N, L] what rows spend if the whole round is cut to a depth, by the cost table; [M] its unit, seconds."""
+        spent, unit = np.empty(drafted.shape), np.empty(len(rounds.size))
+        for size in set(rounds.size.tolist()):
+            of_size = rounds.size == size
+            here = of_size[rounds.number]
+            seconds, unit[of_size] = self._seconds(rounds, drafted, size)
+            spent[here] = seconds[here]
+        return 1.0 + spent / unit[rounds.number, None], unit
+
+    def _slowness(self, rounds: Rounds, spent: FloatArray, unit: FloatArray) -> FloatArray:
+        """[M] what rounds took over what they should have; 1 where their seconds hold the work of others too."""
+        per_token = max((self._cost.catch_up_seconds(name, 1.0) for name in self._drafters), default=0.0)
+        expected = np.bincount(rounds.number, spent, len(unit)) * unit + per_token * rounds.caught_up
+        ratio = np.clip(rounds.seconds / expected, 1.0 / _HICCUP, _HICCUP)
+        return np.where(rounds.alone > 0, ratio, 1.0)
+
+    def _seconds(self, rounds: Rounds, drafted: IntArray, size: int) -> tuple[FloatArray, float]:
+        """[N, L] seconds that drafting takes of a round of `size` rows, and a plain round's seconds per row."""
+        cost, count, cuts = self._cost, len(rounds.size), len(self._cuts)
+        context = float(rounds.context.mean())
+        cells = (rounds.number[:, None] * cuts + np.arange(cuts)).ravel()
+        tokens = np.bincount(cells, drafted.ravel(), count * cuts).reshape(count, cuts)  # [M, L]
+        deepest = np.zeros(count, dtype=np.int64)
+        np.maximum.at(deepest, rounds.number, rounds.drafted)
+        each = np.maximum(tokens, 1.0)
+        verify = cost.verify_curve(size, np.asarray(size + tokens, dtype=np.float64), context) - cost.verify_seconds(
+            size, size, context
+        )
+        overhead = cost.overhead_seconds(size, drafting=True) - cost.overhead_seconds(size, drafting=False)
+        price = (verify + overhead) / each  # [M, L] per drafted token
+        steps = np.minimum(deepest[:, None], self._cuts) / each
+        lines = np.array([cost.step_line(name, size) for name in self._drafters])  # [drafters, 2]
+        drafter = self._arms.drafters[rounds.arms]
+        step = lines[drafter, 0, None] * steps[rounds.number] + lines[drafter, 1, None]
+        seconds = np.maximum((price[rounds.number] + step) * drafted, 0.0)
+        return seconds, cost.plain_seconds(size, context) / size
