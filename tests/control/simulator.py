@@ -89,10 +89,10 @@ def texts(acceptance: float, count: int, length: int = 128, seed: int = 0, sharp
 
 
 def stream_of(work: Sequence[Text], batch: int = 1) -> Stream:
-    """The texts as a synthetic tape; the prompt yields one token before them."""
+    """The texts as a synthetic tape; the prompt yields one token before them, as easy as their first."""
     recorded = []
     for i, text in enumerate(work):
-        agrees, sure = np.append(False, text.agrees), np.append(np.nan, text.confidence)
+        agrees, sure = np.append(text.agrees[:1], text.agrees), np.append(np.nan, text.confidence)
         views = {"draft-model": DraftView.of_agreement(agrees, sure, np.zeros(len(sure)))}
         recorded.append(Recorded(f"r{i}", text.prompt, len(agrees), views, text.task or ""))
     return Stream(tape_of(recorded), tuple(range(len(work))), Schedule((batch,)))
