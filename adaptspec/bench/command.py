@@ -15,6 +15,7 @@ from rich.table import Table
 from adaptspec.bench.exactness import DEPTHS, run_exactness
 from adaptspec.bench.quick import QuickSettings, run_quick
 from adaptspec.bench.workloads import read_workloads
+from adaptspec.control.library import shipped_policies
 from adaptspec.engine.build import EngineConfig
 
 Result = dict[str, Any]
@@ -34,6 +35,7 @@ def add_benchmarks(parser: argparse.ArgumentParser) -> Any:
     quick.set_defaults(run=lambda arguments: _finish(arguments, _quick(arguments), _show_quick))
     exact = commands.add_parser("exactness", help="greedy output against transformers, token for token")
     exact.add_argument("--prompts", type=int, default=20, help="prompts per task (default: %(default)s)")
+    exact.add_argument("--policies", action="store_true", help="not only fixed depths but every shipped policy, too")
     exact.set_defaults(run=lambda arguments: _finish(arguments, _exactness(arguments), _show_exactness))
     for command in (quick, exact):
         command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -65,13 +67,14 @@ def _exactness(arguments: argparse.Namespace) -> Result:
     workloads = read_workloads(arguments.workloads, arguments.prompts)
     config = EngineConfig(device=arguments.device, dtype="float32")
     with Progress(console=Console(stderr=True)) as progress:
-        total = sum(map(len, workloads.values())) + 4 * (len(DEPTHS) + 1)
+        count = len(shipped_policies()) if arguments.policies else 0
+        total = sum(map(len, workloads.values())) + 4 * (len(DEPTHS) + 1) + 2 * count
         work = progress.add_task("exactness", total=total)
 
         def tick(what: str) -> None:
             progress.update(work, advance=1, description=what)
 
-        return run_exactness(config, workloads, arguments.tokens, tick)
+        return run_exactness(config, workloads, arguments.tokens, tick, policies=arguments.policies)
 
 
 def _show_quick(result: Result, console: Console) -> None:

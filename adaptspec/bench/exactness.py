@@ -9,8 +9,9 @@ goes on after the other has ended there are no two logits to compare: the gap is
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ from transformers import AutoModelForCausalLM
 
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.controller import Controller
+from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.drafting.drafter import Drafter
-from adaptspec.engine.build import Built, EngineConfig, build, model_place
+from adaptspec.engine.build import Built, EngineConfig, assemble, build, model_place
 from adaptspec.engine.core import EngineCore
 from adaptspec.models.runner import Runner
-from adaptspec.types import Completion, IntArray, Reason, Request, RoundRecord, SamplingParams
+from adaptspec.types import Completion, FloatArray, IntArray, Reason, Request, RoundRecord, SamplingParams
 from adaptspec.verification.registry import method
 
 TIE = 1e-4
@@ -58,6 +60,14 @@ class Schedule:
     def learn(self, record: RoundRecord) -> None:
         """Learns nothing."""
 
+    def learned(self) -> dict[str, FloatArray]:
+        """Nothing."""
+        return {}
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Policy.restore`."""
+        check_nothing(learned)
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -68,10 +78,21 @@ class Reference:
     gaps: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class Setting:
+    """One way to decode, as the report names it, and an engine that does it."""
+
+    names: Mapping[str, str]
+    core: Callable[[], EngineCore]
+
+
 def run_exactness(
-    config: EngineConfig, workloads: Workloads, tokens: int, tick: Callable[[str], None]
+    config: EngineConfig, workloads: Workloads, tokens: int, tick: Callable[[str], None], *, policies: bool = False
 ) -> dict[str, Any]:
-    """Compare every setting with the reference; `tick` is told of each piece of work done."""
+    """Compare every setting with the reference; `tick` is told of each piece of work done.
+
+    Settings are each depth with each drafter; with `policies`, every policy of the engine as well.
+    """
     built = build(config)
     longest = built.target.info.context - tokens
     prompts = [encode(built.tokenizer, p, longest) for all_of in workloads.values() for p in all_of]
@@ -80,20 +101,12 @@ def run_exactness(
         references.append(reference)
         tick("reference")
     settings = []
-    for name, depth in [*((str(d), d) for d in DEPTHS), ("changing", None)]:
-        for drafter in built.drafters:
-            for batched in (False, True):
-                core = _core(built, drafter, depth, config)
-                done = _batched(core, references, tokens) if batched else _alone(core, references, tokens)
-                settings.append(
-                    {
-                        "depth": name,
-                        "drafter": drafter.name,
-                        "batch": 16 if batched else 1,
-                        **_compare(references, done),
-                    }
-                )
-                tick(f"depth {name}, {drafter.name}, {'batched' if batched else 'alone'}")
+    for setting in [*_fixed(built, config), *(_policies(built, config) if policies else ())]:
+        for batched in (False, True):
+            core = setting.core()
+            done = _batched(core, references, tokens) if batched else _alone(core, references, tokens)
+            settings.append({**setting.names, "batch": 16 if batched else 1, **_compare(references, done)})
+            tick(f"{', '.join(setting.names.values())}, {'batched' if batched else 'alone'}")
     return {
         "benchmark": "exactness",
         "prompts": len(references),
@@ -124,6 +137,26 @@ def _references(place: str, target: Runner, prompts: Sequence[tuple[int, ...]], 
         yield Reference(
             prompt, tuple(out.sequences[0, len(prompt) :].tolist()), tuple(float(two[0] - two[1]) for two in best)
         )
+
+
+def _fixed(built: Built, config: EngineConfig) -> Iterator[Setting]:
+    for name, depth in [*((str(d), d) for d in DEPTHS), ("changing", None)]:
+        for drafter in built.drafters:
+            yield Setting({"depth": name, "drafter": drafter.name}, partial(_core, built, drafter, depth, config))
+
+
+def _policies(built: Built, config: EngineConfig) -> Iterator[Setting]:
+    for spec in built.specs:
+        core = partial(
+            assemble,
+            built.target,
+            built.drafters,
+            built.tokenizer,
+            specs=[spec],
+            costs=built.costs,
+            limits=config.limits,
+        )
+        yield Setting({"depth": spec.name, "drafter": ", ".join(spec.drafters)}, core)
 
 
 def _core(built: Built, drafter: Drafter, depth: int | None, config: EngineConfig) -> EngineCore:

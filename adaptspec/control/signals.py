@@ -130,7 +130,8 @@ class AcceptanceSignals:
 
     def learned(self) -> FloatArray:
         """A copy of the counts of all traffic and of the tasks [1 + tasks, 2, depth]: rows come and go."""
-        return self._counts[: self._first_row].copy()
+        counts: FloatArray = self._counts[: self._first_row].copy()
+        return counts
 
     def restore(self, counts: FloatArray) -> None:
         """Go on from counts that `learned` once gave."""

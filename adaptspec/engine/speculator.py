@@ -105,9 +105,7 @@ class Speculator:
         if decision.temperature is None or draft.scores is None:
             return
         shares = np.array([method.shares_noise for method in self._methods], dtype=np.bool_)[ask.methods]
-        scored = score_temperatures(
-            logits, draft, verdict, ask.sampling, shares_noise=shares, temperatures=CANDIDATES
-        )
+        scored = score_temperatures(logits, draft, verdict, ask.sampling, shares_noise=shares, temperatures=CANDIDATES)
         if scored is not None:
             decision.temperature.observe(scored.index, scored.entropy, scored.scores)
 

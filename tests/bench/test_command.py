@@ -13,7 +13,7 @@ from adaptspec.bench.__main__ import main
 
 def _exactness(monkeypatch: pytest.MonkeyPatch, unexplained: int) -> int:
     result: dict[str, Any] = {"unexplained": unexplained, "settings": [], "prompts": 10, "tokens": 8}
-    monkeypatch.setattr(command, "run_exactness", lambda *_: result)
+    monkeypatch.setattr(command, "run_exactness", lambda *_, **__: result)
     return main(["exactness", "--json"])
 
 

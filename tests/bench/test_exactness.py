@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from adaptspec.bench import exactness
 from adaptspec.bench.exactness import Reference, run_exactness
 from adaptspec.bench.workloads import read_workloads
+from adaptspec.control.library import shipped_policies
 from adaptspec.engine.build import EngineConfig
 from adaptspec.engine.core import Limits
 from adaptspec.types import Completion, FinishReason, SpeculationStats, Timings
@@ -28,10 +29,11 @@ def config(target_path: Path, draft_path: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_engine_passes(config: EngineConfig) -> None:
-    """Tiny random pair: no unexplained divergence in any setting."""
+    """Tiny random pair: no unexplained divergence in any setting, policies that ship included."""
     workloads = {"chat": read_workloads(None, 1)["chat"], "math": read_workloads(None, 1)["math"]}
-    result = run_exactness(config, workloads, 10, lambda _: None)
+    result = run_exactness(config, workloads, 10, lambda _: None, policies=True)
     assert result["prompts"] == 2
+    assert {path.stem for path in shipped_policies()} <= {setting["depth"] for setting in result["settings"]}
     assert result["unexplained"] == 0
 
 
