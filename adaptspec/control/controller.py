@@ -69,7 +69,8 @@ class Controller:
         self._list = list(self.policies.values())
         self._drafters = tuple(drafters)
         self._numbers = [self._numbers_of(name, policy) for name, policy in self.policies.items()]
-        self._watches_regions = any(map(_watches_regions, policies.values()))
+        self._region_watchers = {i for i, policy in enumerate(self._list) if _watches_regions(policy)}
+        self._a_shadow_watches = any(_watches_regions(policies[name]) for name in policies if name in watching)
         self._cost = cost
         self._tasks = {name: 1 + i for i, name in enumerate(task_names)}
         self._policy_of: IntArray = np.full(max_rows, self._names.index(default), dtype=np.int64)
@@ -90,8 +91,8 @@ class Controller:
 
     @property
     def watches_regions(self) -> bool:
-        """Whether a policy looks at `signals.region`; else it need not be filled in."""
-        return self._watches_regions
+        """Whether a policy that has rows looks at `signals.region`; else it need not be filled in."""
+        return self._a_shadow_watches or any(self._running[which] for which in self._region_watchers)
 
     @property
     def everyone(self) -> dict[str, Policy]:
@@ -215,7 +216,8 @@ class Controller:
             self._list[which], self._numbers[which] = policy, numbers
         # Other threads may be reading the names: the mapping they have stays as it is.
         self.policies = {**self.policies, name: policy}
-        self._watches_regions |= _watches_regions(policy)
+        which = self._names.index(name)
+        (self._region_watchers.add if _watches_regions(policy) else self._region_watchers.discard)(which)
 
     def _put_shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> None:
         if name in self.policies:
@@ -224,7 +226,7 @@ class Controller:
         for row in self._rows_of(shadow.against):
             shadow.start(row, int(self._task_of[row]))
         self._shadows.put(shadow)
-        self._watches_regions |= _watches_regions(policy)
+        self._a_shadow_watches |= _watches_regions(policy)
 
     def _shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> ShadowPolicy:
         rollout = rollouts[name]
