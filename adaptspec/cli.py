@@ -1,19 +1,33 @@
-"""The command line: reads arguments, calls the command they name, prints errors one per line."""
+"""The command line: finds the command that is named, calls it, prints errors one per line.
+
+Only that command's module is imported: what serving or training needs takes seconds to load, and `--help` none of it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 
 from adaptspec import __version__
-from adaptspec.commands import bench, generate, policy, serve, state, train
 from adaptspec.errors import AdaptSpecError
+
+# Each is a module of `adaptspec.commands` with an `add_arguments(parser)`, which sets `run(arguments) -> exit status`.
+COMMANDS: Mapping[str, str] = {
+    "serve": "start an OpenAI-compatible HTTP server",
+    "generate": "complete one prompt here in the terminal",
+    "policy": "list, check, compare, import and simulate policies",
+    "state": "look at what was learned, and merge it",
+    "bench": "measure speed and exactness, record tapes",
+    "train": "train models",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, or 2 for an error of the user's to mend."""
-    arguments = _parser().parse_args(argv)
+    """Run one command; the exit status is its own, or 2 for an error of the user's to mend."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser(given).parse_args(given)
     try:
         return int(arguments.run(arguments))
     except AdaptSpecError as error:
@@ -24,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adaptspec",
         description="Serve language models with adaptive speculative decoding: the same text, sooner.",
@@ -32,12 +46,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"adaptspec {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    serve.add_arguments(commands.add_parser("serve", help="start an OpenAI-compatible HTTP server"))
-    generate.add_arguments(commands.add_parser("generate", help="complete one prompt here in the terminal"))
-    policy.add_arguments(commands.add_parser("policy", help="list, check, compare and import policies"))
-    state.add_arguments(commands.add_parser("state", help="look at what was learned, and merge it"))
-    bench.add_arguments(commands.add_parser("bench", help="measure speed and exactness, record tapes"))
-    train.add_arguments(commands.add_parser("train", help="train models"))
+    for name, what in COMMANDS.items():
+        command = commands.add_parser(name, help=what)
+        if given[:1] == [name]:
+            import_module(f"adaptspec.commands.{name}").add_arguments(command)
     return parser
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pkgutil
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from adaptspec.cli import main
+from adaptspec import commands
+from adaptspec.cli import COMMANDS, main
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +48,18 @@ def test_bad_values_are_refused_by_the_parser(capsys: pytest.CaptureFixture[str]
         main(["serve", "--max-rows", "0"])
     assert status.value.code == 2
     assert "at least 1" in capsys.readouterr().err
+
+
+def test_help_loads_no_model_library() -> None:
+    """It answers at once; each command loads only what it needs itself."""
+    code = "import sys; from adaptspec.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    heavy = "sys.exit(bool({'torch', 'transformers', 'sklearn', 'aiohttp'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code + heavy], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_every_command_is_listed() -> None:
+    """A module that nobody lists cannot be called."""
+    modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
+    assert set(COMMANDS) <= modules
+    assert all(hasattr(import_module(f"adaptspec.commands.{name}"), "add_arguments") for name in COMMANDS)
+    assert modules - set(COMMANDS) == {"arguments"}
