@@ -12,11 +12,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from adaptspec.bench.decisions import DecisionSettings, run_decisions
 from adaptspec.bench.exactness import DEPTHS, run_exactness
 from adaptspec.bench.quick import QuickSettings, run_quick
 from adaptspec.bench.workloads import read_workloads
-from adaptspec.control.library import shipped_policies
+from adaptspec.control.library import find_policy, shipped_policies
+from adaptspec.control.spec import load_policy_spec
 from adaptspec.engine.build import EngineConfig
+from adaptspec.replay.costs import load_costs
+from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape
 
 Result = dict[str, Any]
 
@@ -37,6 +41,14 @@ def add_benchmarks(parser: argparse.ArgumentParser) -> Any:
     exact.add_argument("--prompts", type=int, default=20, help="prompts per task (default: %(default)s)")
     exact.add_argument("--policies", action="store_true", help="not only fixed depths but every shipped policy, too")
     exact.set_defaults(run=lambda arguments: _finish(arguments, _exactness(arguments), _show_exactness))
+    decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
+    decisions.add_argument(
+        "--policy", action="append", metavar="NAME|FILE", help="may be repeated (default: all shipped)"
+    )
+    decisions.add_argument("--tape", default=BUNDLED, metavar="NAME|FILE", help="(default: %(default)s)")
+    decisions.add_argument("--cost", default="cpu-2-cores", metavar="NAME|FILE", help="(default: %(default)s)")
+    decisions.add_argument("--json", action="store_true", help="print one JSON object")
+    decisions.set_defaults(run=lambda arguments: _finish(arguments, _decisions(arguments), _show_decisions))
     for command in (quick, exact):
         command.add_argument("--json", action="store_true", help="print one JSON object")
         command.add_argument("--tokens", type=int, default=128, help="tokens per answer (default: %(default)s)")
@@ -75,6 +87,22 @@ def _exactness(arguments: argparse.Namespace) -> Result:
             progress.update(work, advance=1, description=what)
 
         return run_exactness(config, workloads, arguments.tokens, tick, policies=arguments.policies)
+
+
+def _decisions(arguments: argparse.Namespace) -> Result:
+    names = arguments.policy or [path.stem for path in shipped_policies()]
+    policies = [load_policy_spec(find_policy(name)) for name in names]
+    tape, costs, settings = load_tape(find_tape(arguments.tape)), load_costs(arguments.cost), DecisionSettings()
+    with Progress(console=Console(stderr=True)) as progress:
+        work = progress.add_task("decisions", total=len(policies) * len(settings.batches))
+        return run_decisions(policies, tape, costs, settings, lambda: progress.advance(work))
+
+
+def _show_decisions(result: Result, console: Console) -> None:
+    table = Table(*result["policies"][0], title="decide + learn per round; simulated rounds of " + result["machine"])
+    for row in result["policies"]:
+        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
+    console.print(table)
 
 
 def _show_quick(result: Result, console: Console) -> None:

@@ -19,7 +19,7 @@ from adaptspec.replay.plot import plot_report, plotting
 from adaptspec.replay.report import simulate
 from adaptspec.replay.streams import Schedule
 from adaptspec.replay.tape import join
-from adaptspec.replay.tape_file import load_tape
+from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape
 from adaptspec.replay.world import WorldSettings
 
 _BATCHES = "1,4,16,64"
@@ -31,7 +31,13 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         "Replay policies over tapes of recorded requests, round by round, and compare what they would have earned with "
         "plain decoding, every fixed depth and an oracle that knows every agreement. Deterministic; needs no model."
     )
-    parser.add_argument("--tape", type=Path, nargs="+", required=True, help="tapes, as `bench record` writes them")
+    parser.add_argument(
+        "--tape",
+        nargs="+",
+        default=[BUNDLED],
+        metavar="NAME|FILE",
+        help="tapes, as `bench record` writes them; 'bundled' is of the bundled pair (default: %(default)s)",
+    )
     parser.add_argument(
         "--cost",
         action="append",
@@ -72,7 +78,7 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     """
     if arguments.plot is not None:
         plotting()  # missing, it should not cost a whole simulation to find out
-    tape = join([load_tape(path) for path in arguments.tape])
+    tape = join([load_tape(find_tape(name)) for name in arguments.tape])
     if arguments.temperature is not None:
         tape = tape.at_temperature(arguments.temperature)
     machines = [load_costs(name) for name in arguments.cost or shipped_costs()]

@@ -22,6 +22,8 @@ import numpy.typing as npt
 from adaptspec.errors import TapeError
 from adaptspec.replay.tape import DraftView, Tape
 
+BUNDLED = "bundled"
+
 FORMAT, VERSION = "adaptspec-tape", 1
 
 # All that numpy and zipfile raise for bytes that are no archive of arrays.
@@ -75,6 +77,11 @@ def save_tape(tape: Tape, path: Path) -> None:
         os.replace(part, path)
     except OSError as error:
         raise TapeError(f"{path}: the tape cannot be written ({error})") from error
+
+
+def find_tape(name: str) -> Path:
+    """The file of a tape: a path, or "bundled" for the one of the bundled pair that ships."""
+    return Path(__file__).parent / "tapes" / "bundled.npz" if name == BUNDLED else Path(name)
 
 
 def load_tape(path: Path) -> Tape:

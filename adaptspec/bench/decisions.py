@@ -1,0 +1,98 @@
+"""What decisions cost: seconds of `decide` and `learn` per round, for policies replayed over a tape.
+
+Real times of the control plane on this machine, beside simulated times of the rounds it decides for. No models.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adaptspec.control.controller import Controller
+from adaptspec.control.cost import CostTable
+from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.spec import PolicySpec, build_policy
+from adaptspec.control.tasks import TASKS
+from adaptspec.replay.costs import MachineCosts
+from adaptspec.replay.simulator import run
+from adaptspec.replay.streams import Schedule, in_turn, stream
+from adaptspec.replay.tape import Tape
+from adaptspec.replay.world import World, WorldSettings, drafters_of
+from adaptspec.types import RoundRecord
+
+BATCHES = (1, 64)
+
+
+class TimedController(Controller):
+    """Notes what each round's decision and learning took together, in seconds."""
+
+    def __init__(self, spec: PolicySpec, cost: CostTable, drafters: Sequence[str], rows: int) -> None:
+        policy = build_policy(spec, cost, rows, TASKS)
+        super().__init__({spec.name: policy}, spec.name, drafters, rows, cost=cost, task_names=TASKS)
+        self.seconds: list[float] = []
+
+    def decide(self, signals: BatchSignals) -> Decision:
+        """See `Controller.decide`."""
+        started = time.perf_counter()
+        decision = super().decide(signals)
+        self.seconds.append(time.perf_counter() - started)
+        return decision
+
+    def learn(self, record: RoundRecord) -> None:
+        """See `Controller.learn`."""
+        started = time.perf_counter()
+        super().learn(record)
+        self.seconds[-1] += time.perf_counter() - started
+
+
+@dataclass(frozen=True)
+class DecisionSettings:
+    """Which batch sizes, and how many requests of the tape at each (the tape is repeated where it is shorter)."""
+
+    batches: tuple[int, ...] = BATCHES
+    requests: int = 256
+
+
+def run_decisions(
+    policies: Sequence[PolicySpec],
+    tape: Tape,
+    costs: MachineCosts,
+    settings: DecisionSettings,
+    tick: Callable[[], None],
+) -> dict[str, Any]:
+    """Microseconds per round by policy and batch size; `tick` is called after each.
+
+    `share_of_round` is the median over the mean simulated round: what of a round the decision takes.
+
+    Raises:
+        TapeError, PolicyError, ConfigError: a policy does not go with the tape.
+    """
+    rows = []
+    for spec in policies:
+        for batch in settings.batches:
+            rows.append({"policy": spec.name, "batch": batch, **_measure(spec, tape, costs, batch, settings.requests)})
+            tick()
+    return {"benchmark": "decisions", "machine": costs.name, "policies": rows}
+
+
+def _measure(spec: PolicySpec, tape: Tape, costs: MachineCosts, batch: int, requests: int) -> dict[str, float]:
+    turn = in_turn(tape)
+    order = tuple(turn[i % len(turn)] for i in range(max(requests, batch)))
+    work = stream(tape, Schedule((batch,)), order)
+    settings = WorldSettings()
+    controller = TimedController(spec, CostTable(costs.profile()), drafters_of(tape, costs, settings), work.most_rows)
+    tally = run(World(work, costs, controller, settings))
+    spent = np.array(controller.seconds) * 1e6
+    median = statistics.median(spent.tolist())
+    return {
+        "rounds": tally.rounds,
+        "median_us": median,
+        "mean_us": float(spent.mean()),
+        "p99_us": float(np.quantile(spent, 0.99)),
+        "share_of_round": median / 1e6 / (tally.seconds / tally.rounds),
+    }
