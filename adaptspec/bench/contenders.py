@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,14 +27,17 @@ class Run:
 
 
 class Contender(Protocol):
-    """Completes one prompt greedily, a fixed number of tokens, alone."""
+    """Completes one prompt greedily, alone: up to a number of tokens, or to the end that the model itself finds.
+
+    What a model writes beyond its end token is like nothing it was trained on, and so is what its draft makes of it.
+    """
 
     @property
     def name(self) -> str:
         """As it appears in results."""
 
     def run(self, prompt: tuple[int, ...], tokens: int) -> Run:
-        """Complete and time."""
+        """Complete with at most `tokens` tokens, and time it."""
 
 
 class OwnEngine:
@@ -48,7 +52,7 @@ class OwnEngine:
 
     def run(self, prompt: tuple[int, ...], tokens: int) -> Run:
         """See `Contender.run`."""
-        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
         request = Request(f"bench-{next(self._ids)}", prompt, sampling, SpeculationParams(policy=self._policy))
         started = time.perf_counter()
         self._core.check(request)
@@ -67,10 +71,12 @@ class TransformersGenerate:
 
     name = "transformers"
 
-    def __init__(self, place: str, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, place: str, dtype: torch.dtype, device: torch.device, ends: Sequence[int]) -> None:
+        """`ends` are the token ids that end a text."""
         model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
         self._model = model.to(device).eval()
         self._device = device
+        self._ends = list(ends) or None
 
     def run(self, prompt: tuple[int, ...], tokens: int) -> Run:
         """See `Contender.run`. `decode` is the total: generate does not tell its first token apart."""
@@ -81,9 +87,8 @@ class TransformersGenerate:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
-                min_new_tokens=tokens,
                 max_new_tokens=tokens,
-                eos_token_id=None,
+                eos_token_id=self._ends,
                 pad_token_id=0,
             )
         total = time.perf_counter() - started

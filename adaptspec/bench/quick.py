@@ -98,7 +98,9 @@ def _contenders(config: EngineConfig, built: Built, policy: str) -> list[Contend
     place = model_place(config.model, "target")
     own = dict.fromkeys(["off", *(spec.name for spec in specs), policy])
     return [
-        TransformersGenerate(place, getattr(torch, built.target.info.dtype), built.target.device),
+        TransformersGenerate(
+            place, getattr(torch, built.target.info.dtype), built.target.device, built.target.info.eos_token_ids
+        ),
         *(OwnEngine(core, name) for name in own),
         OwnEngine(hostile, policy, "wrong-draft"),
     ]
@@ -185,7 +187,7 @@ def _ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float]:
 def _speeds(timed: Sequence[Timed]) -> dict[str, float]:
     names = dict.fromkeys(t.contender for t in timed)
     return {
-        name: 1e3 * statistics.median(t.run.decode / len(t.run.tokens) for t in timed if t.contender == name)
+        name: 1e3 * statistics.median(t.run.decode / max(1, len(t.run.tokens)) for t in timed if t.contender == name)
         for name in names
     }
 

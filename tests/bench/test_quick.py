@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,9 +76,9 @@ def test_transformers_runs_in_the_engines_data_type(config: EngineConfig, monkey
     seen: list[torch.dtype] = []
 
     class Noted(TransformersGenerate):
-        def __init__(self, place: str, dtype: torch.dtype, device: torch.device) -> None:
+        def __init__(self, place: str, dtype: torch.dtype, device: torch.device, ends: Sequence[int]) -> None:
             seen.append(dtype)
-            super().__init__(place, dtype, device)
+            super().__init__(place, dtype, device, ends)
 
     monkeypatch.setattr(quick, "TransformersGenerate", Noted)
     workloads = {"chat": read_workloads(None, 1)["chat"]}
