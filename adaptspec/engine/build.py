@@ -21,7 +21,7 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore, Limits
-from adaptspec.engine.profile import profiled_costs
+from adaptspec.engine.profile import profiled_costs, warm_up
 from adaptspec.errors import ConfigError
 from adaptspec.models.loading import check_pair, check_tokenizer, load_model, load_tokenizer
 from adaptspec.models.memory import CacheLimits, bytes_for_cache
@@ -110,6 +110,7 @@ def build(config: EngineConfig, sinks: Sequence[Sink] = ()) -> Built:
         check_pair(tokenizer, load_tokenizer(place), target.info, draft.info)
     drafters: list[Drafter] = [*map(DraftModelDrafter, drafts), NgramDrafter()]
     costs = profiled_costs(target, drafters, config.limits.max_rows)
+    warm_up(target, drafters)
     core = assemble(
         target, drafters, tokenizer, specs=specs, costs=costs, sinks=sinks, limits=config.limits, detector=detector
     )

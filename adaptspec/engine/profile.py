@@ -25,11 +25,13 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Packed, Runner
+from adaptspec.models.sampling import certainty
 
 _log = logging.getLogger(__name__)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _WIDTHS = (1, 2, 4, 8)
 _CONTEXT, _LONG_CONTEXT, _CATCH_UP = 64, 448, 128
+_WIDEST_WARM = 9
 _CELL_SECONDS, _CELL_MOST, _CELL_LEAST = 0.06, 25, 3
 # A quiet machine repeats itself; where the median of a cell is this far above its minimum, somebody else computes too.
 _BUSY = 1.5
@@ -57,6 +59,25 @@ def profiled_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -
     except OSError as error:
         _log.warning("the cost table cannot be cached at %s (%s); it is measured again at every start", path, error)
     return costs
+
+
+def warm_up(target: Runner, drafters: Sequence[Drafter]) -> None:
+    """Run every width of pass that drafting and verifying will soon ask for, once; all rows must be free.
+
+    A first pass of its kind takes several times as long as the next. Where costs come from the cache nothing has run
+    yet, and what the first rounds measure would speak against speculation.
+    """
+    for runner in (target, *(d.runner for d in drafters if isinstance(d, DraftModelDrafter))):
+        context = max(1, min(_CONTEXT, runner.info.context // 2))
+        widest = min(_WIDEST_WARM, runner.info.context - context)
+        if not runner.reserve(0, context + widest):
+            continue
+        runner.forward(_packed(runner, 1, context, wanted=1))
+        for width in range(1, widest + 1):
+            logits = runner.forward(_packed(runner, 1, width, wanted=width))
+            certainty(logits, logits.argmax(dim=-1))
+            runner.truncate(0, context)
+        runner.free(0)
 
 
 class Stopwatch:

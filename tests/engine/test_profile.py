@@ -12,7 +12,7 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine import profile
-from adaptspec.engine.profile import Extent, Stopwatch, measure, profiled_costs
+from adaptspec.engine.profile import Extent, Stopwatch, measure, profiled_costs, warm_up
 from adaptspec.models.loading import load_runner
 from tests.conftest import MakeModel
 from tests.fakes import TableRunner
@@ -146,3 +146,12 @@ def test_an_unwritable_cache_is_only_a_warning(
     target, drafters = _parts()
     assert profiled_costs(target, drafters, 1).profile.rows == (1,)
     assert "cannot be cached" in caplog.text
+
+
+@pytest.mark.parametrize("context", [2, 4, 64])
+def test_warming_up_leaves_every_row_free(context: int) -> None:
+    """Whatever room the models have, requests find the caches as they were; passes of every width have run."""
+    target, draft = Counting(context=context), Counting(seed=1, context=context)
+    warm_up(target, [DraftModelDrafter(draft), NgramDrafter()])
+    assert target.length(0) == draft.length(0) == 0
+    assert target.passes == draft.passes == 1 + min(9, context - min(64, context // 2))
