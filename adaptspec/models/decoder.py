@@ -15,6 +15,7 @@ from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.memory import require_room
 from adaptspec.models.rope import rotations
 from adaptspec.models.runner import ModelInfo, Packed
+from adaptspec.models.small_pass import WIDEST, SmallPass
 from adaptspec.models.step import Step
 from adaptspec.models.weights import DecoderWeights, LayerWeights
 
@@ -30,6 +31,8 @@ class Decoder:
         self._device = weights.embedding.device
         table = rotations(config.rope, config.head_dim, info.context)
         self._rotations = table.to(self._device).unsqueeze(1)  # [context, 1, head_dim / 2]
+        small = SmallPass.fits(config, weights, cache)
+        self._small = SmallPass(config, weights, cache, self._rotations) if small else None
 
     @property
     def info(self) -> ModelInfo:
@@ -66,6 +69,13 @@ class Decoder:
     def forward(self, packed: Packed) -> torch.Tensor:
         """Logits [sum(wanted), vocab] in float32: an inference tensor, to be changed in inference mode only."""
         spans = self._grow(packed)
+        if self._small is not None and len(spans) == 1 and spans[0].size <= WIDEST:
+            logits = self._small.run(packed.tokens, spans[0], int(packed.wanted[0]))
+            self._cache.set_length(spans[0].row, spans[0].end)
+            return logits
+        return self._pass(packed, spans)
+
+    def _pass(self, packed: Packed, spans: list[Span]) -> torch.Tensor:
         weights = self._weights
         hidden = weights.embedding.index_select(0, torch.from_numpy(packed.tokens).to(self._device))
         step = Step(self._config, self._cache, spans, self._rotations, hidden)

@@ -23,7 +23,7 @@ def rms_norm_into(weight: torch.Tensor, eps: float, matrix: torch.Tensor) -> Nor
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
         width = weight.shape[0]
         matrix.mul_((weight * math.sqrt(width)).unsqueeze(1))
-        return _UnitLength(torch.tensor(math.sqrt(width * eps)))
+        return UnitLength(torch.tensor(math.sqrt(width * eps)), width * eps)
     return rms_norm(weight, eps)
 
 
@@ -51,12 +51,14 @@ class _ByLength:
 
 
 @dataclass(frozen=True, slots=True)
-class _UnitLength:
-    """x / hypot(|x|, sqrt(dim eps)): `_ByLength` without the weight."""
+class UnitLength:
+    """x / hypot(|x|, sqrt(dim eps)): `_ByLength` without the weight. `square` is dim eps."""
 
     floor: torch.Tensor
+    square: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [..., dim], normalised."""
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return x / length.hypot_(self.floor)
 

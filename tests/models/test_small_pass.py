@@ -1,0 +1,47 @@
+"""The quick pass for a few tokens of one row is the plain pass: logits and what is cached, for every family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from adaptspec.models.small_pass import WIDEST
+from tests.conftest import MakeModel
+from tests.models.packing import pack, random_tokens
+from tests.models.test_decoder import VARIANTS, lean, model_path
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if "window" not in name])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(widths=st.lists(st.tuples(st.integers(1, WIDEST), st.integers(1, WIDEST)), min_size=1, max_size=4))
+def test_it_is_the_plain_pass(make_model: MakeModel, variant: str, widths: list[tuple[int, int]]) -> None:
+    """Passes of changing width on one text, each with some of its logits wanted."""
+    path = model_path(make_model, variant)
+    quick, plain = lean(path), lean(path)
+    assert quick._small is not None
+    plain._small = None
+    for width, wanted in widths:
+        tokens = random_tokens(width, seed=width)
+        packed = pack((0, tokens, min(wanted, width)))
+        torch.testing.assert_close(quick.forward(packed), plain.forward(packed), atol=2e-5, rtol=1e-5)
+    length = quick.length(0)
+    assert length == plain.length(0) == sum(width for width, _ in widths)
+    for mine, its in zip(quick._cache.targets(0, 0, length), plain._cache.targets(0, 0, length), strict=True):
+        torch.testing.assert_close(mine, its, atol=2e-5, rtol=1e-5)
+
+
+def test_logits_stay_when_the_next_pass_runs(make_model: MakeModel) -> None:
+    """Its memory is used again and again; what it hands out is the caller's."""
+    runner = lean(model_path(make_model, "llama"))
+    first = runner.forward(pack((0, [1, 2, 3], 3)))
+    kept = first.clone()
+    runner.forward(pack((0, [4, 5, 6], 3)))
+    assert torch.equal(first, kept)
+
+
+def test_models_it_does_not_fit_run_plainly(make_model: MakeModel) -> None:
+    """Paged rows, windows: no quick pass, no wrong one."""
+    assert lean(model_path(make_model, "mistral with a window"))._small is None
+    assert lean(model_path(make_model, "llama"), block_size=5)._small is None
