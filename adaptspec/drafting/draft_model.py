@@ -15,8 +15,10 @@ from adaptspec.drafting.catch_up import USUAL, FirstPass, judge, judged_counts
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import Stream, certainty, entropies, tempered
+from adaptspec.models.sampling import Stream, certainty, entropies, tempered, top_certainty
 from adaptspec.types import IntArray, Missed
+
+_NOBODY: IntArray = np.zeros(0, dtype=np.int64)
 
 
 class DraftModelDrafter:
@@ -45,6 +47,8 @@ class DraftModelDrafter:
         raw: list[tuple[IntArray, torch.Tensor]] = []
         first = self._first(job, depths)
         active, packed = first.active, first.packed
+        if len(active) == 1 and _plainly(job) and self.runner.device.type == "cpu":
+            return self._alone(job, first, int(depths[active[0]]))
         missed: Missed | None = None
         steps = 0
         if not len(active) and len(packed.rows):
@@ -76,6 +80,32 @@ class DraftModelDrafter:
         distribution = _padded(kept, batch, deepest) if kept else None
         own = _padded(raw, batch, deepest) if raw else None
         return Draft(tokens, counts, confidence, entropy, distribution, steps, first.caught_up, missed, own)
+
+    def _alone(self, job: DraftJob, first: FirstPass, depth: int) -> Draft:
+        """One row, greedy, on a CPU: the same in half the time, where a step is shortest."""
+        active, packed, one = first.active, first.packed, np.ones(1, dtype=np.int64)
+        row = job.rows[active]
+        tokens = np.zeros((len(job.rows), depth), dtype=np.int64)
+        confidence, entropy = np.full(tokens.shape, np.nan), np.full(tokens.shape, np.nan)
+        missed: Missed | None = None
+        steps, i = 0, int(active[0])
+        while steps < depth:
+            logits = self.runner.forward(packed)
+            if not steps:
+                logits, missed = judge(job, first, logits, tokens)
+            scores = job.sampling.process(logits, _NOBODY, _NOBODY, _NOBODY).numpy()[0]
+            drawn = np.array([scores.argmax()])
+            sure, spread = top_certainty(scores, int(drawn[0]))
+            tokens[i, steps], confidence[i, steps], entropy[i, steps] = drawn[0], sure, spread
+            steps += 1
+            if steps == depth or (
+                job.stop is not None and not job.stop(steps, active, np.array([sure]), np.array([spread]))[0]
+            ):
+                break
+            packed = Packed(row, one, drawn, one)
+        counts = np.zeros(len(job.rows), dtype=np.int64)
+        counts[i] = steps
+        return Draft(tokens, counts, confidence, entropy, None, steps, first.caught_up, missed)
 
     def commit(self, row: int, valid: int) -> None:
         """See `Drafter.commit`."""
@@ -114,6 +144,11 @@ class DraftModelDrafter:
         judged = judged_counts(job, who, counts, wanted) if caught_up else np.zeros_like(counts)
         packed = Packed(job.rows[who], counts, tokens, wanted + judged)
         return FirstPass(who, who[wanted > 0], packed, judged, caught_up)
+
+
+def _plainly(job: DraftJob) -> bool:
+    """Whether drafting is taking the most likely token, and nothing is to be kept of the others."""
+    return job.sampling.plain_greedy and job.temperature is None and not (job.keep_distribution or job.keep_scores)
 
 
 def _draw(

@@ -7,6 +7,7 @@ the same choice from the same scores. Knows rows and their settings; nothing of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ __all__ = [
     "check_vocabulary",
     "entropies",
     "tempered",
+    "top_certainty",
 ]
 
 
@@ -189,6 +191,16 @@ def _certainty_on_cpu(scores: npt.NDArray[np.float32], chosen: IntArray) -> Cert
     totals = weights.sum(axis=1).astype(np.float64)
     confidence = weights[np.arange(len(chosen)), chosen] / totals
     return Certainty(confidence, np.log(totals) - np.einsum("nv,nv->n", weights, below) / totals)
+
+
+def top_certainty(scores: npt.NDArray[np.float32], top: int) -> tuple[float, float]:
+    """`certainty` of one row [V] in its most likely token: confidence, and entropy in nats."""
+    below = scores - scores[top]
+    if below[-1] == -np.inf:  # tokens that this model does not have, at the end
+        np.maximum(below, -200.0, out=below)
+    weights = np.exp(below)
+    total = float(weights.sum())
+    return 1.0 / total, math.log(total) - float(weights @ below) / total
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
@@ -112,3 +114,34 @@ def test_a_draft_temperature_shapes_what_is_drawn_and_kept_but_not_what_is_repor
 
 def test_scores_are_kept_only_where_they_are_wanted() -> None:
     assert DraftModelDrafter(TableRunner()).propose(_job([[5, 6]], [2], 0.8)).scores is None
+
+
+@given(
+    depth=st.integers(1, 6),
+    stop_after=st.integers(1, 7),
+    prompt=st.lists(st.integers(4, 20), min_size=1, max_size=9),
+    vocab=st.sampled_from([24, 30]),
+)
+def test_a_row_alone_drafts_as_it_does_beside_others(
+    depth: int, stop_after: int, prompt: list[int], vocab: int
+) -> None:
+    """The short path for one greedy row is the plain one: tokens, confidences, steps, stops, what is cached."""
+
+    def stop(step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
+        return np.full(len(index), step != stop_after)
+
+    drafts, caches = [], []
+    for prompts, depths in (([prompt], [depth]), ([prompt, [4, 5, 6]], [depth, depth])):
+        runner = TableRunner()
+        rows = [SamplingRow(SamplingParams(temperature=0.0), i, p, len(p), (1,)) for i, p in enumerate(prompts)]
+        job = DraftJob(np.arange(len(prompts)), prompts, array(*depths), SamplingBatch(rows, vocab, CPU), stop=stop)
+        drafts.append(DraftModelDrafter(runner).propose(job))
+        caches.append(runner.held(0))
+    alone, beside = drafts
+    assert caches[0] == caches[1]
+    assert (alone.counts[0], alone.steps) == (beside.counts[0], beside.steps)
+    count = int(alone.counts[0])
+    assert alone.tokens[0, :count].tolist() == beside.tokens[0, :count].tolist()
+    np.testing.assert_allclose(alone.confidence[0, :count], beside.confidence[0, :count], rtol=1e-5)
+    np.testing.assert_allclose(alone.entropy[0, :count], beside.entropy[0, :count], rtol=1e-4, atol=1e-5)
+    assert np.isnan(alone.confidence[0, count:]).all()
