@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adaptspec.control.tasks import TASKS
 from adaptspec.errors import TapeError
-from adaptspec.replay.tape_file import load_tape, save_tape
+from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape, save_tape
 from tests.replay.worlds import made_tape
 
 
@@ -88,3 +89,11 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
 def test_a_tape_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TapeError, match="cannot be written"):
         save_tape(made_tape(count=1), tmp_path / "missing" / "tape.npz")
+
+
+def test_the_tape_that_ships_has_every_task() -> None:
+    """What `policy simulate` and `bench decisions` replay unless told otherwise."""
+    tape = load_tape(find_tape(BUNDLED))
+    assert set(tape.tasks) == set(TASKS)
+    assert set(tape.views) == {"draft-model", "ngram"}
+    assert len(tape.at_temperature(0.0)) == len(tape.at_temperature(0.8)) > 100
