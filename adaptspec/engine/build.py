@@ -184,8 +184,7 @@ def _specs(config: EngineConfig) -> tuple[list[PolicySpec], dict[str, Path]]:
     at_hand = {NgramDrafter.name} | (set() if config.draft_model is None else {DraftModelDrafter.name})
     wanted: dict[str, Path] = {}
     specs = []
-    for path in _asked(config):
-        spec = load_policy_spec(path)
+    for path, spec in _asked(config):
         if spec.name in wanted:
             raise ConfigError(
                 f"{wanted[spec.name]} and {path} both hold a policy called {spec.name}; rename one (metadata.name)"
@@ -202,13 +201,15 @@ def _specs(config: EngineConfig) -> tuple[list[PolicySpec], dict[str, Path]]:
     return specs, wanted
 
 
-def _asked(config: EngineConfig) -> list[Path]:
-    """The files asked for, each once. Canaries and shadows alone leave the default what it is without them."""
+def _asked(config: EngineConfig) -> list[tuple[Path, PolicySpec]]:
+    """The policies asked for, each file once. Canaries and shadows alone leave the default what it is without them."""
     paths = {path.resolve(): path for path in map(find_policy, config.policy_names)}
-    if not any(load_policy_spec(path).rollout == LIVE for path in paths.values()):
+    asked = [(path, load_policy_spec(path)) for path in paths.values()]
+    if not any(spec.rollout == LIVE for _, spec in asked):
         default = find_policy(config.default_policy)
-        paths = {default.resolve(): default} | paths
-    return list(paths.values())
+        others = [(path, spec) for path, spec in asked if path.resolve() != default.resolve()]
+        asked = [(default, load_policy_spec(default)), *others]
+    return asked
 
 
 def _check(spec: PolicySpec, at_hand: set[str], max_rows: int) -> None:
