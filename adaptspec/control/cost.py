@@ -100,7 +100,7 @@ class CostTable:
     def overhead_seconds(self, rows: int, drafting: bool) -> float:
         """What a round takes beside its model passes."""
         known = self._overhead
-        bucket = _bucket(rows)
+        bucket = batch_bucket(rows)
         own = known.get((drafting, bucket))
         if own is None:
             own = known.get((not drafting, bucket))
@@ -206,7 +206,7 @@ class CostTable:
         self._machine *= math.exp(_MACHINE_RATE * min(_CLIP, max(-_CLIP, math.log(ratio))))
 
     def _observe_overhead(self, rows: int, drafting: bool, seconds: float) -> None:
-        key = (drafting, _bucket(rows))
+        key = (drafting, batch_bucket(rows))
         old = self._overhead.get(key)
         seconds = max(seconds, 0.0)
         if old is None:
@@ -219,5 +219,6 @@ class CostTable:
         self._overhead[key] = old + _OVERHEAD_RATE * (min(seconds, bound) - old)
 
 
-def _bucket(rows: int) -> int:
+def batch_bucket(rows: int) -> int:
+    """Which batch sizes count as alike: 0 for 1 row, then 2, 3-4, 5-8, 9-16 ..."""
     return max(0, rows - 1).bit_length()

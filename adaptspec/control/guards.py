@@ -12,7 +12,7 @@ from enum import Enum
 import numpy as np
 
 from adaptspec.control.arrays import some, total
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost import CostTable, batch_bucket
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import IntArray, Reason, RoundRecord
 
@@ -109,7 +109,7 @@ class SwitchGuard:
         if self._stance is Stance.OFF and self._left <= 0.0:
             self._end_wait()
         if self._stance is Stance.RUN and self._settings.never_slower is not None:
-            bucket = _bucket(self._rows)
+            bucket = batch_bucket(self._rows)
             due = self._refresh.get(bucket, self._FIRST_REFRESH)
             return Stance.PLAIN_ONCE if self._stale.get(bucket, 0) >= due else Stance.RUN
         return self._stance
@@ -118,7 +118,7 @@ class SwitchGuard:
         """Note a round."""
         drafted = some(record.drafted)
         # The bucket that `stance` looked at: rows under other policies are not in the record.
-        bucket = _bucket(self._rows)
+        bucket = batch_bucket(self._rows)
         if drafted:
             self._stale[bucket] = self._stale.get(bucket, 0) + 1
         elif self._stale.get(bucket):
@@ -298,7 +298,3 @@ class Dwell:
         self._age[rows] = np.where(kept == held, self._age[rows] + 1, 1)
         self._depth[rows] = kept
         return np.minimum(kept, limits), np.where(young, int(Reason.DWELL), reasons)
-
-
-def _bucket(rows: int) -> int:
-    return max(0, rows - 1).bit_length()

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from adaptspec.control.cost import batch_bucket
 from adaptspec.types import IntArray
 
 Scope = Literal["request", "task", "batch-bucket", "global"]
@@ -23,7 +24,7 @@ class Contexts:
 
     def __init__(self, scope: Scope, rows: int, tasks: int) -> None:
         self.scope = scope
-        self.buckets = 1 if scope == "global" else max(0, rows - 1).bit_length() + 1
+        self.buckets = 1 if scope == "global" else batch_bucket(rows) + 1
         self.sizes = {"all": 1}
         if scope in ("task", "request"):
             self.sizes["task"] = tasks
@@ -59,7 +60,7 @@ class Contexts:
 
     def bucket(self, size: int) -> int:
         """Which batch sizes a round of `size` rows is compared with."""
-        return min(max(0, size - 1).bit_length(), self.buckets - 1)
+        return min(batch_bucket(size), self.buckets - 1)
 
     def path(self, contexts: IntArray) -> dict[str, IntArray]:
         """Where some contexts are found at each level."""
