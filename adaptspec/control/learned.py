@@ -41,6 +41,11 @@ def sums(learned: Mapping[str, FloatArray], name: str, shape: tuple[int, ...]) -
     return found
 
 
+def under(prefix: str, learned: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+    """What stands below `prefix`, by the names that its owner gave it."""
+    return {name.removeprefix(prefix): values for name, values in learned.items() if name.startswith(prefix)}
+
+
 def check_nothing(learned: Mapping[str, FloatArray]) -> None:
     """For what learns nothing.
 

@@ -21,6 +21,7 @@ from adaptspec.control.bandits.ledger import Ledgers, Memory, lot_of
 from adaptspec.control.bandits.notes import Notes, Played
 from adaptspec.control.bandits.rewards import Rewarder
 from adaptspec.control.choosers.chooser import Choice, Parts
+from adaptspec.control.learned import under
 from adaptspec.control.policy import BatchSignals
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, IntArray, Provenance, Reason, RoundRecord
@@ -159,8 +160,7 @@ class Bandit:
         self._ledgers.restore(learned)
         self._learner.restore(learned)
         for nested in self._nested:
-            prefix = f"{nested.name}/"
-            nested.policy.restore({k.removeprefix(prefix): v for k, v in learned.items() if k.startswith(prefix)})
+            nested.policy.restore(under(f"{nested.name}/", learned))
 
     def _replan(self, signals: BatchSignals) -> _Plan:
         contexts = self._contexts.of(signals.rows)

@@ -16,7 +16,7 @@ from adaptspec.control.choosers.hindsight import as_played, plays
 from adaptspec.control.choosers.prospects import Prospects
 from adaptspec.control.choosers.tryouts import Allowance
 from adaptspec.control.cost import CostTable
-from adaptspec.control.learned import sums
+from adaptspec.control.learned import sums, under
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
 from adaptspec.control.signals import Calibration, SignalSettings
@@ -144,7 +144,7 @@ class Hedge:
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """See `Chooser.restore`."""
         evidence = sums(learned, "evidence", self._groups.learned().shape)
-        own = [_under(f"{name}/", learned) for name in self._names]
+        own = [under(f"{name}/", learned) for name in self._names]
         before = [part.learned() for part in self._parts]
         try:
             for part, state in zip(self._parts, own, strict=True):
@@ -297,10 +297,6 @@ def _spread(outlook: Outlook, mine: IntArray, rows: int) -> Outlook:
     acceptance: FloatArray = np.zeros((rows, outlook.acceptance.shape[1]))
     acceptance[mine] = outlook.acceptance
     return replace(outlook, acceptance=acceptance)
-
-
-def _under(prefix: str, learned: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-    return {key.removeprefix(prefix): value for key, value in learned.items() if key.startswith(prefix)}
 
 
 class HedgeSpec(Part):
