@@ -109,7 +109,7 @@ class Bandit:
         self._lag[:, signals.rows] = signals.lag[: len(self._lag)]
         self._round = signals.round_size, not signals.beside and not signals.prefill_tokens
         if self._lanes is None:
-            return _within(plan.choice, signals.limits)
+            return plan.choice.within(signals.limits)
         choice = self._lanes.choose(plan.choice, plan.arms, signals)
         self._wished[signals.rows] = choice.depths
         return choice
@@ -246,11 +246,3 @@ class _Plan:
 
     def serves(self, now: int, signals: BatchSignals) -> bool:
         return now < self.until and self.size == signals.round_size and self.rows == signals.rows.tobytes()
-
-
-def _within(choice: Choice, limits: IntArray) -> Choice:
-    """The choice itself where no limit binds, which is nearly always; else one held to the limits."""
-    depths = choice.depths
-    if depths.item() <= limits.item() if len(depths) == 1 else bool((depths <= limits).all()):
-        return choice
-    return Choice(np.minimum(depths, limits), choice.reasons, drafter=choice.drafter, provenance=choice.provenance)

@@ -6,8 +6,10 @@ To add an algorithm: write one file with one class here, its settings and builde
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import numpy as np
 
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals, Policy, RoundStop
@@ -42,6 +44,13 @@ class Choice:
     drafter: IntArray | None = None
     stop: RoundStop | None = None
     provenance: Provenance | None = None
+
+    def within(self, limits: IntArray) -> Choice:
+        """The choice itself where no limit [B] binds, which is nearly always; else one held to the limits."""
+        depths = self.depths
+        if depths.item() <= limits.item() if len(depths) == 1 else bool((depths <= limits).all()):
+            return self
+        return replace(self, depths=np.minimum(depths, limits))
 
 
 class Chooser(Protocol):

@@ -92,7 +92,7 @@ class Goodput:
             tryout = self._tryout(cached, signals)
             if tryout is not None:
                 return tryout
-        return _within(cached.choice, signals.limits)
+        return cached.choice.within(signals.limits)
 
     def market(self, signals: BatchSignals) -> Market:
         """What drafting brings and costs these rows, by all that was learned so far; the next plan is made anew."""
@@ -274,17 +274,6 @@ class Goodput:
             self.calibration.observe(notes.confidence(), drafted, accepted)
             notes.clear()
         self._planned_at = notes.count
-
-
-def _within(choice: Choice, limits: IntArray) -> Choice:
-    """The choice itself where no limit binds, which is nearly always; else one held to the limits."""
-    depths = choice.depths
-    if len(depths) == 1:
-        if depths.item() <= limits.item():
-            return choice
-    elif (depths <= limits).all():
-        return choice
-    return Choice(np.minimum(depths, limits), choice.reasons, choice.outlook)
 
 
 @dataclass(frozen=True)
