@@ -89,9 +89,9 @@ class InPlaceAttention:
         if len(queries) == 1:  # plain decoding: no mask, and folding is but a view
             folded = queries.view(1, self._heads.kv, self._heads.group, self._heads.dim)
             return F.scaled_dot_product_attention(folded, keys, values).reshape(1, -1)
-        folded = _fold(queries.unsqueeze(0), self._heads)
+        folded = fold(queries.unsqueeze(0), self._heads)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=row.mask, is_causal=row.causal)
-        return _unfold(out, self._heads).squeeze(0)
+        return unfold(out, self._heads).squeeze(0)
 
 
 class _RowView(NamedTuple):
@@ -130,9 +130,9 @@ class GatheredAttention:
             batch, width, length = group.shape
             cached = self._cache.pool[layer].index_select(0, group.slots)
             keys, values = cached.view(batch, length, 2, self._heads.kv, self._heads.dim).permute(2, 0, 3, 1, 4)
-            folded = _fold(queries.index_select(0, group.queries).view(batch, width, -1), self._heads)
+            folded = fold(queries.index_select(0, group.queries).view(batch, width, -1), self._heads)
             out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask)
-            flat = _unfold(out, self._heads).reshape(batch * width, -1)
+            flat = unfold(out, self._heads).reshape(batch * width, -1)
             result.index_copy_(0, group.tokens, flat.index_select(0, group.picked))
         return result
 
@@ -194,7 +194,7 @@ def _mask(sight: Sight, span: Span, like: torch.Tensor) -> torch.Tensor:
     return mask.repeat(sight.heads.group, 1) if sight.heads.group > 1 else mask
 
 
-def _fold(queries: torch.Tensor, heads: Heads) -> torch.Tensor:
+def fold(queries: torch.Tensor, heads: Heads) -> torch.Tensor:
     """[B, n, heads * dim] to [B, kv, group * n, dim]."""
     batch, count = queries.shape[:2]
     if heads.group == 1:
@@ -203,7 +203,7 @@ def _fold(queries: torch.Tensor, heads: Heads) -> torch.Tensor:
     return grouped.reshape(batch, heads.kv, heads.group * count, heads.dim)
 
 
-def _unfold(out: torch.Tensor, heads: Heads) -> torch.Tensor:
+def unfold(out: torch.Tensor, heads: Heads) -> torch.Tensor:
     """[B, kv, group * n, dim] to [B, n, heads * dim]."""
     batch, count = out.shape[0], out.shape[2] // heads.group
     if heads.group == 1:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from adaptspec.models import small_pass
 from adaptspec.models.small_pass import WIDEST
 from tests.conftest import MakeModel
 from tests.models.packing import pack, random_tokens
@@ -45,3 +46,17 @@ def test_models_it_does_not_fit_run_plainly(make_model: MakeModel) -> None:
     """Paged rows, windows: no quick pass, no wrong one."""
     assert lean(model_path(make_model, "mistral with a window"))._small is None
     assert lean(model_path(make_model, "llama"), block_size=5)._small is None
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3"])
+def test_rows_longer_than_the_masks_at_hand(
+    make_model: MakeModel, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask made for the pass hides what the ready one hides."""
+    path = model_path(make_model, variant)
+    monkeypatch.setattr(small_pass, "_MASKED", 16)
+    quick, plain = lean(path), lean(path)
+    plain._small = None
+    for width in (9, 5, 3, 12):
+        packed = pack((0, random_tokens(width, seed=width), width))
+        torch.testing.assert_close(quick.forward(packed), plain.forward(packed), atol=2e-5, rtol=1e-5)
