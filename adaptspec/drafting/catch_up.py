@@ -56,7 +56,7 @@ def judge(
 
     `drafted` [B, D] are the round's drafted tokens, none of which comes before a judged position.
     """
-    if not first.judged.any():
+    if not (first.caught_up and first.judged.any()):
         return logits, None
     wanted = first.packed.wanted
     row = np.repeat(first.reading, wanted)

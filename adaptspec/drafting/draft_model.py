@@ -6,7 +6,7 @@ is missing, so the prompt's prefill and the catch-up after a pause are one and t
 
 from __future__ import annotations
 
-from itertools import chain
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -38,6 +38,10 @@ class DraftModelDrafter:
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`. Rows that find no memory draft nothing this round."""
         depths = self._within_context(job)
+        first = self._first(job, depths)
+        active, packed = first.active, first.packed
+        if len(active) == 1 and _plainly(job) and self.runner.device.type == "cpu":
+            return self._alone(job, first, int(depths[active[0]]))
         batch, deepest = len(job.rows), int(depths.max(initial=0))
         tokens = np.zeros((batch, deepest), dtype=np.int64)
         confidence = np.full((batch, deepest), np.nan)
@@ -45,10 +49,6 @@ class DraftModelDrafter:
         counts = np.zeros(batch, dtype=np.int64)
         kept: list[tuple[IntArray, torch.Tensor]] = []
         raw: list[tuple[IntArray, torch.Tensor]] = []
-        first = self._first(job, depths)
-        active, packed = first.active, first.packed
-        if len(active) == 1 and _plainly(job) and self.runner.device.type == "cpu":
-            return self._alone(job, first, int(depths[active[0]]))
         missed: Missed | None = None
         steps = 0
         if not len(active) and len(packed.rows):
@@ -83,29 +83,31 @@ class DraftModelDrafter:
 
     def _alone(self, job: DraftJob, first: FirstPass, depth: int) -> Draft:
         """One row, greedy, on a CPU: the same in half the time, where a step is shortest."""
-        active, packed, one = first.active, first.packed, np.ones(1, dtype=np.int64)
-        row = job.rows[active]
-        tokens = np.zeros((len(job.rows), depth), dtype=np.int64)
-        confidence, entropy = np.full(tokens.shape, np.nan), np.full(tokens.shape, np.nan)
+        active, packed, forward, stop = first.active, first.packed, self.runner.forward, job.stop
+        row, one = job.rows[active], np.ones(1, dtype=np.int64)
+        drawn: list[int] = []
+        sure: list[float] = []
+        spread: list[float] = []
         missed: Missed | None = None
-        steps, i = 0, int(active[0])
-        while steps < depth:
-            logits = self.runner.forward(packed)
-            if not steps:
-                logits, missed = judge(job, first, logits, tokens)
+        while True:
+            logits = forward(packed)
+            if first.caught_up and not drawn:
+                logits, missed = judge(job, first, logits, np.zeros((len(job.rows), 0), dtype=np.int64))
             scores = job.sampling.process(logits, _NOBODY, _NOBODY, _NOBODY).numpy()[0]
-            drawn = np.array([scores.argmax()])
-            sure, spread = top_certainty(scores, int(drawn[0]))
-            tokens[i, steps], confidence[i, steps], entropy[i, steps] = drawn[0], sure, spread
-            steps += 1
-            if steps == depth or (
-                job.stop is not None and not job.stop(steps, active, np.array([sure]), np.array([spread]))[0]
+            top = int(scores.argmax())
+            confidence, entropy = top_certainty(scores, top)
+            drawn.append(top)
+            sure.append(confidence)
+            spread.append(entropy)
+            if len(drawn) == depth or (
+                stop is not None and not stop(len(drawn), active, np.array(sure[-1:]), np.array(spread[-1:])).item()
             ):
                 break
-            packed = Packed(row, one, drawn, one)
-        counts = np.zeros(len(job.rows), dtype=np.int64)
-        counts[i] = steps
-        return Draft(tokens, counts, confidence, entropy, None, steps, first.caught_up, missed)
+            packed = Packed(row, one, np.array(drawn[-1:]), one)
+        steps, tokens = len(drawn), np.array([drawn])
+        told = np.array([sure]), np.array([spread])
+        draft = Draft(tokens, np.array([steps]), *told, None, steps, first.caught_up, missed)
+        return draft if len(job.rows) == 1 else _among(len(job.rows), active, draft)
 
     def commit(self, row: int, valid: int) -> None:
         """See `Drafter.commit`."""
@@ -118,32 +120,50 @@ class DraftModelDrafter:
 
     def _within_context(self, job: DraftJob) -> IntArray:
         """Depths that the draft model's own context has room for: it may be shorter than the target's."""
-        room = self.runner.info.context - np.array([len(tokens) for tokens in job.tokens], dtype=np.int64)
-        return np.clip(job.depths, 0, np.maximum(room, 0))
+        context = self.runner.info.context
+        rooms = [context - len(tokens) for tokens in job.tokens]
+        if min(rooms) >= job.depths.max():
+            return job.depths
+        return np.clip(job.depths, 0, np.maximum(np.array(rooms, dtype=np.int64), 0))
 
     def _first(self, job: DraftJob, depths: IntArray) -> FirstPass:
         """The first pass: what each drafting row's cache has not seen. Rows that read all of it draft."""
-        budget, vocabulary = self._catch_up_tokens, self.runner.info.vocab_size
-        reading, fed, complete = [], [], []
+        budget, vocabulary, runner = self._catch_up_tokens, self.runner.info.vocab_size, self.runner
+        reading: list[int] = []
+        fed: list[int] = []
+        counts: list[int] = []
+        complete: list[bool] = []
         for i in np.flatnonzero(depths).tolist():
             row, context = int(job.rows[i]), job.tokens[i]
-            missing = context[self.runner.length(row) :]
+            missing = context[runner.length(row) :]
             part = missing[: max(budget, USUAL)]
             # A target with a wider (padded) vocabulary may hold tokens that the draft has no embedding for.
-            if max(missing) >= vocabulary or not self.runner.reserve(row, len(context) + int(depths[i])):
+            if max(missing) >= vocabulary or not runner.reserve(row, len(context) + int(depths[i])):
                 continue
             budget -= len(part)
             reading.append(i)
-            fed.append(part)
+            fed += part
+            counts.append(len(part))
             complete.append(len(part) == len(missing))
-        who = np.array(reading, dtype=np.int64)
-        wanted = np.array(complete, dtype=np.int64)
-        counts = np.array([len(part) for part in fed], dtype=np.int64)
-        tokens = np.array(list(chain.from_iterable(fed)), dtype=np.int64)
-        caught_up = int(np.maximum(counts - USUAL, 0).sum())
-        judged = judged_counts(job, who, counts, wanted) if caught_up else np.zeros_like(counts)
-        packed = Packed(job.rows[who], counts, tokens, wanted + judged)
-        return FirstPass(who, who[wanted > 0], packed, judged, caught_up)
+        who, read, wanted, tokens = (np.array(part, dtype=np.int64) for part in (reading, counts, complete, fed))
+        caught_up = sum(count - USUAL for count in counts if count > USUAL)
+        judged = judged_counts(job, who, read, wanted) if caught_up else np.zeros_like(read)
+        packed = Packed(job.rows[who], read, tokens, wanted + judged if caught_up else wanted)
+        return FirstPass(who, who if all(complete) else who[wanted > 0], packed, judged, caught_up)
+
+
+def _among(rows: int, active: IntArray, part: Draft) -> Draft:
+    """A draft of one row as one of `rows`, of which the others drafted nothing."""
+    shape = rows, part.tokens.shape[1]
+    counts = np.zeros(rows, dtype=np.int64)
+    tokens, confidence, entropy = np.zeros(shape, dtype=np.int64), np.full(shape, np.nan), np.full(shape, np.nan)
+    counts[active], tokens[active], confidence[active], entropy[active] = (
+        part.counts,
+        part.tokens,
+        part.confidence,
+        part.entropy,
+    )
+    return replace(part, tokens=tokens, counts=counts, confidence=confidence, entropy=entropy)
 
 
 def _plainly(job: DraftJob) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from adaptspec.control.arrays import some
 from adaptspec.control.draft_temperature import CANDIDATES
 from adaptspec.control.policy import Decision
 from adaptspec.drafting.drafter import Drafter, DraftJob
@@ -60,12 +61,12 @@ class Speculator:
 
     def propose(self, ask: Ask, decision: Decision) -> Draft:
         """Draft for every row with a depth; rows of one drafter and method together."""
-        depths: IntArray = np.zeros(len(ask.rows), dtype=np.int64)
-        depths[: len(decision.depths)] = decision.depths
-        if not depths.any():
+        if not some(decision.depths):
             return _nothing(len(ask.rows))
-        drafter = np.zeros_like(depths)
-        drafter[: len(decision.drafter)] = decision.drafter
+        depths, drafter = decision.depths, decision.drafter
+        beyond = len(ask.rows) - len(depths)
+        if beyond:
+            depths, drafter = np.pad(depths, (0, beyond)), np.pad(drafter, (0, beyond))
         lanes = sorted({(int(drafter[i]), int(ask.methods[i])) for i in np.flatnonzero(depths)})
         # Nothing can be gained where every row takes the likeliest token.
         temperature = None if ask.sampling.plain_greedy else decision.temperature
