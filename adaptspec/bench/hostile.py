@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from adaptspec.drafting.drafter import Drafter, DraftJob
+from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup, Shadow
 from adaptspec.models.draft import Draft
 
 
@@ -46,3 +46,26 @@ class WrongDrafter:
     def free(self, row: int) -> None:
         """See `Drafter.free`."""
         self._drafter.free(row)
+
+
+class WrongLookup(WrongDrafter):
+    """The same for a lookup: it offers as much as the real one, and is scored as what it proposes would be: wrong."""
+
+    def __init__(self, lookup: Lookup, drafter: Drafter, vocab_size: int) -> None:
+        super().__init__(drafter, vocab_size)
+        self._lookup = lookup
+
+    def offer(self, row: int, tokens: list[int], most: int) -> int:
+        """See `Lookup.offer`."""
+        return self._lookup.offer(row, tokens, most)
+
+    def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
+        """See `Lookup.shadow`."""
+        return Shadow(self._lookup.shadow(row, tokens, start).drafted, 0)
+
+
+def wrong(drafter: Drafter, vocab_size: int) -> WrongDrafter:
+    """The hostile form of a drafter."""
+    if isinstance(drafter, Lookup):
+        return WrongLookup(drafter, drafter, vocab_size)
+    return WrongDrafter(drafter, vocab_size)

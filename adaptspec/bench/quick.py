@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from adaptspec.bench.contenders import Contender, OwnEngine, Run, TransformersGenerate
-from adaptspec.bench.hostile import WrongDrafter
+from adaptspec.bench.hostile import wrong
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.cost import CostTable
 from adaptspec.control.spec import PolicySpec, parse_policy_spec
@@ -89,7 +89,7 @@ def _contenders(config: EngineConfig, built: Built, policy: str) -> list[Contend
     )
     hostile = assemble(
         built.target,
-        [WrongDrafter(drafter, built.target.info.vocab_size) for drafter in built.drafters],
+        [wrong(drafter, built.target.info.vocab_size) for drafter in built.drafters],
         built.tokenizer,
         specs=[s for s in built.specs if s.name == policy],
         costs=CostTable(built.costs.profile),  # its own: what it learns of wrong drafts is not for the others

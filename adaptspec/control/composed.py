@@ -12,7 +12,7 @@ from adaptspec.control.ceilings import Ceilings
 from adaptspec.control.choosers.chooser import Choice, Chooser
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
-from adaptspec.control.policy import BatchSignals, Decision, RegionWatcher, RoundStop
+from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, RegionWatcher, RoundStop
 from adaptspec.control.stopping.outlook import OutlookKeeper
 from adaptspec.control.stopping.split import stop_by_task
 from adaptspec.control.stopping.stop import NoStop, StopRule
@@ -65,6 +65,11 @@ class ComposedPolicy:
     def watches_regions(self) -> bool:
         """See `RegionWatcher`."""
         return isinstance(self._chooser, RegionWatcher) and self._chooser.watches_regions
+
+    @property
+    def watches_offers(self) -> bool:
+        """See `OfferWatcher`."""
+        return isinstance(self._chooser, OfferWatcher) and self._chooser.watches_offers
 
     def start(self, row: int, task: int) -> None:
         """See `Policy.start`."""

@@ -24,7 +24,7 @@ from adaptspec.control.arrays import alike
 from adaptspec.control.cost import CostTable
 from adaptspec.control.draft_temperature import SplitTemperature
 from adaptspec.control.numbering import DrafterNumbers
-from adaptspec.control.policy import BatchSignals, Decision, Policy, RegionWatcher, RoundTemperature
+from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, Policy, RegionWatcher, RoundTemperature
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
 from adaptspec.control.shadow_policy import ShadowEstimate, ShadowPolicy
 from adaptspec.control.shadows import Shadows
@@ -71,6 +71,8 @@ class Controller:
         self._numbers = [self._numbers_of(name, policy) for name, policy in self.policies.items()]
         self._region_watchers = {i for i, policy in enumerate(self._list) if _watches_regions(policy)}
         self._a_shadow_watches = any(_watches_regions(policies[name]) for name in policies if name in watching)
+        self._offers_to = {i: policy.max_depth for i, policy in enumerate(self._list) if _watches_offers(policy)}
+        self._shadow_takes = max((_takes(policies[name]) for name in watching), default=0)
         self._cost = cost
         self._tasks = {name: 1 + i for i, name in enumerate(task_names)}
         self._policy_of: IntArray = np.full(max_rows, self._names.index(default), dtype=np.int64)
@@ -93,6 +95,12 @@ class Controller:
     def watches_regions(self) -> bool:
         """Whether a policy that has rows looks at `signals.region`; else it need not be filled in."""
         return self._a_shadow_watches or any(self._running[which] for which in self._region_watchers)
+
+    @property
+    def deepest_offer(self) -> int:
+        """The most tokens that a policy with rows would take of an offer: how far `signals.offered` must look."""
+        deepest = max((depth for which, depth in self._offers_to.items() if self._running[which]), default=0)
+        return max(deepest, self._shadow_takes)
 
     @property
     def everyone(self) -> dict[str, Policy]:
@@ -218,6 +226,9 @@ class Controller:
         self.policies = {**self.policies, name: policy}
         which = self._names.index(name)
         (self._region_watchers.add if _watches_regions(policy) else self._region_watchers.discard)(which)
+        self._offers_to.pop(which, None)
+        if _watches_offers(policy):
+            self._offers_to[which] = policy.max_depth
 
     def _put_shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> None:
         if name in self.policies:
@@ -227,6 +238,7 @@ class Controller:
             shadow.start(row, int(self._task_of[row]))
         self._shadows.put(shadow)
         self._a_shadow_watches |= _watches_regions(policy)
+        self._shadow_takes = max(self._shadow_takes, _takes(policy))
 
     def _shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> ShadowPolicy:
         rollout = rollouts[name]
@@ -307,6 +319,14 @@ class Controller:
 
 def _watches_regions(policy: Policy) -> bool:
     return isinstance(policy, RegionWatcher) and policy.watches_regions
+
+
+def _watches_offers(policy: Policy) -> bool:
+    return isinstance(policy, OfferWatcher) and policy.watches_offers
+
+
+def _takes(policy: Policy) -> int:
+    return policy.max_depth if _watches_offers(policy) else 0
 
 
 def _provenance(told: Sequence[tuple[IntArray, Provenance]], rows: int) -> Provenance | None:

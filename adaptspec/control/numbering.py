@@ -27,8 +27,10 @@ class DrafterNumbers:
         self._alike = alike(self._engine - np.arange(len(self._engine)), 0)
 
     def signals(self, signals: BatchSignals) -> BatchSignals:
-        """For the policy: the lags of its drafters first."""
-        return signals if self._alike else replace(signals, lag=signals.lag[self._engine])
+        """For the policy: the lags and offers of its drafters first."""
+        if self._alike:
+            return signals
+        return replace(signals, lag=signals.lag[self._engine], offered=signals.offered[self._engine])
 
     def drafter(self, drafter: IntArray) -> IntArray:
         """For the engine: who drafts for each row [B]."""

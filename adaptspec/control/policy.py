@@ -20,7 +20,9 @@ class BatchSignals:
     is the depth each row may not pass (the request's ceiling, its remaining tokens, the context's
     room). `lag` [drafters, B] is how many tokens each drafter is behind, beyond the usual one or two: what
     drafting with it would have to catch up first. What a policy sees has its own drafters first, in its order (those
-    of others may follow). `position` counts the tokens a row has emitted, `region` is what kind of
+    of others may follow). `offered` [drafters, B] is how many tokens a lookup would draft now, within the limits: known
+    beforehand since looking is free. It is 0 for drafters that cannot tell, and left 0 where nobody looks
+    (see `OfferWatcher`). `position` counts the tokens a row has emitted, `region` is what kind of
     text it is in the middle of (an index into `control.tasks.REGIONS`). `beside` counts rows that decode in the same
     round under other policies; `free_memory` is the share of the cache that no row holds.
     """
@@ -30,6 +32,7 @@ class BatchSignals:
     context: IntArray
     limits: IntArray
     lag: IntArray
+    offered: IntArray
     position: IntArray
     region: IntArray
     prefill_tokens: int = 0
@@ -54,6 +57,7 @@ class BatchSignals:
             self.context[index],
             self.limits[index],
             self.lag[:, index],
+            self.offered[:, index],
             self.position[index],
             self.region[index],
             self.prefill_tokens,
@@ -164,4 +168,13 @@ class RegionWatcher(Protocol):
 
     @property
     def watches_regions(self) -> bool:
+        """Whether it does."""
+
+
+@runtime_checkable
+class OfferWatcher(Protocol):
+    """A policy, or a part of one, that may look at `BatchSignals.offered`; for all others the engine leaves it zero."""
+
+    @property
+    def watches_offers(self) -> bool:
         """Whether it does."""

@@ -80,8 +80,11 @@ class Shadow:
 
 
 @runtime_checkable
-class ShadowDrafter(Protocol):
-    """A drafter that is so cheap that it can be scored in rounds in which it does not draft."""
+class Lookup(Protocol):
+    """A drafter so cheap that it can say what it would draft before it is asked, and be scored where it does not."""
+
+    def offer(self, row: int, tokens: list[int], most: int) -> int:
+        """How many tokens it would draft after `tokens` if asked for `most`."""
 
     def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
         """What it would have got after `tokens[:start]`, asked for as many as were emitted since: `tokens[start:]`.

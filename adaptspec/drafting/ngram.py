@@ -6,6 +6,8 @@ drafted token, longest first, so a draft does not depend on the round it is made
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from adaptspec.drafting.drafter import DraftJob, Shadow
@@ -20,6 +22,7 @@ class NgramDrafter:
     def __init__(self, longest: int = 4, shortest: int = 2) -> None:
         self._sizes = range(longest, shortest - 1, -1)
         self._memory: dict[int, _Memory] = {}
+        self._offers: dict[int, _Offer] = {}
 
     def lag(self, row: int, length: int) -> int:  # noqa: ARG002 -- reading is free of charge
         """See `Drafter.lag`: always 0."""
@@ -31,20 +34,21 @@ class NgramDrafter:
         tokens = np.zeros((batch, deepest), dtype=np.int64)
         counts = np.zeros(batch, dtype=np.int64)
         for i in np.flatnonzero(job.depths).tolist():
-            memory = self._memory.setdefault(int(job.rows[i]), _Memory(self._sizes))
-            memory.read(job.tokens[i], len(job.tokens[i]))
-            found = memory.continuation(job.tokens[i], int(job.depths[i]))
+            found = self._look(int(job.rows[i]), job.tokens[i], len(job.tokens[i]), int(job.depths[i]))
             tokens[i, : len(found)] = found
             counts[i] = len(found)
         unknown = np.full((batch, deepest), np.nan)
         return Draft(tokens, counts, unknown, unknown)
 
+    def offer(self, row: int, tokens: list[int], most: int) -> int:
+        """See `Lookup.offer`. What was found is kept for the round."""
+        found = self._look(row, tokens, len(tokens), most)
+        self._offers[row] = _Offer(len(tokens), most, found)
+        return len(found)
+
     def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
-        """See `ShadowDrafter.shadow`: one lookup per emitted token, and what reading them costs anyway."""
-        memory = self._memory.setdefault(row, _Memory(self._sizes))
-        memory.read(tokens, start)
-        tail = tokens[max(0, start - self._sizes.start) : start]
-        found = memory.continuation(tail, len(tokens) - start)
+        """See `Lookup.shadow`: one lookup per emitted token, and what reading them costs anyway."""
+        found = self._look(row, tokens, start, len(tokens) - start)
         accepted = 0
         for guess, token in zip(found, tokens[start:], strict=False):  # it may know less than was emitted
             if guess != token:
@@ -58,6 +62,24 @@ class NgramDrafter:
     def free(self, row: int) -> None:
         """See `Drafter.free`."""
         self._memory.pop(row, None)
+        self._offers.pop(row, None)
+
+    def _look(self, row: int, tokens: list[int], start: int, most: int) -> list[int]:
+        """Up to `most` tokens after `tokens[:start]`: what was offered there, or found now."""
+        offer = self._offers.get(row)
+        if offer is not None and offer.start == start and offer.most >= most:
+            return offer.found[:most]
+        memory = self._memory.setdefault(row, _Memory(self._sizes))
+        memory.read(tokens, start)
+        return memory.continuation(tokens[max(0, start - self._sizes.start) : start], most)
+
+
+class _Offer(NamedTuple):
+    """What was found after the first `start` tokens of a row, when `most` were asked for."""
+
+    start: int
+    most: int
+    found: list[int]
 
 
 class _Memory:

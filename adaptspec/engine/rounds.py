@@ -119,13 +119,21 @@ class RoundLoop:
         context = [len(s.tokens) for s in decoding]
         nothing = [0] * len(decoding)
         regions = [s.region for s in decoding] if self._controller.watches_regions else nothing
+        drafters = self._speculator.drafters
         lags = [
             [drafter.lag(held_row(s), length) for s, length in zip(decoding, context, strict=True)]
-            for drafter in self._speculator.drafters
+            for drafter in drafters
         ]
+        offers = [nothing] * len(drafters)
+        deepest = self._controller.deepest_offer
+        for which, lookup in self._speculator.lookups.items() if deepest else ():
+            offers[which] = [
+                lookup.offer(held_row(s), s.tokens, min(limit, deepest))
+                for s, limit in zip(decoding, batch.limits, strict=True)
+            ]
         # One array cut in rows: at batch 1 making it costs as much as what stands in it.
         table = np.array(
-            [nothing, context, batch.limits, [s.emitted for s in decoding], regions, *lags], dtype=np.int64
+            [nothing, context, batch.limits, [s.emitted for s in decoding], regions, *lags, *offers], dtype=np.int64
         )
         return BatchSignals(
             rows=ask.rows[: len(decoding)],
@@ -134,7 +142,8 @@ class RoundLoop:
             limits=table[2],
             position=table[3],
             region=table[4],
-            lag=table[5:],
+            lag=table[5 : 5 + len(drafters)],
+            offered=table[5 + len(drafters) :],
             prefill_tokens=batch.prefill_tokens,
             free_memory=self._target.free_memory,
         )

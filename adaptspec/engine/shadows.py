@@ -5,13 +5,13 @@ Knows drafters that can be scored for next to nothing; it does not know who lear
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from adaptspec.control.policy import Decision
-from adaptspec.drafting.drafter import Drafter, ShadowDrafter
+from adaptspec.drafting.drafter import Lookup
 from adaptspec.types import IntArray
 
 
@@ -26,9 +26,10 @@ class Shadows:
 class ShadowScores:
     """Asks each watched drafter that is cheap enough what it would have done for rows that it did not draft for."""
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self._count = len(drafters)
-        self._scored = {which: d for which, d in enumerate(drafters) if isinstance(d, ShadowDrafter)}
+    def __init__(self, lookups: Mapping[int, Lookup], drafters: int) -> None:
+        """`lookups` by their numbers among all `drafters`."""
+        self._count = drafters
+        self._scored = lookups
 
     def of(self, decision: Decision, rows: IntArray, tokens: Sequence[list[int]], context: IntArray) -> Shadows | None:
         """Scores of the B decoding rows after commit: `tokens` hold `context` [B] tokens and what the round emitted.

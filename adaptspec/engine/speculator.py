@@ -11,7 +11,7 @@ import torch
 from adaptspec.control.arrays import some
 from adaptspec.control.draft_temperature import CANDIDATES
 from adaptspec.control.policy import Decision
-from adaptspec.drafting.drafter import Drafter, DraftJob
+from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup
 from adaptspec.engine.shadows import Shadows, ShadowScores
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
@@ -38,8 +38,9 @@ class Speculator:
 
     def __init__(self, drafters: Sequence[Drafter], methods: Sequence[Method], vocab_size: int, device: torch.device):
         self.drafters = tuple(drafters)
+        self.lookups = {which: drafter for which, drafter in enumerate(drafters) if isinstance(drafter, Lookup)}
         self._methods = tuple(methods)
-        self._scores = ShadowScores(self.drafters)
+        self._scores = ShadowScores(self.lookups, len(self.drafters))
         self._vocab_size = vocab_size
         self._device = device
         self._last_sampling: tuple[tuple[SamplingRow, ...], SamplingBatch] | None = None

@@ -131,9 +131,14 @@ class World:
             if own is not None:
                 lag[which] = own
         room = np.minimum(self._tape.max_tokens[request] - emitted - 1, self._settings.max_depth)
-        return BatchSignals(
-            rows, np.zeros(len(rows), dtype=np.int64), context, room, lag, emitted, self._tape.regions[at], prefill
-        )
+        offered = np.zeros_like(lag)
+        deepest = self._controller.deepest_offer
+        if deepest:
+            most = np.clip(room, 0, deepest)
+            for which in self._lookups:
+                offered[which] = np.minimum(self._simulated[which].view.reach[at], most)
+        nothing = np.zeros(len(rows), dtype=np.int64)
+        return BatchSignals(rows, nothing, context, room, lag, offered, emitted, self._tape.regions[at], prefill)
 
     def _propose(self, decision: Decision, context: IntArray, request: IntArray, at: IntArray) -> Proposal:
         depths, size = decision.depths, len(self._running)

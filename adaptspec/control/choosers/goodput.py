@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook, Parts
+from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.hindsight import as_played
 from adaptspec.control.choosers.planning import Market, best_plan
 from adaptspec.control.choosers.tryouts import Allowance
@@ -361,20 +360,3 @@ class PriorSpec(Part):
 
     acceptance: float = Field(default=0.6, gt=0.0, lt=1.0, description="Of a drafted token, given those before it.")
     weight: float = Field(default=20.0, gt=0.0, description="In observations.")
-
-
-class GoodputSpec(Part):
-    """`choose:` of joint goodput."""
-
-    takes_tiers: ClassVar[bool] = True
-
-    algorithm: Literal["goodput"]
-    discount: float = Field(default=0.99, gt=0.5, le=1.0, description="Per round of a request: how fast counts fade.")
-    prior: PriorSpec = Field(default=PriorSpec(), description="What is believed at first.")
-    optimism: float = Field(default=0.15, ge=0.0, le=2.0, description="Exploration of rarely reached positions.")
-
-    def build(self, parts: Parts) -> Chooser:
-        """The chooser."""
-        signals = SignalSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
-        settings = GoodputSettings(parts.tiers, parts.drafters[0], signals, stops=parts.stops, optimism=self.optimism)
-        return Goodput(parts.cost, parts.max_rows, parts.tasks, settings)

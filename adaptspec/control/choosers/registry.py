@@ -9,7 +9,7 @@ from pydantic import Field
 from adaptspec.control.choosers.batch_table import BatchTableSpec
 from adaptspec.control.choosers.ema_tiers import EmaTiersSpec
 from adaptspec.control.choosers.exp3 import Exp3Spec
-from adaptspec.control.choosers.goodput import GoodputSpec
+from adaptspec.control.choosers.goodput_spec import GoodputSpec
 from adaptspec.control.choosers.hedge import HedgeSpec
 from adaptspec.control.choosers.linucb import LinUcbSpec
 from adaptspec.control.choosers.nightjar import NightjarSpec
