@@ -13,32 +13,10 @@ from pathlib import Path
 
 from adaptspec.control.state import LearnedState, PolicyState, from_bytes, to_bytes
 from adaptspec.errors import StateError
+from adaptspec.files import write_file
 
 FILE = "learned.json"
 _log = logging.getLogger(__name__)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a file so that whoever reads it, whenever the machine stops, finds the old content or the new.
-
-    Temporary file in the same folder, fsync, rename, fsync of the folder. Raises OSError, and has changed nothing then
-    (but may have left `path`.tmp, which the next call replaces). One caller at a time.
-    """
-    draft = path.with_name(path.name + ".tmp")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(draft, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class StateStore:

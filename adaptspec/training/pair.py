@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import io
 import os
 import shutil
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 from transformers.utils.logging import disable_progress_bar
 
 from adaptspec.errors import ConfigError, CorpusError
+from adaptspec.files import write_file
 from adaptspec.training.corpus import Corpus, read_corpus
 from adaptspec.training.loop import LoopSettings, Loss, train
 from adaptspec.training.losses import distillation_loss, next_token_loss
@@ -168,9 +170,9 @@ def _tokens(work: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, cons
     if not path.exists():
         console.print(f"encoding {len(corpus.train):,} records")
         order = np.random.default_rng(0).permutation(len(corpus.train))
-        partial = work / "tokens.partial.npy"
-        np.save(partial, encode(tokenizer, [corpus.train[i].text for i in order]))
-        partial.replace(path)
+        packed = io.BytesIO()
+        np.save(packed, encode(tokenizer, [corpus.train[i].text for i in order]))
+        write_file(path, packed.getbuffer())
     return np.asarray(np.load(path), dtype=np.uint16)
 
 
