@@ -18,7 +18,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.engine.scheduler import Batch, Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
-from adaptspec.engine.shadows import Shadows
+from adaptspec.engine.shadow_scores import Shadows
 from adaptspec.engine.speculator import Ask, Speculator
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner

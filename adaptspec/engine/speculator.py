@@ -11,7 +11,7 @@ import torch
 from adaptspec.control.draft_temperature import CANDIDATES
 from adaptspec.control.policy import Decision
 from adaptspec.drafting.drafter import Drafter, DraftJob
-from adaptspec.engine.shadows import Shadows, ShadowScores
+from adaptspec.engine.shadow_scores import Shadows, ShadowScores
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
 from adaptspec.types import IntArray, Missed

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook, Parts
-from adaptspec.control.choosers.hindsight import as_played
 from adaptspec.control.choosers.planning import Market, best_plan
 from adaptspec.control.choosers.tryouts import Allowance
 from adaptspec.control.cost import CostTable

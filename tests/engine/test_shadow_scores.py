@@ -14,7 +14,7 @@ from adaptspec.control.policy import Decision
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.shadows import ShadowScores
+from adaptspec.engine.shadow_scores import ShadowScores
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
 from adaptspec.types import Completion, Request, RoundRecord, SamplingParams
 from tests.engine.conftest import Dictated, make_core, run
