@@ -24,6 +24,7 @@ from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.engine.build import Built, EngineConfig, assemble, build, model_place
+from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.core import EngineCore
 from adaptspec.models.runner import Runner
 from adaptspec.types import Completion, FloatArray, IntArray, Reason, Request, RoundRecord, SamplingParams
@@ -163,7 +164,7 @@ def _core(built: Built, drafter: Drafter, depth: int | None, config: EngineConfi
     controller = Controller(
         {"schedule": Schedule(drafter.name, depth)}, "schedule", [drafter.name], config.limits.max_rows
     )
-    coupled = {"schedule": method("coupled")}
+    coupled = {"schedule": ByTask(method("coupled"))}
     limits = replace(config.limits, max_depth=Schedule.max_depth)
     return EngineCore(built.target, [drafter], built.tokenizer, controller=controller, methods=coupled, limits=limits)
 

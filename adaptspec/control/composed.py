@@ -1,4 +1,4 @@
-"""A policy put together from its parts: chooser, stop rule, guards, per-task stops."""
+"""A policy put together from its parts: chooser, stop rule, guards, and what is different for some tasks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from adaptspec.control.policy import BatchSignals, Decision, RegionWatcher, Roun
 from adaptspec.control.stopping.outlook import OutlookKeeper
 from adaptspec.control.stopping.split import stop_by_task
 from adaptspec.control.stopping.stop import NoStop, StopRule
+from adaptspec.control.task_tiers import TaskTiers
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 
 class ComposedPolicy:
-    """Chooser -> dwell -> guards -> stop rule. Implements `Policy`."""
+    """Guards and ceilings -> chooser -> dwell -> tiers of tasks -> stop rule. Implements `Policy`."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class ComposedPolicy:
         guard: SwitchGuard | None = None,
         dwell: Dwell | None = None,
         ceilings: Ceilings | None = None,
+        task_tiers: TaskTiers | None = None,
         task_stops: Mapping[int, StopRule] | None = None,
         keeper: OutlookKeeper | None = None,
         temperature: DraftTemperature | None = None,
@@ -43,6 +45,7 @@ class ComposedPolicy:
         self._guard = guard
         self._dwell = dwell
         self._ceilings = ceilings
+        self._task_tiers = task_tiers
         self._barred = False  # a ceiling left no row a single token
         self._task_stops = dict(task_stops or {})
         self._task_learners = {task: rule for task, rule in self._task_stops.items() if rule.learns}
@@ -73,7 +76,7 @@ class ComposedPolicy:
         if self._guard is not None:
             self._guard.start()
         if self._dwell is not None:
-            self._dwell.start(row)
+            self._dwell.start(row, task)
         if self._keeper is not None:
             self._keeper.start(row, task)
 
@@ -101,6 +104,8 @@ class ComposedPolicy:
         elif self._dwell is not None:
             depths, reasons = self._dwell.hold(signals.rows, choice.depths, choice.reasons, signals.limits)
             choice = replace(choice, depths=depths, reasons=reasons)
+        if self._task_tiers is not None:
+            choice = self._on_tiers(choice, self._task_tiers.lower(choice.depths, self._tasks[signals.rows]))
         if signals.limits is not limits:
             choice = replace(choice, reasons=self._explain(choice, signals.limits, limits))
         drafting = some(choice.depths)
@@ -137,6 +142,13 @@ class ComposedPolicy:
         """Rows at a limit that a ceiling lowered are there because of it."""
         bound = (choice.depths == lowered) & (lowered < np.minimum(limits, self._chooser.max_depth))
         return np.where(bound, int(Reason.CEILING), choice.reasons)
+
+    def _on_tiers(self, choice: Choice, depths: IntArray) -> Choice:
+        """The choice at depths that its tasks allow."""
+        lowered = depths < choice.depths
+        if not lowered.any():
+            return choice
+        return replace(choice, depths=depths, reasons=np.where(lowered, int(Reason.CEILING), choice.reasons))
 
     def _none(self, reason: Reason) -> Decision:
         return Decision(self._zeros, np.full(len(self._zeros), int(reason), dtype=np.int64), self._zeros)

@@ -17,10 +17,10 @@ from adaptspec.control.spec import PolicySpec, build_policy, parse_policy_spec
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.control.tasks import TASKS
 from adaptspec.control.yaml_source import read_text
+from adaptspec.engine.by_task import methods_of
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.front import AsyncEngine
 from adaptspec.errors import ConfigError
-from adaptspec.verification.registry import method
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ class PolicyDesk:
             _check_owner(spec.name, path, before)
             new = ServedPolicy(spec, text, path or (before.path if before is not None else None))
             policy = build_policy(spec, self._costs, self._core.max_rows, TASKS)
-            judge = method(spec.verification.method, spec.verification.parameters)
+            methods = methods_of(spec)
             same_arms = before is not None and before.signature == new.signature
             carried = self._front.call(
-                lambda: self._core.adopt(spec.name, policy, judge, spec.rollout, carry=same_arms)
+                lambda: self._core.adopt(spec.name, policy, methods, spec.rollout, carry=same_arms)
             ).result()
             # Others may be reading: the mapping they have stays as it is.
             self._served = {**self._served, spec.name: new}
