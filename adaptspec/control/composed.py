@@ -12,12 +12,17 @@ from adaptspec.control.ceilings import Ceilings
 from adaptspec.control.choosers.chooser import Choice, Chooser
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
+from adaptspec.control.learned import Remembers, under
 from adaptspec.control.policy import BatchSignals, Decision, RegionWatcher, RoundStop
 from adaptspec.control.stopping.outlook import OutlookKeeper
 from adaptspec.control.stopping.split import stop_by_task
 from adaptspec.control.stopping.stop import NoStop, StopRule
 from adaptspec.control.task_tiers import TaskTiers
+from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+
+# Names of what parts beside the chooser have learned begin with it; no chooser's does.
+_BESIDE = "@"
 
 
 class ComposedPolicy:
@@ -51,6 +56,7 @@ class ComposedPolicy:
         self._task_learners = {task: rule for task, rule in self._task_stops.items() if rule.learns}
         self._keeper = keeper
         self._temperature = temperature
+        self._memories = _memories(self._stop, self._task_stops, keeper, temperature)
         self._tasks: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._zeros: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -127,12 +133,31 @@ class ComposedPolicy:
             self._guard.after(record)
 
     def learned(self) -> dict[str, FloatArray]:
-        """What the chooser has learned; a guard measures anew."""
-        return self._chooser.learned()
+        """What the chooser has learned, and under names of their own stop rules, the outlook and the draft temperature.
+
+        A guard measures anew: whether speculation loses is a matter of this machine at this hour, and where it does a
+        guard finds out within the time of a dozen plain rounds. Dwelling is a matter of rows, which do not outlive us.
+        """
+        known = self._chooser.learned()
+        for prefix, part in self._memories.items():
+            known.update({prefix + name: values for name, values in part.learned().items()})
+        return known
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Policy.restore`."""
-        self._chooser.restore(learned)
+        """See `Policy.restore`. Parts of which the state says nothing, or of another rule, start anew."""
+        before = self.learned()
+        try:
+            self._take_over(learned)
+        except StateError:
+            self._take_over(before)
+            raise
+
+    def _take_over(self, learned: Mapping[str, FloatArray]) -> None:
+        self._chooser.restore({name: values for name, values in learned.items() if not name.startswith(_BESIDE)})
+        for prefix, part in self._memories.items():
+            mine = under(prefix, learned)
+            if mine and mine.keys() == part.learned().keys():
+                part.restore(mine)
 
     def _below_ceilings(self, signals: BatchSignals, ceilings: Ceilings) -> BatchSignals:
         limits = ceilings.limits(signals, self._tasks[signals.rows])
@@ -168,3 +193,15 @@ class ComposedPolicy:
             return otherwise
         tasks = self._tasks[signals.rows]
         return stop_by_task({task: rule.begin(choice) for task, rule in self._task_stops.items()}, otherwise, tasks)
+
+
+def _memories(
+    stop: StopRule,
+    task_stops: Mapping[int, StopRule],
+    keeper: OutlookKeeper | None,
+    temperature: DraftTemperature | None,
+) -> dict[str, Remembers]:
+    """The parts that have something to keep, by the prefix of its names."""
+    parts: dict[str, object] = {"stop": stop, "outlook": keeper, "temperature": temperature}
+    parts.update({f"stop-of-task-{task}": rule for task, rule in task_stops.items()})
+    return {f"{_BESIDE}{name}/": part for name, part in parts.items() if isinstance(part, Remembers)}

@@ -69,6 +69,9 @@ class SwitchGuard:
 
     What drafters say of tokens they did not draft is free: where it tells that one drafted token cannot pay for being
     verified, a probe that is due is put off as if it had failed.
+
+    Nothing of it is kept over a restart: to find out anew costs some plain rounds' time, to believe what another hour
+    or machine measured could cost an hour.
     """
 
     # A probe or window may lose this many plain rounds' time before it is cut short.
