@@ -30,6 +30,7 @@ class StateStore:
         self._path = folder / FILE
         self._pair = pair
         self._written = b""
+        self.quarantined, self.failed_saves = 0, 0  # since the start
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -63,6 +64,7 @@ class StateStore:
 
     def quarantine(self, reason: str) -> None:
         """Put the file aside, where nothing reads it and somebody can look at it."""
+        self.quarantined += 1
         taken = [int(p.suffix.rpartition("-")[2]) for p in self._path.parent.glob(f"{FILE}.quarantined-*[0-9]")]
         aside = self._path.with_name(f"{FILE}.quarantined-{1 + max(taken, default=0)}")
         try:
@@ -80,6 +82,7 @@ class StateStore:
         try:
             write_file(self._path, raw)
         except OSError as error:
+            self.failed_saves += 1
             _log.warning("%s could not be saved (%s); it is tried again later", self._path, error.strerror)
             return
         self._written = raw

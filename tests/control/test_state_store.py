@@ -74,6 +74,7 @@ def test_what_cannot_be_trusted_is_put_aside(tmp_path: Path, caplog: Any, conten
         one = store(tmp_path)
         assert one.load() is None
         one.save(states(4.0))
+        assert (one.quarantined, one.failed_saves) == (1, 0)
         one.close()
         assert (tmp_path / f"{FILE}.quarantined-{count}").read_bytes() == content
     assert reason in caplog.text
@@ -95,6 +96,7 @@ def test_a_full_disk_is_a_line_in_the_log(tmp_path: Path, caplog: Any, monkeypat
         patch.setattr(os, "write", full)
         one.save(states(2.0))
     assert "No space left on device" in caplog.text
+    assert one.failed_saves == 1
     state = one.load()
     assert state is not None
     assert state.policies["p"].arrays["n"][0] == 1.0
