@@ -49,13 +49,14 @@ def train_pair(
 
     Raises:
         CorpusError: the corpus cannot be read or is too small.
-        ConfigError: `work` was begun with other settings, or is not a directory.
+        ConfigError: `work` was begun with other settings, or is not a directory; a source is not in the corpus.
     """
     if work.exists() and not work.is_dir():
         raise ConfigError(f"{work}: is not a directory; give another --out")
     disable_progress_bar()  # type: ignore[no-untyped-call]  # those of transformers run into ours
     console.print(f"reading {corpus_path}")
     corpus = read_corpus(corpus_path, settings.source_weights)
+    _check_sources(settings, corpus)
     questions = choose_prompts(prompts, corpus.held_out)
     record = RunRecord(settings.identity, corpus.fingerprint, corpus.sources, hardware(settings.device))
     record.check(work)
@@ -78,6 +79,15 @@ def hardware(device: str) -> str:
     if torch.device(device).type == "cuda":
         return f"one GPU ({torch.cuda.get_device_name(device)})"
     return f"CPU ({torch.get_num_threads()} threads)"
+
+
+def _check_sources(settings: PairSettings, corpus: Corpus) -> None:
+    """A share of a source that is not there is a slip of the pen, and would go unnoticed."""
+    unknown = [source for source in settings.named_sources if source not in corpus.tags]
+    if unknown:
+        raise ConfigError(
+            f"--source-weight {unknown[0]}: the corpus has no such source; it has: {', '.join(corpus.tags)}"
+        )
 
 
 class _Recipe:
