@@ -44,8 +44,7 @@ class Reason(IntEnum):
     GUARD = 5  # a guard switched speculation off
     CEILING = 6  # batch too large, memory short, no room, or the task's own bound
     REQUEST = 7  # the request's own max_depth
-    PREFILL = 8  # the prompt is still being read
-    DWELL = 9  # kept because the last switch was too recent
+    DWELL = 9  # kept because the last switch was too recent (8 was never given, and stays free)
 
 
 @dataclass(frozen=True)
