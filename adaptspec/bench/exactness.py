@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
+from adaptspec.bench.contenders import load_transformers
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.controller import Controller
 from adaptspec.control.learned import check_nothing
@@ -121,8 +121,7 @@ def run_exactness(
 
 def _references(place: str, target: Runner, prompts: Sequence[tuple[int, ...]], tokens: int) -> Iterator[Reference]:
     """What transformers makes of the prompts, in the engine's data type and on its device."""
-    model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, target.info.dtype))
-    model.to(target.device).eval()
+    model = load_transformers(place, getattr(torch, target.info.dtype), target.device)
     for prompt in prompts:
         ids = torch.tensor([prompt], device=target.device)
         with torch.inference_mode():
