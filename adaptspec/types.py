@@ -51,7 +51,8 @@ class Reason(IntEnum):
 class SamplingParams:
     """How tokens are drawn and when to end. Defaults are OpenAI's; temperature 0 is greedy.
 
-    `top_k` 0 means all tokens. `seed` None: the engine gives the request a random one.
+    `max_tokens` beyond what the context has room for ends there. `top_k` 0 means all tokens. `seed` None: the engine
+    gives the request a random one.
     """
 
     max_tokens: int = 128

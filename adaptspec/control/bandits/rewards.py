@@ -70,7 +70,7 @@ class Rewarder:
     def drafting(self) -> list[int]:
         """The drafters of arms that draft."""
         arms = self._arms
-        return np.unique(arms.drafters[(arms.depths > 0) & ~arms.opaque]).tolist()
+        return sorted(set(arms.drafters[(arms.depths > 0) & ~arms.opaque].tolist()))
 
     def scored(self, rounds: Rounds, drafter: int, scores: Scores) -> FloatArray:
         """[S, K, 3] the same for a drafter that was scored where it did not run, with its arms alone.
