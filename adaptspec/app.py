@@ -71,13 +71,17 @@ async def serve(config: ServeConfig, console: Console) -> None:
         desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files)
         if journal is not None:
             journal.begin(_header(built, engine))
+            _watch_journal(metrics, journal)
         if config.state_dir is not None:
-            keeper = StateKeeper(desk, StateStore(config.state_dir, built.pair))
+            store = StateStore(config.state_dir, built.pair)
+            _watch_store(metrics, store)
+            keeper = StateKeeper(desk, store)
             await asyncio.to_thread(keeper.start)
             closing.push_async_callback(asyncio.to_thread, keeper.close)
         _watch(desk, config, closing)
         metrics.watch(engine.stats)
         metrics.watch_shadows(desk.estimates)
+        metrics.watch_reloads(lambda: desk.reloads)
         await serve_app(
             make_app(engine, built.tokenizer, metrics, policies=desk, admin_key=config.admin_key),
             config.host,
@@ -94,6 +98,23 @@ def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> No
     closing.callback(loop.remove_signal_handler, signal.SIGHUP)
     if config.watch_policies:
         closing.callback(asyncio.create_task(watch.run()).cancel)
+
+
+def _watch_journal(metrics: Metrics, journal: Journal) -> None:
+    metrics.watch_count(
+        "adaptspec_journal_dropped_lines", "Lines of the journal that were not written", lambda: journal.dropped
+    )
+
+
+def _watch_store(metrics: Metrics, store: StateStore) -> None:
+    metrics.watch_count(
+        "adaptspec_state_quarantined_files",
+        "Files of learned state that could not be trusted and were put aside",
+        lambda: store.quarantined,
+    )
+    metrics.watch_count(
+        "adaptspec_state_failed_saves", "Times that learned state could not be written", lambda: store.failed_saves
+    )
 
 
 def _header(built: Built, engine: AsyncEngine) -> JournalHeader:

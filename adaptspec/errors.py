@@ -52,7 +52,7 @@ class UnknownModelError(RequestError):
 
 
 class PromptTooLongError(RequestError):
-    """The prompt leaves no room for an answer in the model's context."""
+    """The prompt, or the prompt and the answer asked for, do not fit into the model's context."""
 
 
 class OverloadedError(RequestError):

@@ -44,15 +44,15 @@ class Reason(IntEnum):
     GUARD = 5  # a guard switched speculation off
     CEILING = 6  # batch too large, memory short, no room, or the task's own bound
     REQUEST = 7  # the request's own max_depth
-    PREFILL = 8  # the prompt is still being read
-    DWELL = 9  # kept because the last switch was too recent
+    DWELL = 9  # kept because the last switch was too recent (8 was never given, and stays free)
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How tokens are drawn and when to end. Defaults are OpenAI's; temperature 0 is greedy.
 
-    `top_k` 0 means all tokens. `seed` None: the engine gives the request a random one.
+    `max_tokens` beyond what the context has room for ends there. `top_k` 0 means all tokens. `seed` None: the engine
+    gives the request a random one.
     """
 
     max_tokens: int = 128

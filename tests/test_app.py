@@ -90,6 +90,13 @@ async def test_it_keeps_what_it_learns_writes_its_journal_and_reloads(
             cards = (await get(session, f"{url}/admin/policies", headers=KEY))["data"]
             running = {card["id"]: card["yaml"] for card in cards}
         assert cards[1]["estimate"]["against"] == "main"
+        async with session.post(f"{url}/admin/policies", data="spec: 7", headers=KEY) as response:
+            assert response.status == 400
+        shown = (await get(session, f"{url}/metrics")).splitlines()
+        assert 'adaptspec_policy_reloads_total{result="success"} 2.0' in shown
+        assert 'adaptspec_policy_reloads_total{result="failure"} 1.0' in shown
+        for name in ("journal_dropped_lines", "state_quarantined_files", "state_failed_saves"):
+            assert f"adaptspec_{name}_total 0.0" in shown
     await server.stop()
     learned = read_state(tmp_path / "state" / FILE).policies["main"].arrays["acceptance"]
     assert learned.any()

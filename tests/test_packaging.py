@@ -56,7 +56,11 @@ def test_the_wheel_is_pure_python_and_carries_every_policy(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"adaptspec/policies/{path.name}" for path in (ROOT / "policies").iterdir()} <= names
     assert "adaptspec/py.typed" in names
-    assert {"adaptspec/control/data/tasks.npz", "adaptspec/training/phrasings.yaml"} <= names
+    assert {
+        "adaptspec/control/data/tasks.npz",
+        "adaptspec/control/data/tasks.md",
+        "adaptspec/training/phrasings.yaml",
+    } <= names
     assert any(name.endswith("/LICENSE") for name in names)
 
 

@@ -66,6 +66,12 @@ class OwnEngine:
         return Run(done.tokens, total, done.timings.finished - first, done.stats.accepted, done.stats.drafted)
 
 
+def load_transformers(place: str, dtype: torch.dtype, device: torch.device) -> Any:
+    """A model as `transformers` runs it: what our own is compared with."""
+    model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
+    return model.to(device).eval()
+
+
 class TransformersGenerate:
     """The same weights through `transformers` `generate`, in the same data type and threads."""
 
@@ -73,8 +79,7 @@ class TransformersGenerate:
 
     def __init__(self, place: str, dtype: torch.dtype, device: torch.device, ends: Sequence[int]) -> None:
         """`ends` are the token ids that end a text."""
-        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
-        self._model = model.to(device).eval()
+        self._model = load_transformers(place, dtype, device)
         self._device = device
         self._ends = list(ends) or None
 

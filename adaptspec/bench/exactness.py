@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
+from adaptspec.bench.contenders import load_transformers
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.controller import Controller
 from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.engine.build import Built, EngineConfig, assemble, build, model_place
+from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.core import EngineCore
 from adaptspec.models.runner import Runner
 from adaptspec.types import Completion, FloatArray, IntArray, Reason, Request, RoundRecord, SamplingParams
@@ -120,8 +121,7 @@ def run_exactness(
 
 def _references(place: str, target: Runner, prompts: Sequence[tuple[int, ...]], tokens: int) -> Iterator[Reference]:
     """What transformers makes of the prompts, in the engine's data type and on its device."""
-    model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, target.info.dtype))
-    model.to(target.device).eval()
+    model = load_transformers(place, getattr(torch, target.info.dtype), target.device)
     for prompt in prompts:
         ids = torch.tensor([prompt], device=target.device)
         with torch.inference_mode():
@@ -163,7 +163,7 @@ def _core(built: Built, drafter: Drafter, depth: int | None, config: EngineConfi
     controller = Controller(
         {"schedule": Schedule(drafter.name, depth)}, "schedule", [drafter.name], config.limits.max_rows
     )
-    coupled = {"schedule": method("coupled")}
+    coupled = {"schedule": ByTask(method("coupled"))}
     limits = replace(config.limits, max_depth=Schedule.max_depth)
     return EngineCore(built.target, [drafter], built.tokenizer, controller=controller, methods=coupled, limits=limits)
 

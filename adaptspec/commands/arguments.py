@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from adaptspec.engine.build import AUTO, BUNDLED, EngineConfig
 from adaptspec.engine.core import Limits
@@ -53,4 +54,12 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time of at least 0, for `type=`."""
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0.0):
+        raise argparse.ArgumentTypeError("must be at least 0")
     return value

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from adaptspec.app import ServeConfig, serve
-from adaptspec.commands.arguments import add_models, engine_config, positive
+from adaptspec.commands.arguments import add_models, engine_config, positive, seconds
 from adaptspec.errors import ConfigError
 
 ADMIN_KEY = "ADAPTSPEC_ADMIN_KEY"
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-waiting", type=positive, default=1024, help="requests that may queue (default: %(default)s)"
     )
-    group.add_argument("--drain-seconds", type=float, default=30.0, help="grace for running requests at shutdown")
+    group.add_argument("--drain-seconds", type=seconds, default=30.0, help="grace for running requests at shutdown")
     group.add_argument("--state-dir", type=Path, help="keep what policies learn here, across restarts")
     group.add_argument("--journal", type=Path, metavar="FILE", help="write every round down, as JSON lines")
     group.add_argument(

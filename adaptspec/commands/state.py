@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from adaptspec.control.state import merged, read_state, to_bytes
-from adaptspec.control.state_store import FILE, write_file
+from adaptspec.control.state_store import FILE
 from adaptspec.errors import ConfigError
+from adaptspec.files import write_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -65,8 +65,8 @@ def _train_pair(arguments: argparse.Namespace) -> int:
 
 def _add_train_tasks(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Train the task detector on a corpus, choose its settings by sources left out, and report how often it is "
-        "right. Takes a few minutes on a CPU."
+        "Train the task detector on a corpus, choose its settings by sources left out, report how often it is "
+        "right, and write a card beside it. Takes a few minutes on a CPU."
     )
     parser.add_argument(
         "--corpus", type=Path, required=True, help="JSONL, plain or .xz: task, src, and prompt + completion or text"

@@ -40,11 +40,21 @@ class Bounds:
 
 
 class Ceilings:
-    """Bounds of the whole round, and the deepest draft of single tasks."""
+    """Bounds of the whole round, those that some tasks have instead, and the deepest draft of single tasks."""
 
-    def __init__(self, bounds: Bounds, task_depths: Mapping[int, int], tasks: int) -> None:
-        """`task_depths`: by task number, below `tasks`; a task that is not there is not bound."""
+    def __init__(
+        self,
+        bounds: Bounds,
+        task_depths: Mapping[int, int],
+        tasks: int,
+        task_bounds: Mapping[int, Bounds] | None = None,
+    ) -> None:
+        """`task_depths`: by task number, below `tasks`; a task that is not there is not bound.
+
+        `task_bounds` take the place of `bounds` for rows of their tasks.
+        """
         self._bounds = bounds
+        self._task_bounds = dict(task_bounds or {})
         self._by_task: IntArray | None = None
         if task_depths:
             self._by_task = np.full(tasks, _UNBOUND, dtype=np.int64)
@@ -54,7 +64,12 @@ class Ceilings:
     def limits(self, signals: BatchSignals, tasks: IntArray) -> IntArray:
         """What the rows may draft [B]: `signals.limits` itself where nothing bounds them. `tasks` [B]."""
         limits, bound = signals.limits, self._bounds.of(signals)
-        if bound < _UNBOUND:
+        if self._task_bounds:
+            of_task = {task: bounds.of(signals) for task, bounds in self._task_bounds.items()}
+            if min(bound, *of_task.values()) < _UNBOUND:
+                own = [tasks == task for task in of_task]
+                limits = np.minimum(limits, np.select(own, [np.int64(b) for b in of_task.values()], bound))
+        elif bound < _UNBOUND:
             limits = np.minimum(limits, bound)
         if self._by_task is not None:
             limits = np.minimum(limits, self._by_task[tasks])

@@ -1,4 +1,4 @@
-"""A policy put together from its parts: chooser, stop rule, guards, per-task stops."""
+"""A policy put together from its parts: chooser, stop rule, guards, and what is different for some tasks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from adaptspec.control.ceilings import Ceilings
 from adaptspec.control.choosers.chooser import Choice, Chooser
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
+from adaptspec.control.learned import Remembers, under
 from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, RegionWatcher, RoundStop
 from adaptspec.control.stopping.outlook import OutlookKeeper
 from adaptspec.control.stopping.split import stop_by_task
 from adaptspec.control.stopping.stop import NoStop, StopRule
+from adaptspec.control.task_tiers import TaskTiers
+from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+
+# Names of what parts beside the chooser have learned begin with it; no chooser's does.
+_BESIDE = "@"
 
 
 class ComposedPolicy:
-    """Chooser -> dwell -> guards -> stop rule. Implements `Policy`."""
+    """Guards and ceilings -> chooser -> dwell -> tiers of tasks -> stop rule. Implements `Policy`."""
 
     def __init__(
         self,
@@ -32,6 +38,7 @@ class ComposedPolicy:
         guard: SwitchGuard | None = None,
         dwell: Dwell | None = None,
         ceilings: Ceilings | None = None,
+        task_tiers: TaskTiers | None = None,
         task_stops: Mapping[int, StopRule] | None = None,
         keeper: OutlookKeeper | None = None,
         temperature: DraftTemperature | None = None,
@@ -43,11 +50,13 @@ class ComposedPolicy:
         self._guard = guard
         self._dwell = dwell
         self._ceilings = ceilings
+        self._task_tiers = task_tiers
         self._barred = False  # a ceiling left no row a single token
         self._task_stops = dict(task_stops or {})
         self._task_learners = {task: rule for task, rule in self._task_stops.items() if rule.learns}
         self._keeper = keeper
         self._temperature = temperature
+        self._memories = _memories(self._stop, self._task_stops, keeper, temperature)
         self._tasks: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._zeros: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -78,7 +87,7 @@ class ComposedPolicy:
         if self._guard is not None:
             self._guard.start()
         if self._dwell is not None:
-            self._dwell.start(row)
+            self._dwell.start(row, task)
         if self._keeper is not None:
             self._keeper.start(row, task)
 
@@ -106,6 +115,8 @@ class ComposedPolicy:
         elif self._dwell is not None:
             depths, reasons = self._dwell.hold(signals.rows, choice.depths, choice.reasons, signals.limits)
             choice = replace(choice, depths=depths, reasons=reasons)
+        if self._task_tiers is not None:
+            choice = self._on_tiers(choice, self._task_tiers.lower(choice.depths, self._tasks[signals.rows]))
         if signals.limits is not limits:
             choice = replace(choice, reasons=self._explain(choice, signals.limits, limits))
         drafting = some(choice.depths)
@@ -127,12 +138,31 @@ class ComposedPolicy:
             self._guard.after(record)
 
     def learned(self) -> dict[str, FloatArray]:
-        """What the chooser has learned; a guard measures anew."""
-        return self._chooser.learned()
+        """What the chooser has learned, and under names of their own stop rules, the outlook and the draft temperature.
+
+        A guard measures anew: whether speculation loses is a matter of this machine at this hour, and where it does a
+        guard finds out within the time of a dozen plain rounds. Dwelling is a matter of rows, which do not outlive us.
+        """
+        known = self._chooser.learned()
+        for prefix, part in self._memories.items():
+            known.update({prefix + name: values for name, values in part.learned().items()})
+        return known
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Policy.restore`."""
-        self._chooser.restore(learned)
+        """See `Policy.restore`. Parts of which the state says nothing, or of another rule, start anew."""
+        before = self.learned()
+        try:
+            self._take_over(learned)
+        except StateError:
+            self._take_over(before)
+            raise
+
+    def _take_over(self, learned: Mapping[str, FloatArray]) -> None:
+        self._chooser.restore({name: values for name, values in learned.items() if not name.startswith(_BESIDE)})
+        for prefix, part in self._memories.items():
+            mine = under(prefix, learned)
+            if mine and mine.keys() == part.learned().keys():
+                part.restore(mine)
 
     def _below_ceilings(self, signals: BatchSignals, ceilings: Ceilings) -> BatchSignals:
         limits = ceilings.limits(signals, self._tasks[signals.rows])
@@ -142,6 +172,13 @@ class ComposedPolicy:
         """Rows at a limit that a ceiling lowered are there because of it."""
         bound = (choice.depths == lowered) & (lowered < np.minimum(limits, self._chooser.max_depth))
         return np.where(bound, int(Reason.CEILING), choice.reasons)
+
+    def _on_tiers(self, choice: Choice, depths: IntArray) -> Choice:
+        """The choice at depths that its tasks allow."""
+        lowered = depths < choice.depths
+        if not lowered.any():
+            return choice
+        return replace(choice, depths=depths, reasons=np.where(lowered, int(Reason.CEILING), choice.reasons))
 
     def _none(self, reason: Reason) -> Decision:
         return Decision(self._zeros, np.full(len(self._zeros), int(reason), dtype=np.int64), self._zeros)
@@ -161,3 +198,15 @@ class ComposedPolicy:
             return otherwise
         tasks = self._tasks[signals.rows]
         return stop_by_task({task: rule.begin(choice) for task, rule in self._task_stops.items()}, otherwise, tasks)
+
+
+def _memories(
+    stop: StopRule,
+    task_stops: Mapping[int, StopRule],
+    keeper: OutlookKeeper | None,
+    temperature: DraftTemperature | None,
+) -> dict[str, Remembers]:
+    """The parts that have something to keep, by the prefix of its names."""
+    parts: dict[str, object] = {"stop": stop, "outlook": keeper, "temperature": temperature}
+    parts.update({f"stop-of-task-{task}": rule for task, rule in task_stops.items()})
+    return {f"{_BESIDE}{name}/": part for name, part in parts.items() if isinstance(part, Remembers)}

@@ -26,8 +26,8 @@ from adaptspec.control.draft_temperature import SplitTemperature
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, Policy, RegionWatcher, RoundTemperature
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
+from adaptspec.control.shadow_policies import ShadowPolicies
 from adaptspec.control.shadow_policy import ShadowEstimate, ShadowPolicy
-from adaptspec.control.shadows import Shadows
 from adaptspec.control.stopping.split import RowThresholds, SplitStop, StopPart
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import FloatArray, IntArray, Provenance, Reason, Request, RoundRecord
@@ -82,7 +82,7 @@ class Controller:
         self._task_of: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._running = [0] * len(self._list)
         self._occupied = [False] * max_rows
-        self._shadows = Shadows(
+        self._shadows = ShadowPolicies(
             [self._shadow(name, policies[name], self._rollouts) for name in policies if name in watching]
         )
 

@@ -5,12 +5,13 @@ Knows entropies and scores as numbers. Lossless: verification is told the distri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from pydantic import Field
 
+from adaptspec.control.learned import counts, sums
 from adaptspec.control.policy import RoundTemperature
 from adaptspec.control.schema import Part
 from adaptspec.types import FloatArray, IntArray
@@ -96,10 +97,20 @@ class DynamicTemperature:
         gains = scores - scores[:, [_NEUTRAL]]
         bins = self._edges.searchsorted(entropy)
         fade = _DISCOUNT ** len(bins)
-        for counts, news in ((self._seen, np.ones((len(bins), 1))), (self._sums, gains), (self._squares, gains**2)):
-            np.multiply(counts, fade, out=counts)
-            np.add.at(counts, bins, news)
+        for known, news in ((self._seen, np.ones((len(bins), 1))), (self._sums, gains), (self._squares, gains**2)):
+            np.multiply(known, fade, out=known)
+            np.add.at(known, bins, news)
         self._stale = True
+
+    def learned(self) -> dict[str, FloatArray]:
+        """Decayed counts, sums and squares of gains, by bin of entropy."""
+        return {"seen": self._seen.copy(), "gains": self._sums.copy(), "squares": self._squares.copy()}
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Chooser.restore`."""
+        seen, squares = counts(learned, "seen", self._seen.shape), counts(learned, "squares", self._squares.shape)
+        self._sums = sums(learned, "gains", self._sums.shape)
+        self._seen, self._squares, self._stale = seen, squares, True
 
     def _best(self) -> FloatArray:
         seen = np.maximum(self._seen, 1.0)

@@ -6,6 +6,7 @@ Knows rounds as tokens and seconds. A guard overrules depths; it never picks a d
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -68,6 +69,9 @@ class SwitchGuard:
 
     What drafters say of tokens they did not draft is free: where it tells that one drafted token cannot pay for being
     verified, a probe that is due is put off as if it had failed.
+
+    Nothing of it is kept over a restart: to find out anew costs some plain rounds' time, to believe what another hour
+    or machine measured could cost an hour.
     """
 
     # A probe or window may lose this many plain rounds' time before it is cut short.
@@ -281,19 +285,23 @@ class _FreeScore:
 class Dwell:
     """A row that changed its depth keeps it for `rounds` rounds, as far as its limit allows."""
 
-    def __init__(self, rounds: int, rows: int) -> None:
-        self._rounds = rounds
+    def __init__(self, rounds: int, rows: int, task_rounds: Mapping[int, int] | None = None) -> None:
+        """`task_rounds`: by task number, where a task has its own."""
+        self._usual = rounds
+        self._of_task = dict(task_rounds or {})
+        self._rounds: IntArray = np.full(rows, rounds, dtype=np.int64)
         self._depth: IntArray = np.full(rows, -1, dtype=np.int64)
         self._age: IntArray = np.zeros(rows, dtype=np.int64)
 
-    def start(self, row: int) -> None:
+    def start(self, row: int, task: int = 0) -> None:
         """A new request may begin at any depth."""
         self._depth[row] = -1
+        self._rounds[row] = self._of_task.get(task, self._usual)
 
     def hold(self, rows: IntArray, depths: IntArray, reasons: IntArray, limits: IntArray) -> tuple[IntArray, IntArray]:
         """Depths and reasons after dwelling; all [B]."""
         held = self._depth[rows]
-        young = (held >= 0) & (held != depths) & (self._age[rows] < self._rounds)
+        young = (held >= 0) & (held != depths) & (self._age[rows] < self._rounds[rows])
         kept = np.where(young, held, depths)
         self._age[rows] = np.where(kept == held, self._age[rows] + 1, 1)
         self._depth[rows] = kept

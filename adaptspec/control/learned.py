@@ -6,11 +6,23 @@ Knows names, shapes and signs of arrays; it does not know what they count.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A part of a policy, beside its chooser, whose learning is worth keeping over a restart."""
+
+    def learned(self) -> dict[str, FloatArray]:
+        """Copies of sums, by name; additive as those of `Chooser.learned`."""
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """Go on from them; see `Chooser.restore`."""
 
 
 def counts(learned: Mapping[str, FloatArray], name: str, shape: tuple[int, ...]) -> FloatArray:

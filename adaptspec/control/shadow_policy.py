@@ -12,7 +12,7 @@ import numpy as np
 
 from adaptspec.control.arrays import some, total
 from adaptspec.control.cost import CostTable
-from adaptspec.control.hindsight import Hindsight
+from adaptspec.control.counterfactual import Counterfactual
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.control.signals import AcceptanceSignals
@@ -126,7 +126,7 @@ class ShadowPolicy:
         if pending is None:
             return
         acted = record.take(pending.positions)
-        known = Hindsight.of(acted, pending.decision.drafter, self._depth)
+        known = Counterfactual.of(acted, pending.decision.drafter, self._depth)
         drafted = known.drafted(pending.decision)
         acceptance = self._acceptance(acted.rows, pending.decision.drafter)
         kept, expected, drawn = known.accepted(drafted, acceptance, self._dice.random(acceptance.shape))
@@ -218,7 +218,9 @@ class _Counts:
     emitted: IntArray
 
 
-def _as_if(acted: RoundRecord, pending: _Pending, counts: _Counts, known: Hindsight, seconds: float) -> RoundRecord:
+def _as_if(
+    acted: RoundRecord, pending: _Pending, counts: _Counts, known: Counterfactual, seconds: float
+) -> RoundRecord:
     """The round as the shadow would have had it."""
     decision, drafted = pending.decision, counts.drafted
     deepest = int(drafted.max(initial=0))

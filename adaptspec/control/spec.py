@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from adaptspec.control.batch_schedule import DEEPEST
-from adaptspec.control.ceilings import Bounds, Ceilings
+from adaptspec.control.ceilings import Ceilings
 from adaptspec.control.choosers.chooser import Parts
 from adaptspec.control.choosers.goodput import Goodput
 from adaptspec.control.choosers.hedge import Hedge
@@ -35,6 +35,8 @@ from adaptspec.control.spec_errors import problems_of
 from adaptspec.control.stopping.outlook import OutlookKeeper
 from adaptspec.control.stopping.registry import StopSpec
 from adaptspec.control.stopping.stop import NoStopSpec
+from adaptspec.control.task_spec import TaskSpec, Tiers
+from adaptspec.control.task_tiers import TaskTiers
 from adaptspec.control.tasks import TASKS
 from adaptspec.control.verification_spec import CoupledSpec, VerificationSpec
 from adaptspec.control.yaml_source import Source, parse_yaml, policy_error, read_yaml
@@ -52,27 +54,12 @@ class MetadataSpec(Part):
     description: str = Field(default="", max_length=400, description="One line for lists: when to use it.")
 
 
-class TaskSpec(Part):
-    """What is different for one task."""
-
-    stop: StopSpec | None = Field(default=None, description="A stop rule of its own; absent: the policy's.")
-    max_depth: int | None = Field(default=None, ge=0, le=DEEPEST, description="Its deepest draft.")
-    off: bool = Field(default=False, description="Never draft for it.")
-
-    @property
-    def deepest(self) -> int | None:
-        """Its ceiling; None if it has none."""
-        return 0 if self.off else self.max_depth
-
-
 class BodySpec(Part):
     """The policy itself."""
 
     choose: ChooseSpec = Field(description="The algorithm that chooses depths, and its settings.")
-    tiers: list[Annotated[int, Field(ge=0, le=DEEPEST)]] | None = Field(
+    tiers: Tiers | None = Field(
         default=None,
-        min_length=1,
-        max_length=DEEPEST + 1,
         description="The depths it may choose, ascending, such as [0, 1, 3, 7]. Absent: any up to max-depth.",
     )
     max_depth: int | None = Field(default=None, ge=0, le=DEEPEST, description="The deepest draft. Absent: 7.")
@@ -89,13 +76,6 @@ class BodySpec(Part):
     )
     guard: GuardSpec = Field(default=GuardSpec(), description="What may overrule the algorithm.")
     rollout: RolloutSpec = Field(default=LIVE, description="Live, a canary with a share of traffic, or only watching.")
-
-    @field_validator("tiers")
-    @classmethod
-    def _ascending(cls, tiers: list[int] | None) -> list[int] | None:
-        if tiers is not None and tiers != sorted(set(tiers)):
-            raise ValueError("tiers must ascend, each once, such as [0, 1, 3, 7]")
-        return tiers
 
     @field_validator("drafters")
     @classmethod
@@ -136,6 +116,11 @@ class PolicySpec(Part):
         return self.spec.verification
 
     @property
+    def task_verifications(self) -> dict[str, VerificationSpec]:
+        """The same for tasks that have a method of their own, by name."""
+        return {name: task.verification for name, task in self.spec.tasks.items() if task.verification is not None}
+
+    @property
     def drafters(self) -> tuple[str, ...]:
         """Names of the drafters it wants."""
         return tuple(self.spec.drafters)
@@ -158,6 +143,12 @@ class PolicySpec(Part):
         default: tuple[int, ...] = getattr(self.spec.choose, "default_tiers", tuple(range(8)))
         tiers = default if self.spec.max_depth is None else range(1, self.spec.max_depth + 1)
         return tuple(tier for tier in tiers if tier)
+
+    def refused_tier(self, task: TaskSpec) -> int | None:
+        """A tier of a task that the policy itself never runs at; None if there is none."""
+        if not getattr(self.spec.choose, "takes_tiers", False):
+            return None  # its algorithm has depths of its own
+        return next((tier for tier in task.tiers or () if tier and tier not in self.tiers), None)
 
 
 def load_policy_spec(path: str | Path, task_names: Sequence[str] | None = None) -> PolicySpec:
@@ -216,8 +207,9 @@ def build_policy(
         max_rows,
         stop=body.stop.build(calibration),
         guard=body.guard.switch(cost) if chooser.max_depth else None,
-        dwell=Dwell(body.guard.dwell_rounds, max_rows) if body.guard.dwell_rounds else None,
-        ceilings=_ceilings(body.guard.bounds(), overrides, parts.tasks) if chooser.max_depth else None,
+        dwell=_dwell(spec, overrides, max_rows),
+        ceilings=_ceilings(spec, overrides, parts.tasks) if chooser.max_depth else None,
+        task_tiers=_task_tiers(overrides, parts.tasks, chooser.max_depth),
         task_stops={task: stop.build(calibration) for task, stop in stops.items()},
         keeper=keeper,
         temperature=None if body.draft_temperature is None else body.draft_temperature.build(),
@@ -230,10 +222,25 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"https://{API_VERSION}/policy", **body}
 
 
-def _ceilings(bounds: Bounds, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:
+def _ceilings(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:
+    usual = spec.spec.guard.bounds()
     deepest = {task: override.deepest for task, override in overrides.items()}
     bound = {task: depth for task, depth in deepest.items() if depth is not None}
-    return Ceilings(bounds, bound, tasks) if bound or bounds.any else None
+    own = {task: override.guard.bounds(usual) for task, override in overrides.items()}
+    differing = {task: bounds for task, bounds in own.items() if bounds != usual}
+    return Ceilings(usual, bound, tasks, differing) if bound or differing or usual.any else None
+
+
+def _dwell(spec: PolicySpec, overrides: Mapping[int, TaskSpec], max_rows: int) -> Dwell | None:
+    usual = spec.spec.guard.dwell_rounds
+    own = {task: override.guard.dwell_rounds for task, override in overrides.items()}
+    differing = {task: rounds for task, rounds in own.items() if rounds is not None}
+    return Dwell(usual, max_rows, differing) if usual or any(differing.values()) else None
+
+
+def _task_tiers(overrides: Mapping[int, TaskSpec], tasks: int, deepest: int) -> TaskTiers | None:
+    own = {task: override.tiers for task, override in overrides.items() if override.tiers is not None}
+    return TaskTiers(own, tasks, deepest) if own else None
 
 
 @functools.cache
@@ -263,6 +270,15 @@ def _validate(source: Source, task_names: Sequence[str] | None) -> PolicySpec:
     if unknown and task_names is not None:
         where = ("spec", "tasks")
         raise policy_error([source.problem((*where, n), _no_task(n, task_names), at_key=True) for n in unknown])
+    beyond = {name: tier for name, task in spec.spec.tasks.items() if (tier := spec.refused_tier(task)) is not None}
+    if beyond:
+        known = ", ".join(map(str, (0, *spec.tiers)))
+        raise policy_error(
+            [
+                source.problem(("spec", "tasks", name, "tiers"), f"{tier} is none of the policy's depths ({known})")
+                for name, tier in beyond.items()
+            ]
+        )
     return spec
 
 

@@ -45,13 +45,15 @@ def signature(spec: PolicySpec, task_names: Sequence[str]) -> str:
     Numbers that stand alone (a discount, a prior) are left out: what was seen stays true when they are tuned.
     """
     body = spec.spec
-    parts = {
+    parts: dict[str, Any] = {
         "choose": _arms(body.choose.model_dump(mode="json")),
         "tiers": spec.tiers,
         "drafters": spec.drafters,
         "verification": spec.verification.model_dump(mode="json"),
         "tasks": list(task_names),
     }
+    if spec.task_verifications:  # absent, the hash stays what it was for those that never had any
+        parts["task-verification"] = {n: v.model_dump(mode="json") for n, v in spec.task_verifications.items()}
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

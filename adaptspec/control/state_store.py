@@ -13,32 +13,10 @@ from pathlib import Path
 
 from adaptspec.control.state import LearnedState, PolicyState, from_bytes, to_bytes
 from adaptspec.errors import StateError
+from adaptspec.files import write_file
 
 FILE = "learned.json"
 _log = logging.getLogger(__name__)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a file so that whoever reads it, whenever the machine stops, finds the old content or the new.
-
-    Temporary file in the same folder, fsync, rename, fsync of the folder. Raises OSError, and has changed nothing then
-    (but may have left `path`.tmp, which the next call replaces). One caller at a time.
-    """
-    draft = path.with_name(path.name + ".tmp")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(draft, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class StateStore:
@@ -52,6 +30,7 @@ class StateStore:
         self._path = folder / FILE
         self._pair = pair
         self._written = b""
+        self.quarantined, self.failed_saves = 0, 0  # since the start
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -85,6 +64,7 @@ class StateStore:
 
     def quarantine(self, reason: str) -> None:
         """Put the file aside, where nothing reads it and somebody can look at it."""
+        self.quarantined += 1
         taken = [int(p.suffix.rpartition("-")[2]) for p in self._path.parent.glob(f"{FILE}.quarantined-*[0-9]")]
         aside = self._path.with_name(f"{FILE}.quarantined-{1 + max(taken, default=0)}")
         try:
@@ -102,6 +82,7 @@ class StateStore:
         try:
             write_file(self._path, raw)
         except OSError as error:
+            self.failed_saves += 1
             _log.warning("%s could not be saved (%s); it is tried again later", self._path, error.strerror)
             return
         self._written = raw

@@ -20,6 +20,7 @@ from adaptspec.control.tasks import TASKS, TaskDetector
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.engine.by_task import methods_of
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.profile import profiled_costs, warm_up
 from adaptspec.errors import ConfigError
@@ -27,7 +28,6 @@ from adaptspec.models.loading import check_pair, check_tokenizer, load_model, lo
 from adaptspec.models.memory import CacheLimits, bytes_for_cache
 from adaptspec.models.runner import Runner
 from adaptspec.types import Sink
-from adaptspec.verification.registry import method
 
 BUNDLED = "bundled"
 AUTO = "auto"
@@ -147,7 +147,7 @@ def assemble(
         raise ConfigError("no policy is live: requests that name none need one; give a policy without rollout")
     rollouts = {spec.name: spec.rollout for spec in specs}
     controller = Controller(policies, live[0], names, limits.max_rows, cost=costs, task_names=TASKS, rollouts=rollouts)
-    methods = {spec.name: method(spec.verification.method, spec.verification.parameters) for spec in specs}
+    methods = {spec.name: methods_of(spec) for spec in specs}
     return EngineCore(
         target,
         drafters,

@@ -20,6 +20,7 @@ from adaptspec.control.rollout import LIVE, Rollout
 from adaptspec.control.shadow_policy import ShadowEstimate
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafting.drafter import Drafter
+from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.prompt_text import PromptText
 from adaptspec.engine.rounds import RoundLoop
@@ -57,12 +58,12 @@ class EngineCore:
         tokenizer: PreTrainedTokenizerFast,
         *,
         controller: Controller,
-        methods: Mapping[str, Method],
+        methods: Mapping[str, ByTask[Method]],
         sinks: Sequence[Sink] = (),
         limits: Limits = Limits(),
         detector: TaskDetector | None = None,
     ) -> None:
-        """`methods` maps every policy of the controller to its verification method.
+        """`methods` maps every policy of the controller to its verification methods.
 
         `detector` reads the task of requests that name none.
         """
@@ -70,12 +71,12 @@ class EngineCore:
         self._tokenizer = tokenizer
         self._text = PromptText(tokenizer, detector)
         self._controller = controller
-        distinct = list(dict.fromkeys(methods.values()))
+        distinct = list(dict.fromkeys(m for one in methods.values() for m in (one.usual, *one.tasks.values())))
         self._rounds = RoundLoop(
             target,
             Speculator(drafters, distinct, target.info.vocab_size, target.device),
             controller,
-            {policy: distinct.index(method) for policy, method in methods.items()},
+            {policy: one.each(distinct.index) for policy, one in methods.items()},
             sinks,
             max_rows=limits.max_rows,
             max_depth=limits.max_depth,
@@ -165,7 +166,7 @@ class EngineCore:
         self,
         name: str,
         policy: Policy,
-        method: Method,
+        methods: ByTask[Method],
         rollout: Rollout = LIVE,
         *,
         carry: bool = False,
@@ -185,7 +186,7 @@ class EngineCore:
         before = self._controller.everyone.get(name)
         carried = carry and before is not None and _carry(before, policy, name)
         self._controller.adopt(name, policy, rollout)
-        self._rounds.verify_by(name, method)
+        self._rounds.verify_by(name, methods)
         return carried
 
     def learned(self) -> dict[str, dict[str, FloatArray]]:

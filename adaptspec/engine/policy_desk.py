@@ -6,8 +6,10 @@ Knows policy files as text and the engine's front; it does not know who brings a
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adaptspec.control.cost import CostTable
@@ -17,10 +19,10 @@ from adaptspec.control.spec import PolicySpec, build_policy, parse_policy_spec
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.control.tasks import TASKS
 from adaptspec.control.yaml_source import read_text
+from adaptspec.engine.by_task import methods_of
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.front import AsyncEngine
 from adaptspec.errors import ConfigError
-from adaptspec.verification.registry import method
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,15 @@ class Applied:
     carried: bool
 
 
+@dataclass(frozen=True)
+class Reloads:
+    """How often policies came anew, and how often they were refused; `last_applied` in seconds since 1970."""
+
+    applied: int = 0
+    refused: int = 0
+    last_applied: float | None = None
+
+
 class PolicyDesk:
     """Takes policy texts while the engine runs. Any thread may call it; a call may wait for a round to end.
 
@@ -85,6 +96,7 @@ class PolicyDesk:
         self._costs = costs
         served = [ServedPolicy(spec, read_text(files[spec.name]), files[spec.name]) for spec in specs]
         self._served = {policy.name: policy for policy in served}
+        self.reloads = Reloads()
         self._lock = threading.Lock()  # one change at a time, and none while what was learned is read
 
     @property
@@ -114,27 +126,44 @@ class PolicyDesk:
             PolicyError, ConfigError: it cannot be used; says why, and where.
             EngineError: the engine has stopped.
         """
+        with self._counted():
+            return self._apply(text, source, path)
+
+    def apply_file(self, path: Path) -> Applied | None:
+        """The same for a file; None if it says what is served already. Raises as `apply` does."""
+        with self._counted():
+            text = read_text(path)
+        if any(policy.path == path and policy.text == text for policy in self.served):
+            return None
+        return self.apply(text, str(path), path)
+
+    def _apply(self, text: str, source: str, path: Path | None) -> Applied:
         spec = parse_policy_spec(text, source, TASKS)
         with self._lock:
             before = self._served.get(spec.name)
             _check_owner(spec.name, path, before)
             new = ServedPolicy(spec, text, path or (before.path if before is not None else None))
             policy = build_policy(spec, self._costs, self._core.max_rows, TASKS)
-            judge = method(spec.verification.method, spec.verification.parameters)
+            methods = methods_of(spec)
             same_arms = before is not None and before.signature == new.signature
             carried = self._front.call(
-                lambda: self._core.adopt(spec.name, policy, judge, spec.rollout, carry=same_arms)
+                lambda: self._core.adopt(spec.name, policy, methods, spec.rollout, carry=same_arms)
             ).result()
             # Others may be reading: the mapping they have stays as it is.
             self._served = {**self._served, spec.name: new}
+            now = self.reloads
+            self.reloads = replace(now, applied=now.applied + 1, last_applied=time.time())
         return Applied(spec.name, before is not None, carried)
 
-    def apply_file(self, path: Path) -> Applied | None:
-        """The same for a file; None if it says what is served already. Raises as `apply` does."""
-        text = read_text(path)
-        if any(policy.path == path and policy.text == text for policy in self.served):
-            return None
-        return self.apply(text, str(path), path)
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Whatever is raised inside was a text that is not served."""
+        try:
+            yield
+        except Exception:
+            with self._lock:
+                self.reloads = replace(self.reloads, refused=self.reloads.refused + 1)
+            raise
 
     def learned(self) -> dict[str, PolicyState]:
         """What every policy has learned, by name. Raises EngineError if the engine has stopped."""

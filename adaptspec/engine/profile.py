@@ -24,6 +24,7 @@ from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.errors import ConfigError
+from adaptspec.files import write_file
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import certainty
 
@@ -53,9 +54,7 @@ def profiled_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -
         return costs
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(costs.to_json())
-        partial.replace(path)
+        write_file(path, costs.to_json().encode(), alone=False)
     except OSError as error:
         _log.warning("the cost table cannot be cached at %s (%s); it is measured again at every start", path, error)
     return costs

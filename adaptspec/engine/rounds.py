@@ -16,9 +16,10 @@ import torch
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.scheduler import Batch, Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
-from adaptspec.engine.shadows import Shadows
+from adaptspec.engine.shadow_scores import Shadows
 from adaptspec.engine.speculator import Ask, Speculator
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner
@@ -29,14 +30,14 @@ _log = logging.getLogger(__name__)
 
 
 class RoundLoop:
-    """Runs rounds over whatever the scheduler admits. `method_of` maps a policy's name to a method's index."""
+    """Runs rounds over whatever the scheduler admits. `method_of` maps a policy's name to methods' indices."""
 
     def __init__(
         self,
         target: Runner,
         speculator: Speculator,
         controller: Controller,
-        method_of: Mapping[str, int],
+        method_of: Mapping[str, ByTask[int]],
         sinks: Sequence[Sink] = (),
         *,
         max_rows: int,
@@ -80,9 +81,9 @@ class RoundLoop:
         self._hand_out(batch)
         return self._collect()
 
-    def verify_by(self, policy: str, method: Method) -> None:
-        """From the next round on, judge the drafts of a policy by this method."""
-        self._method_of[policy] = self._speculator.use(method)
+    def verify_by(self, policy: str, methods: ByTask[Method]) -> None:
+        """From the next round on, judge the drafts of a policy by these methods."""
+        self._method_of[policy] = methods.each(self._speculator.use)
 
     def abort(
         self, request_id: str, finish: FinishReason = FinishReason.ABORT, error: str | None = None
@@ -111,7 +112,7 @@ class RoundLoop:
             rows=np.array([s.row for s in emitting], dtype=np.int64),
             tokens=[s.tokens for s in emitting],
             sampling=self._speculator.sampling([s.sampling for s in emitting]),
-            methods=np.array([self._method_of[self._policy(s)] for s in emitting], dtype=np.int64),
+            methods=np.array([self._method(s) for s in emitting], dtype=np.int64),
         )
 
     def _signals(self, batch: Batch, ask: Ask) -> BatchSignals:
@@ -251,7 +252,7 @@ class RoundLoop:
         sequence.finish, sequence.error = finish, error
         delta = sequence.delta()
         policy = self._policy(sequence)
-        lossy = self._speculator.lossy(self._method_of[policy])
+        lossy = self._speculator.lossy(self._method(sequence))
         completion = sequence.completion(policy, time.monotonic(), lossy=lossy)
         self._outbox.append(Delta(delta.request_id, delta.text, delta.tokens, completion))
         self.scheduler.leave(sequence)
@@ -270,6 +271,9 @@ class RoundLoop:
 
     def _policy(self, sequence: Seq) -> str:
         return sequence.request.speculation.policy or self._controller.default
+
+    def _method(self, sequence: Seq) -> int:
+        return self._method_of[self._policy(sequence)].of(sequence.request.speculation.task)
 
     def _on_start(self, sequence: Seq) -> None:
         if sequence.timings.admitted is None:

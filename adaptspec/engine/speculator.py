@@ -12,7 +12,7 @@ from adaptspec.control.arrays import some
 from adaptspec.control.draft_temperature import CANDIDATES
 from adaptspec.control.policy import Decision
 from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup
-from adaptspec.engine.shadows import Shadows, ShadowScores
+from adaptspec.engine.shadow_scores import Shadows, ShadowScores
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
 from adaptspec.types import IntArray, Missed

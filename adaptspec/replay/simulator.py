@@ -92,21 +92,35 @@ def replay(
     seed. A draft temperature is left alone: what other tokens it would lead to, a tape does not know.
 
     Raises:
-        TapeError: tape and costs have no drafter in common with the settings, or the verification is lossy.
+        TapeError: tape and costs have no drafter in common with the settings, or the verification is lossy,
+            or coupled for some tasks only.
         PolicyError, ConfigError: the policy cannot be built, or wants a drafter that is not here.
     """
-    if isinstance(spec.verification, RejectionSpec | BlockSpec):
+    if _by_rejection(spec):
         stream = replace(stream, tape=stream.tape.under_rejection(settings.seed))
-    elif not isinstance(spec.verification, CoupledSpec):
-        raise TapeError(
-            f"policy {spec.name} verifies by {spec.verification.method}, which may change the text: a tape cannot "
-            "follow it; simulate it with a lossless method"
-        )
     cost = CostTable(profile or costs.profile())
     policy = build_policy(spec, cost, stream.most_rows, tasks)
     drafters = drafters_of(stream.tape, costs, settings)
     controller = Controller({spec.name: policy}, spec.name, drafters, stream.most_rows, cost=cost, task_names=tasks)
     return run(World(stream, costs, controller, settings, pace), keep=keep)
+
+
+def _by_rejection(spec: PolicySpec) -> bool:
+    """Whether agreement is a matter of chance under a policy; it is all of it, or none."""
+    methods = (spec.verification, *spec.task_verifications.values())
+    lossy = [one.method for one in methods if not isinstance(one, CoupledSpec | RejectionSpec | BlockSpec)]
+    if lossy:
+        raise TapeError(
+            f"policy {spec.name} verifies by {lossy[0]}, which may change the text: a tape cannot "
+            "follow it; simulate it with a lossless method"
+        )
+    coupled = {isinstance(one, CoupledSpec) for one in methods}
+    if len(coupled) > 1:
+        raise TapeError(
+            f"policy {spec.name} verifies some tasks by coupled and others by chance: a tape is replayed in one way; "
+            "simulate it with one method for all tasks"
+        )
+    return coupled == {False}
 
 
 def run(world: World, *, keep: bool = False) -> Tally:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import struct
 import tokenize
 import zipfile
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adaptspec.errors import TapeError
+from adaptspec.files import write_file
 from adaptspec.replay.tape import DraftView, Tape
 
 BUNDLED = "bundled"
@@ -70,11 +70,10 @@ def save_tape(tape: Tape, path: Path) -> None:
         arrays[f"{i}.run"], arrays[f"{i}.reach"] = view.run.astype(np.uint8), view.reach.astype(np.uint8)
         for name in ("confidence", "entropy", "rejection"):
             arrays[f"{i}.{name}"] = getattr(view, name).astype(np.float16)
-    part = path.with_name(path.name + ".part")
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]  # its flag is not among the names
     try:
-        with part.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # its flag is not among the names
-        os.replace(part, path)
+        write_file(path, packed.getbuffer())
     except OSError as error:
         raise TapeError(f"{path}: the tape cannot be written ({error})") from error
 

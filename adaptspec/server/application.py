@@ -9,7 +9,7 @@ from aiohttp import web
 from adaptspec.server import admin, handlers, status, tokens
 from adaptspec.server.codec import Codec
 from adaptspec.server.counting import counting
-from adaptspec.server.problem import problems
+from adaptspec.server.problem import problems, shape_refusal
 from adaptspec.server.protocols import AsyncEngine, Exposition, Policies, Tokenizer
 from adaptspec.server.request_id import add_request_id
 from adaptspec.server.service import SERVICE, Service
@@ -37,7 +37,7 @@ def make_app(
     app[SERVICE] = Service(engine, Codec(tokenizer, engine.target.vocab_size))
     app[status.EXPOSITION] = exposition
     app[status.STARTED] = int(time.time())
-    app.on_response_prepare.append(add_request_id)
+    app.on_response_prepare.extend((shape_refusal, add_request_id))
     app.add_routes(
         [
             web.post("/v1/completions", handlers.completions),

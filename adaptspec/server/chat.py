@@ -99,6 +99,11 @@ class ChatBody(GenerationBody):
         """Output tokens asked for; None is as many as the context has room for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def tokens_field(self) -> str | None:
+        """See `GenerationBody.tokens_field`."""
+        return super().tokens_field if self.max_completion_tokens is None else "max_completion_tokens"
+
     def check(self) -> None:
         """What no single field can say. Raises RequestError."""
         super().check()

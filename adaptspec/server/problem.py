@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -90,8 +91,21 @@ def _problem_of_http(error: web.HTTPException, http: web.Request) -> Problem:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         limit = http.client_max_size
         return Problem(413, f"the body is larger than {limit} bytes; send a shorter prompt", code="request_too_large")
+    if isinstance(error, web.HTTPExpectationFailed):
+        return Problem(417, "this server cannot meet the Expect header; leave it out", code="expectation_failed")
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     return Problem(error.status, error.reason or "the request failed", kind)
+
+
+async def shape_refusal(http: web.Request, response: web.StreamResponse) -> None:
+    """A response-prepare signal: what aiohttp refuses before any middleware runs gets our shape, too."""
+    if isinstance(response, web.HTTPException) and response.status >= 400:
+        problem = _problem_of_http(response, http)
+        response.headers.update(problem.headers)
+        response.content_type = "application/json"
+        body = json.dumps(problem.body()).encode()
+        response.body = body
+        response.headers["Content-Length"] = str(len(body))  # aiohttp has counted its own text by now
 
 
 @web.middleware

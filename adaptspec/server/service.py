@@ -64,6 +64,7 @@ class Service:
         """One engine request per prompt, all of which the engine can serve. Raises RequestError if one cannot be."""
         for prompt in prompts:
             self._check_prompt(prompt, body.prompt_field)
+            self._check_room(prompt, body)
         speculation, wanted = body.speculation(), body.wanted_tokens
         requests = [
             Request(
@@ -89,6 +90,17 @@ class Service:
                 param,
             )
         self.codec.check(prompt, param)
+
+    def _check_room(self, prompt: tuple[int, ...], body: GenerationBody) -> None:
+        """An answer that somebody asked for must fit; how long one is that nobody asked for is up to us."""
+        target, wanted, param = self.engine.target, body.wanted_tokens, body.tokens_field
+        room = target.context - len(prompt)
+        if param is not None and wanted is not None and wanted > room:
+            raise PromptTooLongError(
+                f"{param} is {wanted}, but {target.name} holds {target.context} tokens and the prompt has "
+                f"{len(prompt)}: ask for at most {room}, or leave {param} out",
+                param,
+            )
 
     def _sampling(self, body: GenerationBody, max_tokens: int) -> SamplingParams:
         sampling = body.sampling(max_tokens)

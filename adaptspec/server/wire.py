@@ -70,8 +70,8 @@ class StreamOptions(WireModel):
 class GenerationBody(WireModel):
     """What completions and chat completions have in common. null means the default, as at OpenAI.
 
-    `max_tokens` may ask for more than the context has room for: the answer then ends where the context does, with
-    the finish reason `length`. `adaptspec.max_depth` is a ceiling: a policy may stay below it.
+    `max_tokens` above what the context has room for is refused; left out, the answer may end where the context does,
+    with the finish reason `length`. `adaptspec.max_depth` is a ceiling: a policy may stay below it.
     """
 
     prompt_field: ClassVar[str]  # where prompts come from, for messages
@@ -104,7 +104,12 @@ class GenerationBody(WireModel):
     @property
     @abstractmethod
     def wanted_tokens(self) -> int | None:
-        """Output tokens asked for; None is as many as the context has room for."""
+        """Output tokens the answer may have; None is as many as the context has room for."""
+
+    @property
+    def tokens_field(self) -> str | None:
+        """The field that says how many output tokens are wanted; None where the client left it open."""
+        return None if self.max_tokens is None else "max_tokens"
 
     @property
     def include_usage(self) -> bool:

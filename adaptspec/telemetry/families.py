@@ -59,12 +59,61 @@ class LoadCollector(Collector):
         yield GaugeMetricFamily("adaptspec_requests_waiting", "Requests in the queue", load.waiting)
 
 
+class Reloads(Protocol):
+    """How often policies came anew."""
+
+    @property
+    def applied(self) -> int:
+        """Those that are served now, or were."""
+
+    @property
+    def refused(self) -> int:
+        """Those that could not be used."""
+
+    @property
+    def last_applied(self) -> float | None:
+        """When, in seconds since 1970; None: never."""
+
+
+class ReloadCollector(Collector):
+    """Reloads of policies, good and bad, and when the last good one was."""
+
+    def __init__(self, reloads: Callable[[], Reloads]) -> None:
+        self._reloads = reloads
+
+    def collect(self) -> Iterator[Metric]:
+        """Ask now."""
+        reloads = self._reloads()
+        results = (("success", reloads.applied), ("failure", reloads.refused))
+        yield _labelled("adaptspec_policy_reloads", "Policies that came anew, by outcome", "result", results)
+        yield GaugeMetricFamily(
+            "adaptspec_policy_last_reload_success_timestamp_seconds",
+            "When a policy last came anew and was served, in seconds since 1970; 0: never",
+            reloads.last_applied or 0.0,
+        )
+
+
+class CountCollector(Collector):
+    """A count that somebody else keeps."""
+
+    def __init__(self, name: str, help_text: str, count: Callable[[], int]) -> None:
+        self._name, self._help, self._count = name, help_text, count
+
+    def collect(self) -> Iterator[Metric]:
+        """Ask now."""
+        yield CounterMetricFamily(self._name, self._help, self._count())
+
+
 class Estimate(Protocol):
     """What a shadow policy would have earned."""
 
     @property
     def policy(self) -> str:
         """The shadow: one of the policies that are served, so one of few."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that it is an estimate of."""
 
     @property
     def goodput_ratio(self) -> float:
@@ -93,11 +142,16 @@ class ShadowCollector(Collector):
             "Share of a shadow policy's tokens that are estimated beyond what was observed",
             labels=["policy"],
         )
+        rounds = GaugeMetricFamily(
+            "adaptspec_shadow_rounds", "Rounds that the estimate of a shadow policy rests on", labels=["policy"]
+        )
         for estimate in self._estimates():
+            rounds.add_metric([estimate.policy], estimate.rounds)
             ratio.add_metric([estimate.policy], estimate.goodput_ratio)
             guessed.add_metric([estimate.policy], estimate.guessed)
         yield ratio
         yield guessed
+        yield rounds
 
 
 def _speculation(totals: Totals) -> Iterator[Metric]:

@@ -12,7 +12,16 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
 
-from adaptspec.telemetry.families import Estimate, Load, LoadCollector, RoundCollector, ShadowCollector
+from adaptspec.telemetry.families import (
+    CountCollector,
+    Estimate,
+    Load,
+    LoadCollector,
+    ReloadCollector,
+    Reloads,
+    RoundCollector,
+    ShadowCollector,
+)
 from adaptspec.telemetry.totals import RoundLedger
 from adaptspec.types import Completion, FinishReason, Request, RoundRecord
 
@@ -43,6 +52,14 @@ class Metrics:
         self._lossy = self._counter(
             "adaptspec_lossy_requests", "Requests that ended under a lossy verification method, by policy", "policy"
         )
+        # What a canary is judged by: tokens after the first over the seconds they took, beside the default's.
+        self._by_policy = self._counter("adaptspec_policy_requests", "Requests that ended, by policy", "policy")
+        self._decoded = self._counter(
+            "adaptspec_policy_decode_tokens", "Output tokens after the first of each request, by policy", "policy"
+        )
+        self._decoding = self._counter(
+            "adaptspec_policy_decode_seconds", "From the first token to the end of each request, by policy", "policy"
+        )
         self._first_token = self._histogram(
             "adaptspec_time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN
         )
@@ -59,6 +76,14 @@ class Metrics:
         """Also serve what shadow policies would have earned; asked at every scrape, on the scraping thread."""
         self._registry.register(ShadowCollector(estimates))
 
+    def watch_reloads(self, reloads: Callable[[], Reloads]) -> None:
+        """Also serve how often policies came anew; asked at every scrape, on the scraping thread."""
+        self._registry.register(ReloadCollector(reloads))
+
+    def watch_count(self, name: str, help_text: str, count: Callable[[], int]) -> None:
+        """Also serve a count that somebody else keeps; asked at every scrape, on the scraping thread."""
+        self._registry.register(CountCollector(name, help_text, count))
+
     def started(self, request: Request) -> None:
         """Nothing is counted before a request ends."""
 
@@ -72,14 +97,19 @@ class Metrics:
         self._requests.labels(completion.finish.value).inc()
         self._prompt.inc(completion.prompt_tokens)
         self._generated.inc(tokens)
+        policy = completion.stats.policy
+        self._by_policy.labels(policy).inc()
         if completion.stats.lossy:
-            self._lossy.labels(completion.stats.policy).inc()
+            self._lossy.labels(policy).inc()
         self._whole.observe(timings.finished - timings.arrived)
         if timings.first_token is None:
             return
         self._first_token.observe(timings.first_token - timings.arrived)
         if tokens > 1:
-            self._per_token.observe((timings.finished - timings.first_token) / (tokens - 1))
+            seconds = timings.finished - timings.first_token
+            self._per_token.observe(seconds / (tokens - 1))
+            self._decoded.labels(policy).inc(tokens - 1)
+            self._decoding.labels(policy).inc(seconds)
 
     def responded(self, route: str, status: int) -> None:
         """One HTTP answer was made. `route` becomes a label: it must be one of few."""

@@ -41,7 +41,7 @@ class Totals:
     depths: IntArray = field(default_factory=_empty)  # by decided depth
     drafted: IntArray = field(default_factory=_empty)  # by number of tokens submitted for verification
     accepted: IntArray = field(default_factory=_empty)  # by number of tokens accepted
-    reasons: IntArray = field(default_factory=lambda: np.zeros(len(Reason), dtype=np.int64))
+    reasons: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))
 
     @property
     def drafts(self) -> int:

@@ -5,7 +5,7 @@ Knows nothing of what is trained: a model and an optimizer are their state dicts
 
 from __future__ import annotations
 
-import os
+import io
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from adaptspec.errors import ConfigError
+from adaptspec.files import write_file
 from adaptspec.training.optimizer import Optimizer
 
 
@@ -31,7 +32,6 @@ def save(path: Path, model: nn.Module, optimizer: Optimizer, progress: Progress,
     `origin` names what the model learns from besides its data (a teacher), or is empty.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
     state = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -39,11 +39,9 @@ def save(path: Path, model: nn.Module, optimizer: Optimizer, progress: Progress,
         "seconds": progress.seconds,
         "origin": origin,
     }
-    with partial.open("wb") as out:
-        torch.save(state, out)
-        out.flush()
-        os.fsync(out.fileno())
-    partial.replace(path)
+    packed = io.BytesIO()
+    torch.save(state, packed)
+    write_file(path, packed.getbuffer())
 
 
 def resume(path: Path, model: nn.Module, optimizer: Optimizer, origin: str = "") -> Progress:

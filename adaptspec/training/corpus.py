@@ -59,11 +59,15 @@ class Record:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Records to train on, and records kept back for the report. `fingerprint` tells corpora apart."""
+    """Records to train on, and records kept back for the report. `fingerprint` tells corpora apart.
+
+    `tags` are the sources of all records that were read, also of those that no record is kept of.
+    """
 
     train: list[Record]
     held_out: list[Record]
     fingerprint: str
+    tags: tuple[str, ...]
 
     @property
     def sources(self) -> dict[str, int]:
@@ -87,10 +91,12 @@ def read_corpus(
     weights = source_weights or {}
     train: list[Record] = []
     held_out: list[Record] = []
+    tags: set[str] = set()
     everything = hashlib.blake2b(digest_size=8)
     for record in (_record(where, fields) for where, fields in read_objects(path)):
         digest = hashlib.blake2b(record.text.encode(), digest_size=8).digest()
         everything.update(digest)
+        tags.add(record.source)
         draw = int.from_bytes(digest, "big") / 2**64
         if draw < held_out_share:
             held_out.append(record)
@@ -98,7 +104,7 @@ def read_corpus(
             train.append(record)
     if not train:
         raise CorpusError(f"{path}: no records to train on; give a JSONL file of prompt/completion or text")
-    return Corpus(train, held_out, everything.hexdigest())
+    return Corpus(train, held_out, everything.hexdigest(), tuple(sorted(tags)))
 
 
 def _record(where: str, fields: Mapping[str, object]) -> Record:

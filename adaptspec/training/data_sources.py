@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -71,3 +72,15 @@ DATA_SOURCES = MappingProxyType(
         "self-instruct-seeds": DataSource("Self-Instruct seed tasks", "yizhongw/self-instruct @0b26cca", "Apache-2.0"),
     }
 )
+
+
+def source_table(counts: Mapping[str, int], counted: str) -> str:
+    """A Markdown table of sources by tag, with how much of each was used; those that are not known here say so."""
+    rows = [f"| text | from | licence | {counted} |", "| --- | --- | --- | --- |"]
+    for tag, count in counts.items():
+        source = DATA_SOURCES.get(tag)
+        if source is None:
+            rows.append(f"| {tag} | not known to the recipe | add it before publishing | {count:,} |")
+        else:
+            rows.append(f"| {source.what} | {source.origin} | {source.licence} | {count:,} |")
+    return "\n".join(rows)

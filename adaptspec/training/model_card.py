@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from adaptspec.training.data_sources import DATA_SOURCES
+from adaptspec.training.data_sources import source_table
 from adaptspec.training.report import PairReport, acceptance_table, loss_table, position_table
 from adaptspec.training.run_record import RunRecord
 
@@ -73,15 +73,8 @@ def _recipe(record: RunRecord) -> str:
 
 
 def _data(sources: Mapping[str, int]) -> str:
-    rows = ["| text | from | licence | records |", "| --- | --- | --- | --- |"]
-    for tag, count in sources.items():
-        source = DATA_SOURCES.get(tag)
-        if source is None:
-            rows.append(f"| {tag} | not known to the recipe | add it before publishing | {count:,} |")
-        else:
-            rows.append(f"| {source.what} | {source.origin} | {source.licence} | {count:,} |")
     head = "## Data, with thanks to its authors\n\nThe texts themselves are not part of this directory."
-    return "\n".join([head, "", *rows])
+    return f"{head}\n\n{source_table(sources, 'records')}"
 
 
 def _again(record: RunRecord) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import io
 import os
 import shutil
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 from transformers.utils.logging import disable_progress_bar
 
 from adaptspec.errors import ConfigError, CorpusError
+from adaptspec.files import write_file
 from adaptspec.training.corpus import Corpus, read_corpus
 from adaptspec.training.loop import LoopSettings, Loss, train
 from adaptspec.training.losses import distillation_loss, next_token_loss
@@ -47,13 +49,14 @@ def train_pair(
 
     Raises:
         CorpusError: the corpus cannot be read or is too small.
-        ConfigError: `work` was begun with other settings, or is not a directory.
+        ConfigError: `work` was begun with other settings, or is not a directory; a source is not in the corpus.
     """
     if work.exists() and not work.is_dir():
         raise ConfigError(f"{work}: is not a directory; give another --out")
     disable_progress_bar()  # type: ignore[no-untyped-call]  # those of transformers run into ours
     console.print(f"reading {corpus_path}")
     corpus = read_corpus(corpus_path, settings.source_weights)
+    _check_sources(settings, corpus)
     questions = choose_prompts(prompts, corpus.held_out)
     record = RunRecord(settings.identity, corpus.fingerprint, corpus.sources, hardware(settings.device))
     record.check(work)
@@ -76,6 +79,15 @@ def hardware(device: str) -> str:
     if torch.device(device).type == "cuda":
         return f"one GPU ({torch.cuda.get_device_name(device)})"
     return f"CPU ({torch.get_num_threads()} threads)"
+
+
+def _check_sources(settings: PairSettings, corpus: Corpus) -> None:
+    """A share of a source that is not there is a slip of the pen, and would go unnoticed."""
+    unknown = [source for source in settings.named_sources if source not in corpus.tags]
+    if unknown:
+        raise ConfigError(
+            f"--source-weight {unknown[0]}: the corpus has no such source; it has: {', '.join(corpus.tags)}"
+        )
 
 
 class _Recipe:
@@ -168,9 +180,9 @@ def _tokens(work: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, cons
     if not path.exists():
         console.print(f"encoding {len(corpus.train):,} records")
         order = np.random.default_rng(0).permutation(len(corpus.train))
-        partial = work / "tokens.partial.npy"
-        np.save(partial, encode(tokenizer, [corpus.train[i].text for i in order]))
-        partial.replace(path)
+        packed = io.BytesIO()
+        np.save(packed, encode(tokenizer, [corpus.train[i].text for i in order]))
+        write_file(path, packed.getbuffer())
     return np.asarray(np.load(path), dtype=np.uint16)
 
 

@@ -6,12 +6,12 @@ Kept as `recipe.json` beside the checkpoints, so that a run is only ever taken u
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from adaptspec.errors import ConfigError
+from adaptspec.files import write_file
 
 FILE = "recipe.json"
 
@@ -36,12 +36,7 @@ class RunRecord:
 
     def save(self, work: Path) -> None:
         """Write it into `work`, whole or not at all."""
-        partial = work / f"{FILE}.partial"
-        with partial.open("w", encoding="utf-8") as out:
-            out.write(json.dumps(asdict(self), indent=2) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
-        partial.replace(work / FILE)
+        write_file(work / FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     def check(self, work: Path) -> None:
         """Make sure that `work` is new or was begun with the same settings and corpus.

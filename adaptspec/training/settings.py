@@ -70,6 +70,7 @@ class PairSettings:
     batch: int = 8
     window: int = 512
     source_weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({SYNTHETIC: 0.6}))
+    named_sources: tuple[str, ...] = ()  # whose share was asked for: they must be in the corpus
     device: str = "cpu"
     mixed_precision: bool = False
     compile: bool = True
@@ -92,7 +93,7 @@ class PairSettings:
         Raises:
             ConfigError: one is not written so, or its share is not between 0 and 1.
         """
-        weights = dict(self.source_weights)
+        weights, named = dict(self.source_weights), list(self.named_sources)
         for text in given:
             source, _, share = text.rpartition("=")
             try:
@@ -100,7 +101,8 @@ class PairSettings:
             except ValueError as error:
                 raise ConfigError(f"--source-weight {text}: must be SOURCE=SHARE, such as synthetic=0.6") from error
             _check("the source of --source-weight", repr(source), bool(source), "named, as in synthetic=0.6")
-        return replace(self, source_weights=weights)
+            named.append(source)
+        return replace(self, source_weights=weights, named_sources=tuple(dict.fromkeys(named)))
 
     @property
     def identity(self) -> dict[str, object]:

@@ -34,6 +34,34 @@ class SourceScore:
         """Share of prompts whose task was named rightly; unknown is not right."""
         return self.right / self.prompts
 
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Of its prompts: named rightly, named wrongly, not named."""
+        wrong = self.prompts - self.right - self.unknown
+        return self.right / self.prompts, wrong / self.prompts, self.unknown / self.prompts
+
+
+@dataclass(frozen=True)
+class TaskFigures:
+    """What was measured of a detector: every source, and the median time of a prompt in seconds."""
+
+    scores: tuple[SourceScore, ...]
+    seconds: float
+
+    @property
+    def summaries(self) -> list[str]:
+        """A line for each kind of source: the mean over its sources."""
+        of_kind = {kind: [score for score in self.scores if score.kind == kind] for kind in KINDS}
+        return [_summary(kind, scores) for kind, scores in of_kind.items() if scores]
+
+    def table(self) -> RenderableType:
+        """All of it, for a terminal."""
+        table = Table("task", "source", "kind", "prompts", "right", "wrong", "unknown")
+        for score in self.scores:
+            shares = (f"{share:.2f}" for share in score.shares)
+            table.add_row(score.task, score.source, score.kind, str(score.prompts), *shares)
+        return Group(table, *self.summaries, f"time per prompt: {self.seconds * 1e3:.3f} ms (median)")
+
 
 def score_sources(detector: TaskDetector, prompts: Sequence[Prompt], trained_on: Collection[str]) -> list[SourceScore]:
     """One score per task and source. `trained_on` are the source tags of the training examples."""
@@ -47,24 +75,13 @@ def score_sources(detector: TaskDetector, prompts: Sequence[Prompt], trained_on:
     ]
 
 
-def measure_tasks(detector: TaskDetector, prompts: Sequence[Prompt], trained_on: Collection[str]) -> RenderableType:
-    """A table of every source, the mean over sources of each kind, and the time a prompt takes."""
+def measure_tasks(detector: TaskDetector, prompts: Sequence[Prompt], trained_on: Collection[str]) -> TaskFigures:
+    """How often it names the task of these prompts rightly, and what a prompt costs."""
     scores = score_sources(detector, prompts, trained_on)
-    table = Table("task", "source", "kind", "prompts", "right", "wrong", "unknown")
-    for score in scores:
-        wrong = score.prompts - score.right - score.unknown
-        shares = (f"{count / score.prompts:.2f}" for count in (score.right, wrong, score.unknown))
-        table.add_row(score.task, score.source, score.kind, str(score.prompts), *shares)
-    lines = [_summary(kind, [score for score in scores if score.kind == kind]) for kind in KINDS]
-    texts = [prompt.text for prompt in prompts]
-    return Group(
-        table, *filter(None, lines), f"time per prompt: {_median_seconds(detector, texts) * 1e3:.3f} ms (median)"
-    )
+    return TaskFigures(tuple(scores), _median_seconds(detector, [prompt.text for prompt in prompts]))
 
 
 def _summary(kind: str, scores: Sequence[SourceScore]) -> str:
-    if not scores:
-        return ""
     named = sum(score.prompts - score.unknown for score in scores)
     precision = sum(score.right for score in scores) / max(named, 1)
     mean = float(np.mean([score.accuracy for score in scores]))

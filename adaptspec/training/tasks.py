@@ -6,9 +6,10 @@ on: prompts of the sources it knows are too easy. Knows nothing of engines.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,12 @@ from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 
 from adaptspec.control.ngrams import SIZE, ngrams
-from adaptspec.control.tasks import TASKS, TaskDetector
+from adaptspec.control.tasks import MIN_CONFIDENCE, TASKS, TaskDetector
+from adaptspec.files import write_file
 from adaptspec.training.corpus import read_corpus
 from adaptspec.training.phrasings import PHRASINGS
 from adaptspec.training.prompts import choose_prompts
+from adaptspec.training.task_card import TaskTraining, card_path, task_card
 from adaptspec.training.task_examples import Example, example_weights, task_examples
 from adaptspec.training.task_report import measure_tasks
 from adaptspec.types import BoolArray, FloatArray
@@ -40,7 +43,9 @@ class LeftOut:
 
 
 def train_tasks(corpus: Path, out: Path, console: Console, prompts: Path | None = None) -> TaskDetector:
-    """Train on a corpus, write the detector to `out`, and report on `prompts` (default: records held out).
+    """Train on a corpus, write the detector to `out` and its card beside it, both measured on `prompts` (default:
+
+    records held out).
 
     Raises:
         CorpusError: corpus or prompts cannot be used.
@@ -58,7 +63,19 @@ def train_tasks(corpus: Path, out: Path, console: Console, prompts: Path | None 
     detector.save(out)
     size = out.stat().st_size / 1e3
     console.print(f"wrote {out} ({size:.0f} kB), strength {best.strength:g}, temperature {best.temperature:.2f}")
-    console.print(measure_tasks(detector, asked, {example.source for example in examples}))
+    figures = measure_tasks(detector, asked, {example.source for example in examples})
+    training = TaskTraining(
+        command=f"adaptspec train tasks --corpus {corpus.name}" + (f" --prompts {prompts.name}" if prompts else ""),
+        date=datetime.now(timezone.utc).date().isoformat(),
+        corpus=read.fingerprint,
+        examples=Counter(sorted(example.source for example in examples)),
+        left_out={trial.strength: trial.accuracy for trial in trials},
+        strength=best.strength,
+        temperature=best.temperature,
+    )
+    card = task_card(detector.tasks, MIN_CONFIDENCE, out.read_bytes(), training, figures)
+    write_file(card_path(out), card.encode())
+    console.print(figures.table())
     return detector
 
 

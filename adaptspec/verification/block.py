@@ -1,7 +1,6 @@
 """`block` verification: speculative sampling that judges a draft as a whole, and never accepts fewer tokens.
 
-Knows distributions and uniform numbers; nothing of how drafts were made, except that they were drawn
-from `Draft.distribution` with noise of their own.
+Knows the probabilities of drafted tokens and uniform numbers; how a round is gathered and goes on is in `speculative`.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import numpy as np
 import torch
 
 from adaptspec.models.draft import Draft
-from adaptspec.models.sampling import SamplingBatch, Stream
+from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import FloatArray, IntArray
 from adaptspec.verification.method import Verdict
-from adaptspec.verification.windows import Windows, agreement, on_device
+from adaptspec.verification.speculative import Drafted, Judgement, speculative
 
 
 @dataclass(frozen=True)
@@ -43,79 +42,15 @@ class Block:
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> Verdict:
         """See `Method.verify`."""
-        windows = Windows.of(draft.counts)
-        scores = sampling.process(logits, windows.index, windows.offsets, draft.tokens)
-        if sampling.plain_greedy:  # p and q are point masses: accepted iff equal
-            return agreement(draft, sampling.choose(scores, windows.index, windows.offsets))
-        target = sampling.probabilities(scores, windows.index)
-        drafted = _Drafted.of(draft, windows)
-        weights = _weights(target, draft, drafted)
-        left = _left(target, draft, drafted, weights)
-        numbers = sampling.uniform(drafted.index, drafted.offsets, Stream.ACCEPT)
-        accepted = _longest(left, draft, drafted, weights, numbers)
-        ends = windows.starts + accepted
-        final = scores.index_select(0, on_device(scores, ends))
-        cut = np.flatnonzero(accepted < windows.counts)
-        if len(cut):
-            # `drafted.packed` ascends: that is where the remainders of these positions are found.
-            remainder = left.index_select(0, on_device(left, np.searchsorted(drafted.packed, ends[cut])))
-            plain = target.index_select(0, on_device(target, ends[cut]))
-            # p = q up to rounding leaves nothing; then p itself is right.
-            empty = remainder.amax(1, keepdim=True) <= 0.0
-            final.index_copy_(0, on_device(final, cut), torch.where(empty, plain, remainder).log())
-        following = sampling.choose(final, np.arange(len(accepted)), accepted)
-        return Verdict(accepted, following.cpu().numpy())
+        return speculative(logits, draft, sampling, _longest)
 
 
-@dataclass(frozen=True)
-class _Drafted:
-    """The M positions that hold a drafted token, in packed order."""
-
-    packed: IntArray
-    index: IntArray  # row
-    offsets: IntArray  # place in the row's draft
-    tokens: IntArray
-
-    @classmethod
-    def of(cls, draft: Draft, windows: Windows) -> _Drafted:
-        packed = np.flatnonzero(windows.offsets < windows.counts[windows.index])
-        index, offsets = windows.index[packed], windows.offsets[packed]
-        return cls(packed, index, offsets, draft.tokens[index, offsets])
-
-
-def _weights(target: torch.Tensor, draft: Draft, drafted: _Drafted) -> FloatArray:
-    """w_0 to w_D of each row, [B, D + 1]; what stands beyond a row's count means nothing."""
-    index, offsets = drafted.index, drafted.offsets
-    p = target[on_device(target, drafted.packed), on_device(target, drafted.tokens)]
-    q = torch.ones_like(p)
-    if draft.distribution is not None:
-        at = (on_device(target, numbers) for numbers in (index, offsets, drafted.tokens))
-        q = draft.distribution[tuple(at)]
-    both = torch.stack((p, q)).double().cpu().numpy()
-    ratios: FloatArray = np.zeros(draft.tokens.shape)
-    ratios[index, offsets] = both[0] / both[1]
-    weights = np.ones((len(ratios), ratios.shape[1] + 1))
-    for step in range(ratios.shape[1]):
-        weights[:, step + 1] = np.minimum(1.0, weights[:, step] * ratios[:, step])
-    return weights
-
-
-def _left(target: torch.Tensor, draft: Draft, drafted: _Drafted, weights: FloatArray) -> torch.Tensor:
-    """max(0, w_i p_{i+1} - q_{i+1}) for every position with a drafted token, [M, V]."""
-    index, offsets = drafted.index, drafted.offsets
-    w = torch.from_numpy(weights[index, offsets]).to(target).unsqueeze(1)
-    weighted = target.index_select(0, on_device(target, drafted.packed)) * w
-    if draft.distribution is None:
-        certain = on_device(target, drafted.tokens).unsqueeze(1)
-        return weighted.scatter_add_(1, certain, -torch.ones_like(w)).clamp_(min=0.0)
-    return (weighted - draft.distribution[on_device(target, index), on_device(target, offsets)]).clamp_(min=0.0)
-
-
-def _longest(left: torch.Tensor, draft: Draft, drafted: _Drafted, weights: FloatArray, numbers: FloatArray) -> IntArray:
-    """How many tokens are kept: the last whose uniform number passes its own test, [B]."""
+def _longest(draft: Draft, drafted: Drafted, numbers: FloatArray) -> Judgement:
+    """Keep all up to the last token whose uniform number passes its own test."""
+    weights = _weights(draft, drafted)
     index, offsets = drafted.index, drafted.offsets
     rest: FloatArray = np.zeros(draft.tokens.shape)
-    rest[index, offsets] = left.double().sum(1).cpu().numpy()
+    rest[index, offsets] = drafted.left(slice(None), weights[index, offsets]).double().sum(1).cpu().numpy()
     w = weights[index, offsets + 1]
     after = rest[index, np.minimum(offsets + 1, rest.shape[1] - 1)]
     below = after + 1.0 - w
@@ -125,4 +60,14 @@ def _longest(left: torch.Tensor, draft: Draft, drafted: _Drafted, weights: Float
     passed = numbers < passing  # strict, so that a token of probability 0 never passes
     accepted: IntArray = np.zeros(len(draft.counts), dtype=np.int64)
     np.maximum.at(accepted, index[passed], offsets[passed] + 1)
-    return accepted
+    return Judgement(accepted, weights[np.arange(len(accepted)), accepted])
+
+
+def _weights(draft: Draft, drafted: Drafted) -> FloatArray:
+    """w_0 to w_D of each row, [B, D + 1]; what stands beyond a row's count means nothing."""
+    ratios: FloatArray = np.zeros(draft.tokens.shape)
+    ratios[drafted.index, drafted.offsets] = drafted.p / drafted.q
+    weights = np.ones((len(ratios), ratios.shape[1] + 1))
+    for step in range(ratios.shape[1]):
+        weights[:, step + 1] = np.minimum(1.0, weights[:, step] * ratios[:, step])
+    return weights

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from adaptspec.bench import exactness
+from adaptspec.bench import contenders, exactness
 from adaptspec.bench.exactness import Reference, run_exactness
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.library import shipped_policies
@@ -70,7 +70,7 @@ def test_the_reference_has_the_engines_data_type(config: EngineConfig, monkeypat
             seen.append(dtype)
             return AutoModelForCausalLM.from_pretrained(*arguments, dtype=dtype, **options)
 
-    monkeypatch.setattr(exactness, "AutoModelForCausalLM", Noted)
+    monkeypatch.setattr(contenders, "AutoModelForCausalLM", Noted)
     monkeypatch.setattr(exactness, "DEPTHS", (1,))
     workloads = {"chat": read_workloads(None, 1)["chat"]}
     run_exactness(replace(config, dtype="bfloat16"), workloads, 2, lambda _: None)

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from adaptspec.commands.arguments import add_models, engine_config, positive
+from adaptspec.commands.arguments import add_models, engine_config, positive, seconds
 
 
 def test_they_reach_the_engine() -> None:
@@ -24,3 +24,11 @@ def test_positive_numbers_are_positive() -> None:
     assert positive("3") == 3
     with pytest.raises(argparse.ArgumentTypeError, match="at least 1"):
         positive("0")
+
+
+def test_times_are_times() -> None:
+    """None that never ends, and none that ended before it began."""
+    assert seconds("0") == 0.0
+    for text in ("-1", "nan", "inf"):
+        with pytest.raises(argparse.ArgumentTypeError, match="at least 0"):
+            seconds(text)

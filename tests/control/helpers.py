@@ -23,6 +23,7 @@ def signals(
     rows: Sequence[int] | None = None,
     lag: Sequence[int] | None = None,
     beside: int = 0,
+    *,
     prefill: int = 0,
     offered: Sequence[int] | None = None,
 ) -> BatchSignals:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from adaptspec.control.ceilings import Bounds, Ceilings
 from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.draft_temperature import FixedTemperature
 from adaptspec.control.guards import Dwell, GuardSettings, NeverSlower, SwitchGuard
+from adaptspec.control.policy import Policy
+from adaptspec.control.spec import build_policy, parse_policy_spec
 from adaptspec.control.stopping import ConfidenceStop, MarginalGoodputStop
 from adaptspec.control.stopping.adaedl import AdaEdlStop
 from adaptspec.control.stopping.outlook import OutlookKeeper
+from adaptspec.errors import StateError
 from adaptspec.types import Reason
 from tests.control.helpers import record, signals, table
 
@@ -93,3 +97,65 @@ def test_a_draft_temperature_is_set_only_where_something_is_drafted() -> None:
     assert warm is not None
     assert warm(np.arange(2), np.zeros(2)).tolist() == [0.8, 0.8]
     assert policy.decide(signals([0])).temperature is None
+
+
+LEARNING = (
+    "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\nspec:\n"
+    "  choose: {algorithm: static, depth: 3}\n  stop: {rule: marginal-goodput}\n  draft-temperature: {mode: dynamic}\n"
+    "  tasks: {code: {stop: {rule: adaedl}}}\n"
+)
+
+
+def taught() -> Policy:
+    """A chooser that learns nothing, among parts that do: stop rules, outlook, draft temperature."""
+    policy = build_policy(parse_policy_spec(LEARNING), table(), 2, ("code",))
+    policy.start(0, 1)
+    policy.start(1, 0)
+    for number in range(40):
+        decision = policy.decide(signals([7, 7]))
+        assert decision.temperature is not None
+        decision.temperature.observe(np.arange(2), np.array([0.2, 1.2]), np.linspace(0.2, 0.9, 16).reshape(2, 8))
+        policy.learn(record([3, 3], [3, number % 3]))
+    return policy
+
+
+def test_what_parts_beside_the_chooser_have_learned_comes_back() -> None:
+    """After a restart the rules go by the same numbers; a state of before they were kept changes nothing."""
+    old, new = taught(), build_policy(parse_policy_spec(LEARNING), table(), 2, ("code",))
+    fresh = new.learned()
+    assert {name.partition("/")[0] for name in fresh} == {"@stop", "@outlook", "@temperature", "@stop-of-task-1"}
+    new.restore({})
+    assert all((new.learned()[name] == values).all() for name, values in fresh.items())
+    new.restore(old.learned())
+    for name, values in old.learned().items():
+        assert (values != fresh[name]).any(), name
+        np.testing.assert_allclose(new.learned()[name], values)
+
+
+def test_states_of_two_replicas_are_the_state_of_both() -> None:
+    """Also of the one number that is no count: lambda becomes the mean."""
+    one, other = taught().learned(), build_policy(parse_policy_spec(LEARNING), table(), 2, ("code",)).learned()
+    both = build_policy(parse_policy_spec(LEARNING), table(), 2, ("code",))
+    both.restore({name: values + other[name] for name, values in one.items()})
+    name = "@stop-of-task-1/threshold"
+    np.testing.assert_allclose(both.learned()[name], (one[name] + other[name]) / 2.0)
+    np.testing.assert_allclose(both.learned()["@outlook/acceptance"], one["@outlook/acceptance"])
+
+
+@pytest.mark.parametrize("name", ["@stop/calibration", "@outlook/acceptance", "@temperature/seen"])
+def test_parts_are_restored_all_or_none(name: str) -> None:
+    policy, wrong = taught(), taught().learned()
+    before = policy.learned()
+    wrong = {**{key: values * 2.0 for key, values in wrong.items()}, name: -wrong[name]}
+    with pytest.raises(StateError, match="negative"):
+        policy.restore(wrong)
+    assert all((policy.learned()[key] == values).all() for key, values in before.items())
+
+
+def test_what_another_stop_rule_has_learned_is_left_alone() -> None:
+    """The signature of a policy does not tell stop rules apart: what was counted for one is nothing to the other."""
+    other = build_policy(parse_policy_spec(LEARNING.replace("marginal-goodput", "adaedl")), table(), 2, ("code",))
+    fresh = other.learned()["@stop/threshold"]
+    other.restore(taught().learned())
+    assert (other.learned()["@stop/threshold"] == fresh).all()
+    assert other.learned()["@temperature/seen"].any()

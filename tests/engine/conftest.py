@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.drafting.drafter import Drafter
+from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.types import Completion, Reason, Request, RoundRecord, Sink
 from adaptspec.verification.registry import method
@@ -82,7 +83,7 @@ def make_core(
         [drafter.name for drafter in drafters],
         limits.max_rows,
     )
-    methods = {name: method(how) for name, (_, how) in policies.items()}
+    methods = {name: ByTask(method(how)) for name, (_, how) in policies.items()}
     return EngineCore(target, drafters, tokenizer, controller=controller, methods=methods, sinks=sinks, limits=limits)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from adaptspec.engine.policy_desk import Reloads
 from adaptspec.errors import ConfigError, EngineError, PolicyError, StateError
 from tests.engine.policies import asking, desk_of, goodput, static
 
@@ -77,6 +80,7 @@ async def test_what_cannot_be_used_changes_nothing(
         with pytest.raises(ConfigError, match=problem):
             await asyncio.to_thread(one.desk.apply, text, "sent")
         assert one.desk.served == before
+        assert one.desk.reloads == Reloads(refused=1)
         assert await one.served(asking(1)) == "main"
 
 
@@ -91,9 +95,14 @@ async def test_two_files_of_one_name_are_refused(tokenizer: PreTrainedTokenizerF
         assert one.desk.served[0].path == one.files["main"]
         applied = await asyncio.to_thread(one.desk.apply_file, one.files["main"])
         assert applied is not None
+        before = one.desk.reloads
+        assert (before.applied, before.refused) == (2, 1)
+        assert before.last_applied is not None
+        assert time.time() - 60.0 < before.last_applied <= time.time()
         assert await asyncio.to_thread(one.desk.apply_file, one.files["main"]) is None
         with pytest.raises(PolicyError, match="cannot be read"):
             await asyncio.to_thread(one.desk.apply_file, tmp_path / "gone.yaml")
+        assert one.desk.reloads == replace(before, refused=2), "a file that says what is served is no reload"
 
 
 async def test_canaries_take_their_share_and_shadows_cannot_be_asked_for(

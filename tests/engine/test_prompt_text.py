@@ -11,6 +11,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.tasks import REGIONS, TASKS, TaskDetector
 from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.prompt_text import PromptText
 from adaptspec.types import Request, SamplingParams, SpeculationParams
@@ -120,7 +121,7 @@ class Watching(Dictated):
 
 def _core(tokenizer: PreTrainedTokenizerFast, policy: Watching, detector: TaskDetector | None) -> EngineCore:
     controller = Controller({"p": policy}, "p", ["ngram"], 2, task_names=TASKS)
-    methods = {"p": method("coupled")}
+    methods = {"p": ByTask(method("coupled"))}
     return EngineCore(
         Flat(),
         [NgramDrafter()],

@@ -69,6 +69,18 @@ async def test_unknown_paths_and_methods(client: Any) -> None:
         assert (await response.json())["error"]["code"] == "method_not_allowed"
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v2/nothing"])
+async def test_an_expectation_that_nobody_can_meet(client: Any, engine: Any, path: str) -> None:
+    """aiohttp refuses it before any handler or middleware runs; the client gets our shape all the same."""
+    async with client.post(path, json={"messages": HELLO}, headers={"Expect": "a-miracle"}) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"], error["type"]) == (417, "expectation_failed", "invalid_request_error")
+        assert "x-request-id" in response.headers
+    assert engine.seen == []
+    async with client.post(CHAT, json={"messages": HELLO, "max_tokens": 2}, expect100=True) as response:
+        assert response.status == 200
+
+
 async def test_a_body_must_be_declared_as_json(client: Any, engine: Any) -> None:
     async with client.post(COMPLETIONS, data=b'{"prompt": "x"}', headers={"Content-Type": "text/plain"}) as response:
         assert response.status == 415

@@ -50,6 +50,31 @@ def test_a_prompt_needs_a_token_and_room_for_another(service: Service, engine: A
     assert refused.value.param == "messages"
 
 
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_an_answer_that_is_asked_for_must_fit(service: Service, field: str) -> None:
+    """Clipped silently it would look like the model's own end; the largest that fits is told, and is taken."""
+
+    def asking(tokens: int | None) -> ChatBody:
+        return ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}], field: tokens})
+
+    (request,) = service.requests("id", asking(56), [(5,) * 200])
+    assert request.sampling.max_tokens == 56
+    with pytest.raises(PromptTooLongError, match=f"{field} is 57, .* has 200: ask for at most 56, or leave") as refused:
+        service.requests("id", asking(57), [(5,) * 200])
+    assert refused.value.param == field
+    (request,) = service.requests("id", asking(None), [(5,) * 200])
+    assert request.sampling.max_tokens == 56
+
+
+def test_of_several_prompts_the_one_without_room_counts(service: Service) -> None:
+    """And a default that nobody asked for is never refused."""
+    body = CompletionBody.model_validate({"prompt": ["x", "y"], "max_tokens": 100})
+    service.requests("id", body, [(5,), (5,) * 156])
+    with pytest.raises(PromptTooLongError, match="at most 99"):
+        service.requests("id", body, [(5,), (5,) * 157])
+    service.requests("id", CompletionBody.model_validate({"prompt": "x"}), [(5,) * 255])
+
+
 def test_texts_that_cannot_fit_are_refused_unread(service: Service) -> None:
     limit = 64 * 256 + 20_000
     service.check_size(CompletionBody.model_validate({"prompt": ["x", "y" * limit]}))

@@ -151,6 +151,7 @@ class Estimate:
     policy: str
     goodput_ratio: float
     guessed: float
+    rounds: int = 7
 
 
 def test_shadow_policies_show_what_they_would_have_earned() -> None:
@@ -160,5 +161,47 @@ def test_shadow_policies_show_what_they_would_have_earned() -> None:
     seen = scrape(metrics)
     assert seen["adaptspec_shadow_goodput_ratio", "watch"] == 1.25
     assert seen["adaptspec_shadow_guessed_ratio", "watch"] == 0.1
+    assert seen["adaptspec_shadow_rounds", "watch"] == 7
     estimates.clear()
     assert ("adaptspec_shadow_goodput_ratio", "watch") not in scrape(metrics)
+
+
+@dataclass(frozen=True)
+class Reloads:
+    applied: int = 0
+    refused: int = 0
+    last_applied: float | None = None
+
+
+def test_reloads_are_served_by_result_and_from_the_start() -> None:
+    """An alert on failures needs the zero before the first one; and a time, to see that a rollout never arrived."""
+    metrics, reloads = Metrics(), [Reloads()]
+    metrics.watch_reloads(lambda: reloads[0])
+    seen = scrape(metrics)
+    assert seen["adaptspec_policy_reloads_total", "success"] == seen["adaptspec_policy_reloads_total", "failure"] == 0
+    assert seen["adaptspec_policy_last_reload_success_timestamp_seconds", ""] == 0
+    reloads[0] = Reloads(3, 1, 1.7e9)
+    seen = scrape(metrics)
+    assert seen["adaptspec_policy_reloads_total", "success"] == 3
+    assert seen["adaptspec_policy_reloads_total", "failure"] == 1
+    assert seen["adaptspec_policy_last_reload_success_timestamp_seconds", ""] == 1.7e9
+
+
+def test_a_count_that_somebody_else_keeps_is_read_at_each_scrape() -> None:
+    metrics, dropped = Metrics(), [0]
+    metrics.watch_count("adaptspec_journal_dropped_lines", "Lines", lambda: dropped[0])
+    assert scrape(metrics)["adaptspec_journal_dropped_lines_total", ""] == 0
+    dropped[0] = 12
+    assert scrape(metrics)["adaptspec_journal_dropped_lines_total", ""] == 12
+
+
+def test_a_canary_can_be_compared_with_the_default() -> None:
+    """Requests, tokens and their seconds by policy; a request that never got a token counts as a request only."""
+    metrics = Metrics()
+    for policy, tokens, first in (("main", 5, 0.5), ("main", 9, 1.5), ("canary", 3, 2.0), ("canary", 0, None)):
+        done = completion(tokens, FinishReason.STOP, first)
+        metrics.finished(REQUEST, replace(done, stats=SpeculationStats(policy=policy)))
+    seen = scrape(metrics)
+    assert [seen["adaptspec_policy_requests_total", name] for name in ("main", "canary")] == [2, 2]
+    assert [seen["adaptspec_policy_decode_tokens_total", name] for name in ("main", "canary")] == [12, 2]
+    assert [seen["adaptspec_policy_decode_seconds_total", name] for name in ("main", "canary")] == [3.0, 0.5]

@@ -13,6 +13,7 @@ from adaptspec.control.ngrams import ngrams
 from adaptspec.control.tasks import TASKS, TaskDetector
 from adaptspec.training import task_examples as task_examples_module
 from adaptspec.training.corpus import read_corpus
+from adaptspec.training.task_card import digest
 from adaptspec.training.task_examples import task_examples
 from adaptspec.training.tasks import feature_matrix, fit, leave_sources_out, quantised, train_tasks
 
@@ -70,3 +71,11 @@ def test_the_command_writes_a_detector_and_reports(
     assert np.array_equal(stored.weights, detector.weights)
     for words in ("real, source never seen: 1.000 right", "synthetic: ", "real, source known: ", "time per prompt"):
         assert words in shown
+    card = (tmp_path / "tasks.md").read_text()
+    for words in (
+        digest((tmp_path / "tasks.npz").read_bytes()),
+        "adaptspec train tasks --corpus corpus.jsonl --prompts prompts.jsonl",
+        "real, source never seen: 1.000 right",
+        "| translate | elsewhere | real, source never seen | 1 | 1.00 | 0.00 | 0.00 |",
+    ):
+        assert words in card

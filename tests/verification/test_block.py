@@ -1,11 +1,9 @@
-"""Block verification's corners; that its distribution is exact is shown in test_distribution."""
+"""How much block verification keeps; its corners are in test_speculative, its distribution in test_distribution."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
@@ -14,9 +12,7 @@ from adaptspec.verification.block import Block
 from adaptspec.verification.method import Method
 from adaptspec.verification.rejection import Rejection
 
-from .tables import CPU, TARGET, VOCAB, Drafter, decode_plainly, make_rows, speculate
-
-GREEDY = SamplingParams(temperature=0.0)
+from .tables import CPU, TARGET, VOCAB, Drafter, make_rows
 
 
 def _windows(rows: list[SamplingRow], draft: Draft) -> torch.Tensor:
@@ -32,25 +28,6 @@ def _accepted(method: Method, drafter: Drafter, depth: int, seeds: range) -> Int
     sampling = SamplingBatch(rows, VOCAB, CPU)
     draft = drafter.propose(rows, sampling, np.full(len(rows), depth), method)
     return method.verify(_windows(rows, draft), draft, sampling).accepted
-
-
-@settings(max_examples=30, deadline=None)
-@given(schedule=st.integers(0, 2**32), point=st.booleans(), sampled=st.integers(0, 3))
-def test_greedy_rows_equal_plain_decoding_even_beside_sampled_rows(schedule: int, point: bool, sampled: int) -> None:
-    random = np.random.default_rng(schedule)
-
-    def depths(number: int, accepted: IntArray) -> IntArray:
-        return random.integers(0, 4, len(accepted))
-
-    mixed = make_rows(GREEDY, [1, 2]) + make_rows(SamplingParams(), range(sampled))
-    tokens = speculate(mixed, Block(), Drafter(point=point), depths, 8)
-    np.testing.assert_array_equal(tokens[:2], decode_plainly(make_rows(GREEDY, [1, 2]), 8))
-
-
-def test_without_drafts_it_draws_what_plain_decoding_draws() -> None:
-    params = SamplingParams(temperature=1.2, presence_penalty=0.5)
-    tokens = speculate(make_rows(params, range(50)), Block(), Drafter(), lambda _, last: np.zeros_like(last), 5)
-    np.testing.assert_array_equal(tokens, decode_plainly(make_rows(params, range(50)), 5))
 
 
 def test_it_keeps_more_of_a_block_than_token_by_token() -> None:
@@ -71,15 +48,3 @@ def test_a_draft_from_the_targets_own_distribution_is_always_kept() -> None:
     """With p = q nothing is left to draw anew, and 0 / 0 must count as kept; up to rounding it does."""
     accepted = _accepted(Block(), Drafter(TARGET), 4, range(300))
     assert (accepted == 4).mean() > 0.99
-
-
-def test_a_token_the_target_rules_out_is_never_kept() -> None:
-    rows = make_rows(SamplingParams(top_k=1), range(100))
-    logits = torch.tensor([[0.0, 3.0, 0.0, 0.0, 0.0]]).repeat(200, 1)
-    certain = torch.zeros(100, 1, VOCAB)
-    certain[:, :, 4] = 1.0
-    nothing = np.full((100, 1), np.nan)
-    draft = Draft(np.full((100, 1), 4), np.ones(100, dtype=np.int64), nothing, nothing, certain)
-    verdict = Block().verify(logits, draft, SamplingBatch(rows, VOCAB, CPU))
-    assert not verdict.accepted.any()
-    assert (verdict.following == 1).all()

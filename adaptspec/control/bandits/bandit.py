@@ -18,7 +18,7 @@ from adaptspec.control.bandits.features import Features
 from adaptspec.control.bandits.lanes import Lanes
 from adaptspec.control.bandits.learner import Learner, View
 from adaptspec.control.bandits.ledger import Ledgers, Memory, lot_of
-from adaptspec.control.bandits.notes import Notes, Played
+from adaptspec.control.bandits.notes import Notes, Played, Rounds
 from adaptspec.control.bandits.rewards import Rewarder
 from adaptspec.control.choosers.chooser import Choice, Parts
 from adaptspec.control.learned import under
@@ -45,6 +45,9 @@ class Bandit:
     decoding at the same batch size, so off is exactly 1 (see `Rewarder`). A round credits every arm that it says
     something about, and none that was not really run. An arm whose drafter lags is charged for catching up when
     arms are compared, spread over `horizon` rounds.
+
+    Drafters that are scored while they do not run (n-gram lookup) tell of their arms in every round, for free: these
+    need no exploring, and a request on which lookup begins to pay is noticed at once.
 
     Between episodes a round costs a note and a look-up; all contexts that are due are settled together.
     """
@@ -226,12 +229,25 @@ class Bandit:
             told = np.zeros((len(rounds.arms), len(self._arms), 3))
         buckets = np.array([self._contexts.bucket(size) for size in rounds.size.tolist()])[rounds.number]
         places = {"all": np.zeros_like(rounds.contexts), "task": rounds.tasks, "request": rounds.contexts}
-        lots = {level: lot_of(told, rounds.number, places[level], buckets) for level in self._contexts.sizes}
-        surprising = self._ledgers.add(lots)[self._contexts.level]
-        own = lots[self._contexts.level]
+        level, sizes = self._contexts.level, self._contexts.sizes
+        at, known = self._with_scores(rounds, told)
+        lots = {of: lot_of(known, rounds.number[at], places[of][at], buckets[at]) for of in sizes}
+        surprising = self._ledgers.add(lots)[level]
+        # Algorithms weigh what they observe by the chance to draw it, or by features: scores come whatever is drawn.
+        own = lots[level] if len(known) == len(told) else lot_of(told, rounds.number, places[level], buckets)
         self._learner.observe(own, self._seen_with[own.contexts], surprising)
         self._notes.clear()
         self._noted.clear()
+
+    def _with_scores(self, rounds: Rounds, told: FloatArray) -> tuple[IntArray, FloatArray]:
+        """What was told, followed by what drafters say that were scored; and which of the rounds each row is of."""
+        found, at = [told], [np.arange(len(told))]
+        for drafter in self._rewarder.drafting:
+            scores = self._notes.scores(drafter)
+            if scores is not None:
+                found.append(self._rewarder.scored(rounds, drafter, scores))
+                at.append(scores.at)
+        return np.concatenate(at), np.concatenate(found)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,15 @@ class Rounds:
     seconds: FloatArray
 
 
+@dataclass(frozen=True)
+class Scores:
+    """What a drafter that did not run would have drafted and got accepted in S of the noted row-rounds, all [S]."""
+
+    at: IntArray  # which of the N
+    drafted: IntArray
+    accepted: IntArray
+
+
 class Notes:
     """Up to `_ROOM` row-rounds."""
 
@@ -56,6 +65,7 @@ class Notes:
         self.count = 0
         self._rows: IntArray = np.zeros((10, _ROOM), dtype=np.int64)
         self._rounds: list[tuple[float, ...]] = []
+        self._scores: list[tuple[int, IntArray, IntArray]] = []
 
     def has_room(self, rows: int) -> bool:
         """Whether a round of so many rows can still be noted. One can always be noted right after `clear`."""
@@ -86,6 +96,8 @@ class Notes:
                 line[here] = values
             context = int(record.context.sum())
         self._rows[9, here] = len(self._rounds)
+        if record.shadow is not None and record.shadow_drafted is not None:
+            self._scores.append((self.count, record.shadow_drafted, record.shadow))
         self._rounds.append((size, alone, context, record.caught_up, record.total_seconds))
         self.count = here.stop
 
@@ -111,7 +123,22 @@ class Notes:
             seconds=seconds,
         )
 
+    def scores(self, drafter: int) -> Scores | None:
+        """Where a drafter was scored while it did not run; None where nowhere."""
+        if not self._scores:
+            return None
+        at, drafted, accepted = (
+            np.concatenate(parts)
+            for parts in zip(
+                *((first + np.arange(said.shape[1]), said[drafter], got[drafter]) for first, said, got in self._scores),
+                strict=True,
+            )
+        )
+        known = accepted >= 0
+        return Scores(at[known], drafted[known], accepted[known]) if known.any() else None
+
     def clear(self) -> None:
         """Forget them."""
+        self._scores.clear()
         self.count = 0
         self._rounds.clear()

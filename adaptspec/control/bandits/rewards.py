@@ -5,10 +5,12 @@ Knows the cost table and which arm a row played; it does not know who learns fro
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from adaptspec.control.bandits.arms import Arms
-from adaptspec.control.bandits.notes import Rounds
+from adaptspec.control.bandits.notes import Rounds, Scores
 from adaptspec.control.cost import CostTable
 from adaptspec.types import FloatArray, IntArray
 
@@ -61,6 +63,33 @@ class Rewarder:
         slowness = self._slowness(rounds, spent[:, -1], unit)
         told[every, rounds.arms, 2] = spent[:, -1] * slowness[rounds.number]
         told[every, rounds.arms, 1] = rounds.emitted
+        told[..., 1:] *= told[..., :1]
+        return told
+
+    @property
+    def drafting(self) -> list[int]:
+        """The drafters of arms that draft."""
+        arms = self._arms
+        return sorted(set(arms.drafters[(arms.depths > 0) & ~arms.opaque].tolist()))
+
+    def scored(self, rounds: Rounds, drafter: int, scores: Scores) -> FloatArray:
+        """[S, K, 3] the same for a drafter that was scored where it did not run, with its arms alone.
+
+        A row that emitted e tokens tells exactly what the drafter would have got at depths up to e: what it would have
+        proposed is known, and so are all tokens that this would have been compared with. Of deeper arms it tells
+        nothing, not even where the draft went wrong at once: they would be seen failing only. Seconds are the table's.
+        """
+        arms, at = self._arms, scores.at
+        emitted = rounds.emitted[at]
+        mine = (arms.drafters == drafter) & (arms.depths > 0) & ~arms.opaque
+        drafted = np.minimum(scores.drafted, emitted)
+        as_if = replace(rounds, arms=np.full(len(at), np.argmax(mine)), drafted=drafted, number=rounds.number[at])
+        spent, _ = self._spent(as_if, np.minimum(drafted[:, None], self._cuts))
+        seen = mine & (arms.depths <= emitted[:, None])
+        told = np.empty((*seen.shape, 3))
+        told[..., 0] = seen
+        told[..., 1] = np.minimum(scores.accepted[:, None], arms.depths) + 1
+        told[..., 2] = spent[:, self._cut_of]
         told[..., 1:] *= told[..., :1]
         return told
 

@@ -84,7 +84,7 @@ class EmaTiers:
             self._slot(len(record.rows)).update(float(record.accepted.mean()), bool(record.drafted.any()))
 
     def learned(self) -> dict[str, FloatArray]:
-        """Nothing: a moving average forgets in a few rounds, and averages do not add."""
+        """Nothing: the average forgets in a few rounds, a tier is found again in a dozen, and averages do not add."""
         return {}
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:

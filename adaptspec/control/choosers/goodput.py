@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from pydantic import Field
 
+from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
-from adaptspec.control.choosers.hindsight import as_played
 from adaptspec.control.choosers.planning import Market, best_plan
 from adaptspec.control.choosers.tryouts import Allowance
 from adaptspec.control.cost import CostTable

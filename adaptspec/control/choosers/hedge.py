@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from adaptspec.control.choosers.as_played import as_played, plays
 from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook, Parts
 from adaptspec.control.choosers.experts import FixedShare
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings, PriorSpec
-from adaptspec.control.choosers.hindsight import as_played, plays
 from adaptspec.control.choosers.prospects import Prospects
 from adaptspec.control.choosers.tryouts import Allowance
 from adaptspec.control.cost import CostTable

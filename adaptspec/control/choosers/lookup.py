@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from adaptspec.control.arrays import some
+from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
-from adaptspec.control.choosers.hindsight import as_played
 from adaptspec.control.choosers.streaks import Streaks
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts

@@ -5,19 +5,23 @@ Knows the draft's entropy and what share of the drafts was accepted; it decides 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
 from adaptspec.control.arrays import total
 from adaptspec.control.choosers.chooser import Choice
+from adaptspec.control.learned import counts
 from adaptspec.control.policy import RoundStop
 from adaptspec.control.schema import Part
 from adaptspec.control.signals import Calibration
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.control.stopping.thresholds import EntropyStop
-from adaptspec.types import RoundRecord
+from adaptspec.errors import StateError
+from adaptspec.types import FloatArray, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,19 @@ class AdaEdlStop:
         moved = self.threshold + (1.0 - settings.threshold_memory) * settings.step * towards
         self.threshold = min(1.0, max(0.0, moved))
         self._stop = self._bound()
+
+    def learned(self) -> dict[str, FloatArray]:
+        """[1, lambda, r], since lambda takes hundreds of rounds to get anywhere. Of several, the mean counts."""
+        return {"threshold": np.array([1.0, self.threshold, self._rate])}
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Chooser.restore`."""
+        many, threshold, rate = counts(learned, "threshold", (3,)).tolist()
+        if not max(threshold, rate) <= many:
+            raise StateError("'threshold' holds more than a probability; forget this state and learn anew")
+        if many:
+            self.threshold, self._rate = threshold / many, rate / many
+            self._stop = self._bound()
 
     def _bound(self) -> EntropyStop:
         # The same inequality solved for the entropy: one comparison per draft step.

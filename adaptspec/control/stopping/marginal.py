@@ -5,13 +5,14 @@ Knows the draft's confidence, how often such confidence was right, and what the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from adaptspec.control.arrays import some
 from adaptspec.control.choosers.chooser import Choice, Outlook
+from adaptspec.control.learned import counts
 from adaptspec.control.policy import RoundStop
 from adaptspec.control.schema import Part
 from adaptspec.control.signals import Calibration
@@ -56,6 +57,15 @@ class MarginalGoodputStop:
             self._notes.append(record)
             if len(self._notes) >= _LOT:
                 self._learn_notes()
+
+    def learned(self) -> dict[str, FloatArray]:
+        """The rule's own calibration, but not rounds in hand; one that the chooser teaches is the chooser's to keep."""
+        return {"calibration": self._calibration.learned()} if self.learns else {}
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Chooser.restore`."""
+        self._calibration.restore(counts(learned, "calibration", (2, self._calibration.bins)))
+        self._lines = None
 
     def _learn_notes(self) -> None:
         for record in self._notes:

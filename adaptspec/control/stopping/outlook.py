@@ -5,12 +5,14 @@ Knows costs and what was accepted; it decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from adaptspec.control.choosers.chooser import Outlook
 from adaptspec.control.cost import CostTable
+from adaptspec.control.learned import counts
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.signals import AcceptanceSignals
 from adaptspec.types import FloatArray, RoundRecord
@@ -60,6 +62,15 @@ class OutlookKeeper:
             self._learn_notes()
             made = self._made = _Made(batch, signals.beside, self._make(signals))
         return made.outlook
+
+    def learned(self) -> dict[str, FloatArray]:
+        """Counts of all traffic and of tasks; rounds in hand are left."""
+        return {"acceptance": self._signals.learned()}
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Chooser.restore`."""
+        self._signals.restore(counts(learned, "acceptance", self._signals.learned().shape))
+        self._made = None
 
     def _make(self, signals: BatchSignals) -> Outlook:
         size, context = signals.round_size, float(signals.context.sum())

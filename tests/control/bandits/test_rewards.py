@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.control.bandits.arms import Arms
+from adaptspec.control.bandits.notes import Notes, Played, Rounds
 from adaptspec.control.bandits.rewards import Rewarder
+from adaptspec.types import FloatArray, RoundRecord
 from tests.control.bandits.makers import ladder, rounds
 from tests.control.helpers import record, table
 
@@ -100,3 +105,48 @@ def test_arm_costs_are_those_of_whole_rounds() -> None:
     assert (np.diff(costs) > 0).all()
     want = table().round_seconds("draft-model", 4, np.array([3.0]), np.array([12.0]), 400.0)
     assert costs[THREE] == pytest.approx(want[0] / table().plain_seconds(4, 400.0))
+
+
+LOOKUP = Arms([0, 1, 3, 1, 3], [0, 0, 0, 1, 1])
+"""Off, two depths of the draft model, and two of the lookup."""
+
+
+def scored(made: RoundRecord, arms: list[int], drafted: list[int], accepted: list[int]) -> tuple[Rounds, FloatArray]:
+    """A round in which lookup, drafter 1, was scored; and what this tells."""
+    notes, none = Notes(), np.full(len(drafted), -1)
+    zeros = np.zeros(len(arms), dtype=np.int64)
+    shadows = {"shadow": np.array([none, accepted]), "shadow_drafted": np.array([none, drafted])}
+    notes.add(Played(zeros, zeros, np.array(arms), made.depths, zeros), replace(made, **shadows), len(arms), alone=True)
+    told = Rewarder(LOOKUP, table(), ("draft-model", "ngram"))
+    scores = notes.scores(1)
+    assert scores is not None
+    assert notes.scores(0) is None
+    return notes.rounds(), told.scored(notes.rounds(), 1, scores)
+
+
+@given(said=st.integers(0, 7), right=st.integers(0, 7))
+@settings(max_examples=12, deadline=None)
+def test_a_score_tells_what_a_round_of_the_drafter_would_have_been(said: int, right: int) -> None:
+    """The draft model ran and four tokens came: depths up to four are as if lookup had been run at them."""
+    right = min(said, right, 4)
+    _, told = scored(record([3], [3]), [2], [said], [right])
+    assert not told[0, :3].any()
+    for arm, depth in ((3, 1), (4, 3)):
+        drafted = min(said, depth)
+        run = record([drafted], [min(right, drafted)], depths=[depth], drafter=[1])
+        real = Rewarder(LOOKUP, table(), ("draft-model", "ngram")).rewards(rounds([run], [arm], alone=False))
+        assert told[0, arm] == pytest.approx(real[0, arm], rel=1e-6)
+
+
+def test_deeper_arms_are_told_of_by_no_score_not_even_a_bad_one() -> None:
+    """One token came: whether the lookup's first was right says nothing fair of depth 3, which would only ever fail."""
+    for right in (0, 1):
+        _, told = scored(record([0], [0]), [0], [5], [right])
+        assert told[0, :, 0].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0]
+        assert told[0, 3, 1] == right + 1
+
+
+def test_rows_that_were_not_scored_tell_nothing() -> None:
+    noted, told = scored(record([1, 0], [1, 0]), [3, 0], [-1, 2], [-1, 1])
+    assert len(told) == 1
+    assert len(noted.arms) == 2

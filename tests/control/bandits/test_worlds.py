@@ -8,8 +8,10 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
+from adaptspec.replay.tape import tape_of
 from adaptspec.types import RoundRecord
 from tests.control.simulator import HEADER, Text, run, run_fixed, texts
+from tests.control.two_drafters import best, request, serve
 
 ALGORITHMS = ("ucb", "thompson", "exp3", "linucb", "nightjar")
 # Weights that hardly follow goodput: arms drawn uniformly.
@@ -92,3 +94,14 @@ def test_the_sliding_window_follows_too() -> None:
     work = texts(0.9, 8, seed=6) + texts(0.2, 8, seed=6)
     windowed = run(HEADER + "  choose: {algorithm: ucb, window: 150}\n", work).goodput
     assert windowed > max(run_fixed(depth, work) for depth in TIERS)
+
+
+ARMS = "[{depth: 0}, {depth: 3, drafter: draft-model}, {depth: 1, drafter: ngram}, {depth: 7, drafter: ngram}]"
+TWO = HEADER + "  choose: {algorithm: %s, scope: request, arms: " + ARMS + "}\n  drafters: [draft-model, ngram]\n"
+
+
+@pytest.mark.parametrize("algorithm", ["ucb", "thompson"])
+def test_lookup_is_found_where_it_pays_without_being_tried(algorithm: str) -> None:
+    """Every other request repeats itself: what the lookup would have got is told while the draft model runs."""
+    tape = tape_of([request(f"r{i}", 0.75, 0.92 if i % 2 else 0.1, 150, i) for i in range(12)])
+    assert serve(TWO % algorithm, tape).goodput > 1.1 * best(tape, 1)

@@ -14,7 +14,7 @@ from adaptspec.control.policy import Decision
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.shadows import ShadowScores
+from adaptspec.engine.shadow_scores import ShadowScores
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
 from adaptspec.types import Completion, Request, RoundRecord, SamplingParams
 from tests.engine.conftest import Dictated, make_core, run
@@ -91,10 +91,10 @@ def _would_get(text: list[int], context: int, depth: int) -> tuple[int, int]:
 
 
 def test_nothing_is_scored_where_nobody_asks(tokenizer: PreTrainedTokenizerFast) -> None:
-    """The default policy has one drafter, which cannot be scored: its rounds carry no scores and cost no lookups."""
+    """A policy of one drafter, which cannot be scored: its rounds carry no scores and cost no lookups."""
     records, _ = _serve(tokenizer, _requests(2), lambda n, size: [n % 2] * size, ("draft-model",))
     assert all(record.shadow is None for record in records)
-    scores = ShadowScores([DraftModelDrafter(TableRunner()), NgramDrafter()])
+    scores = ShadowScores({1: NgramDrafter()}, 2)
     unasked = Decision(array(1), array(0), array(0))
     assert scores.of(unasked, array(0), [[1, 2, 3]], array(2)) is None
 

@@ -15,7 +15,7 @@ from adaptspec.types import RoundRecord
 _log = logging.getLogger(__name__)
 
 
-class Shadows:
+class ShadowPolicies:
     """All that watch. One that raises is left out from then on, and the log says why."""
 
     def __init__(self, shadows: Sequence[ShadowPolicy] = ()) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.choosers.hindsight import as_played, plays
+from adaptspec.control.choosers.as_played import as_played, plays
 from adaptspec.types import Missed
 from tests.control.helpers import record
 

@@ -1,4 +1,4 @@
-"""Hindsight: exact up to what was seen, honest about what was not."""
+"""Counterfactual: exact up to what was seen, honest about what was not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.hindsight import Hindsight
+from adaptspec.control.counterfactual import Counterfactual
 from adaptspec.control.policy import Decision
 from adaptspec.control.stopping import ConfidenceStop
 from tests.control.helpers import record
@@ -32,7 +32,7 @@ def outcome(agrees: list[bool], depth: int) -> int:
 def test_the_certain_part_is_what_would_have_happened(agrees: list[bool], ran: int, asked: int) -> None:
     """Any text, any depth that ran, any that is asked about: exact, or open with the truth between the bounds."""
     acted = record([ran], [outcome(agrees, ran)])
-    known = Hindsight.of(acted, np.array([0]), 8)
+    known = Counterfactual.of(acted, np.array([0]), 8)
     drafted = known.drafted(decision(asked))
     assert drafted.tolist() == [asked]
     surely, expected, _ = known.accepted(drafted, 0.5 * CERTAIN, 0.9 * CERTAIN)
@@ -46,7 +46,7 @@ def test_the_certain_part_is_what_would_have_happened(agrees: list[bool], ran: i
 
 def test_dice_draw_what_is_expected() -> None:
     """Learning from draws is learning the estimate."""
-    known = Hindsight.of(record([2], [2]), np.array([0]), 8)
+    known = Counterfactual.of(record([2], [2]), np.array([0]), 8)
     drafted, rng = np.array([6]), np.random.default_rng(0)
     draws = [known.accepted(drafted, 0.7 * CERTAIN, rng.random((1, 8)))[2][0] for _ in range(4000)]
     expected = known.accepted(drafted, 0.7 * CERTAIN, CERTAIN)[1][0]
@@ -58,7 +58,7 @@ def test_a_stop_rule_is_heeded_where_confidence_is_known() -> None:
     """Up to what ran; beyond it nothing is known and the rule goes on by itself."""
     acted = record([3], [3])
     acted.confidence[0] = [0.9, 0.6, 0.9]
-    known = Hindsight.of(acted, np.array([0]), 8)
+    known = Counterfactual.of(acted, np.array([0]), 8)
     assert known.drafted(decision(5, 0.7)).tolist() == [2]
     assert known.drafted(decision(5, 0.5)).tolist() == [5]
     assert known.drafted(decision(0, 0.5)).tolist() == [0]
@@ -67,7 +67,7 @@ def test_a_stop_rule_is_heeded_where_confidence_is_known() -> None:
 def test_a_lookup_that_found_no_more_would_have_found_no_more() -> None:
     """Without confidences a draft that fell short of its depth had ended."""
     silent = replace(record([2], [2], depths=[5]), confidence=np.full((1, 2), np.nan))
-    known = Hindsight.of(silent, np.array([0]), 8)
+    known = Counterfactual.of(silent, np.array([0]), 8)
     assert known.drafted(decision(7)).tolist() == [2]
     assert not known.open[0]
 
@@ -76,7 +76,7 @@ def test_another_drafter_is_known_as_far_as_it_was_scored() -> None:
     """What hindsight says of a drafter that did not run, or nothing at all."""
     acted = record([3, 3, 3], [3, 3, 3])
     other = np.array([1, 1, 1])
-    nothing = Hindsight.of(acted, other, 8)
+    nothing = Counterfactual.of(acted, other, 8)
     assert nothing.open.all()
     assert not nothing.seen.any()
     scored = replace(
@@ -84,7 +84,7 @@ def test_another_drafter_is_known_as_far_as_it_was_scored() -> None:
         shadow=np.array([[-1, -1, -1], [2, 4, 1]]),
         shadow_drafted=np.array([[-1, -1, -1], [4, 4, 1]]),
     )
-    known = Hindsight.of(scored, other, 8)
+    known = Counterfactual.of(scored, other, 8)
     assert known.open.tolist() == [False, True, False]  # rejected; all agreed so far; ended
     surely = known.accepted(np.array([7, 7, 7]), 0.5 * np.ones((3, 8)), np.zeros((3, 8)))[0]
     assert surely.tolist() == [2, 4, 1]

@@ -14,7 +14,7 @@ from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 
 @dataclass(frozen=True)
-class Hindsight:
+class Counterfactual:
     """What is known, per row, of the tokens some drafter would have proposed. All [B] or [B, D].
 
     The first `seen` of them were compared with what the target wrote, and `kept` of those agreed before the first that
@@ -30,7 +30,7 @@ class Hindsight:
     entropy: FloatArray
 
     @classmethod
-    def of(cls, record: RoundRecord, drafter: IntArray, deepest: int) -> Hindsight:
+    def of(cls, record: RoundRecord, drafter: IntArray, deepest: int) -> Counterfactual:
         """Of the drafters [B] in the round's own numbers: from what ran, else from what was scored in hindsight.
 
         `deepest` is D, the most tokens that will be asked about.

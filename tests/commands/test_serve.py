@@ -1,0 +1,97 @@
+"""`adaptspec serve`: what is asked for reaches the server, what cannot be is refused with what to do instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from adaptspec.app import ServeConfig
+from adaptspec.cli import main
+from adaptspec.commands import serve as command
+from adaptspec.commands.serve import ADMIN_KEY
+from adaptspec.engine.build import EngineConfig
+from adaptspec.engine.core import Limits
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
+    """What servers were asked for; none is started."""
+    configs: list[ServeConfig] = []
+
+    async def serve(config: ServeConfig, console: Console) -> None:
+        configs.append(config)
+
+    monkeypatch.setattr(command, "serve", serve)
+    monkeypatch.delenv(ADMIN_KEY, raising=False)
+    return configs
+
+
+def test_without_arguments_the_defaults_are_those_of_the_configuration(asked: list[ServeConfig]) -> None:
+    """One place says what a server is like by default."""
+    assert main(["serve"]) == 0
+    assert asked == [ServeConfig()]
+
+
+def test_every_argument_reaches_its_setting(asked: list[ServeConfig], tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("open sesame\n")
+    models = "--model /m --draft none --policy off --policy mine.yaml --device cpu --dtype float32 --context 512"
+    server = "--host 0.0.0.0 --port 0 --served-model-name fox --max-waiting 7 --drain-seconds 2.5"
+    files = f"--state-dir {tmp_path} --journal {tmp_path}/j --admin-key-file {key}"
+    more = "--no-watch-policies --metrics-compat vllm"
+    assert main(["serve", "--max-rows", "3", "--no-task-detection", *f"{models} {server} {files} {more}".split()]) == 0
+    engine = EngineConfig(
+        "/m", None, ("off", "mine.yaml"), "cpu", "float32", 512, limits=Limits(max_rows=3), detect_tasks=False
+    )
+    assert asked == [
+        ServeConfig(
+            engine,
+            "0.0.0.0",
+            0,
+            "fox",
+            7,
+            2.5,
+            compat_vllm=True,
+            state_dir=tmp_path,
+            journal=tmp_path / "j",
+            admin_key="open sesame",
+            watch_policies=False,
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--max-waiting", "0"], "must be at least 1"),
+        (["--drain-seconds", "-1"], "must be at least 0"),
+        (["--port", "http"], "invalid int value: 'http'"),
+        (["--metrics-compat", "sglang"], "(choose from"),
+        (["--modle", "x"], "unrecognized arguments: --modle"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_starts(
+    asked: list[ServeConfig], capsys: pytest.CaptureFixture[str], arguments: list[str], hint: str
+) -> None:
+    with pytest.raises(SystemExit) as status:
+        main(["serve", *arguments])
+    assert status.value.code == 2
+    assert hint in capsys.readouterr().err
+    assert not asked
+
+
+def test_a_key_file_that_is_not_there_is_named(asked: list[ServeConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--admin-key-file", "/nowhere/key"]) == 2
+    assert "adaptspec: --admin-key-file /nowhere/key: cannot be read" in capsys.readouterr().err
+    assert not asked
+
+
+def test_an_address_that_cannot_be_listened_on_says_what_to_choose(
+    target_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A whole server, up to the point where it would listen."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["serve", "--model", str(target_path), "--port", "70000", "--max-rows", "1"]) == 2
+    assert "choose another --host or --port" in capsys.readouterr().err

@@ -1,0 +1,98 @@
+"""`tasks:` of a policy file: every override reaches the rows of its task, and no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from adaptspec.control.policy import Policy
+from adaptspec.control.spec import build_policy, parse_policy_spec
+from adaptspec.control.state import signature
+from adaptspec.errors import PolicyError
+from adaptspec.types import Reason
+from tests.control.helpers import signals, table
+
+HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
+TASKS = ("code", "story")
+CODE, STORY = 1, 2
+
+
+def parsed(tasks: str, more: str = "", choose: str = "{algorithm: static, depth: 5}") -> str:
+    return f"{HEAD}spec:\n  choose: {choose}\n{more}  tasks: {tasks}\n"
+
+
+def built(tasks: str, more: str = "") -> Policy:
+    """A policy at depth 5 with a row of code, one of stories and one of no task."""
+    policy = build_policy(parse_policy_spec(parsed(tasks, more), "p", TASKS), table(), 4, TASKS)
+    for row, task in enumerate((CODE, STORY, 0)):
+        policy.start(row, task)
+    return policy
+
+
+def test_tiers_of_a_task_keep_its_rows_to_them() -> None:
+    """Also where a limit lies between two of them; the reason says whose doing it was."""
+    policy = built("{code: {tiers: [0, 1, 3]}}")
+    decision = policy.decide(signals([7, 7, 7]))
+    assert decision.depths.tolist() == [3, 5, 5]
+    assert decision.reasons.tolist() == [Reason.CEILING, Reason.FIXED, Reason.FIXED]
+    assert policy.decide(signals([2, 2, 2])).depths.tolist() == [1, 2, 2]
+
+
+def test_the_guard_of_a_task_takes_the_place_of_the_policys() -> None:
+    """Tighter or looser; what it leaves out stays as it was."""
+    policy = built(
+        "{code: {guard: {max-batch-size: 2}}, story: {guard: {max-batch-size: 8}}}", "  guard: {max-batch-size: 4}\n"
+    )
+    assert policy.decide(signals([7, 7, 7])).depths.tolist() == [0, 5, 5]
+    assert policy.decide(signals([7, 7, 7], beside=2)).depths.tolist() == [0, 5, 0]
+    policy = built(
+        "{code: {guard: {depth-by-batch-size: [[1, 8, 2]]}}, story: {guard: {min-free-memory: 0.0}}}",
+        "  guard: {min-free-memory: 0.1}\n",
+    )
+    assert policy.decide(replace(signals([7, 7, 7]), free_memory=0.05)).depths.tolist() == [0, 5, 0]
+    assert policy.decide(signals([7, 7, 7])).depths.tolist() == [2, 5, 5]
+
+
+def test_a_task_dwells_as_long_as_it_says() -> None:
+    """Depths that fall with the batch and come back: code keeps its own for two rounds more."""
+    choose = "{algorithm: batch-table, schedule: [[1, 3, 5], [4, 8, 1]]}"
+    text = parsed("{code: {guard: {dwell-rounds: 3}}}", choose=choose)
+    policy = build_policy(parse_policy_spec(text, "p", TASKS), table(), 4, TASKS)
+    for row, task in enumerate((CODE, STORY)):
+        policy.start(row, task)
+    assert policy.decide(signals([7, 7])).depths.tolist() == [5, 5]
+    full = [policy.decide(signals([7, 7], beside=2)) for _ in range(3)]
+    assert [decision.depths.tolist() for decision in full] == [[5, 1], [5, 1], [1, 1]]
+    assert full[0].reasons.tolist() == [Reason.DWELL, Reason.FIXED]
+
+
+def test_the_verification_of_a_task_is_told_by_its_name() -> None:
+    """And what was learned under another is not mixed with it; those without any keep the name they had."""
+    spec = parse_policy_spec(parsed("{code: {verification: {method: rejection}}, story: {off: true}}"))
+    assert {name: one.method for name, one in spec.task_verifications.items()} == {"code": "rejection"}
+    plain = parse_policy_spec(parsed("{story: {off: true}}"))
+    assert plain.task_verifications == {}
+    assert signature(spec, TASKS) != signature(plain, TASKS)
+
+
+@pytest.mark.parametrize(
+    ("task", "column", "said"),
+    [
+        ("{tiers: [3, 1]}", 25, "spec.tasks.code.tiers: tiers must ascend"),
+        ("{tiers: [2]}", 25, r"spec.tasks.code.tiers: 2 is none of the policy's depths \(0, 1, 3\)"),
+        ("{tiers: [1], max-depth: 1}", 17, "spec.tasks.code: give one of tiers, max-depth, not 2"),
+        ("{tiers: [0], off: true}", 17, "spec.tasks.code: give one of tiers, off"),
+        ("{guard: {never-slower: {}}}", 25, "never-slower judges whole rounds, which tasks share: .* spec.guard"),
+        ("{guard: {disable-below-acceptance: 0.5}}", 25, "disable-below-acceptance judges whole rounds"),
+        ("{guard: {dwell-round: 3}}", 26, r"unknown key \(did you mean 'dwell-rounds'\?\)"),
+        ("{guard: {max-batch-size: 0}}", 42, "greater than or equal to 1, not 0"),
+        ("{verification: {method: typical}}", 32, "write 'lossy: true' beside it"),
+        ("{verification: {method: couple}}", 41, r"did you mean 'coupled'\?"),
+        ("{verificaton: {method: coupled}}", 18, r"unknown key \(did you mean 'verification'\?\)"),
+    ],
+)
+def test_what_does_not_fit_is_located(task: str, column: int, said: str) -> None:
+    text = f"{HEAD}spec:\n  choose: {{algorithm: goodput}}\n  tiers: [0, 1, 3]\n  tasks: {{code: {task}}}\n"
+    with pytest.raises(PolicyError, match=rf"^p:7:{column}: .*{said}"):
+        parse_policy_spec(text, "p", TASKS)

@@ -1,0 +1,49 @@
+"""Verification by task: each request is judged as its task has it, and marked as what that was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.control.spec import parse_policy_spec
+from adaptspec.engine.by_task import ByTask, methods_of
+from adaptspec.types import Request
+from adaptspec.verification.registry import method
+from adaptspec.verification.threshold import Threshold
+from tests.engine.policies import LONG, asking, desk_of, static
+
+LOOSE = "  tasks: {story: {verification: {method: threshold, lossy: true, high: 0.1, low: 0.0, top: 9}}}\n"
+
+
+def test_a_task_without_its_own_gets_the_usual() -> None:
+    one = ByTask(3, {"code": 5})
+    assert [one.of(task) for task in (None, "code", "story")] == [3, 5, 3]
+    assert one.each(str) == ByTask("3", {"code": "5"})
+
+
+def test_methods_are_built_with_their_numbers() -> None:
+    methods = methods_of(parse_policy_spec(static("p", 3, LOOSE)))
+    assert methods == ByTask(method("coupled"), {"story": Threshold(high=0.1, low=0.0, top=9)})
+
+
+async def test_requests_of_a_lossy_task_are_marked_and_others_stay_exact(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """In one batch; and a policy that comes anew brings the methods of its tasks along."""
+
+    def asked(number: int, task: str | None) -> Request:
+        request = asking(number)
+        return replace(request, speculation=replace(request.speculation, task=task))
+
+    async with desk_of(tokenizer, tmp_path, [static("main", 3, LOOSE)]) as one:
+        requests = [asked(i, task) for i, task in enumerate(("story", None, "code"))]
+        done = [await one.front.generate(request) for request in requests]
+        assert [completion.stats.lossy for completion in done] == [True, False, False]
+        for request in requests[1:]:
+            await one.served(replace(request, id=f"{request.id}-again"))  # text compared with plain decoding's
+        one.desk.apply(static("main", 3, LOOSE.replace("story", "code")))
+        done = [await one.front.generate(replace(request, id=f"new-{request.id}")) for request in requests]
+        assert [completion.stats.lossy for completion in done] == [False, False, True]
+    assert LONG.temperature == 0.0

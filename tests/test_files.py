@@ -1,0 +1,139 @@
+"""Files are old or new whatever happens while they are written, and who writes them at the same time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptspec.files import write_file
+
+KILLS = """
+import itertools, os, random, signal, sys, time
+from pathlib import Path
+from adaptspec.files import write_file
+path = Path(sys.argv[1])
+contents = [bytes([65 + i]) * 30_000 for i in range(8)]
+write_file(path, contents[0])
+landed = set()
+dice = random.Random(0)
+for turn in range(100):
+    heard, tells = os.pipe()
+    child = os.fork()
+    if not child:
+        ends = time.monotonic() + 5.0  # should nobody be left to kill it
+        for number in itertools.count(turn):
+            write_file(path, contents[number % len(contents)])
+            if number == turn:
+                os.write(tells, b".")
+            if time.monotonic() > ends:
+                os._exit(0)
+    if turn % 4:  # the others are killed in their first save, or before it
+        os.read(heard, 1)
+    time.sleep(dice.uniform(0.0, 0.004))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(heard)
+    os.close(tells)
+    found = path.read_bytes()
+    assert found in contents, (turn, len(found))
+    landed.add(found[0])
+print(len(landed))
+"""
+
+
+def test_killed_100_times_while_saving_the_file_is_always_old_or_new(tmp_path: Path) -> None:
+    """A real process, real kills at random moments of a loop that does nothing but save."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, str(tmp_path / "file")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1, "the kills never hit a loop that was saving"
+
+
+class Stopped(BaseException):
+    """The machine stops: nothing that comes after it in the program runs."""
+
+
+STEPS = ("open", "write", "fsync", "close", "replace")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, step: int, after: bool, error: BaseException) -> list[str]:
+    """Let the calls to the system go through until number `step`, then none; returns the list of their names."""
+    calls: list[str] = []
+
+    def wrapped(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if len(calls) > step and isinstance(error, Stopped):
+                raise error
+            calls.append(name)
+            if len(calls) - 1 == step and not after:
+                raise error
+            if name == "write":  # a disk may take less than it is given
+                args = (args[0], bytes(args[1][:1000]))
+            result = real(*args, **options)
+            if len(calls) - 1 == step:
+                raise error
+            return result
+
+        return call
+
+    for name in STEPS:
+        monkeypatch.setattr(os, name, wrapped(name, getattr(os, name)))
+    return calls
+
+
+@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize("after", [True, False])
+def test_stopped_before_or_after_any_step_the_file_is_old_or_new(tmp_path: Path, stops: bool, after: bool) -> None:
+    """Every call to the system, one by one: power loss there, or an error from it."""
+    old, new = b"o" * 2500, b"n" * 3500
+    steps = 0
+    while True:
+        path = tmp_path / f"{steps}"
+        write_file(path, old)
+        error: BaseException = Stopped() if stops else OSError(errno.ENOSPC, "No space left on device")
+        with pytest.MonkeyPatch.context() as patch:
+            calls = failing(patch, steps, after, error)
+            try:
+                write_file(path, new)
+                break
+            except (Stopped, OSError):
+                renamed = "replace" in (calls if after else calls[:-1])
+        assert path.read_bytes() == (new if renamed else old), calls
+        write_file(path, b"later")
+        assert path.read_bytes() == b"later", "what a failed save leaves behind must not be in the way"
+        steps += 1
+    assert set(calls) == set(STEPS)
+    assert steps == len(calls) >= 10
+
+
+def test_writers_that_are_not_alone_do_not_share_a_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers that start at once and cache their costs: half of one file must not be renamed by the other."""
+    opened: list[str] = []
+    real = os.open
+
+    def noted(path: Any, *args: Any) -> int:
+        opened.append(Path(path).name)
+        return real(path, *args)
+
+    monkeypatch.setattr(os, "open", noted)
+    for process in (7, 8):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        write_file(tmp_path / "costs", b"%d" % process, alone=False)
+    assert [name for name in opened if name != tmp_path.name] == ["costs.7.tmp", "costs.8.tmp"]
+    assert [path.name for path in tmp_path.iterdir()] == ["costs"]
+    assert (tmp_path / "costs").read_bytes() == b"8"
