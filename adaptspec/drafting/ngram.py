@@ -100,14 +100,16 @@ class _Memory:
 
     def continuation(self, tokens: list[int], depth: int) -> list[int]:
         """Up to `depth` tokens; ends early where no suffix has been seen before."""
-        tail = tokens[-self._sizes.start :]
+        known, sizes, longest = self._next, self._sizes, self._sizes.start
+        tail = tuple(tokens[-longest:])
         found: list[int] = []
         while len(found) < depth:
-            following = next(
-                (f for size in self._sizes if (f := self._next.get(tuple(tail[-size:]))) is not None), None
-            )
-            if following is None:
+            for size in sizes:
+                following = known.get(tail[-size:])
+                if following is not None:
+                    break
+            else:
                 break
             found.append(following)
-            tail = [*tail[1:], following] if len(tail) == self._sizes.start else [*tail, following]
+            tail = (*tail[1 - longest :], following)
         return found

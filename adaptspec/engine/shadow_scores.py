@@ -36,13 +36,16 @@ class ShadowScores:
 
         `rows` and `tokens` may go on with rows that do not decode yet. None where no watched drafter can be scored.
         """
-        watched = [which for which in decision.watched if which in self._scored]
-        idle = {which: np.flatnonzero((decision.depths == 0) | (decision.drafter != which)) for which in watched}
-        if not any(map(len, idle.values())):
-            return None
-        shadows = Shadows(*(np.full((self._count, len(context)), -1, dtype=np.int64) for _ in range(2)))
-        for which, mine in idle.items():
-            for i in mine.tolist():
-                shadow = self._scored[which].shadow(int(rows[i]), tokens[i], int(context[i]))
-                shadows.drafted[which, i], shadows.accepted[which, i] = shadow.drafted, shadow.accepted
-        return shadows
+        depths, drafter = decision.depths.tolist(), decision.drafter.tolist()
+        drafted, accepted = ([[-1] * len(depths) for _ in range(self._count)] for _ in range(2))
+        known = False
+        for which in decision.watched:
+            lookup = self._scored.get(which)
+            if lookup is None:
+                continue
+            for i, depth in enumerate(depths):
+                if not depth or drafter[i] != which:
+                    shadow = lookup.shadow(int(rows[i]), tokens[i], int(context[i]))
+                    drafted[which][i], accepted[which][i] = shadow.drafted, shadow.accepted
+                    known = True
+        return Shadows(np.array(drafted), np.array(accepted)) if known else None

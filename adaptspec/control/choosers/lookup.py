@@ -86,6 +86,22 @@ class LookupGoodput:
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
+        if len(record.rows) == 1:
+            self._learn_one(record)
+        else:
+            self._learn_many(record)
+        if self._planner is not None and self._settings.model is not None:
+            played = replace(record, shadow=None, shadow_drafted=None)
+            self._planner.learn(as_played(played, self._settings.model, self.max_depth))
+
+    def _learn_one(self, record: RoundRecord) -> None:
+        which, row = self._settings.lookup, record.rows.item()
+        if record.drafter.item() == which and record.depths.item():
+            self._streaks.observe_one(row, record.drafted.item(), record.accepted.item())
+        elif record.shadow is not None and record.shadow_drafted is not None:
+            self._streaks.observe_one(row, record.shadow_drafted[which, 0].item(), record.shadow[which, 0].item())
+
+    def _learn_many(self, record: RoundRecord) -> None:
         which = self._settings.lookup
         ran = (record.drafter == which) & (record.depths > 0)
         drafted, right = np.where(ran, record.drafted, 0), np.where(ran, record.accepted, 0)
@@ -94,9 +110,6 @@ class LookupGoodput:
             drafted = np.where(scored, record.shadow_drafted[which], drafted)
             right = np.where(scored, record.shadow[which], right)
         self._streaks.observe(record.rows, drafted, right)
-        if self._planner is not None and self._settings.model is not None:
-            played = replace(record, shadow=None, shadow_drafted=None)
-            self._planner.learn(as_played(played, self._settings.model, self.max_depth))
 
     def learned(self) -> dict[str, FloatArray]:
         """What is known of offers, and what the plan without them rests on."""

@@ -54,16 +54,16 @@ class Streaks:
 
     def observe(self, rows: IntArray, drafted: IntArray, right: IntArray) -> None:
         """The lookup proposed so many tokens for these rows, and the first `right` of them were. All [N]."""
-        if len(rows) == 1:
-            row, count, good = rows.item(), drafted.item(), right.item()
-            if count:
-                streak = self._streak[row]
-                self._noted.append([[self._task[row]], [streak], [count], [good]])
-                self._streak[row] = min(streak + good, _LONGEST) if good == count else 0
-        else:
-            streaks = self._streak[rows]
-            self._noted.append([self._task[rows], streaks, drafted, right])
-            self._streak[rows] = np.where(right == drafted, np.minimum(streaks + drafted, _LONGEST), 0)
+        streaks = self._streak[rows]
+        self._noted.append([self._task[rows], streaks, drafted, right])
+        self._streak[rows] = np.where(right == drafted, np.minimum(streaks + drafted, _LONGEST), 0)
+
+    def observe_one(self, row: int, drafted: int, right: int) -> None:
+        """`observe` for one row, quicker; -1 drafted says that nothing is known."""
+        if drafted > 0:
+            streak = self._streak[row]
+            self._noted.append([[self._task[row]], [streak], [drafted], [right]])
+            self._streak[row] = min(streak + right, _LONGEST) if right == drafted else 0
 
     def learned(self) -> FloatArray:
         """Counts of all traffic and of each task, [1 + tasks, tried and right, streaks]."""
