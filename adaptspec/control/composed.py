@@ -107,7 +107,10 @@ class ComposedPolicy:
         stop = self._stop_of(choice, signals) if drafting else None
         drafter = self._zeros if choice.drafter is None else choice.drafter
         temperature = self._temperature.begin() if drafting and self._temperature is not None else None
-        return Decision(choice.depths, choice.reasons, drafter, stop, choice.provenance, temperature)
+        expected = None if choice.outlook is None else choice.outlook.expected(choice.depths)
+        return Decision(
+            choice.depths, choice.reasons, drafter, stop, choice.provenance, temperature, expected=expected
+        )
 
     def learn(self, record: RoundRecord) -> None:
         """See `Policy.learn`."""
