@@ -22,7 +22,8 @@ from adaptspec.replay.tape import join
 from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape
 from adaptspec.replay.world import WorldSettings
 
-_BATCHES = "1,4,16,64"
+# All of the bundled tape at batch sizes 1, 4, 16 and 64 takes minutes; these take under half a minute.
+_BATCHES, _REQUESTS = "1,16", 20
 
 
 def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +59,13 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         default=_BATCHES,
         help="batch sizes, comma-separated; dashes for stages of one stream, as in 1-16-1 (default: %(default)s)",
     )
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=_REQUESTS,
+        metavar="N",
+        help="at most so many requests of each task, spread over the tape; 0: all (default: %(default)s)",
+    )
     parser.add_argument("--mixed", action="store_true", help="only streams that mix all tasks, not each task by itself")
     parser.add_argument("--temperature", type=float, help="only requests recorded at this temperature")
     parser.add_argument(
@@ -81,6 +89,10 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     tape = join([load_tape(find_tape(name)) for name in arguments.tape])
     if arguments.temperature is not None:
         tape = tape.at_temperature(arguments.temperature)
+    if arguments.requests < 0:
+        raise ConfigError(f"--requests {arguments.requests}: give a number of requests, or 0 for all")
+    if arguments.requests:
+        tape = tape.thinned(arguments.requests)
     machines = [load_costs(name) for name in arguments.cost or shipped_costs()]
     policies = [load_policy_spec(find_policy(name)) for name in arguments.policy or ["goodput"]]
     if len({spec.name for spec in policies}) < len(policies):
