@@ -21,6 +21,7 @@ from adaptspec.control.spec import build_policy, load_policy_spec, schema
 from adaptspec.control.tasks import TASKS
 from adaptspec.errors import ConfigError, PolicyError
 from adaptspec.replay.command import add_simulate_arguments
+from adaptspec.replay.explain_command import add_explain_arguments
 
 _IMPORTERS: dict[str, Callable[[Path], Imported]] = {"sglang": import_sglang, "vllm": import_vllm}
 
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.add_argument("right", metavar="B", help="a shipped policy or a YAML file")
     one.set_defaults(run=_diff)
     add_simulate_arguments(actions.add_parser("simulate", help="what policies would have earned on recorded requests"))
+    add_explain_arguments(actions.add_parser("explain", help="why a policy chose what it did, from a server's journal"))
     one = actions.add_parser("import", help="make a policy of another engine's configuration")
     one.add_argument("engine", choices=sorted(_IMPORTERS), help="whose configuration it is")
     one.add_argument("file", type=Path, help="its JSON file")

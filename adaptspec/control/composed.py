@@ -108,9 +108,7 @@ class ComposedPolicy:
         drafter = self._zeros if choice.drafter is None else choice.drafter
         temperature = self._temperature.begin() if drafting and self._temperature is not None else None
         expected = None if choice.outlook is None else choice.outlook.expected(choice.depths)
-        return Decision(
-            choice.depths, choice.reasons, drafter, stop, choice.provenance, temperature, expected=expected
-        )
+        return Decision(choice.depths, choice.reasons, drafter, stop, choice.provenance, temperature, expected=expected)
 
     def learn(self, record: RoundRecord) -> None:
         """See `Policy.learn`."""

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from adaptspec.control.cost import CostTable
-from adaptspec.control.library import find_policy
+from adaptspec.control.library import find_policy, shipped_policies
 from adaptspec.control.spec import PolicySpec, load_policy_spec
-from adaptspec.errors import JournalError, PolicyError
+from adaptspec.errors import JournalError
 from adaptspec.records import JournalHeader, LinesDropped, RequestFinished, RequestStarted, read_entries
 from adaptspec.types import IntArray, RoundRecord
 
@@ -110,15 +110,12 @@ def named_policy(name: str) -> tuple[str, PolicySpec | None]:
     """A policy as users name one: its name in journals, and its spec if there is a file of it.
 
     Raises:
-        PolicyError: there is a file, and it is not valid.
+        PolicyError: it is a path, and there is no such file, or it is not valid.
     """
-    try:
-        path = find_policy(name)
-    except PolicyError:
+    shipped = {path.stem for path in shipped_policies()}
+    if name not in shipped and Path(name).parent == Path() and not name.endswith((".yaml", ".yml")):
         return name, None
-    if not path.exists() and not name.endswith((".yaml", ".yml")):
-        return name, None
-    spec = load_policy_spec(path)
+    spec = load_policy_spec(find_policy(name))
     return spec.name, spec
 
 
