@@ -21,6 +21,7 @@ from adaptspec.control.spec import build_policy, load_policy_spec, schema
 from adaptspec.control.tasks import TASKS
 from adaptspec.errors import ConfigError, PolicyError
 from adaptspec.replay.command import add_simulate_arguments
+from adaptspec.replay.estimate_command import add_estimate_arguments
 from adaptspec.replay.explain_command import add_explain_arguments
 
 _IMPORTERS: dict[str, Callable[[Path], Imported]] = {"sglang": import_sglang, "vllm": import_vllm}
@@ -45,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.set_defaults(run=_diff)
     add_simulate_arguments(actions.add_parser("simulate", help="what policies would have earned on recorded requests"))
     add_explain_arguments(actions.add_parser("explain", help="why a policy chose what it did, from a server's journal"))
+    add_estimate_arguments(
+        actions.add_parser("estimate", help="what a policy would have earned, from the journal of one that explores")
+    )
     one = actions.add_parser("import", help="make a policy of another engine's configuration")
     one.add_argument("engine", choices=sorted(_IMPORTERS), help="whose configuration it is")
     one.add_argument("file", type=Path, help="its JSON file")

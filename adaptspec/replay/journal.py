@@ -73,8 +73,8 @@ class JournalLog:
         """The machine's costs as the server measured them at its start. Raises JournalError and ConfigError."""
         return CostTable.from_json(json.dumps(self.known_header.costs))
 
-    def rounds(self, policy: str) -> Iterator[LoggedRound]:
-        """Rounds in which a policy decided rows, oldest first.
+    def rounds(self, policy: str | None) -> Iterator[LoggedRound]:
+        """Rounds in which a policy decided rows, oldest first; None: any policy.
 
         Raises:
             JournalError: it is no journal, or the models changed within it.
@@ -99,11 +99,13 @@ class JournalLog:
             raise JournalError(f"{self.path}: its rounds are of different models; use a journal of one pair of models")
         self.header = header
 
-    def _rows_of(self, policy: str, record: RoundRecord) -> IntArray:
+    def _rows_of(self, policy: str | None, record: RoundRecord) -> IntArray:
         """Positions of its rows in the batch."""
         known = [self.requests.get(name) for name in record.request_ids]
         self.strays += sum(started is None for started in known)
-        return np.array([i for i, started in enumerate(known) if started and started.policy == policy], dtype=np.int64)
+        return np.array(
+            [i for i, started in enumerate(known) if started and policy in (None, started.policy)], dtype=np.int64
+        )
 
 
 def named_policy(name: str) -> tuple[str, PolicySpec | None]:
