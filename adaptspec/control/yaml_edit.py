@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import yaml
 
 from adaptspec.control.yaml_source import parse_yaml
@@ -62,8 +63,7 @@ def _inserted(text: str, node: yaml.MappingNode, rest: Sequence[str], value: Val
 def _scalar(value: Value) -> str:
     if isinstance(value, float):
         # YAML 1.1 takes 1e-05 for a word, and 3 for an integer.
-        plain = f"{value:.12f}".rstrip("0")
-        return f"{plain}0" if plain.endswith(".") else plain
+        return np.format_float_positional(value, trim="0")
     return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()
 
 

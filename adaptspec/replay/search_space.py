@@ -78,7 +78,7 @@ def draw(space: Sequence[Parameter], rng: np.random.Generator) -> Mapping[Path, 
 
 
 def parameters_of(spec: PolicySpec) -> list[Parameter]:
-    """Every number of a policy but its guards', defaults included: within its bounds and a factor of four of its value."""
+    """Every number of a policy but its guards', defaults included, within its bounds and a factor of four of itself."""
     return list(_numbers(spec, ()))
 
 

@@ -161,22 +161,22 @@ def tune(
 
 
 def split(tape: Tape, parts: int) -> list[Tape]:
-    """The tape's prompts dealt out in turn within each task; a prompt recorded at several temperatures stays whole.
+    """The tape's prompts dealt out in turn, task by task; one that was recorded at several temperatures stays whole.
 
     Parts that would be empty are left out.
     """
-    dealt: list[list[int]] = [[] for _ in range(parts)]
-    seen: dict[str, dict[str, int]] = {}
+    prompts: dict[str, dict[str, list[int]]] = {}
     for request, (name, task) in enumerate(zip(tape.ids, tape.tasks, strict=True)):
-        # Tasks begin at different parts, so that a task with few prompts does not always land in the first.
-        known = seen.setdefault(task, {})
-        number = known.setdefault(name.partition("@")[0], len(known))
-        dealt[(number + list(seen).index(task)) % parts].append(request)
+        prompts.setdefault(task, {}).setdefault(name.partition("@")[0], []).append(request)
+    dealt: list[list[int]] = [[] for _ in range(parts)]
+    for number, requests in enumerate(requests for own in prompts.values() for requests in own.values()):
+        dealt[number % parts] += requests
     return [tape.take(requests) for requests in dealt if requests]
 
 
 def _left(budget: int, rung: int) -> int:
-    return max(1, -(-budget // _ETA**rung))
+    left: int = -(-budget // _ETA**rung)
+    return left
 
 
 def _candidates(text: str, space: Sequence[Parameter], budget: int, seed: int) -> list[Trial]:
