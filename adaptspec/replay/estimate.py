@@ -40,6 +40,7 @@ class OffPolicyEstimate:
     rounds: int
     result: WeightedGoodput
     left_out: dict[str, int]
+    learns: bool  # it was judged while it learned from the rounds that match, and those only
 
     @property
     def uncovered(self) -> float:
@@ -62,6 +63,7 @@ class OffPolicyEstimate:
             "clipped_weight": found.clipped,
             "left_out": self.left_out,
             "uncovered": self.uncovered,
+            "learns": self.learns,
         }
 
 
@@ -89,7 +91,9 @@ def estimate(
     batches with draws per request soon overlap with nothing.
 
     What it cannot see: choices change the rounds after them (where the text is, who lags); these are as the logged
-    policy left them.
+    policy left them. A policy that learns learns slowly here: what it would try next is seldom what was done, so one
+    that tries arms for a few rounds at a time may never find out what they are worth. `OffPolicyEstimate.learns` says
+    which estimates to take with that caution; simulate such policies on a tape.
 
     Raises:
         JournalError: no rounds of that policy, no propensities, or no overlap: says which, and what to do.
@@ -113,7 +117,7 @@ def estimate(
         result = weighted_goodput(tokens, seconds, propensity, matched, clip=clip, level=level)
     except ValueError as error:
         raise _no_overlap(where, spec, f"they agree in {int(matched.sum())} of {rounds} rounds") from error
-    found = OffPolicyEstimate(spec.name, logged, rounds, result, seen.left_out)
+    found = OffPolicyEstimate(spec.name, logged, rounds, result, seen.left_out, _learns(spec))
     if result.effective < _LEAST_EFFECTIVE or result.blocks < _LEAST_BLOCKS:
         share = f"the {result.matched} of {rounds} rounds that agree weigh as much as {result.effective:.0f}"
         raise _no_overlap(where, spec, share)
@@ -187,6 +191,10 @@ def _refuse_what_says_nothing(where: str, seen: _Seen) -> None:
         raise JournalError(
             f"{where} ends drafts early by a stop rule, so its depths do not say what was done; log one without stops"
         )
+
+
+def _learns(spec: PolicySpec) -> bool:
+    return spec.spec.choose.algorithm not in ("static", "batch-table")
 
 
 def _no_overlap(where: str, spec: PolicySpec, why: str) -> JournalError:

@@ -84,6 +84,11 @@ def _sentences(found: OffPolicyEstimate, level: float) -> list[str]:
     gone = [f"{count:,} {why}" for why, count in found.left_out.items() if count and why != "impossible"]
     if gone:
         said.append(f"Left out: {', '.join(gone)}.")
+    if found.learns:
+        said.append(
+            f"{found.policy} learns as it goes: here it learned from those {result.matched:,} rounds only, and was "
+            "judged meanwhile. Where it serves it may do better; simulate it on a tape to know."
+        )
     if found.uncovered > 0.1:
         said.append(
             f"In {found.uncovered:.0%} of the rounds {found.logged} could not have done what {found.policy} would do: "

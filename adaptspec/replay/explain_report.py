@@ -18,7 +18,7 @@ _WORDS: Mapping[Reason, str] = MappingProxyType(
         Reason.EXPLORE: "to learn: it was not sure how this depth does",
         Reason.PROBE: "off, and tried again to see whether drafting pays by now",
         Reason.OFF: "no drafts: they were expected to lose",
-        Reason.GUARD: "a guard: drafting measured slower than plain decoding, or too little was accepted",
+        Reason.GUARD: "drafting measured slower than plain decoding, or too little was accepted",
         Reason.CEILING: "no room for more: the answer's end, the batch, memory, or the task's own bound",
         Reason.REQUEST: "the request's own max_depth",
         Reason.PREFILL: "the prompt was still being read",
