@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from adaptspec.cli import main
 from adaptspec.control.library import find_policy
 from adaptspec.control.spec import load_policy_spec
 from adaptspec.errors import ConfigError, JournalError
@@ -80,23 +78,3 @@ def test_policies_that_do_more_than_choose_depths_are_refused(name: str, log: Pa
     """A journal of depths cannot tell where a stop rule would have ended a draft."""
     with pytest.raises(ConfigError, match="stop rules"):
         estimate(JournalLog(log), load_policy_spec(find_policy(name)), "logging")
-
-
-def test_the_command_finds_who_explored_and_says_how_sure_it_is(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "estimate", "off", "--journal", str(log)]) == 0
-    told = capsys.readouterr().out
-    assert "off would have delivered" in told
-    assert "95%" in told
-    assert "of logging, which served" in told
-    assert main(["policy", "estimate", "static-3", "--journal", str(log), "--json", "--level", "0.8"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["goodput"]["low"] < found["goodput"]["value"] < found["goodput"]["high"]
-    assert main(["policy", "estimate", "off", "--journal", str(log), "--clip", "0.5"]) == 2
-    assert main(["policy", "estimate", "off", "--journal", str(log), "--level", "1"]) == 2
-
-
-def test_the_command_refuses_a_journal_without_propensities(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "j"
-    write_journal(path, static_spec(2), stream(made_tape(count=1), Schedule((1,))))
-    assert main(["policy", "estimate", "off", "--journal", str(path)]) == 2
-    assert "no propensities" in capsys.readouterr().err
