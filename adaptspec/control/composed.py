@@ -9,14 +9,14 @@ import numpy as np
 
 from adaptspec.control.arrays import some
 from adaptspec.control.ceilings import Ceilings
-from adaptspec.control.choosers.chooser import Choice, Chooser
+from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
 from adaptspec.control.policy import BatchSignals, Decision, RegionWatcher, RoundStop
 from adaptspec.control.stopping.outlook import OutlookKeeper
 from adaptspec.control.stopping.split import stop_by_task
 from adaptspec.control.stopping.stop import NoStop, StopRule
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.types import Expected, FloatArray, IntArray, Reason, RoundRecord
 
 
 class ComposedPolicy:
@@ -48,6 +48,7 @@ class ComposedPolicy:
         self._task_learners = {task: rule for task, rule in self._task_stops.items() if rule.learns}
         self._keeper = keeper
         self._temperature = temperature
+        self._expected: tuple[Outlook, IntArray, Expected] | None = None
         self._tasks: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._zeros: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -107,7 +108,7 @@ class ComposedPolicy:
         stop = self._stop_of(choice, signals) if drafting else None
         drafter = self._zeros if choice.drafter is None else choice.drafter
         temperature = self._temperature.begin() if drafting and self._temperature is not None else None
-        expected = None if choice.outlook is None else choice.outlook.expected(choice.depths)
+        expected = self._expect(choice)
         return Decision(choice.depths, choice.reasons, drafter, stop, choice.provenance, temperature, expected=expected)
 
     def learn(self, record: RoundRecord) -> None:
@@ -138,6 +139,15 @@ class ComposedPolicy:
         """Rows at a limit that a ceiling lowered are there because of it."""
         bound = (choice.depths == lowered) & (lowered < np.minimum(limits, self._chooser.max_depth))
         return np.where(bound, int(Reason.CEILING), choice.reasons)
+
+    def _expect(self, choice: Choice) -> Expected | None:
+        """What the chooser expects; a plan that serves several rounds is asked once, since this is the hot path."""
+        known, outlook = self._expected, choice.outlook
+        if outlook is None:
+            return None
+        if known is None or known[0] is not outlook or known[1] is not choice.depths:
+            known = self._expected = outlook, choice.depths, outlook.expected(choice.depths)
+        return known[2]
 
     def _none(self, reason: Reason) -> Decision:
         return Decision(self._zeros, np.full(len(self._zeros), int(reason), dtype=np.int64), self._zeros)
