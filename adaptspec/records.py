@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.errors import JournalError
-from adaptspec.types import FloatArray, IntArray, Missed, Provenance, RoundRecord
+from adaptspec.types import Expected, FloatArray, IntArray, Missed, Provenance, RoundRecord
 
 JOURNAL_VERSION = 1
 
@@ -103,13 +103,18 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
     plain["confidence"], plain["entropy"] = _ragged(record.confidence), _ragged(record.entropy)
     if record.provenance is not None:
         plain["arms"] = record.provenance.arms.tolist()
-        plain["propensities"] = [_null(value) for value in record.provenance.propensities.tolist()]
+        plain["draws"] = record.provenance.draws.tolist()
+        for name in ("propensities", "worth"):
+            plain[name] = [_null(value) for value in getattr(record.provenance, name).tolist()]
     for name in _PER_DRAFTER:
         value = getattr(record, name)
         if value is not None:
             plain[name] = value.tolist()
     if record.missed is not None:
         plain["missed"] = [record.missed.judged.tolist(), record.missed.agreed.tolist()]
+    if record.expected is not None:
+        accepted = [_null(value) for value in record.expected.accepted.tolist()]
+        plain["expected"] = {"goodput": _null(record.expected.goodput), "accepted": accepted}
     return plain
 
 
@@ -130,6 +135,7 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
             entropy=_filled(plain["entropy"], rows, deepest),
             provenance=_provenance(plain, rows) if "arms" in plain else None,
             missed=Missed(*_integers(plain["missed"], (2, rows))) if "missed" in plain else None,
+            expected=_expected(plain["expected"], rows) if "expected" in plain else None,
             **values,
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -220,5 +226,14 @@ def _integers(values: Sequence[Any], shape: tuple[int, ...]) -> IntArray:
 
 
 def _provenance(plain: Mapping[str, Any], rows: int) -> Provenance:
-    chances: FloatArray = np.array([_number(value) for value in plain["propensities"]], dtype=np.float64)
-    return Provenance(_integers(plain["arms"], (rows,)), chances.reshape(rows))
+    arms, draws = (_integers(plain[name], (rows,)) for name in ("arms", "draws"))
+    return Provenance(arms, _floats(plain["propensities"], rows), draws, _floats(plain["worth"], rows))
+
+
+def _expected(plain: Mapping[str, Any], rows: int) -> Expected:
+    return Expected(_number(plain["goodput"]), _floats(plain["accepted"], rows))
+
+
+def _floats(values: Sequence[float | None], rows: int) -> FloatArray:
+    read: FloatArray = np.array([_number(value) for value in values], dtype=np.float64)
+    return read.reshape(rows)

@@ -241,6 +241,7 @@ class RoundRecord:
     shadow: IntArray | None = None
     shadow_drafted: IntArray | None = None
     missed: Missed | None = None  # what catching up told
+    expected: Expected | None = None  # None where the policy estimates nothing
 
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch; what the whole round cost stays."""
@@ -261,6 +262,7 @@ class RoundRecord:
             shadow=None if self.shadow is None else self.shadow[:, index],
             shadow_drafted=None if self.shadow_drafted is None else self.shadow_drafted[:, index],
             missed=None if self.missed is None else self.missed.take(index),
+            expected=None if self.expected is None else self.expected.take(index),
         )
 
 
@@ -285,15 +287,34 @@ class Provenance:
     """How a policy that explores came to its choice, per row: what off-policy estimates need.
 
     `arms` indexes the policy's arms (-1 where none was chosen), `propensities` is the probability with which that arm
-    was chosen there (NaN where the choice was not random).
+    was chosen there (NaN where the choice was not random). Rows with the same of `draws` share one random draw. `worth`
+    is the goodput over plain decoding's that the policy expected of the arm when it chose it (NaN: it has no estimate).
     """
 
     arms: IntArray  # [B]
     propensities: FloatArray  # [B]
+    draws: IntArray  # [B]
+    worth: FloatArray  # [B]
 
     def take(self, index: IntArray) -> Provenance:
         """The same for some of the rows, by position in the batch."""
-        return Provenance(self.arms[index], self.propensities[index])
+        return Provenance(self.arms[index], self.propensities[index], self.draws[index], self.worth[index])
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a policy that estimates expected of a round, before it ran.
+
+    `goodput` is in tokens per second for all of its rows (NaN where several policies shared the round); `accepted` is
+    per row the tokens expected to be accepted if drafts ran to the decided depth (NaN where nobody said).
+    """
+
+    goodput: float
+    accepted: FloatArray  # [B]
+
+    def take(self, index: IntArray) -> Expected:
+        """The same for some of the rows, by position in the batch."""
+        return Expected(self.goodput, self.accepted[index])
 
 
 class Sink(Protocol):

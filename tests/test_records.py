@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from adaptspec.records import (
     round_to_plain,
     to_line,
 )
-from adaptspec.types import Missed, Provenance, RoundRecord
+from adaptspec.types import Expected, Missed, Provenance, RoundRecord
 from tests.control.helpers import record
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=False)
@@ -42,6 +43,7 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
         for name in ("rows", "depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
     }
     explores, drafters = draw(st.booleans()), draw(st.integers(0, 2))
+    reals = arrays(np.float64, rows, elements=FLOATS)
     small = arrays(np.int64, rows, elements=st.integers(-1, 9))
     hindsight = st.none() | arrays(np.int64, (drafters, rows), elements=st.integers(-1, 9))
     return RoundRecord(
@@ -56,10 +58,11 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
         draft_seconds=draw(SECONDS),
         verify_seconds=draw(SECONDS),
         total_seconds=draw(SECONDS),
-        provenance=Provenance(draw(small), draw(arrays(np.float64, rows, elements=FLOATS))) if explores else None,
+        provenance=Provenance(draw(small), draw(reals), draw(small), draw(reals)) if explores else None,
         shadow=draw(hindsight),
         shadow_drafted=draw(hindsight),
         missed=Missed(draw(small), draw(small)) if draw(st.booleans()) else None,
+        expected=Expected(draw(FLOATS), draw(reals)) if draw(st.booleans()) else None,
         **whole,
     )
 
@@ -68,9 +71,9 @@ def same(a: Any, b: Any) -> bool:
     """Equal value for value, NaN and shapes and types included."""
     if isinstance(a, np.ndarray):
         return a.shape == b.shape and a.dtype == b.dtype and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
-    if isinstance(a, (RoundRecord, Provenance, Missed)):
+    if isinstance(a, (RoundRecord, Provenance, Missed, Expected)):
         return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
-    return bool(a == b) and type(a) is type(b)
+    return type(a) is type(b) and (bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
 
 
 @given(rounds())
@@ -84,10 +87,11 @@ def test_every_field_of_a_round_is_written() -> None:
     """A field added to RoundRecord and forgotten here would be lost in silence."""
     full = replace(
         record([2], [1]),
-        provenance=Provenance(np.array([3]), np.array([0.25])),
+        provenance=Provenance(np.array([3]), np.array([0.25]), np.array([2]), np.array([1.5])),
         shadow=np.array([[4], [-1]]),
         shadow_drafted=np.array([[5], [-1]]),
         missed=Missed(np.array([7]), np.array([6])),
+        expected=Expected(812.5, np.array([1.75])),
     )
     assert all(getattr(full, field.name) is not None for field in fields(RoundRecord))
     assert same(round_from_plain(round_to_plain(full)), full)

@@ -21,6 +21,9 @@ from adaptspec.control.spec import build_policy, load_policy_spec, schema
 from adaptspec.control.tasks import TASKS
 from adaptspec.errors import ConfigError, PolicyError
 from adaptspec.replay.command import add_simulate_arguments
+from adaptspec.replay.estimate_command import add_estimate_arguments
+from adaptspec.replay.explain_command import add_explain_arguments
+from adaptspec.replay.tune_command import add_tune_arguments
 
 _IMPORTERS: dict[str, Callable[[Path], Imported]] = {"sglang": import_sglang, "vllm": import_vllm}
 
@@ -43,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.add_argument("right", metavar="B", help="a shipped policy or a YAML file")
     one.set_defaults(run=_diff)
     add_simulate_arguments(actions.add_parser("simulate", help="what policies would have earned on recorded requests"))
+    add_explain_arguments(actions.add_parser("explain", help="why a policy chose what it did, from a server's journal"))
+    add_estimate_arguments(
+        actions.add_parser("estimate", help="what a policy would have earned, from the journal of one that explores")
+    )
+    add_tune_arguments(
+        actions.add_parser("tune", help="search a policy's parameters on tapes; held-out prompts decide")
+    )
     one = actions.add_parser("import", help="make a policy of another engine's configuration")
     one.add_argument("engine", choices=sorted(_IMPORTERS), help="whose configuration it is")
     one.add_argument("file", type=Path, help="its JSON file")

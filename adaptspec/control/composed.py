@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptspec.control.arrays import some
 from adaptspec.control.ceilings import Ceilings
-from adaptspec.control.choosers.chooser import Choice, Chooser
+from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
 from adaptspec.control.learned import Remembers, under
@@ -19,7 +19,7 @@ from adaptspec.control.stopping.split import stop_by_task
 from adaptspec.control.stopping.stop import NoStop, StopRule
 from adaptspec.control.task_tiers import TaskTiers
 from adaptspec.errors import StateError
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.types import Expected, FloatArray, IntArray, Reason, RoundRecord
 
 # Names of what parts beside the chooser have learned begin with it; no chooser's does.
 _BESIDE = "@"
@@ -57,6 +57,7 @@ class ComposedPolicy:
         self._keeper = keeper
         self._temperature = temperature
         self._memories = _memories(self._stop, self._task_stops, keeper, temperature)
+        self._expected: tuple[Outlook, IntArray, Expected] | None = None
         self._tasks: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._zeros: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -123,7 +124,8 @@ class ComposedPolicy:
         stop = self._stop_of(choice, signals) if drafting else None
         drafter = self._zeros if choice.drafter is None else choice.drafter
         temperature = self._temperature.begin() if drafting and self._temperature is not None else None
-        return Decision(choice.depths, choice.reasons, drafter, stop, choice.provenance, temperature)
+        expected = self._expect(choice)
+        return Decision(choice.depths, choice.reasons, drafter, stop, choice.provenance, temperature, expected=expected)
 
     def learn(self, record: RoundRecord) -> None:
         """See `Policy.learn`."""
@@ -179,6 +181,17 @@ class ComposedPolicy:
         if not lowered.any():
             return choice
         return replace(choice, depths=depths, reasons=np.where(lowered, int(Reason.CEILING), choice.reasons))
+
+    def _expect(self, choice: Choice) -> Expected | None:
+        """What the chooser expects; a plan that serves several rounds is asked once, since this is the hot path."""
+        if choice.expected is not None:
+            return choice.expected
+        known, outlook = self._expected, choice.outlook
+        if outlook is None:
+            return None
+        if known is None or known[0] is not outlook or known[1] is not choice.depths:
+            known = self._expected = outlook, choice.depths, outlook.expected(choice.depths)
+        return known[2]
 
     def _none(self, reason: Reason) -> Decision:
         return Decision(self._zeros, np.full(len(self._zeros), int(reason), dtype=np.int64), self._zeros)

@@ -30,7 +30,7 @@ from adaptspec.control.shadow_policies import ShadowPolicies
 from adaptspec.control.shadow_policy import ShadowEstimate, ShadowPolicy
 from adaptspec.control.stopping.split import RowThresholds, SplitStop, StopPart
 from adaptspec.errors import ConfigError, UnknownModelError
-from adaptspec.types import FloatArray, IntArray, Provenance, Reason, Request, RoundRecord
+from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, Request, RoundRecord
 
 _NOBODY = np.zeros(0, dtype=np.int64)
 
@@ -264,7 +264,14 @@ class Controller:
             reasons = self._explain_limits(decision, signals, deepest)
         drafter, provenance = numbers.drafter(decision.drafter), decision.provenance
         return Decision(
-            decision.depths, reasons, drafter, decision.stop, provenance, decision.temperature, numbers.watched
+            decision.depths,
+            reasons,
+            drafter,
+            decision.stop,
+            provenance,
+            decision.temperature,
+            numbers.watched,
+            decision.expected,
         )
 
     def _decide_many(self, signals: BatchSignals) -> Decision:
@@ -273,6 +280,7 @@ class Controller:
         parts = []
         warmth: list[tuple[IntArray, RoundTemperature | None]] = []
         told: list[tuple[IntArray, Provenance]] = []
+        hopes: list[tuple[IntArray, Expected]] = []
         watched: set[int] = set()
         for which in np.unique(owners).tolist():
             mine = np.flatnonzero(owners == which)
@@ -283,12 +291,15 @@ class Controller:
             watched.update(part.watched)
             if part.provenance is not None:
                 told.append((mine, part.provenance))
+            if part.expected is not None:
+                hopes.append((mine, part.expected))
         stops = any(part.stop is not None for part in parts)
         stop = SplitStop(parts, len(owners)) if stops else None
         warm = any(part is not None for _, part in warmth)
         temperature = SplitTemperature(warmth, len(owners)) if warm else None
         provenance = _provenance(told, len(owners))
-        return Decision(depths, reasons, drafter, stop, provenance, temperature, tuple(sorted(watched)))
+        expected = _expected(hopes, len(owners))
+        return Decision(depths, reasons, drafter, stop, provenance, temperature, tuple(sorted(watched)), expected)
 
     def _explain_limits(self, decision: Decision, signals: BatchSignals, max_depth: int) -> IntArray:
         """Rows that run at their limit do so because of it: the request's own, or the lack of room."""
@@ -333,7 +344,19 @@ def _provenance(told: Sequence[tuple[IntArray, Provenance]], rows: int) -> Prove
     """What policies told of their own rows, for the whole batch."""
     if not told:
         return None
-    whole = Provenance(np.full(rows, -1, dtype=np.int64), np.full(rows, np.nan))
+    nobody, unknown = np.full(rows, -1, dtype=np.int64), np.full(rows, np.nan)
+    whole = Provenance(nobody, unknown, nobody.copy(), unknown.copy())
     for mine, part in told:
         whole.arms[mine], whole.propensities[mine] = part.arms, part.propensities
+        whole.draws[mine], whole.worth[mine] = part.draws, part.worth
+    return whole
+
+
+def _expected(hopes: Sequence[tuple[IntArray, Expected]], rows: int) -> Expected | None:
+    """What policies expected of their own rows, for the whole batch."""
+    if not hopes:
+        return None
+    whole = Expected(np.nan, np.full(rows, np.nan))
+    for mine, part in hopes:
+        whole.accepted[mine] = part.accepted
     return whole

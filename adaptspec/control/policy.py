@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from adaptspec.types import BoolArray, FloatArray, IntArray, Provenance, RoundRecord
+from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Decision:
     `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `provenance` is told by
     policies that explore. `temperature` None: tokens are drawn from the draft's distribution as it is.
     `watched` are the drafters to score where they do not draft, if that is free (see `RoundRecord.shadow`): the
-    controller fills it in, in the engine's numbers.
+    controller fills it in, in the engine's numbers. `expected` is told by policies that estimate.
     """
 
     depths: IntArray
@@ -122,6 +122,7 @@ class Decision:
     provenance: Provenance | None = None
     temperature: RoundTemperature | None = None
     watched: tuple[int, ...] = ()
+    expected: Expected | None = None
 
 
 class Policy(Protocol):

@@ -241,6 +241,7 @@ def _as_if(
         draft_seconds=max(0.0, acted.draft_seconds + seconds - acted.total_seconds),
         total_seconds=seconds,
         provenance=decision.provenance,
+        expected=decision.expected,
         shadow=None,
         shadow_drafted=None,
         missed=None,

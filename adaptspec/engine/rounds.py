@@ -218,6 +218,7 @@ class RoundLoop:
             verify_seconds=clock.seconds("verify"),
             total_seconds=clock.total,
             provenance=decision.provenance,
+            expected=decision.expected,
             shadow=None if shadows is None else shadows.accepted,
             shadow_drafted=None if shadows is None else shadows.drafted,
             missed=None if draft.missed is None else draft.missed.take(np.arange(size)),

@@ -14,15 +14,17 @@ from adaptspec.control.library import find_policy
 from adaptspec.control.spec import load_policy_spec
 from adaptspec.errors import ConfigError
 from adaptspec.replay.cells import mixed_cells, task_cells
-from adaptspec.replay.costs import load_costs, shipped_costs
+from adaptspec.replay.costs import MachineCosts, load_costs, shipped_costs
+from adaptspec.replay.journal_tape import tape_of_journal
 from adaptspec.replay.plot import plot_report, plotting
 from adaptspec.replay.report import simulate
 from adaptspec.replay.streams import Schedule
-from adaptspec.replay.tape import join
+from adaptspec.replay.tape import Tape, join
 from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape
 from adaptspec.replay.world import WorldSettings
 
-_BATCHES = "1,4,16,64"
+# All of the bundled tape at batch sizes 1, 4, 16 and 64 takes minutes; these take under half a minute.
+_BATCHES, _REQUESTS = "1,16", 20
 
 
 def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +33,21 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         "Replay policies over tapes of recorded requests, round by round, and compare what they would have earned with "
         "plain decoding, every fixed depth and an oracle that knows every agreement. Deterministic; needs no model."
     )
-    parser.add_argument(
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
         "--tape",
         nargs="+",
         default=[BUNDLED],
         metavar="NAME|FILE",
         help="tapes, as `bench record` writes them; 'bundled' is of the bundled pair (default: %(default)s)",
+    )
+    source.add_argument(
+        "--journal",
+        type=Path,
+        metavar="FILE",
+        help="the journal of a server (`serve --journal`) in place of a tape, with the costs it measured. A journal "
+        "knows only what was drafted: where the server drafted less than a policy would, agreement is drawn from like "
+        "positions, so results for deeper drafts are guesses; a tape knows them all",
     )
     parser.add_argument(
         "--cost",
@@ -44,7 +55,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME|FILE",
         help=f"what rounds cost: {', '.join(shipped_costs())}, or a JSON file; may be given again "
-        "(default: all that ship)",
+        "(default: all that ship; with --journal, what its server measured)",
     )
     parser.add_argument(
         "--policy",
@@ -57,6 +68,13 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch",
         default=_BATCHES,
         help="batch sizes, comma-separated; dashes for stages of one stream, as in 1-16-1 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=_REQUESTS,
+        metavar="N",
+        help="at most so many requests of each task, spread over the tape; 0: all (default: %(default)s)",
     )
     parser.add_argument("--mixed", action="store_true", help="only streams that mix all tasks, not each task by itself")
     parser.add_argument("--temperature", type=float, help="only requests recorded at this temperature")
@@ -78,10 +96,13 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     """
     if arguments.plot is not None:
         plotting()  # missing, it should not cost a whole simulation to find out
-    tape = join([load_tape(find_tape(name)) for name in arguments.tape])
+    tape, machines = _recorded(arguments)
     if arguments.temperature is not None:
         tape = tape.at_temperature(arguments.temperature)
-    machines = [load_costs(name) for name in arguments.cost or shipped_costs()]
+    if arguments.requests < 0:
+        raise ConfigError(f"--requests {arguments.requests}: give a number of requests, or 0 for all")
+    if arguments.requests:
+        tape = tape.thinned(arguments.requests)
     policies = [load_policy_spec(find_policy(name)) for name in arguments.policy or ["goodput"]]
     if len({spec.name for spec in policies}) < len(policies):
         raise ConfigError("two of the policies have one name; rename one of them (metadata.name)")
@@ -100,3 +121,17 @@ def run_simulate(arguments: argparse.Namespace) -> int:
         console.print(report.table())
         console.print(report.summary())
     return 0
+
+
+def _recorded(arguments: argparse.Namespace) -> tuple[Tape, list[MachineCosts]]:
+    """What is replayed, and what it costs."""
+    costs = [load_costs(name) for name in arguments.cost]
+    if arguments.journal is None:
+        tape = join([load_tape(find_tape(name)) for name in arguments.tape])
+        return tape, costs or [load_costs(name) for name in shipped_costs()]
+    read = tape_of_journal(arguments.journal, arguments.seed)
+    sys.stderr.write(
+        f"{arguments.journal}: {len(read.tape)} whole requests; whether the draft agrees is known for {read.known:.0%} "
+        "of their positions, and drawn from these for the others\n"
+    )
+    return read.tape, costs or [read.costs]

@@ -85,10 +85,11 @@ def references(
     priced = _priced(costs, drafters, max(depths), batch)
     # Each way of sharing gives a bound; the one that promises the least goodput is the tightest.
     plan = max(sum(float(times[r]) * plan_seconds(tape, r, rows) for r in asked) for rows in priced)
-    if batch > 1 or tape.prompt_tokens.max() >= settings.catch_up_tokens:
+    if batch > 1:
         return References({tier: _replayed(tier, stream, costs, settings) for tier in tiers}, None, tokens / plan)
+    most = settings.catch_up_tokens
     alone_at = {
-        tier: np.array([times[r] * tier_seconds(tape, r, tier, priced[0][tier.drafter]) for r in asked])
+        tier: np.array([times[r] * tier_seconds(tape, r, tier, priced[0][tier.drafter], most) for r in asked])
         for tier in tiers
     }
     own_best = np.min(list(alone_at.values()), axis=0).sum()
@@ -96,23 +97,29 @@ def references(
     return References(known, float(tokens / own_best), tokens / plan)
 
 
-def tier_seconds(tape: Tape, request: int, tier: Tier, row: RowCosts) -> float:
-    """Decoding one request alone at one depth throughout, after its first token.
+def tier_seconds(tape: Tape, request: int, tier: Tier, row: RowCosts, catch_up_tokens: int = 512) -> float:
+    """Decoding one request alone at one depth throughout, after its first token: exactly what the simulator counts.
 
-    What the drafter has missed is read in one round: exact where the prompt is within a round's share of catch-up.
+    A draft model reads the prompt first, at most `catch_up_tokens` a round, and drafts in the round that ends it.
     """
     view = tape.views[tier.drafter]
     start, length = int(tape.offsets[request]), int(tape.lengths[request])
     run, reach = view.run[start : start + length].tolist(), view.reach[start : start + length].tolist()
     prompt, most = int(tape.prompt_tokens[request]), int(tape.max_tokens[request])
-    at, seconds, cold = 1, 0.0, True
+    at, seconds, read, cold = 1, 0.0, 0, row.runs_model
     while at < length:
         asked = min(tier.depth, most - at - 1)
         drafted = min(asked, reach[at])
-        seconds += row.round(prompt + at, drafted, asked)
         if asked and cold:
-            seconds += row.catch_up * max(0, prompt + at - 2)
-            cold = False
+            missing = prompt + at - read
+            read += min(missing, catch_up_tokens)
+            cold = missing > catch_up_tokens
+            seconds += row.catch_up * max(0, min(missing, catch_up_tokens) - 2)
+            if cold:
+                seconds += row.reading(prompt + at)
+                at += 1
+                continue
+        seconds += row.round(prompt + at, drafted, asked)
         at += min(run[at], drafted) + 1
     return seconds
 

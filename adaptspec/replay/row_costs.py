@@ -45,6 +45,10 @@ class RowCosts:
             seconds += self.draft_per_cached * drafted * (context + (drafted - 1) / 2)
         return seconds
 
+    def reading(self, context: int) -> float:
+        """A round in which the draft model takes a step to read on, and drafts nothing yet."""
+        return self.round(context, 1) - self.verify[1] + self.verify[0]
+
 
 def alone(costs: MachineCosts, drafter: str, deepest: int) -> RowCosts:
     """The exact costs of a round of one row."""

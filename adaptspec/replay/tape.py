@@ -155,6 +155,14 @@ class Tape:
             raise TapeError(f"no request at temperature {temperature:g} on this tape; recorded were: {known}")
         return self.take(found)
 
+    def thinned(self, per_task: int) -> Tape:
+        """At most so many requests of each task, spread evenly over those there are."""
+        kept = []
+        for task in dict.fromkeys(self.tasks):
+            own = [r for r, name in enumerate(self.tasks) if name == task]
+            kept += [own[i * len(own) // per_task] for i in range(per_task)] if len(own) > per_task else own
+        return self.take(kept)
+
     def take(self, requests: Sequence[int]) -> Tape:
         """Some of the requests, in this order."""
         index = np.array(requests, dtype=np.int64)

@@ -211,6 +211,7 @@ class World:
             verify_seconds=verifying,
             total_seconds=drafting + verifying + beside,
             provenance=decision.provenance,
+            expected=decision.expected,
             shadow=shadow,
             shadow_drafted=shadow_drafted,
             missed=draft.missed,

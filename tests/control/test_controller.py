@@ -9,7 +9,9 @@ from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.draft_temperature import FixedTemperature
+from adaptspec.control.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.spec import build_policy, load_policy_spec
 from adaptspec.control.stopping import ConfidenceStop
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import Reason, Request, RoundRecord, SpeculationParams
@@ -188,3 +190,25 @@ def test_regions_are_asked_for_while_a_policy_that_watches_them_has_rows() -> No
 
 class _Watching(ComposedPolicy):
     watches_regions = True  # type: ignore[assignment]
+
+
+def test_what_policies_told_of_their_rows_is_kept_apart() -> None:
+    """In a shared round each row has its own policy's account; the goodput of the whole is nobody's expectation."""
+    cost = table()
+    policies = {
+        name: build_policy(load_policy_spec(find_policy(name)), cost, 8) for name in ("off", "goodput", "thompson")
+    }
+    controller = Controller(policies, "off", ("draft-model", "ngram"), 8, cost=cost)
+    for row, name in enumerate(policies):
+        controller.start(row, request(name))
+    decision = controller.decide(signals([7, 7, 7]))
+    told, expected = decision.provenance, decision.expected
+    assert told is not None
+    assert expected is not None
+    assert told.arms[:2].tolist() == told.draws[:2].tolist() == [-1, -1]
+    assert told.arms[2] >= 0
+    assert 0.0 < told.propensities[2] <= 1.0
+    assert np.isnan(told.propensities[:2]).all()
+    assert np.isnan(expected.goodput)
+    assert np.isnan(expected.accepted).tolist() == [True, False, True]
+    assert expected.accepted[1] <= decision.depths[1]

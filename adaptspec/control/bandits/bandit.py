@@ -65,6 +65,7 @@ class Bandit:
         )
         self._rewarder = Rewarder(arms, parts.cost, parts.drafters)
         self._features = Features(parts.max_rows, parts.tasks) if learner.uses_features else None
+        self._worth: FloatArray = np.full(count, np.nan)  # what was expected of each context's arm
         self._seen_with: FloatArray = np.zeros((count, self._features.count if self._features else 0))
         self._lanes = Lanes(arms) if arms.opaque.any() or any(arms.stops) else None
         self._nested = [nested for nested in arms.policies if nested is not None]
@@ -92,6 +93,7 @@ class Bandit:
             self._ledgers.forget("request", context)
             self._episodes.start(context, self._now, int(self._latest[task]))
             self._learner.start(context)
+            self._worth[context] = np.nan
         if self._features is not None:
             self._features.start(row)
         for nested in self._nested:
@@ -181,7 +183,7 @@ class Bandit:
             depths,
             np.where(depths > 0, reasons, int(Reason.OFF)),
             drafter=self._arms.drafters[arms],
-            provenance=Provenance(arms, self._episodes.propensities[contexts]),
+            provenance=Provenance(arms, self._episodes.propensities[contexts], contexts, self._worth[contexts]),
         )
         rows = signals.rows.tobytes()
         return _Plan(rows, signals.round_size, self._episodes.end(present), choice, arms)
@@ -217,6 +219,7 @@ class Bandit:
                 self._seen_with[due],
             )
         )
+        self._worth[due] = estimates.ratio[np.arange(len(due)), pick.arms]
         self._episodes.begin(due, pick, self._now, bucket, count)
         if self._contexts.scope == "request":
             self._latest[self._contexts.task_of(due)] = np.where(pick.exploring, incumbent, pick.arms)

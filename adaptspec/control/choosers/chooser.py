@@ -5,6 +5,7 @@ To add an algorithm: write one file with one class here, its settings and builde
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -13,7 +14,7 @@ import numpy as np
 
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals, Policy, RoundStop
-from adaptspec.types import FloatArray, IntArray, Provenance, RoundRecord
+from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,18 @@ class Outlook:
     per_step: float  # one more draft step, however many rows
     per_row: float  # each row in a draft step
     verify: FloatArray  # [n] the verify pass with n more tokens than rows
+
+    @functools.cached_property
+    def gained(self) -> FloatArray:
+        """Tokens expected to be accepted by depth, [B, 1 + D]; summed up once for all rounds that it serves."""
+        gained: FloatArray = np.zeros((len(self.acceptance), 1 + self.acceptance.shape[1]))
+        self.acceptance.cumprod(axis=1).cumsum(axis=1, out=gained[:, 1:])
+        return gained
+
+    def expected(self, depths: IntArray) -> Expected:
+        """What it says of a round at these depths [B]."""
+        gained = self.gained
+        return Expected(self.goodput, gained[np.arange(len(depths)), np.minimum(depths, gained.shape[1] - 1)])
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,7 @@ class Choice:
     drafter: IntArray | None = None
     stop: RoundStop | None = None
     provenance: Provenance | None = None
+    expected: Expected | None = None  # where it is not what the outlook says of these depths
 
     def within(self, limits: IntArray) -> Choice:
         """The choice itself where no limit [B] binds, which is nearly always; else one held to the limits."""

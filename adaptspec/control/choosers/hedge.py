@@ -182,7 +182,7 @@ class Hedge:
     def _choose_drawn(self, signals: BatchSignals) -> Choice:
         """Depths by the goodput of the drafter drawn for each row."""
         drawn = self._drawn[signals.rows]
-        told = Provenance(drawn, self._chance[signals.rows])
+        told = Provenance(drawn, self._chance[signals.rows], self._group[signals.rows], np.full(len(drawn), np.nan))
         used = np.unique(drawn).tolist() if len(drawn) > 1 else [int(drawn[0])]
         if len(used) == 1:
             choice = self._parts[used[0]].choose(_seen_by(used[0], signals))

@@ -15,7 +15,7 @@ from adaptspec.control.choosers.streaks import Streaks
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
 from adaptspec.control.policy import BatchSignals
-from adaptspec.types import BoolArray, FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,11 @@ class LookupGoodput:
         if not depth or plan.reasons.item() == Reason.EXPLORE:
             return plan
         return Choice(
-            np.array([depth]), np.array([int(Reason.POLICY)]), plan.outlook, np.array([self._settings.lookup])
+            np.array([depth]),
+            np.array([int(Reason.POLICY)]),
+            plan.outlook,
+            np.array([self._settings.lookup]),
+            expected=Expected(best, np.array(expected[depth - 1 : depth])),
         )
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: _Prices) -> Choice:
@@ -177,6 +181,7 @@ class LookupGoodput:
             np.where(taken, int(Reason.POLICY), plan.reasons),
             plan.outlook,
             np.where(taken, self._settings.lookup, model),
+            expected=Expected(prices.goodput, np.where(taken, expected[np.arange(len(most)), depth], self._kept(plan))),
         )
 
     @staticmethod
@@ -185,11 +190,18 @@ class LookupGoodput:
         drafting = plan.depths > 0
         if plan.outlook is None or not drafting.any():
             return np.zeros(len(drafting))
-        kept = np.cumsum(np.cumprod(plan.outlook.acceptance, axis=1), axis=1)
-        gains = np.where(drafting, kept[np.arange(len(drafting)), np.maximum(plan.depths - 1, 0)], 0.0)
+        gains = LookupGoodput._kept(plan)
         net = max(0.0, prices.goodput * prices.plain - prices.base)
         worth: FloatArray = net * gains / max(float(gains.sum()), 1e-9)
         return worth
+
+    @staticmethod
+    def _kept(plan: Choice) -> FloatArray:
+        """Drafted tokens that the plan expects to be kept, [B]."""
+        if plan.outlook is None:
+            return np.zeros(len(plan.depths))
+        kept: FloatArray = plan.outlook.gained[np.arange(len(plan.depths)), plan.depths]
+        return kept
 
     def _priced(self, plan: Choice, signals: BatchSignals) -> _Prices:
         size = signals.round_size

@@ -1,0 +1,127 @@
+"""Rounds of a journal by the policy that decided them, and what drafting is measured against there.
+
+Reads entry by entry, so that a journal may be larger than memory. Knows what was written down; it judges nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from adaptspec.control.cost import CostTable
+from adaptspec.control.library import find_policy, shipped_policies
+from adaptspec.control.spec import PolicySpec, load_policy_spec
+from adaptspec.errors import JournalError
+from adaptspec.records import JournalHeader, LinesDropped, RequestFinished, RequestStarted, read_entries
+from adaptspec.types import IntArray, RoundRecord
+
+
+@dataclass(frozen=True)
+class LoggedRound:
+    """The rows of one round that a policy decided. `size` counts all rows of the round, `whole` is all of it."""
+
+    own: RoundRecord
+    whole: RoundRecord
+
+    @property
+    def size(self) -> int:
+        """Rows that decoded in it, under whatever policy."""
+        return len(self.whole.rows)
+
+
+@dataclass
+class JournalLog:
+    """A journal that is being read: `rounds` goes through it once, and fills in the rest on the way.
+
+    Rows whose request began before the oldest line that is left belong to nobody known; they are counted in `strays`.
+    """
+
+    path: Path
+    header: JournalHeader | None = None
+    requests: dict[str, RequestStarted] = field(default_factory=dict)
+    finished: dict[str, RequestFinished] = field(default_factory=dict)
+    missing_lines: int = 0
+    strays: int = 0
+
+    @property
+    def policies(self) -> Counter[str]:
+        """Policies by the requests that they served."""
+        return Counter(started.policy for started in self.requests.values() if started.policy)
+
+    @property
+    def drafters(self) -> Sequence[str]:
+        """Names of the engine's drafters."""
+        return self.known_header.drafters
+
+    @property
+    def known_header(self) -> JournalHeader:
+        """The header.
+
+        Raises:
+            JournalError: no line says what the rounds ran on.
+        """
+        if self.header is None:
+            raise JournalError(f"{self.path}: it has no header; give the file that --journal wrote, from its beginning")
+        return self.header
+
+    def costs(self) -> CostTable:
+        """The machine's costs as the server measured them at its start. Raises JournalError and ConfigError."""
+        return CostTable.from_json(json.dumps(self.known_header.costs))
+
+    def rounds(self, policy: str | None) -> Iterator[LoggedRound]:
+        """Rounds in which a policy decided rows, oldest first; None: any policy.
+
+        Raises:
+            JournalError: it is no journal, or the models changed within it.
+        """
+        for entry in read_entries(self.path):
+            if isinstance(entry, RoundRecord):
+                mine = self._rows_of(policy, entry)
+                if len(mine):
+                    yield LoggedRound(entry if len(mine) == len(entry.rows) else entry.take(mine), entry)
+            elif isinstance(entry, RequestStarted):
+                self.requests[entry.id] = entry
+            elif isinstance(entry, RequestFinished):
+                self.finished[entry.id] = entry
+            elif isinstance(entry, LinesDropped):
+                self.missing_lines += entry.lines
+            else:
+                self._begin(entry)
+
+    def _begin(self, header: JournalHeader) -> None:
+        before = self.header
+        if before is not None and (before.pair, list(before.drafters)) != (header.pair, list(header.drafters)):
+            raise JournalError(f"{self.path}: its rounds are of different models; use a journal of one pair of models")
+        self.header = header
+
+    def _rows_of(self, policy: str | None, record: RoundRecord) -> IntArray:
+        """Positions of its rows in the batch."""
+        known = [self.requests.get(name) for name in record.request_ids]
+        self.strays += sum(started is None for started in known)
+        return np.array(
+            [i for i, started in enumerate(known) if started and policy in (None, started.policy)], dtype=np.int64
+        )
+
+
+def named_policy(name: str) -> tuple[str, PolicySpec | None]:
+    """A policy as users name one: its name in journals, and its spec if there is a file of it.
+
+    Raises:
+        PolicyError: it is a path, and there is no such file, or it is not valid.
+    """
+    shipped = {path.stem for path in shipped_policies()}
+    if name not in shipped and Path(name).parent == Path() and not name.endswith((".yaml", ".yml")):
+        return name, None
+    spec = load_policy_spec(find_policy(name))
+    return spec.name, spec
+
+
+def nothing_of(log: JournalLog, policy: str) -> JournalError:
+    """The error for a journal without rounds of a policy: says whose it has."""
+    found = ", ".join(f"{name} ({count} requests)" for name, count in log.policies.most_common())
+    return JournalError(f"{log.path}: no round was decided by policy {policy!r}; it has rounds of: {found or 'none'}")
