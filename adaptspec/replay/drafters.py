@@ -98,7 +98,7 @@ class ModelDraft:
         fed, parts, active = self._read(ask)
         sheet = _Sheet.blank(size, deepest)
         caught_up = int(np.maximum(parts - _USUAL, 0).sum())
-        seconds = self._own.per_row * len(fed) + self._own.catch_up_per_token * caught_up
+        seconds = self._own.start + self._own.per_row * len(fed) + self._own.catch_up_per_token * caught_up
         if not len(active):  # nobody drafts yet, but prompts are read on
             return sheet.proposal(0, caught_up, seconds + self._step(ask, fed, 0))
         seconds += self._step(ask, active, 0, len(fed))

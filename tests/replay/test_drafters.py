@@ -14,7 +14,6 @@ from adaptspec.replay.tape import DraftView
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
 COSTS = load_costs("cpu-2-cores")
-STEP, TOKEN = 0.00021, 0.000005
 
 
 def _view(size: int = 40) -> DraftView:
@@ -43,7 +42,9 @@ def test_the_first_draft_reads_the_prompt_and_later_ones_what_was_missed() -> No
     assert lag.tolist() == [99]
     first = draft.propose(_ask([3], [101], [1]))
     assert (first.counts.tolist(), first.steps, first.caught_up) == ([3], 3, 99)
-    assert first.seconds == pytest.approx(3 * STEP + 99 * TOKEN)
+    own = COSTS.drafters["draft-model"]
+    steps = 3 * COSTS.step_seconds("draft-model", 1, 0.0)
+    assert first.seconds == pytest.approx(own.start + steps + 99 * own.catch_up_per_token)
     draft.commit(rows, np.array([102]))  # one of three was kept
     assert draft.propose(_ask([2], [103], [3])).caught_up == 0
     draft.commit(rows, np.array([105]))  # both were kept: the second has not been fed

@@ -24,8 +24,10 @@ def test_a_fixed_depth_by_hand() -> None:
     assert [record.emitted.tolist() for record in tally.records] == [[3], [2]]
     assert [record.drafted.tolist() for record in tally.records] == [[2], [1]], "one token is left: the bonus"
     assert (tally.tokens, tally.rounds, tally.drafted, tally.accepted) == (5, 2, 3, 3)
-    three, two, step = COSTS.verify_seconds(1, 3, 0), 0.0014, 0.00021
-    assert tally.seconds == pytest.approx(three + two + 3 * step + 2 * COSTS.overhead)
+    own, context = COSTS.drafters["draft-model"], (2, 5)
+    passes = COSTS.verify_seconds(1, 3, context[0]) + COSTS.verify_seconds(1, 2, context[1])
+    drafting = 3 * COSTS.step_seconds("draft-model", 1, 0.0) + 2 * own.start
+    assert tally.seconds == pytest.approx(passes + drafting + 2 * COSTS.overhead)
     assert tally.goodput == pytest.approx(5 / tally.seconds)
     assert tally.mean_acceptance_length == 2.5
     assert tally.duty == 1.0
