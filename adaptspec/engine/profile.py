@@ -164,6 +164,9 @@ def middle(profiles: Sequence[CostProfile]) -> CostProfile:
     def of(read: Callable[[CostProfile], Sequence[float]]) -> tuple[float, ...]:
         return tuple(statistics.median(cell) for cell in zip(*map(read, profiles), strict=True))
 
+    def line(i: int) -> tuple[float, ...]:
+        return of(lambda profile: profile.verify[i])
+
     def drafter(name: str, known: DrafterCost) -> DrafterCost:
         steps = of(lambda profile: profile.drafters[name].step_seconds)
         rest = of(lambda profile: (profile.drafters[name].catch_up_per_token, profile.drafters[name].start_seconds))
@@ -172,7 +175,7 @@ def middle(profiles: Sequence[CostProfile]) -> CostProfile:
     return CostProfile(
         first.rows,
         first.tokens,
-        tuple(of(lambda profile, i=i: profile.verify[i]) for i in range(len(first.rows))),
+        tuple(line(i) for i in range(len(first.rows))),
         {name: drafter(name, known) for name, known in first.drafters.items()},
         *of(lambda profile: (profile.per_cached_token, profile.overhead)),
     )
