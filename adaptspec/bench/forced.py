@@ -20,11 +20,13 @@ from adaptspec.engine.prompt_text import PromptText
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch, SamplingRow, certainty
-from adaptspec.replay.tape import FAR, DraftView
+from adaptspec.replay.tape import FAR, Astray, DraftView
 from adaptspec.types import FloatArray, IntArray, SamplingParams
 
 # The deepest draft that a policy may ask for.
 _DEEPEST = 64
+# So many tokens after each wrong one are drafted, too: to the depth of 7, the deepest of every policy that ships.
+_ASTRAY = 6
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,16 @@ class Judge:
         scores = self._scores(self._target, text, sampling, size)
         shares = sampling.probabilities(scores, np.zeros(size, dtype=np.int64))
         return {
-            drafter.name: self._of_model(drafter.runner, text, sampling, shares)
+            drafter.name: self._of_model(drafter, text, sampling, shares)
             if isinstance(drafter, DraftModelDrafter)
             else _of_lookup(drafter, text, sampling, shares)
             for drafter in self._drafters
         }
 
-    def _of_model(self, runner: Runner, text: Written, sampling: SamplingBatch, shares: torch.Tensor) -> DraftView:
-        size, prompt = len(text.output), len(text.prompt)
+    def _of_model(
+        self, drafter: DraftModelDrafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor
+    ) -> DraftView:
+        runner, size, prompt = drafter.runner, len(text.output), len(text.prompt)
         known = max(0, min(size, _readable(runner, text) - prompt + 1))
         agreed = np.zeros(size, dtype=np.bool_)
         confidence, entropy, chance = (np.full(size, np.nan), np.full(size, np.nan), np.zeros(size))
@@ -89,7 +93,34 @@ class Judge:
         # A draft model of a shorter context than the target's drafts no further than its own.
         left = np.clip(runner.info.context - prompt - np.arange(size), 0, FAR)
         reach = np.where(np.arange(size) < known, left, 0)
-        return replace(view, reach=reach, run=np.minimum(view.run, reach))
+        astray = self._astray(drafter, text, np.flatnonzero(~agreed[:known]))
+        return replace(view, reach=reach, run=np.minimum(view.run, reach), astray=astray)
+
+    def _astray(self, drafter: DraftModelDrafter, text: Written, wrong: IntArray) -> Astray:
+        """What the drafter itself goes on with where its token is wrong: no pass over the true text tells."""
+        runner, prompt = drafter.runner, len(text.prompt)
+        confidence, entropy = np.full((2, len(text.output), _ASTRAY), np.nan)
+        try:
+            if len(wrong):
+                _fill(runner, text.tokens[: prompt + int(wrong[-1])])
+            # Backwards: what the cache holds of the text before is never spoilt.
+            for at in wrong[::-1].tolist():
+                tokens = text.tokens[: prompt + at]
+                drafter.commit(0, len(tokens) - 1)
+                row = SamplingRow(
+                    text.sampling, text.sampling.seed or 0, tokens, prompt, self._target.info.eos_token_ids
+                )
+                batch = SamplingBatch([row], self._target.info.vocab_size, runner.device)
+                job = DraftJob(np.zeros(1, dtype=np.int64), [tokens], np.array([1 + _ASTRAY]), batch)
+                draft = drafter.propose(job)
+                count = max(0, int(draft.counts[0]) - 1)
+                confidence[at, :count], entropy[at, :count] = (
+                    draft.confidence[0, 1 : 1 + count],
+                    draft.entropy[0, 1 : 1 + count],
+                )
+        finally:
+            drafter.free(0)
+        return Astray(confidence, entropy)
 
     def _scores(self, runner: Runner, text: Written, sampling: SamplingBatch, count: int) -> torch.Tensor:
         """Scores [count, V] of the first `count` positions of the output, given the true text before each."""
@@ -136,6 +167,14 @@ def _of_lookup(drafter: Drafter, text: Written, sampling: SamplingBatch, shares:
     drafter.free(0)
     unknown: FloatArray = np.full(size, np.nan)
     return DraftView(run, reach, unknown, unknown, np.minimum(chance, 1.0))
+
+
+def _fill(runner: Runner, tokens: Sequence[int]) -> None:
+    if not runner.reserve(0, len(tokens)):
+        raise ConfigError(f"{runner.info.name} has no room for {len(tokens)} tokens; give more cache tokens")
+    read = np.array(tokens, dtype=np.int64)
+    one = np.ones(1, dtype=np.int64)
+    runner.forward(Packed(0 * one, len(read) * one, read, one))
 
 
 def _readable(runner: Runner, text: Written) -> int:

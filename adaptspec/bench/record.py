@@ -11,17 +11,21 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from adaptspec.bench.forced import Judge, Written, regions
 from adaptspec.bench.workloads import Workloads, encode, read_workloads
+from adaptspec.control.cost import CostTable
 from adaptspec.engine.build import Built, EngineConfig, build
 from adaptspec.engine.detokenizer import Detokenizer
+from adaptspec.engine.profile import Stopwatch, measure, middle, processor
 from adaptspec.engine.prompt_text import PromptText
 from adaptspec.errors import ConfigError
 from adaptspec.replay.limit import emitted_positions
@@ -29,6 +33,8 @@ from adaptspec.replay.tape import Recorded, Tape, tape_of
 from adaptspec.replay.tape_file import save_tape
 from adaptspec.types import Request, SamplingParams, SpeculationParams
 
+# So many times are costs measured, each time for about so long: a moment of other work on the machine is outvoted.
+_COST_RUNS, _COST_SECONDS = 7, 8.0
 # Positions kept after the token that ends a request: a draft may reach so far past it.
 _BEYOND = 16
 
@@ -142,8 +148,10 @@ def add_record_arguments(parser: argparse.ArgumentParser) -> None:
         "Record tapes: answer the prompts by plain decoding and note, for every position of every answer, what each "
         "drafter would have proposed. `adaptspec policy simulate` replays them."
     )
-    parser.add_argument("--out", type=Path, required=True, help="file to write, such as tape.npz")
-    parser.add_argument("--costs-out", type=Path, help="also write this machine's measured cost table, as JSON")
+    parser.add_argument("--out", type=Path, help="file to write, such as tape.npz")
+    parser.add_argument(
+        "--costs-out", type=Path, help="measure this machine's cost table anew, several times, and write its medians"
+    )
     parser.add_argument("--workloads", type=Path, help="folder of JSONL prompts (default: a built-in prompt a task)")
     parser.add_argument("--prompts", type=int, default=16, help="prompts per task (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")
@@ -158,6 +166,11 @@ def run_record(config: EngineConfig, arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError, ModelError, PolicyError, CorpusError, TapeError: saying what to do.
     """
+    if arguments.out is None and arguments.costs_out is None:
+        raise ConfigError("nothing to write: give --out for a tape, --costs-out for a cost table, or both")
+    if arguments.out is None:
+        _write_costs(build(config), config.limits.max_rows, arguments.costs_out)
+        return 0
     settings = RecordSettings(arguments.tokens, _temperatures(arguments.temperatures), arguments.seed)
     workloads = read_workloads(arguments.workloads, arguments.prompts)
     built = build(config)
@@ -167,7 +180,7 @@ def run_record(config: EngineConfig, arguments: argparse.Namespace) -> int:
         tape = record(built, workloads, settings, lambda: progress.advance(bar))
     save_tape(tape, arguments.out)
     if arguments.costs_out is not None:
-        _write_costs(built, arguments.costs_out)
+        _write_costs(built, config.limits.max_rows, arguments.costs_out)
     summary = summarise(tape)
     if arguments.json:
         sys.stdout.write(json.dumps({"tape": os.fspath(arguments.out), "recorded": summary}, indent=1) + "\n")
@@ -206,9 +219,19 @@ def _show(summary: Sequence[dict[str, str | int | float]]) -> None:
     Console().print(table)
 
 
-def _write_costs(built: Built, path: Path) -> None:
+def _write_costs(built: Built, max_rows: int, path: Path) -> None:
+    """The engine's own table will not do: it may have been measured in a bad moment, and is corrected as it serves."""
+    watches = [Stopwatch(built.target.device, budget=_COST_SECONDS) for _ in range(_COST_RUNS)]
+    profile = middle([measure(built.target, built.drafters, max_rows, watch) for watch in watches])
+    about = {
+        "about": f"medians of {_COST_RUNS} profiles with the models taking turns, as `bench record --costs-out` takes",
+        "models": built.pair,
+        "processor": f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "date": datetime.now(timezone.utc).date().isoformat(),
+    }
     try:
-        path.write_text(built.costs.to_json() + "\n", encoding="utf-8")
+        text = json.dumps({**about, **json.loads(CostTable(profile).to_json())}, indent=1)
+        path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: the cost table cannot be written ({error})") from error
 

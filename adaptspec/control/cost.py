@@ -18,26 +18,33 @@ from adaptspec.control.grid import LearnedGrid
 from adaptspec.errors import ConfigError
 from adaptspec.types import FloatArray, RoundRecord
 
-_VERSION = 1
+_VERSION = 2
 # The whole machine may slow down at once; what all kinds of work share is learned faster than what is their own.
 _MACHINE_RATE, _OVERHEAD_RATE, _CLIP = 0.1, 0.1, 0.3
+# Of a round's drafting, however short it was, this share at least was steps.
+_MOST_START = 0.8
 
 
 @dataclass(frozen=True)
 class DrafterCost:
     """Seconds of one draft step for `rows[i]` rows, and of reading one token to catch up.
 
+    `start_seconds`: what the first step of a round takes beyond the others, since the target's pass has come between.
     A drafter that runs no model (n-gram lookup) has no `step_seconds`; what it costs is learned as overhead.
     """
 
     rows: tuple[int, ...] = (1,)
     step_seconds: tuple[float, ...] = ()
     catch_up_per_token: float = 0.0
+    start_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class CostProfile:
-    """What a profiler measured. `verify[i][j]`: seconds of a pass over `rows[i]` rows of `tokens[j]` tokens each."""
+    """What a profiler measured. `verify[i][j]`: seconds of a pass over `rows[i]` rows of `tokens[j]` tokens each.
+
+    Passes are those of rounds: one token per row comes after another pass of the target, more come after drafts.
+    """
 
     rows: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -92,6 +99,11 @@ class CostTable:
         per_row = max(0.0, self.draft_step_seconds(drafter, rows) - one) / (rows - 1)
         return max(0.0, one - per_row), per_row
 
+    def start_seconds(self, drafter: str) -> float:
+        """What a round that drafts with it takes beyond its steps; 0 for a drafter that runs no model."""
+        cost = self.profile.drafters.get(drafter)
+        return 0.0 if cost is None else self._machine * cost.start_seconds
+
     def catch_up_seconds(self, drafter: str, tokens: float) -> float:
         """Reading `tokens` tokens that the drafter has missed."""
         cost = self.profile.drafters.get(drafter)
@@ -120,9 +132,8 @@ class CostTable:
     ) -> FloatArray:
         """Whole rounds with `steps` draft steps that draft `drafted` tokens in all; arrays of one shape."""
         per_step, per_row = self.step_line(drafter, rows)
-        drafting = np.where(
-            drafted > 0, self.overhead_seconds(rows, drafting=True), self.overhead_seconds(rows, drafting=False)
-        )
+        begun = self.overhead_seconds(rows, drafting=True) + self.start_seconds(drafter)
+        drafting = np.where(drafted > 0, begun, self.overhead_seconds(rows, drafting=False))
         total = drafting + per_step * steps + per_row * drafted + self.verify_curve(rows, rows + drafted, context)
         return np.asarray(total, dtype=np.float64)
 
@@ -163,7 +174,12 @@ class CostTable:
             "per_cached_token": profile.per_cached_token,
             "overhead": profile.overhead,
             "drafters": {
-                name: {"rows": c.rows, "step_seconds": c.step_seconds, "catch_up_per_token": c.catch_up_per_token}
+                name: {
+                    "rows": c.rows,
+                    "step_seconds": c.step_seconds,
+                    "catch_up_per_token": c.catch_up_per_token,
+                    "start_seconds": c.start_seconds,
+                }
                 for name, c in profile.drafters.items()
             },
         }
@@ -186,7 +202,12 @@ class CostTable:
                 per_cached_token=float(body["per_cached_token"]),
                 overhead=float(body["overhead"]),
                 drafters={
-                    name: DrafterCost(tuple(c["rows"]), tuple(c["step_seconds"]), float(c["catch_up_per_token"]))
+                    name: DrafterCost(
+                        tuple(c["rows"]),
+                        tuple(c["step_seconds"]),
+                        float(c["catch_up_per_token"]),
+                        float(c["start_seconds"]),
+                    )
                     for name, c in body["drafters"].items()
                 },
             )
@@ -199,6 +220,7 @@ class CostTable:
         measured = record.draft_seconds - self.catch_up_seconds(drafter, record.caught_up)
         # A round that mostly caught up says little about a step.
         if measured > 0.0 and record.draft_seconds < 2.0 * measured:
+            measured -= min(self.start_seconds(drafter), _MOST_START * measured)
             active = max(1.0, min(rows, total(record.drafted) / steps))
             self._correct_machine(self._steps[drafter].correct(active, 1, measured / steps, self._machine))
 

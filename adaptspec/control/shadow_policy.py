@@ -169,6 +169,7 @@ class ShadowPolicy:
             per_step, per_row = cost.step_line(self._drafters[which], rows)
             counts = drafted[drafter == which]
             seconds += per_step * int(counts.max()) + per_row * int(counts.sum())
+            seconds += cost.start_seconds(self._drafters[which])
         return seconds
 
     def _catching_up(self, drafter: IntArray, drafted: IntArray, lag: IntArray) -> float:

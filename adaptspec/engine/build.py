@@ -5,7 +5,8 @@ Knows where policies and the bundled pair live; what each part does is its own a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -127,10 +128,12 @@ def assemble(
     sinks: Sequence[Sink] = (),
     limits: Limits = Limits(),
     detector: TaskDetector | None = None,
+    timer: Callable[[], float] = time.perf_counter,
 ) -> EngineCore:
     """An engine from parts that are already loaded; the first policy that is live is the default.
 
-    Rows get room for the deepest draft that any policy may ask for, at most `limits.max_depth`.
+    Rows get room for the deepest draft that any policy may ask for, at most `limits.max_depth`. `timer` gives the
+    seconds that rounds are timed by.
 
     Raises:
         ConfigError: two policies have one name, none is live, or one needs a drafter that is not there.
@@ -157,6 +160,7 @@ def assemble(
         sinks=sinks,
         limits=limits,
         detector=detector,
+        timer=timer,
     )
 
 

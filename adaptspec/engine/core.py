@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -62,10 +62,11 @@ class EngineCore:
         sinks: Sequence[Sink] = (),
         limits: Limits = Limits(),
         detector: TaskDetector | None = None,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`methods` maps every policy of the controller to its verification methods.
 
-        `detector` reads the task of requests that name none.
+        `detector` reads the task of requests that name none. `timer` gives the seconds that rounds are timed by.
         """
         self._runner = target
         self._tokenizer = tokenizer
@@ -81,6 +82,7 @@ class EngineCore:
             max_rows=limits.max_rows,
             max_depth=limits.max_depth,
             prefill_tokens=limits.prefill_tokens,
+            timer=timer,
         )
         self.max_rows = limits.max_rows
         self.max_depth = limits.max_depth

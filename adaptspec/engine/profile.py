@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
+from adaptspec.engine.rehearsal import Rehearsal, fill, packed_rows
 from adaptspec.errors import ConfigError
 from adaptspec.files import write_file
-from adaptspec.models.runner import Packed, Runner
+from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import certainty
 
 _log = logging.getLogger(__name__)
@@ -33,9 +33,13 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _WIDTHS = (1, 2, 4, 8)
 _CONTEXT, _LONG_CONTEXT, _CATCH_UP = 64, 448, 128
 _WIDEST_WARM = 9
+# Pieces that take less than this are empty.
+_NOTHING = 1e-5
 _CELL_SECONDS, _CELL_MOST, _CELL_LEAST = 0.06, 25, 3
 # A quiet machine repeats itself; where the median of a cell is this far above its minimum, somebody else computes too.
 _BUSY = 1.5
+# Of what a step takes on average, each one takes this much at least.
+_LEAST_STEP = 0.25
 
 
 def profiled_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> CostTable:
@@ -71,9 +75,9 @@ def warm_up(target: Runner, drafters: Sequence[Drafter]) -> None:
         widest = min(_WIDEST_WARM, runner.info.context - context)
         if not runner.reserve(0, context + widest):
             continue
-        runner.forward(_packed(runner, 1, context, wanted=1))
+        runner.forward(packed_rows(runner, 1, context, wanted=1))
         for width in range(1, widest + 1):
-            logits = runner.forward(_packed(runner, 1, width, wanted=width))
+            logits = runner.forward(packed_rows(runner, 1, width, wanted=width))
             certainty(logits, logits.argmax(dim=-1))
             runner.truncate(0, context)
         runner.free(0)
@@ -105,6 +109,25 @@ class Stopwatch:
             self._spread.append(statistics.median(fresh) / min(fresh))
         return min(fresh or times)
 
+    def medians(self, pieces: Sequence[Callable[[], None]]) -> list[float]:
+        """The median of each piece, all of them run in turn, over and over, after one turn to warm up.
+
+        Taking turns, what else the machine does hits all alike. A median, not the fastest: pieces disturb each other
+        in service, too.
+        """
+        first = [self._time(piece) for piece in pieces]
+        turns: list[list[float]] = []
+        most = _CELL_SECONDS * len(pieces)
+        while self._left > 0 and (
+            len(turns) < _CELL_LEAST or (sum(map(sum, turns)) < most and len(turns) < _CELL_MOST)
+        ):
+            turns.append([self._time(piece) for piece in pieces])
+        columns = list(zip(*turns, strict=True)) or [(seconds,) for seconds in first]
+        middle = [statistics.median(column) for column in columns]
+        if len(turns) >= _CELL_LEAST:
+            self._spread += [m / min(column) for m, column in zip(middle, columns, strict=True) if m > _NOTHING]
+        return middle
+
     def _time(self, run: Callable[[], None]) -> float:
         started = time.perf_counter()
         run()
@@ -116,17 +139,44 @@ class Stopwatch:
 
 
 def measure(target: Runner, drafters: Sequence[Drafter], max_rows: int, stopwatch: Stopwatch) -> CostProfile:
-    """Time verify passes and draft steps over rows and widths; the runners' rows are left free."""
+    """Time rounds of all sizes and depths, with the models taking turns; the runners' rows are left free."""
     extent = Extent.of(target, max_rows)
-    verify = tuple(tuple(line) for line in _grid(target, extent, extent.widths, stopwatch))
     models = [drafter for drafter in drafters if isinstance(drafter, DraftModelDrafter)]
+    room = {model.name: Extent.of(model.runner, max_rows) for model in models}
+    laps = {model.name: _laps(target, model, extent, room[model.name], stopwatch) for model in models}
+    alternating = next(iter(laps.values())) if laps else _laps(target, None, extent, extent, stopwatch)
+    verify = tuple(tuple(lap.verify) for lap in alternating)
     return CostProfile(
         rows=extent.rows,
         tokens=extent.widths,
         verify=verify,
-        drafters={d.name: _drafter_cost(d.runner, Extent.of(d.runner, max_rows), stopwatch) for d in models},
+        drafters={m.name: _drafter_cost(m.runner, extent, room[m.name], laps[m.name], stopwatch) for m in models},
         per_cached_token=_per_cached_token(target, extent, stopwatch),
         overhead=0.1 * verify[0][0],
+    )
+
+
+def middle(profiles: Sequence[CostProfile]) -> CostProfile:
+    """Cell by cell the median of several profiles of the same models and numbers of rows."""
+    first = profiles[0]
+
+    def of(read: Callable[[CostProfile], Sequence[float]]) -> tuple[float, ...]:
+        return tuple(statistics.median(cell) for cell in zip(*map(read, profiles), strict=True))
+
+    def line(i: int) -> tuple[float, ...]:
+        return of(lambda profile: profile.verify[i])
+
+    def drafter(name: str, known: DrafterCost) -> DrafterCost:
+        steps = of(lambda profile: profile.drafters[name].step_seconds)
+        rest = of(lambda profile: (profile.drafters[name].catch_up_per_token, profile.drafters[name].start_seconds))
+        return DrafterCost(known.rows, steps, *rest)
+
+    return CostProfile(
+        first.rows,
+        first.tokens,
+        tuple(line(i) for i in range(len(first.rows))),
+        {name: drafter(name, known) for name, known in first.drafters.items()},
+        *of(lambda profile: (profile.per_cached_token, profile.overhead)),
     )
 
 
@@ -175,11 +225,28 @@ def _granted(runner: Runner, rows: int, length: int) -> int:
     return count
 
 
-def _grid(runner: Runner, extent: Extent, widths: Sequence[int], stopwatch: Stopwatch) -> list[list[float]]:
-    """Seconds for each number of rows and tokens per row, the rows holding a short context each."""
-    _fill(runner, max(extent.rows), extent.context, max(widths))
-    table = [[_time_pass(runner, count, width, extent.context, stopwatch) for width in widths] for count in extent.rows]
-    _clear(runner, max(extent.rows))
+@dataclass(frozen=True)
+class _Laps:
+    """Seconds of rounds of one number of rows, by width: what drafting takes (0 for a single token) and verifying."""
+
+    draft: Sequence[float]
+    verify: Sequence[float]
+
+
+def _laps(
+    target: Runner, draft: DraftModelDrafter | None, extent: Extent, own: Extent, stopwatch: Stopwatch
+) -> list[_Laps]:
+    """For each number of rows. Where the draft model's cache (`own`) has no room for as many, the target goes alone."""
+    table = []
+    widest = max(extent.widths)
+    for count in extent.rows:
+        rehearsal = Rehearsal(target, count, extent.context, widest)
+        if draft is not None and count in own.rows:
+            rehearsal.join(draft, own.context, max(own.widths))
+        # A round without drafts follows its like.
+        seconds = stopwatch.medians(rehearsal.pieces((1, *extent.widths)))[2:]
+        rehearsal.close()
+        table.append(_Laps(seconds[::2], seconds[1::2]))
     return table
 
 
@@ -188,26 +255,44 @@ def _per_cached_token(runner: Runner, extent: Extent, stopwatch: Stopwatch) -> f
         return 0.0
     seconds = []
     for context in (extent.context, extent.long_context):
-        _fill(runner, 1, context, 1)
+        fill(runner, 1, context, 1)
         seconds.append(_time_pass(runner, 1, 1, context, stopwatch))
         _clear(runner, 1)
     return max(0.0, seconds[1] - seconds[0]) / (extent.long_context - extent.context)
 
 
-def _drafter_cost(runner: Runner, extent: Extent, stopwatch: Stopwatch) -> DrafterCost:
-    steps = tuple(line[0] for line in _grid(runner, extent, (1,), stopwatch))
+def _drafter_cost(
+    runner: Runner, extent: Extent, own: Extent, laps: Sequence[_Laps], stopwatch: Stopwatch
+) -> DrafterCost:
+    """A step is what a token beyond the first takes; what the first takes beyond that begins the round."""
+    deepest = max(own.widths) - 1
+    depths = [min(width - 1, deepest) for width in extent.widths]
+    if not max(depths):
+        return DrafterCost()  # no room to draft in
+    rows = tuple(count for count in extent.rows if count in own.rows)
+    steps = [_step(depths, lap.draft) for lap in laps[: len(rows)]]
+    first = laps[0].draft[1]
 
     def catch_up() -> None:
         runner.free(0)
-        _fill(runner, 1, extent.catch_up, 0)
+        fill(runner, 1, own.catch_up, 0)
 
-    per_token = max(0.0, stopwatch.seconds(catch_up) - steps[0]) / extent.catch_up
+    per_token = max(0.0, stopwatch.seconds(catch_up) - steps[0]) / own.catch_up
     runner.free(0)
-    return DrafterCost(extent.rows, steps, per_token)
+    return DrafterCost(rows, tuple(steps), per_token, max(0.0, first - steps[0]))
+
+
+def _step(depths: Sequence[int], seconds: Sequence[float]) -> float:
+    """Seconds of one more step, from drafts of these depths; where all are of one depth, of that draft's steps."""
+    each = seconds[-1] / depths[-1]
+    if depths[-1] == depths[1]:
+        return each
+    # Noise must not make a step free.
+    return max((seconds[-1] - seconds[1]) / (depths[-1] - depths[1]), _LEAST_STEP * each)
 
 
 def _time_pass(runner: Runner, rows: int, width: int, context: int, stopwatch: Stopwatch) -> float:
-    packed = _packed(runner, rows, width, wanted=width)
+    packed = packed_rows(runner, rows, width, wanted=width)
 
     def run() -> None:
         # Judging a greedy draft takes the argmax and brings it to the host: part of what a verify costs.
@@ -218,23 +303,9 @@ def _time_pass(runner: Runner, rows: int, width: int, context: int, stopwatch: S
     return stopwatch.seconds(run)
 
 
-def _fill(runner: Runner, rows: int, context: int, width: int) -> None:
-    """Read `context` tokens into each row, with room for `width` more."""
-    for row in range(rows):
-        if not runner.reserve(row, context + width):
-            raise ConfigError(f"the cache has no room for {rows} rows of {context + width} tokens; use fewer rows")
-    runner.forward(_packed(runner, rows, context, wanted=1))
-
-
 def _clear(runner: Runner, rows: int) -> None:
     for row in range(rows):
         runner.free(row)
-
-
-def _packed(runner: Runner, rows: int, count: int, wanted: int) -> Packed:
-    tokens = np.arange(rows * count, dtype=np.int64) % min(97, runner.info.vocab_size)
-    each = np.ones(rows, dtype=np.int64)
-    return Packed(np.arange(rows, dtype=np.int64), count * each, tokens, wanted * each)
 
 
 def _cache_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Path:

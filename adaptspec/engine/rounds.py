@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 class RoundLoop:
-    """Runs rounds over whatever the scheduler admits. `method_of` maps a policy's name to methods' indices."""
+    """Runs rounds over whatever the scheduler admits. `method_of` maps a policy's name to methods' indices.
+
+    `timer` gives the seconds that rounds are timed by: costs are learned from nothing else.
+    """
 
     def __init__(
         self,
@@ -43,8 +46,10 @@ class RoundLoop:
         max_rows: int,
         max_depth: int,
         prefill_tokens: int,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._target = target
+        self._timer = timer
         self._speculator = speculator
         self._controller = controller
         self._method_of = dict(method_of)
@@ -63,7 +68,7 @@ class RoundLoop:
     @torch.inference_mode()
     def step(self) -> list[Delta]:
         """One round: what each request gained, in no particular order."""
-        clock = _Clock()
+        clock = _Clock(self._timer)
         batch = self.scheduler.next_batch()
         ask = self._ask(batch)
         signals = self._signals(batch, ask)
@@ -301,14 +306,15 @@ class _Outcome:
 
 
 class _Clock:
-    """Splits a round's wall time into named laps, in seconds."""
+    """Splits a round's time into named laps, in seconds."""
 
-    def __init__(self) -> None:
-        self._start = self._last = time.perf_counter()
+    def __init__(self, timer: Callable[[], float]) -> None:
+        self._timer = timer
+        self._start = self._last = timer()
         self._laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        now = time.perf_counter()
+        now = self._timer()
         self._laps[name] = now - self._last
         self._last = now
 

@@ -74,13 +74,14 @@ class DraftCosts:
     """One drafter. `step` is over active rows (None: it runs no model); the rest are seconds per token or row.
 
     `per_cached_token` is for each token that the active rows of a step attend to, `per_row` for each drafting row of a
-    round, whatever its depth.
+    round, whatever its depth; `start` is what the first step of a round takes beyond the others.
     """
 
     step: Curve | None = None
     catch_up_per_token: float = 0.0
     per_cached_token: float = 0.0
     per_row: float = 0.0
+    start: float = 0.0
 
 
 class MachineCosts:
@@ -132,7 +133,7 @@ class MachineCosts:
             tokens=_WIDTHS,
             verify=tuple(tuple(self._verify(rows, rows * width) for width in _WIDTHS) for rows in _ROWS),
             drafters={
-                name: DrafterCost(_ROWS, tuple(own.step.at(rows) for rows in _ROWS), own.catch_up_per_token)
+                name: DrafterCost(_ROWS, tuple(own.step.at(rows) for rows in _ROWS), own.catch_up_per_token, own.start)
                 for name, own in self.drafters.items()
                 if own.step is not None
             },
@@ -188,7 +189,11 @@ def parse_costs(text: str, name: str) -> MachineCosts:
 def of_profile(name: str, profile: CostProfile) -> MachineCosts:
     """The machine that an engine's profile describes; an n-gram lookup costs a round number there."""
     drafters = {
-        own: DraftCosts(_curve(cost.rows, cost.step_seconds) if cost.step_seconds else None, cost.catch_up_per_token)
+        own: DraftCosts(
+            _curve(cost.rows, cost.step_seconds) if cost.step_seconds else None,
+            cost.catch_up_per_token,
+            start=cost.start_seconds,
+        )
         for own, cost in profile.drafters.items()
     }
     return MachineCosts(

@@ -74,8 +74,8 @@ class SimulatedDrafter(Protocol):
 class ModelDraft:
     """A draft model: reads what it missed, at most so many tokens a round, then drafts step by step.
 
-    Behind a wrong token the tape knows nothing: what the model would be sure of there is taken to be what it is sure
-    of on the true text.
+    Where the tape does not know how sure the model is behind a wrong token, it is taken to be as sure as it is of the
+    true text.
     """
 
     def __init__(self, name: str, view: DraftView, costs: MachineCosts, max_rows: int, catch_up_tokens: int) -> None:
@@ -98,7 +98,7 @@ class ModelDraft:
         fed, parts, active = self._read(ask)
         sheet = _Sheet.blank(size, deepest)
         caught_up = int(np.maximum(parts - _USUAL, 0).sum())
-        seconds = self._own.per_row * len(fed) + self._own.catch_up_per_token * caught_up
+        seconds = self._own.start + self._own.per_row * len(fed) + self._own.catch_up_per_token * caught_up
         if not len(active):  # nobody drafts yet, but prompts are read on
             return sheet.proposal(0, caught_up, seconds + self._step(ask, fed, 0))
         seconds += self._step(ask, active, 0, len(fed))
@@ -135,10 +135,10 @@ class ModelDraft:
         sheet.counts[active] = depths
         steps = int(depths.max())
         ahead = np.arange(steps)
-        where = np.minimum(ask.at[active, None] + ahead, ask.last[active, None])
         drafted = ahead < depths[:, None]
-        sheet.confidence[active, :steps] = np.where(drafted, self.view.confidence[where], np.nan)
-        sheet.entropy[active, :steps] = np.where(drafted, self.view.entropy[where], np.nan)
+        sure, spread = self._certainty(ask, active[:, None], ahead)
+        sheet.confidence[active, :steps] = np.where(drafted, sure, np.nan)
+        sheet.entropy[active, :steps] = np.where(drafted, spread, np.nan)
         rows = np.count_nonzero(drafted, axis=0).tolist()
         cached = [0.0] * steps
         if self._own.per_cached_token:
@@ -149,8 +149,7 @@ class ModelDraft:
         """Draft step by step until depth or stop rule end it: steps, and seconds of those after the first."""
         steps, seconds = 0, 0.0
         while True:
-            where = np.minimum(ask.at[active] + steps, ask.last[active])
-            sure, spread = self.view.confidence[where], self.view.entropy[where]
+            sure, spread = self._certainty(ask, active, steps)
             sheet.confidence[active, steps], sheet.entropy[active, steps] = sure, spread
             steps += 1
             sheet.counts[active] = steps
@@ -161,6 +160,24 @@ class ModelDraft:
             if not len(active):
                 return steps, seconds
             seconds += self._step(ask, active, steps)
+
+    def _certainty(self, ask: Ask, rows: IntArray, ahead: IntArray | int) -> tuple[FloatArray, FloatArray]:
+        """Confidence and entropy of the token that comes `ahead` drafted ones, in these rows of the batch."""
+        view, at, last = self.view, ask.at[rows], ask.last[rows]
+        where = np.minimum(at + ahead, last)
+        sure, spread, astray = view.confidence[where], view.entropy[where], view.astray
+        past = ahead - view.run[at] - 1  # tokens since the wrong one
+        if astray is None or not (past >= 0).any():
+            return sure, spread
+        wrong, most = np.minimum(at + view.run[at], last), astray.confidence.shape[1]
+        past, wrong = np.broadcast_arrays(past, wrong)
+        known = (past >= 0) & (past < most)
+        known &= ~np.isnan(astray.confidence[wrong, np.where(known, past, 0)])
+        past = np.where(known, past, 0)
+        return (
+            np.where(known, astray.confidence[wrong, past], sure),
+            np.where(known, astray.entropy[wrong, past], spread),
+        )
 
     def _step(self, ask: Ask, active: IntArray, step: int, rows: int | None = None) -> float:
         cached = 0.0

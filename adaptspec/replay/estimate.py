@@ -210,8 +210,8 @@ def _refuse_stops(spec: PolicySpec) -> None:
     arms = getattr(body.choose, "arms", None) or ()
     if body.choose.algorithm == "goodput" and "ngram" in spec.drafters:
         raise ConfigError(
-            f"policy {spec.name!r} weighs what a lookup offers, which a journal tells only where it was taken; simulate "
-            "it on a tape"
+            f"policy {spec.name!r} weighs what a lookup offers, which a journal tells only where it was taken; "
+            "simulate it on a tape"
         )
     if stops or body.draft_temperature is not None or any(arm.depth is None or arm.stop is not None for arm in arms):
         raise ConfigError(

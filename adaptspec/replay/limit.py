@@ -30,7 +30,8 @@ def modelled_best(
     own = costs.drafters[drafter]
 
     def seconds(depth: int) -> float:
-        drafting = depth * costs.step_seconds(drafter, batch, cached) + (own.per_row * batch if depth else 0.0)
+        drafting = depth * costs.step_seconds(drafter, batch, cached)
+        drafting += own.start + own.per_row * batch if depth else 0.0
         return costs.overhead + drafting + costs.verify_seconds(batch, batch * (1 + depth), cached)
 
     def gained(depth: int) -> float:

@@ -13,11 +13,13 @@ import numpy as np
 
 from adaptspec.replay.clairvoyant import plan_seconds
 from adaptspec.replay.costs import MachineCosts
+from adaptspec.replay.phases import phases_of
 from adaptspec.replay.row_costs import RowCosts, alone, shares
 from adaptspec.replay.simulator import replay, static_spec
 from adaptspec.replay.streams import Stream
 from adaptspec.replay.tape import Tape
 from adaptspec.replay.world import WorldSettings
+from adaptspec.types import FloatArray
 
 TIERS = (0, 1, 2, 3, 4, 5, 6, 7)
 
@@ -39,11 +41,15 @@ class References:
 
     `per_request_best` is None where requests share rounds; `clairvoyant` is the exact optimum at batch 1, an upper
     bound on any policy's goodput at larger fixed batch sizes (see `row_costs.shares`), None where the size varies.
+    `per_phase_best` is each phase at its own best tier; None where traffic does not shift. `phase_seconds` [N] are what
+    the requests of the stream then take, where they have rounds to themselves.
     """
 
     tiers: Mapping[Tier, float]
     per_request_best: float | None
     clairvoyant: float | None
+    per_phase_best: float | None = None
+    phase_seconds: FloatArray | None = None
 
     @property
     def off(self) -> float:
@@ -78,23 +84,31 @@ def references(
     tiers = [Tier(depth, name) for i, name in enumerate(drafters) for depth in sorted({0, *depths}) if depth or not i]
     batch, tape = stream.schedule.fixed, stream.tape
     if batch is None or settings.prefill_tokens:
-        return References({tier: _replayed(tier, stream, costs, settings) for tier in tiers}, None, None)
+        known, phased = _all_replayed(tiers, stream, costs, settings)
+        return References(known, None, None, phased)
     times = np.bincount(np.array(stream.order), minlength=len(tape))
     tokens = float((times * (tape.lengths - 1)).sum())
     asked = np.flatnonzero(times).tolist()
     priced = _priced(costs, drafters, max(depths), batch)
     # Each way of sharing gives a bound; the one that promises the least goodput is the tightest.
     plan = max(sum(float(times[r]) * plan_seconds(tape, r, rows) for r in asked) for rows in priced)
-    if batch > 1:
-        return References({tier: _replayed(tier, stream, costs, settings) for tier in tiers}, None, tokens / plan)
     most = settings.catch_up_tokens
+    if batch > 1:
+        known, phased = _all_replayed(tiers, stream, costs, settings)
+        return References(known, None, tokens / plan, phased)
     alone_at = {
         tier: np.array([times[r] * tier_seconds(tape, r, tier, priced[0][tier.drafter], most) for r in asked])
         for tier in tiers
     }
     own_best = np.min(list(alone_at.values()), axis=0).sum()
     known = {tier: float(tokens / seconds.sum()) for tier, seconds in alone_at.items()}
-    return References(known, float(tokens / own_best), tokens / plan)
+    phases = phases_of(stream)
+    if not phases:
+        return References(known, float(tokens / own_best), tokens / plan)
+    place = np.searchsorted(asked, stream.order)
+    each = np.array([seconds / times[asked] for seconds in alone_at.values()])[:, place]  # [tiers, N]
+    best = np.concatenate([each[each[:, p.start : p.end].sum(axis=1).argmin(), p.start : p.end] for p in phases])
+    return References(known, float(tokens / own_best), tokens / plan, float(tokens / best.sum()), best)
 
 
 def tier_seconds(tape: Tape, request: int, tier: Tier, row: RowCosts, catch_up_tokens: int = 512) -> float:
@@ -122,6 +136,23 @@ def tier_seconds(tape: Tape, request: int, tier: Tier, row: RowCosts, catch_up_t
         seconds += row.round(prompt + at, drafted, asked)
         at += min(run[at], drafted) + 1
     return seconds
+
+
+def _all_replayed(
+    tiers: Sequence[Tier], stream: Stream, costs: MachineCosts, settings: WorldSettings
+) -> tuple[dict[Tier, float], float | None]:
+    """Each tier's goodput over the stream, and that of each phase at its best one, served by itself."""
+    known = {tier: _replayed(tier, stream, costs, settings) for tier in tiers}
+    phases = phases_of(stream)
+    if not phases:
+        return known, None
+    seconds, tokens = 0.0, 0.0
+    for phase in phases:
+        part = phase.of(stream)
+        best = max(_replayed(tier, part, costs, settings) for tier in tiers)
+        emitted = float((part.tape.lengths[list(part.order)] - 1).sum())
+        seconds, tokens = seconds + emitted / best, tokens + emitted
+    return known, tokens / seconds
 
 
 def _replayed(tier: Tier, stream: Stream, costs: MachineCosts, settings: WorldSettings) -> float:

@@ -14,8 +14,11 @@ from adaptspec.replay.cells import Cell
 from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.limit import modelled_best
 from adaptspec.replay.oracle import TIERS, References, references
+from adaptspec.replay.phases import phases_of, recovery_tokens
 from adaptspec.replay.simulator import Tally, replay
-from adaptspec.replay.world import WorldSettings, drafters_of
+from adaptspec.replay.streams import Stream
+from adaptspec.replay.world import WorldSettings, drafters_of, started
+from adaptspec.types import FloatArray
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class CellResult:
     references: References
     modelled: float | None
     policies: Mapping[str, Tally]
+    recovery: Mapping[str, tuple[float, ...]]  # by policy, tokens until it is near the best after each shift
 
     def over_off(self, policy: str) -> float:
         """Goodput over plain decoding's."""
@@ -58,6 +62,7 @@ class CellResult:
             "best_static": {"tier": str(known.best), "ratio": known.best_static / known.off},
             "per_request_best": _over(known.per_request_best, known.off),
             "clairvoyant": _over(known.clairvoyant, known.off),
+            "per_phase_best": _over(known.per_phase_best, known.off),
             "modelled_best": self.modelled,
             "policies": {name: self._policy(name, tally) for name, tally in self.policies.items()},
         }
@@ -71,9 +76,13 @@ class CellResult:
             "gap_closed": self.gap_closed(name),
             "over_modelled_best": None if self.modelled is None else ratio / self.modelled,
             "over_clairvoyant": None if clairvoyant is None else tally.goodput / clairvoyant,
+            "over_per_phase_best": _over(tally.goodput, self.references.per_phase_best),
+            "recovery_tokens": list(self.recovery[name]) if name in self.recovery else None,
             "mean_acceptance_length": tally.mean_acceptance_length,
             "duty": tally.duty,
             "switches_per_1000_rounds": tally.switches_per_1000,
+            "switches_per_1000_tokens": tally.switches_per_1000_tokens,
+            "probing_cost": tally.probing_cost,
             "depths": np.trim_zeros(tally.depths, "b").tolist(),
             "rounds": tally.rounds,
         }
@@ -114,25 +123,43 @@ class Report:
 
     def summary(self) -> Table:
         """One line per policy."""
-        columns = ("over off", "over best static", "worst over off", "gap closed", "duty", "switches / 1,000")
+        columns = (
+            "over off",
+            "over best static",
+            "worst over off",
+            "over per-phase best",
+            "gap closed",
+            "duty",
+            "switches / 1,000 tokens",
+            "probing cost",
+            "tokens to recover",
+        )
         table = Table("policy", *columns, title="over all cells (means, unless it says worst)")
         for name in self.policies:
             row = self._summary(name)
-            gap = "-" if row["gap_closed"] is None else f"{row['gap_closed']:.2f}"
             table.add_row(
                 name,
                 f"{row['mean_ratio']:.3f}",
                 f"{row['mean_over_best_static']:.3f}",
                 f"{row['worst_ratio']:.3f}",
-                gap,
+                _shown(row["over_per_phase_best"], ".3f"),
+                _shown(row["gap_closed"], ".2f"),
                 f"{row['duty']:.2f}",
-                f"{row['switches_per_1000_rounds']:.0f}",
+                f"{row['switches_per_1000_tokens']:.0f}",
+                f"{row['probing_cost']:.3f}",
+                _shown(row["recovery_tokens"], ".0f"),
             )
         return table
 
     def _summary(self, name: str) -> dict[str, Any]:
         gaps = [gap for cell in self.cells if (gap := cell.gap_closed(name)) is not None]
         tallies = [cell.policies[name] for cell in self.cells]
+        phased = [
+            cell.policies[name].goodput / best
+            for cell in self.cells
+            if (best := cell.references.per_phase_best) is not None
+        ]
+        recovered = [tokens for cell in self.cells for tokens in cell.recovery.get(name, ())]
         return {
             "mean_ratio": _mean([cell.over_off(name) for cell in self.cells]),
             "worst_ratio": self.worst(name),
@@ -141,6 +168,10 @@ class Report:
             "gap_closed": _mean(gaps) if gaps else None,
             "duty": _mean([tally.duty for tally in tallies]),
             "switches_per_1000_rounds": _mean([tally.switches_per_1000 for tally in tallies]),
+            "switches_per_1000_tokens": _mean([tally.switches_per_1000_tokens for tally in tallies]),
+            "probing_cost": _mean([tally.probing_cost for tally in tallies]),
+            "over_per_phase_best": _mean(phased) if phased else None,
+            "recovery_tokens": _mean(recovered) if recovered else None,
         }
 
 
@@ -181,11 +212,27 @@ def _cell(
     modelled = None
     if batch is not None:
         modelled = max(modelled_best(cell.stream.tape, costs, batch, drafter, depths) for drafter in used)
-    return CellResult(costs.name, cell.work, cell.batch, cell.mixed, known, modelled, tallies)
+    recovery = {} if known.phase_seconds is None else _recovery(cell.stream, tallies, known.phase_seconds)
+    return CellResult(costs.name, cell.work, cell.batch, cell.mixed, known, modelled, tallies, recovery)
 
 
-def _over(value: float | None, off: float) -> float | None:
-    return None if value is None else value / off
+def _recovery(stream: Stream, tallies: Mapping[str, Tally], best: FloatArray) -> dict[str, tuple[float, ...]]:
+    tokens = (stream.tape.lengths[list(stream.order)] - 1).astype(np.float64)
+    found = {}
+    for name, tally in tallies.items():
+        spent = np.zeros(len(best))
+        for request, seconds in tally.spent.items():
+            spent[started(request)] = seconds
+        found[name] = tuple(recovery_tokens(phases_of(stream), spent, best, tokens))
+    return found
+
+
+def _over(value: float | None, of: float | None) -> float | None:
+    return None if value is None or of is None else value / of
+
+
+def _shown(value: float | None, how: str) -> str:
+    return "-" if value is None else format(value, how)
 
 
 def _mean(values: Sequence[float]) -> float:

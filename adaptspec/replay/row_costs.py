@@ -60,7 +60,7 @@ def alone(costs: MachineCosts, drafter: str, deepest: int) -> RowCosts:
         own.catch_up_per_token,
         costs.per_cached_token,
         own.per_cached_token,
-        own.per_row,
+        own.per_row + own.start,
     )
 
 
@@ -88,7 +88,7 @@ def shares(costs: MachineCosts, drafter: str, deepest: int, rows: int) -> list[R
                 own.catch_up_per_token,
                 costs.per_cached_token,
                 own.per_cached_token,
-                own.per_row,
+                own.per_row + own.start / rows,
             )
         )
     return priced

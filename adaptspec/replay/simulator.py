@@ -19,14 +19,15 @@ from adaptspec.errors import TapeError
 from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.streams import Stream
 from adaptspec.replay.world import World, WorldSettings, drafters_of
-from adaptspec.types import IntArray, RoundRecord
+from adaptspec.types import IntArray, Reason, RoundRecord
 
 
 @dataclass
 class Tally:
     """What a run added up to. Row-rounds are rounds of single requests.
 
-    `switches` counts row-rounds whose decided depth differs from the one before of the same request.
+    `switches` counts row-rounds whose decided depth differs from the one before of the same request; `tries` are
+    row-rounds that explored or probed. A row's share of a round's time is one over its rows.
     """
 
     tokens: int = 0
@@ -39,6 +40,10 @@ class Tally:
     switches: int = 0
     depths: IntArray = field(default_factory=lambda: np.zeros(65, dtype=np.int64))  # row-rounds by decided depth
     records: list[RoundRecord] = field(default_factory=list)
+    tries: int = 0
+    tried_tokens: int = 0
+    tried_seconds: float = 0.0
+    spent: dict[str, float] = field(default_factory=dict)  # each request's share of its rounds' seconds
     _last: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -61,15 +66,39 @@ class Tally:
         """Changes of a request's depth per 1,000 of its rounds."""
         return 1e3 * self.switches / self.row_rounds if self.row_rounds else 0.0
 
+    @property
+    def switches_per_1000_tokens(self) -> float:
+        """Changes of a request's depth per 1,000 tokens."""
+        return 1e3 * self.switches / self.tokens if self.tokens else 0.0
+
+    @property
+    def probing_cost(self) -> float:
+        """Share of the time that exploring and probing lost: what these row-rounds took beyond what their tokens take
+
+        in the others. Below 0 where they earned more.
+        """
+        seconds, tokens = self.seconds - self.tried_seconds, self.tokens - self.tried_tokens
+        if not self.tries or tokens <= 0:
+            return 0.0
+        return (self.tried_seconds - self.tried_tokens * seconds / tokens) / self.seconds
+
     def add(self, record: RoundRecord) -> None:
         """Count one round."""
         depths = record.depths.tolist()
+        share = record.total_seconds / max(len(depths), 1)
+        tries = (record.reasons == Reason.EXPLORE) | (record.reasons == Reason.PROBE)
+        if tries.any():
+            count = int(np.count_nonzero(tries))
+            self.tries += count
+            self.tried_tokens += int(record.emitted[tries].sum())
+            self.tried_seconds += share * count
         self.row_rounds += len(depths)
         self.drafting += int(np.count_nonzero(record.drafted))
         self.drafted += int(record.drafted.sum())
         self.accepted += int(record.accepted.sum())
         for name, depth in zip(record.request_ids, depths, strict=True):
             self.depths[depth] += 1
+            self.spent[name] = self.spent.get(name, 0.0) + share
             self.switches += self._last.get(name, depth) != depth
             self._last[name] = depth
 

@@ -20,12 +20,27 @@ FAR = 255
 
 
 @dataclass(frozen=True)
+class Astray:
+    """How sure a drafter is behind its own wrong token: of the 1st, 2nd ... S-th token it drafts after that, [P, S].
+
+    NaN where its token is right, and where nobody asked it. Stop rules look at these tokens, though none is accepted.
+    """
+
+    confidence: FloatArray
+    entropy: FloatArray
+
+    def take(self, index: IntArray) -> Astray:
+        """The same for some positions."""
+        return Astray(self.confidence[index], self.entropy[index])
+
+
+@dataclass(frozen=True)
 class DraftView:
     """One drafter at P output positions: a draft of d tokens that starts at t submits min(d, reach[t]) of them
 
     and has min(d, run[t]) of these accepted. `confidence` is the draft's probability of its own token at t, given the
     true text before it, `entropy` that of its distribution in nats (both NaN for a lookup), `rejection` the chance
-    sum(min(p, q)) that rejection sampling keeps its token.
+    sum(min(p, q)) that rejection sampling keeps its token. `astray` is None where it was not recorded.
     """
 
     run: IntArray  # [P]
@@ -33,6 +48,7 @@ class DraftView:
     confidence: FloatArray  # [P]
     entropy: FloatArray  # [P]
     rejection: FloatArray  # [P]
+    astray: Astray | None = None
 
     @property
     def agreed(self) -> BoolArray:
@@ -47,7 +63,12 @@ class DraftView:
     def take(self, index: IntArray) -> DraftView:
         """The same for some positions, whole requests at a time (runs must not be cut)."""
         return DraftView(
-            self.run[index], self.reach[index], self.confidence[index], self.entropy[index], self.rejection[index]
+            self.run[index],
+            self.reach[index],
+            self.confidence[index],
+            self.entropy[index],
+            self.rejection[index],
+            None if self.astray is None else self.astray.take(index),
         )
 
     @classmethod
@@ -277,6 +298,19 @@ def _joined(views: Sequence[DraftView]) -> DraftView:
         np.concatenate([view.confidence for view in views]),
         np.concatenate([view.entropy for view in views]),
         np.concatenate([view.rejection for view in views]),
+        _joined_astray([view.astray for view in views]),
+    )
+
+
+def _joined_astray(parts: Sequence[Astray | None]) -> Astray | None:
+    """What all of them recorded: as many tokens as the least of them, none where one of them has none."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    least = min(part.confidence.shape[1] for part in known)
+    return Astray(
+        np.concatenate([part.confidence[:, :least] for part in known]),
+        np.concatenate([part.entropy[:, :least] for part in known]),
     )
 
 
@@ -297,6 +331,9 @@ def _checks(tape: Tape) -> dict[str, bool]:
     for name, view in tape.views.items():
         columns = (view.run, view.reach, view.confidence, view.entropy, view.rejection)
         fits = all(column.shape == (total,) for column in columns)
+        if view.astray is not None:
+            beyond = view.astray.confidence
+            fits &= beyond.ndim == 2 and beyond.shape == view.astray.entropy.shape and len(beyond) == total
         checks[f"what it says of {name} has another length"] = fits
         checks[f"runs of {name} leave their request"] = fits and bool(
             ((view.run >= 0) & (view.run <= ends) & (view.run <= view.reach) & (view.reach <= FAR)).all()

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from adaptspec.errors import TapeError
 from adaptspec.files import write_file
-from adaptspec.replay.tape import DraftView, Tape
+from adaptspec.replay.tape import Astray, DraftView, Tape
 
 BUNDLED = "bundled"
 
@@ -70,6 +70,8 @@ def save_tape(tape: Tape, path: Path) -> None:
         arrays[f"{i}.run"], arrays[f"{i}.reach"] = view.run.astype(np.uint8), view.reach.astype(np.uint8)
         for name in ("confidence", "entropy", "rejection"):
             arrays[f"{i}.{name}"] = getattr(view, name).astype(np.float16)
+        if view.astray is not None:
+            arrays[f"{i}.astray"] = np.stack((view.astray.confidence, view.astray.entropy)).astype(np.float16)
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]  # its flag is not among the names
     try:
@@ -129,4 +131,7 @@ def _view(arrays: _Arrays, i: int) -> DraftView:
     confidence, entropy, rejection = (
         arrays[f"{i}.{name}"].astype(np.float64) for name in ("confidence", "entropy", "rejection")
     )
-    return DraftView(run, reach, confidence, entropy, rejection)
+    if f"{i}.astray" not in arrays:
+        return DraftView(run, reach, confidence, entropy, rejection)
+    sure, spread = arrays[f"{i}.astray"].astype(np.float64)
+    return DraftView(run, reach, confidence, entropy, rejection, Astray(sure, spread))

@@ -47,6 +47,16 @@ def drafters_of(tape: Tape, costs: MachineCosts, settings: WorldSettings) -> tup
     return tuple(name for name in settings.drafters if name in tape.views and name in costs.drafters)
 
 
+def started(name: str) -> int:
+    """Which of a stream's requests, in order, goes by this name in round records."""
+    return int(name.rpartition("#")[2]) - 1
+
+
+def _name(request: str, number: int) -> str:
+    """A request may come several times."""
+    return f"{request}#{number}"
+
+
 class World:
     """Serves a stream of requests. Call `round` until `over`; `tokens` and `seconds` add up what it delivered."""
 
@@ -261,7 +271,7 @@ class World:
             request, row = self._waiting.popleft(), self._free_rows.pop()
             self._started += 1
             self._request[row], self._emitted[row] = request, 0
-            self._names[row] = f"{self._tape.ids[request]}#{self._started}"
+            self._names[row] = _name(self._tape.ids[request], self._started)
             task = (self._tape.tasks[request] or None) if self._settings.tells_tasks else None
             self._controller.start(row, Request(self._names[row], (0,), speculation=SpeculationParams(task=task)))
             if self._settings.prefill_tokens:

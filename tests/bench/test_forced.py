@@ -39,6 +39,21 @@ def test_a_draft_model_agrees_where_its_own_next_token_is_the_targets() -> None:
     assert target.length(0) == draft.length(0) == 0
 
 
+def test_behind_a_wrong_token_the_draft_goes_on_with_its_own() -> None:
+    """At each position where it errs, and nowhere else: as sure as it is of what it would have drafted next."""
+    target, draft = TableRunner(), TableRunner(seed=1, blend=0.8)
+    text = _text([5, 6, 7])
+    view = Judge(target, [DraftModelDrafter(draft)]).views(text)["draft-model"]
+    assert view.astray is not None
+    assert np.isnan(view.astray.confidence[view.agreed]).all()
+    for at in np.flatnonzero(~view.agreed).tolist():
+        tokens = text.tokens[: 3 + at]
+        tokens.append(int(draft.logits(tokens).argmax()))
+        for sure in view.astray.confidence[at].tolist():
+            assert sure == pytest.approx(float(draft.logits(tokens).softmax(0).max()), abs=1e-5)
+            tokens.append(int(draft.logits(tokens).argmax()))
+
+
 def test_a_lookup_is_asked_anew_at_every_position() -> None:
     """Repetition lets it propose; its run is what of its proposal really came, its reach what it proposed."""
     output = (5, 6, 7, 5, 6, 7, 9, 5, 6, 7)

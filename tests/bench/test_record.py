@@ -16,7 +16,7 @@ from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.cost import CostTable
 from adaptspec.engine.build import Built, EngineConfig, assemble, build
 from adaptspec.engine.core import Limits
-from adaptspec.errors import AdaptSpecError
+from adaptspec.errors import AdaptSpecError, ConfigError
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.simulator import replay, static_spec
 from adaptspec.replay.streams import Schedule, Stream
@@ -145,7 +145,24 @@ def test_the_command_writes_a_tape_and_its_costs(
     tape = load_tape(out)
     assert len(tape) == len(printed["recorded"]) == len(set(tape.tasks))
     assert tape.drafters == ("draft-model", "ngram")
-    assert load_costs(str(costs)).profile() == built.costs.profile
+    measured = load_costs(str(costs)).profile()
+    assert measured.rows == built.costs.profile.rows
+    assert measured.drafters["draft-model"].rows == built.costs.profile.drafters["draft-model"].rows
+
+
+def test_costs_alone_need_no_tape(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file says on what, and when; asked for nothing, the command says what to ask for."""
+    monkeypatch.setattr("adaptspec.bench.record.build", lambda config: built)
+    monkeypatch.setattr("adaptspec.bench.record._COST_SECONDS", 0.0)
+    parser = argparse.ArgumentParser()
+    add_record_arguments(parser)
+    costs = tmp_path / "costs.json"
+    assert run_record(EngineConfig(), parser.parse_args(["--costs-out", str(costs)])) == 0
+    body = json.loads(costs.read_text())
+    assert body["models"] == built.pair
+    assert {"processor", "date", "about"} <= set(body)
+    with pytest.raises(ConfigError, match="--costs-out"):
+        run_record(EngineConfig(), parser.parse_args([]))
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.errors import ConfigError
 from tests.control.helpers import QUIET, record, table
 
@@ -37,6 +39,20 @@ def test_it_learns_a_machine_that_is_slower_than_profiled() -> None:
         cost.observe(record([0], [0], slower=1.5), "draft-model")
     assert cost.plain_seconds(1) == pytest.approx(1.5 * before, rel=0.05)
     assert cost.draft_step_seconds("draft-model", 1) == pytest.approx(1.5 * QUIET.step(1), rel=0.05)
+
+
+def test_what_begins_a_draft_is_paid_once_a_round() -> None:
+    """Rounds of one depth teach what a step is, not that every step costs as much as the first."""
+    profile = CostProfile((1,), (1, 8), ((1e-3, 1.7e-3),), {"draft-model": DrafterCost((1,), (2e-4,), 0.0, 3e-4)})
+    cost = CostTable(profile)
+    deeper = cost.round_seconds("draft-model", 1, np.array([1.0, 2.0]), np.array([1.0, 2.0]))
+    assert deeper[1] - deeper[0] == pytest.approx(2e-4 + 1e-4)
+    told = replace(record([1], [1]), verify_seconds=1.1e-3, draft_seconds=5e-4, total_seconds=1.6e-3)
+    for _ in range(50):
+        cost.observe(told, "draft-model")
+    assert cost.draft_step_seconds("draft-model", 1) == pytest.approx(2e-4, rel=1e-6)
+    assert cost.start_seconds("draft-model") == pytest.approx(3e-4, rel=1e-6)
+    assert cost.start_seconds("ngram") == 0.0
 
 
 def test_a_hiccup_does_not_change_which_depth_pays_and_it_recovers() -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from adaptspec.control.cost import CostProfile, DrafterCost
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine import profile
-from adaptspec.engine.profile import Extent, Stopwatch, measure, profiled_costs, warm_up
+from adaptspec.engine.profile import Extent, Stopwatch, measure, middle, profiled_costs, warm_up
 from adaptspec.models.loading import load_runner
 from tests.conftest import MakeModel
 from tests.fakes import TableRunner
@@ -46,6 +47,26 @@ def test_every_cell_is_measured_and_rows_are_left_free() -> None:
     assert all(seconds > 0 for line in result.verify for seconds in line)
     assert len(result.drafters["draft-model"].step_seconds) == 3
     assert all(target.length(row) == 0 for row in range(4))
+
+
+def test_medians_take_turns_too() -> None:
+    """Each piece's own median; a budget that is spent leaves the first turn."""
+    turns: list[int] = []
+    watch = Stopwatch(torch.device("cpu"), budget=0.5)
+    seconds = watch.medians([lambda: turns.append(0), lambda: turns.append(1)])
+    assert turns == [0, 1] * (len(turns) // 2)
+    assert len(seconds) == 2
+    spent: list[int] = []
+    assert len(Stopwatch(torch.device("cpu"), budget=0.0).medians([lambda: spent.append(0)])) == 1
+    assert spent == [0]
+
+
+def test_the_middle_of_profiles_is_taken_cell_by_cell() -> None:
+    def one(a: float, b: float, step: float) -> CostProfile:
+        return CostProfile((1,), (1, 2), ((a, b),), {"draft-model": DrafterCost((1,), (step,), step, step)}, a, b)
+
+    merged = middle([one(1.0, 9.0, 2.0), one(2.0, 7.0, 5.0), one(3.0, 8.0, 4.0)])
+    assert merged == one(2.0, 8.0, 4.0)
 
 
 def test_a_second_start_reads_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +11,10 @@ import pytest
 from adaptspec.control.policy import RoundStop
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.drafters import Ask, LookupDraft, ModelDraft
-from adaptspec.replay.tape import DraftView
+from adaptspec.replay.tape import Astray, DraftView
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
 COSTS = load_costs("cpu-2-cores")
-STEP, TOKEN = 0.00021, 0.000005
 
 
 def _view(size: int = 40) -> DraftView:
@@ -43,7 +43,9 @@ def test_the_first_draft_reads_the_prompt_and_later_ones_what_was_missed() -> No
     assert lag.tolist() == [99]
     first = draft.propose(_ask([3], [101], [1]))
     assert (first.counts.tolist(), first.steps, first.caught_up) == ([3], 3, 99)
-    assert first.seconds == pytest.approx(3 * STEP + 99 * TOKEN)
+    own = COSTS.drafters["draft-model"]
+    steps = 3 * COSTS.step_seconds("draft-model", 1, 0.0)
+    assert first.seconds == pytest.approx(own.start + steps + 99 * own.catch_up_per_token)
     draft.commit(rows, np.array([102]))  # one of three was kept
     assert draft.propose(_ask([2], [103], [3])).caught_up == 0
     draft.commit(rows, np.array([105]))  # both were kept: the second has not been fed
@@ -103,6 +105,25 @@ def test_drafting_all_at_once_is_drafting_step_by_step() -> None:
         assert whole.steps == single.steps == 7
         assert whole.seconds == pytest.approx(single.seconds)
         np.testing.assert_array_equal(whole.confidence, single.confidence)
+
+
+def test_behind_a_wrong_token_it_is_as_sure_as_it_was_recorded() -> None:
+    """Up to its first wrong token the true text tells; behind it what was recorded there, as far as that goes."""
+    agreed = np.array([1, 1, 0, 1, 1, 1, 1, 1], dtype=np.bool_)
+    unknown = np.full((8, 2), np.nan)
+    unknown[2] = 0.55, 0.66
+    view = DraftView.of_agreement(agreed, np.linspace(0.9, 0.1, 8), np.full(8, 0.5))
+    view = replace(view, astray=Astray(unknown, unknown))
+
+    def on(step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
+        return np.ones(len(index), dtype=np.bool_)
+
+    wanted = [*view.confidence[1:3], 0.55, 0.66, view.confidence[5]]
+    for stop in (None, on):
+        ask = replace(_ask([5], [9], [1], stop), last=np.array([7]))
+        made = ModelDraft("draft-model", view, COSTS, 1, 512).propose(ask)
+        assert made.confidence[0].tolist() == pytest.approx(wanted)
+        assert made.entropy[0].tolist() == pytest.approx([0.5, 0.5, 0.55, 0.66, 0.5])
 
 
 def test_catching_up_judges_the_output_that_was_missed() -> None:

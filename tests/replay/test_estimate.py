@@ -73,8 +73,10 @@ def test_no_propensities_and_no_overlap_are_refused(log: Path, tmp_path: Path) -
         estimate(JournalLog(log), static_spec(1), "other")
 
 
-@pytest.mark.parametrize("name", ["goodput", "entropy-gate", "per-task"])
-def test_policies_that_do_more_than_choose_depths_are_refused(name: str, log: Path) -> None:
-    """A journal of depths cannot tell where a stop rule would have ended a draft."""
-    with pytest.raises(ConfigError, match="stop rules"):
+@pytest.mark.parametrize(
+    ("name", "why"), [("goodput", "lookup offers"), ("entropy-gate", "stop rules"), ("per-task", "stop rules")]
+)
+def test_policies_that_do_more_than_choose_depths_are_refused(name: str, why: str, log: Path) -> None:
+    """A journal of depths cannot tell where a stop rule would have ended a draft, nor what a lookup found."""
+    with pytest.raises(ConfigError, match=why):
         estimate(JournalLog(log), load_policy_spec(find_policy(name)), "logging")

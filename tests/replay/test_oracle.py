@@ -9,11 +9,12 @@ from adaptspec.control.spec import load_policy_spec
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.oracle import References, Tier, references
 from adaptspec.replay.simulator import replay, static_spec
-from adaptspec.replay.streams import Schedule, stream
+from adaptspec.replay.streams import Schedule, in_phases, stream
 from adaptspec.replay.world import WorldSettings
 from tests.replay.worlds import made_tape
 
 BOTH = ("draft-model", "ngram")
+TASKS = ("code", "json")
 
 
 @pytest.mark.parametrize("machine", ["cpu-2-cores", "gpu-8b"])
@@ -42,6 +43,24 @@ def test_nothing_passes_the_clairvoyant_oracle(machine: str, batch: int) -> None
         assert known.per_request_best is None
     policy = replay(load_policy_spec(find_policy("goodput")), made, costs).goodput
     assert max(policy, known.best_static) < known.clairvoyant
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_best_of_each_phase_is_no_worse_than_the_best_of_all(batch: int) -> None:
+    """Where traffic shifts; below the clairvoyant oracle. Alone it says what each request takes."""
+    tape, costs = made_tape({"code": 0.3, "json": 0.95}, count=8), load_costs("gpu-8b")
+    one = stream(tape, Schedule((batch,)), in_phases(tape))
+    known = references(one, costs, depths=(0, 1, 3, 7))
+    assert known.per_phase_best is not None
+    assert known.clairvoyant is not None
+    assert known.best_static < known.per_phase_best < known.clairvoyant
+    assert (known.phase_seconds is not None) == (batch == 1)
+    if known.phase_seconds is not None:
+        parts = [references(stream(tape.of_task(task), Schedule((1,))), costs, depths=(0, 1, 3, 7)) for task in TASKS]
+        emitted = [int((tape.of_task(task).lengths - 1).sum()) for task in TASKS]
+        seconds = [count / part.best_static for count, part in zip(emitted, parts, strict=True)]
+        assert known.phase_seconds.reshape(2, -1).sum(axis=1).tolist() == pytest.approx(seconds)
+    assert references(stream(tape.of_task("code"), Schedule((batch,))), costs).per_phase_best is None
 
 
 def test_with_drafts_that_are_always_wrong_nothing_beats_off() -> None:

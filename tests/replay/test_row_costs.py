@@ -13,7 +13,7 @@ from adaptspec.replay.row_costs import alone, shares
 def _round(costs: MachineCosts, drafts: list[int], context: int) -> float:
     """The true seconds of a round whose rows hold `context` tokens each."""
     size = len(drafts)
-    steps = 0.0
+    steps = costs.drafters["draft-model"].start if any(drafts) else 0.0
     for step in range(max(drafts)):
         active = sum(d > step for d in drafts)
         steps += costs.step_seconds("draft-model", active, active * (context + step))

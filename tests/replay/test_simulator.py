@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from adaptspec.control.library import find_policy, shipped_policies
@@ -11,6 +14,7 @@ from adaptspec.replay.costs import load_costs
 from adaptspec.replay.simulator import Tally, replay, static_spec
 from adaptspec.replay.streams import Schedule, stream
 from adaptspec.replay.world import WorldSettings
+from adaptspec.types import Reason
 from tests.replay.worlds import made_tape, one_request
 
 COSTS = load_costs("cpu-2-cores")
@@ -24,13 +28,28 @@ def test_a_fixed_depth_by_hand() -> None:
     assert [record.emitted.tolist() for record in tally.records] == [[3], [2]]
     assert [record.drafted.tolist() for record in tally.records] == [[2], [1]], "one token is left: the bonus"
     assert (tally.tokens, tally.rounds, tally.drafted, tally.accepted) == (5, 2, 3, 3)
-    three, two, step = COSTS.verify_seconds(1, 3, 0), 0.0014, 0.00021
-    assert tally.seconds == pytest.approx(three + two + 3 * step + 2 * COSTS.overhead)
+    own, context = COSTS.drafters["draft-model"], (2, 5)
+    passes = COSTS.verify_seconds(1, 3, context[0]) + COSTS.verify_seconds(1, 2, context[1])
+    drafting = 3 * COSTS.step_seconds("draft-model", 1, 0.0) + 2 * own.start
+    assert tally.seconds == pytest.approx(passes + drafting + 2 * COSTS.overhead)
     assert tally.goodput == pytest.approx(5 / tally.seconds)
     assert tally.mean_acceptance_length == 2.5
     assert tally.duty == 1.0
     assert tally.depths[:3].tolist() == [0, 1, 1]
     assert tally.switches_per_1000 == 500.0
+
+
+def test_what_exploring_costs_is_what_its_tokens_would_have_taken_otherwise() -> None:
+    """Two plain rounds of one token a second and one that explored for three seconds: two of five were lost."""
+    quiet = replay(static_spec(0), stream(one_request([0, 0, 0]), Schedule((1,))), COSTS, keep=True).records
+    tally = Tally()
+    for record, seconds, reason in zip(quiet, (1.0, 3.0, 1.0), (Reason.OFF, Reason.EXPLORE, Reason.OFF), strict=True):
+        tally.add(replace(record, total_seconds=seconds, reasons=np.array([int(reason)])))
+    tally.tokens, tally.seconds = 3, 5.0
+    assert tally.probing_cost == pytest.approx(2.0 / 5.0)
+    assert tally.tries == 1
+    assert list(tally.spent.values()) == [5.0]
+    assert Tally().probing_cost == 0.0
 
 
 def test_an_empty_run_has_no_averages() -> None:

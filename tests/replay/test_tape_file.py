@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from adaptspec.control.tasks import TASKS
 from adaptspec.errors import TapeError
+from adaptspec.replay.tape import Astray, join
 from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape, save_tape
 from tests.replay.worlds import made_tape
 
@@ -30,6 +32,24 @@ def test_a_tape_is_read_as_it_was_written(tmp_path: Path) -> None:
     again = load_tape(tmp_path / "again.npz")
     np.testing.assert_array_equal(again.views["draft-model"].entropy, read.views["draft-model"].entropy)
     assert [file.name for file in sorted(tmp_path.iterdir())] == ["again.npz", "tape.npz"]
+
+
+def test_what_drafts_go_on_with_behind_a_wrong_token_is_kept(tmp_path: Path) -> None:
+    """To float16; tapes of drafters that were not asked have nothing of it, alone or joined with others."""
+    tape, path = made_tape(count=1), tmp_path / "tape.npz"
+    view = tape.views["draft-model"]
+    sure = np.where(view.agreed[:, None], np.nan, np.linspace(0.1, 0.9, 3))
+    asked = replace(tape, views={**tape.views, "draft-model": replace(view, astray=Astray(sure, 1.0 - sure))})
+    save_tape(asked, path)
+    astray = load_tape(path).views["draft-model"].astray
+    assert astray is not None
+    np.testing.assert_allclose(astray.confidence, sure, rtol=1e-3)
+    np.testing.assert_allclose(astray.entropy, 1.0 - sure, rtol=2e-3)
+    both = join([asked, asked]).views["draft-model"].astray
+    assert both is not None
+    assert len(both.confidence) == 2 * len(sure)
+    assert join([asked, tape]).views["draft-model"].astray is None
+    assert load_tape(path).views["ngram"].astray is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.9, 0.999])

@@ -230,6 +230,9 @@ class Bandit:
             told = self._rewarder.rewards(rounds)
         else:
             told = np.zeros((len(rounds.arms), len(self._arms), 3))
+        if self._arms.off is not None:
+            # Nothing is earned that was not known, but time goes by.
+            told[rounds.arms == self._arms.off, self._arms.off, 0] = 1.0
         buckets = np.array([self._contexts.bucket(size) for size in rounds.size.tolist()])[rounds.number]
         places = {"all": np.zeros_like(rounds.contexts), "task": rounds.tasks, "request": rounds.contexts}
         level, sizes = self._contexts.level, self._contexts.sizes

@@ -24,8 +24,8 @@ _ACCEPTANCE, _SPREAD = 60, 0.5
 class Estimates:
     """For m contexts and K arms: rounds seen, earned / spent, and one standard error of it.
 
-    Off is known: 1, without error. `spread` is the standard deviation of a single round's ratio, `hoped` the ratio
-    believed beforehand.
+    Off is known: 1, without error; `plain` [m] are the rounds at it. `spread` is the standard deviation of a single
+    round's ratio, `hoped` the ratio believed beforehand.
     """
 
     seen: FloatArray
@@ -33,6 +33,7 @@ class Estimates:
     error: FloatArray
     spread: FloatArray
     hoped: FloatArray
+    plain: FloatArray
 
 
 def estimate(sums: FloatArray, arms: Arms, costs: FloatArray, entry: FloatArray) -> Estimates:
@@ -52,10 +53,11 @@ def estimate(sums: FloatArray, arms: Arms, costs: FloatArray, entry: FloatArray)
     spread = np.sqrt((np.maximum(squares, 0.0) + prior) / rounds) / each
     error = spread / np.sqrt(rounds)
     later = each / (each + entry)
-    seen = sums[..., N].copy()
+    seen, plain = sums[..., N].copy(), np.zeros(len(sums))
     if arms.off is not None:
+        plain = sums[:, arms.off, N]
         seen[:, arms.off], ratio[:, arms.off], error[:, arms.off], spread[:, arms.off] = np.inf, 1.0, 0.0, 0.0
-    return Estimates(seen, ratio * later, error * later, spread, hoped / believed)
+    return Estimates(seen, ratio * later, error * later, spread, hoped / believed, plain)
 
 
 def _hoped(sums: FloatArray, arms: Arms) -> FloatArray:

@@ -145,5 +145,7 @@ class Rewarder:
         lines = np.array([cost.step_line(name, size) for name in self._drafters])  # [drafters, 2]
         drafter = self._arms.drafters[rounds.arms]
         step = lines[drafter, 0, None] * steps[rounds.number] + lines[drafter, 1, None]
+        starts = np.array([cost.start_seconds(name) for name in self._drafters])
+        step += starts[drafter, None] / each[rounds.number]
         seconds = np.maximum((price[rounds.number] + step) * drafted, 0.0)
         return seconds, cost.plain_seconds(size, context) / size

@@ -19,6 +19,8 @@ from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # Explores once in so many rounds, at a random time among them.
 _STRETCH = 128.0
+# After so many episodes at most, where the arm below has just turned out to be the best.
+_SOON = 2.0
 # What is left of the sums after a surprise.
 _KEPT = 0.2
 # A share of the exploration that goes to any arm, not to the next deeper one.
@@ -36,7 +38,7 @@ class Exp3:
     family. `implicit` exploration biases the correction towards 0 a little, and bounds its variance. Off is known.
     Explicit exploration: once in 128 rounds, at a random time (x is the length of an episode over what is left of these
     while it has not happened yet), mostly of the arm above the best one, since deeper arms tell of shallower ones and
-    not the reverse.
+    not the reverse; sooner where that one has just become the best.
 
     Regimes: traffic that changes at will, or works against a learner that can be predicted; pays for this with noise
     where traffic is steady. Propensities are P.
@@ -67,6 +69,7 @@ class Exp3:
         self._told: FloatArray = np.ones((contexts.count, len(arms)))
         self._stretch: FloatArray = np.zeros(contexts.count)
         self._explored: BoolArray = np.zeros(contexts.count, dtype=np.bool_)
+        self._best: IntArray = np.full(contexts.count, -1, dtype=np.int64)
         self._rng = np.random.default_rng(seed)
 
     def start(self, context: int) -> None:
@@ -74,6 +77,7 @@ class Exp3:
         self._episodes[context] = self._corrections[context] = 0.0
         self._stretch[context] = self._rng.random() * _STRETCH
         self._explored[context] = False
+        self._best[context] = -1
         self._told[context] = 1.0
 
     def observe(self, lot: Lot, features: FloatArray, surprising: BoolArray) -> None:  # noqa: ARG002 - the protocol's
@@ -94,7 +98,9 @@ class Exp3:
         contexts, every = view.contexts, np.arange(len(view.contexts))
         self._believed[contexts, view.bucket] = view.estimates.ratio
         weights = self._weights(view)
-        exploration = self._exploration(view, np.argmax(weights, axis=1))
+        best = np.argmax(weights, axis=1)
+        self._look_on(contexts, best)
+        exploration = self._exploration(view, best)
         left = _STRETCH - self._stretch[contexts]
         length = np.maximum(view.rounds, self._dwell)
         may = view.may_explore & ~self._explored[contexts] & (exploration.sum(axis=1) > 0)
@@ -140,6 +146,13 @@ class Exp3:
         told = anywhere & ~arms.reveals[best]
         chances = (1.0 - _ANYWHERE) * _normal(above) + _ANYWHERE * _normal(told)
         return _normal(chances)
+
+    def _look_on(self, contexts: IntArray, best: IntArray) -> None:
+        """Where a deeper arm has become the best, the one above it is looked at soon: shifts may take many steps."""
+        last = self._best[contexts]
+        deeper = contexts[(last >= 0) & (self._arms.depths[best] > self._arms.depths[last])]
+        self._stretch[deeper], self._explored[deeper] = _STRETCH - _SOON * self._dwell, False
+        self._best[contexts] = best
 
     def _count(self, contexts: IntArray, rounds: IntArray, explored: BoolArray) -> None:
         self._stretch[contexts] += rounds

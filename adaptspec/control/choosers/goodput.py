@@ -180,7 +180,7 @@ class Goodput:
             base_tokens=float(size),
             plain=cost.plain_seconds(size, context),
             plain_overhead=cost.overhead_seconds(size, drafting=False),
-            overhead=cost.overhead_seconds(size, drafting=True),
+            overhead=cost.overhead_seconds(size, drafting=True) + cost.start_seconds(name),
             per_step=per_step,
             per_row=per_row,
             verify=cost.verify_curve(size, tokens, context),

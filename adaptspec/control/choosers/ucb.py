@@ -20,7 +20,8 @@ class Ucb(LedgerLearner):
     """argmax over arms of  g_a + optimism * s_a * sqrt(2 log(1 + n) * (1 / n_a - 1 / n_best)).
 
     g_a = sum(earned) / sum(spent) over fading rounds (discounted UCB) or the last `window` (sliding-window UCB), s_a
-    the deviation of one round's ratio, n_a the rounds that told of arm a, n their number over all arms. Subtracting
+    the deviation of one round's ratio, n_a the rounds that told of arm a, n their number over all arms, and those at
+    off with them: the longer nothing is tried, the more it is worth a try. Subtracting
     1 / n_best, with n_best that of the best known arm (infinite for off, which needs no measuring), is where this
     departs from the paper: arms that were seen in the same rounds share their luck, so what they have in common is no
     reason to explore. Scores are held to what is possible given the shallower arms (`estimates.bounded`).
@@ -40,7 +41,7 @@ class Ucb(LedgerLearner):
         seen = view.estimates.seen
         counts = np.maximum(seen, 0.1)
         best = counts[np.arange(len(counts)), best_known(view)][:, None]
-        total = np.where(np.isfinite(seen), seen, 0.0).sum(axis=1, keepdims=True)
+        total = np.where(np.isfinite(seen), seen, 0.0).sum(axis=1, keepdims=True) + view.estimates.plain[:, None]
         missing = np.maximum(1.0 / counts - 1.0 / best, 0.0)
         bonus = self._optimism * view.estimates.spread * np.sqrt(2.0 * np.log1p(total) * missing)
         scores: FloatArray = bounded(view.estimates.ratio + bonus, seen, self._arms, view.costs)

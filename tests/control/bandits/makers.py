@@ -65,7 +65,9 @@ def view(
     counts, every = each(seen), np.arange(contexts)
     error = spread / np.sqrt(1.0 + counts)
     error[:, 0] = 0.0
-    estimates = Estimates(counts, each(ratio), error, each([0.0, spread, spread, spread]), each(ratio))
+    estimates = Estimates(
+        counts, each(ratio), error, each([0.0, spread, spread, spread]), each(ratio), np.zeros(len(counts))
+    )
     return View(
         every,
         0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from adaptspec.control.bandits.arms import Arms
@@ -26,6 +28,14 @@ def test_noise_that_arms_share_is_no_reason_to_explore() -> None:
 def test_off_is_left_only_when_the_rest_has_faded() -> None:
     assert picked((np.inf, 20.0, 20.0, 20.0), (1.0, 0.8, 0.6, 0.4)) == 0
     assert picked((np.inf, 0.6, 0.0, 0.0), (1.0, 0.9, 0.6, 0.4)) == 1
+
+
+def test_the_longer_it_is_off_the_more_it_is_worth_a_try() -> None:
+    """Nothing but off was ever played: its rounds count as time gone by, or nothing would ever be tried."""
+    made = view((np.inf, 0.0, 0.0, 0.0), (1.0, 0.9, 0.8, 0.6), incumbent=0)
+    long = replace(made, estimates=replace(made.estimates, plain=np.array([100.0])))
+    assert Ucb(ladder()).pick(made).arms.tolist() == [0]
+    assert Ucb(ladder()).pick(long).arms.tolist() != [0]
 
 
 def test_propensities_are_one() -> None:

@@ -1,0 +1,172 @@
+"""The live engine and the simulator agree, for every shipped policy: the same rounds from the same prompts and seeds.
+
+The engine is timed by a cost table in place of a clock, so that its policies learn the very costs that the simulator
+charges. Then nothing differs: not just the mean accepted length and the chosen depths, but every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptspec.bench.record import RecordSettings, record
+from adaptspec.bench.workloads import Workloads, encode, read_workloads
+from adaptspec.control.cost import CostTable
+from adaptspec.control.library import shipped_policies
+from adaptspec.control.spec import PolicySpec, load_policy_spec
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.drafting.drafter import Drafter, DraftJob
+from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.engine.build import Built, EngineConfig, assemble, build
+from adaptspec.engine.core import Limits
+from adaptspec.models.draft import Draft
+from adaptspec.models.runner import Packed as Pass
+from adaptspec.models.runner import Runner
+from adaptspec.replay.costs import Curve, DraftCosts, MachineCosts, Packed
+from adaptspec.replay.simulator import Tally, replay
+from adaptspec.replay.streams import Schedule, Stream
+from adaptspec.replay.tape import Tape
+from adaptspec.replay.world import WorldSettings
+from adaptspec.types import FloatArray, Request, SamplingParams, SpeculationParams
+from tests.engine.conftest import Notes
+
+TOKENS = 32
+TASKS = ("chat", "code", "json", "template", "translate")
+# Passes cost by their tokens alone and nothing else takes time, so a runner can tell what it should have taken.
+COSTS = MachineCosts(
+    "tested",
+    Packed(Curve((1, 2, 4, 8, 16), (1.3e-3, 1.6e-3, 1.8e-3, 2.2e-3, 3.2e-3))),
+    {
+        "draft-model": DraftCosts(Curve((1, 2, 4), (2.5e-4, 2.7e-4, 3.1e-4)), 2e-6, start=1e-4),
+        "ngram": DraftCosts(per_row=1e-5),
+    },
+)
+
+
+class Timer:
+    """A clock that only models move."""
+
+    seconds = 0.0
+    draft_begun = False
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class PricedTarget:
+    """A runner whose passes take what the table says."""
+
+    def __init__(self, inner: Runner, timer: Timer) -> None:
+        self._inner, self._timer = inner, timer
+
+    def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
+        return getattr(self._inner, name)
+
+    def forward(self, packed: Pass):  # type: ignore[no-untyped-def]
+        self._timer.seconds += COSTS.verify_seconds(len(packed.rows), int(packed.counts.sum()), 0.0)
+        self._timer.draft_begun = False
+        return self._inner.forward(packed)
+
+
+class PricedDraft(PricedTarget):
+    """The first pass of a round begins it, and reads what was missed."""
+
+    def forward(self, packed: Pass):  # type: ignore[no-untyped-def]
+        own, timer = COSTS.drafters["draft-model"], self._timer
+        if not timer.draft_begun:
+            read = int(np.maximum(packed.counts - 2, 0).sum())
+            timer.seconds += own.start + own.catch_up_per_token * read
+            timer.draft_begun = True
+        timer.seconds += COSTS.step_seconds("draft-model", len(packed.rows), 0.0)
+        return self._inner.forward(packed)
+
+
+class PricedLookup(NgramDrafter):
+    """A lookup for each row that asks for one."""
+
+    def __init__(self, timer: Timer) -> None:
+        super().__init__()
+        self._timer = timer
+
+    def propose(self, job: DraftJob) -> Draft:
+        self._timer.seconds += COSTS.drafters["ngram"].per_row * int(np.count_nonzero(job.depths))
+        return super().propose(job)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    made = build(EngineConfig(device="cpu", limits=Limits(max_rows=4), context=384, detect_tasks=False))
+    patch.undo()
+    return made
+
+
+@pytest.fixture(scope="module")
+def workloads() -> Workloads:
+    known = read_workloads(None, 1)
+    return {task: known[task] for task in TASKS}
+
+
+@pytest.fixture(scope="module")
+def tape(built: Built, workloads: Workloads) -> Tape:
+    return record(built, workloads, RecordSettings(TOKENS, (0.0, 0.7), seed=3), lambda: None)
+
+
+def live(built: Built, workloads: Workloads, tape: Tape, spec: PolicySpec, rows: int) -> Notes:
+    """What the engine does with the requests of the tape, timed by the cost table."""
+    timer, notes = Timer(), Notes()
+    draft = next(drafter for drafter in built.drafters if isinstance(drafter, DraftModelDrafter))
+    drafters: Sequence[Drafter] = [DraftModelDrafter(PricedDraft(draft.runner, timer)), PricedLookup(timer)]
+    core = assemble(
+        PricedTarget(built.target, timer),
+        drafters,
+        built.tokenizer,
+        specs=[spec],
+        costs=CostTable(COSTS.profile()),
+        sinks=[notes],
+        limits=Limits(max_rows=rows),
+        timer=timer,
+    )
+    longest = built.target.info.context - TOKENS
+    for i, (name, task) in enumerate(zip(tape.ids, tape.tasks, strict=True)):
+        prompt = encode(built.tokenizer, workloads[task][0], longest)
+        sampling = SamplingParams(TOKENS, float(tape.temperatures[i]), seed=int(tape.seeds[i]))
+        core.add(Request(name, prompt, sampling, SpeculationParams(task=task)))
+    while not core.idle:
+        core.step()
+    return notes
+
+
+def tally_of(notes: Notes, rounds: int) -> Tally:
+    """The engine's first rounds, summed up as the simulator's are."""
+    tally = Tally()
+    for one in notes.records[:rounds]:
+        tally.add(one)
+    return tally
+
+
+def shares(tally: Tally) -> FloatArray:
+    return np.asarray(tally.depths / tally.depths.sum())
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("path", shipped_policies(), ids=lambda path: path.stem)
+def test_the_engine_and_the_simulator_do_the_same(
+    path: Path, rows: int, built: Built, workloads: Workloads, tape: Tape
+) -> None:
+    """One request at a time and four, greedy and sampled, prompts read in between."""
+    spec = load_policy_spec(path)
+    stream = Stream(tape, tuple(range(len(tape))), Schedule((rows,)))
+    ours = replay(spec, stream, COSTS, WorldSettings(prefill_tokens=512), keep=True)
+    notes = live(built, workloads, tape, spec, rows)
+    theirs = tally_of(notes, ours.rounds)
+    assert theirs.mean_acceptance_length == pytest.approx(ours.mean_acceptance_length, rel=0.02)
+    assert 0.5 * np.abs(shares(ours) - shares(theirs)).sum() < 0.02
+    for a, b in zip(ours.records, notes.records, strict=False):
+        for name in ("depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context"):
+            assert getattr(a, name).tolist() == getattr(b, name).tolist(), (a.number, name)
+        assert b.total_seconds == pytest.approx(a.total_seconds)
