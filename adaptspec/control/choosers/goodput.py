@@ -124,8 +124,7 @@ class Goodput:
         return seats.choice.within(signals.limits)
 
     def market(self, signals: BatchSignals) -> Market:
-        """What drafting brings and costs these rows, by all that was learned so far; the next plan is made anew."""
-        self._plan = None
+        """What drafting brings and costs these rows, by all that was learned so far."""
         self._learn_notes()
         return self._market(signals, self._hopeful(self._signals.acceptance(signals.rows)))
 
@@ -158,7 +157,8 @@ class Goodput:
                 self._rounds_left = 0
 
     def learned(self) -> dict[str, FloatArray]:
-        """Counts of all traffic and of tasks, how often drafts go on, and the calibration; rounds in hand are left."""
+        """Counts of all traffic and of tasks, how often drafts go on, and the calibration."""
+        self._learn_notes()
         return {
             "acceptance": self._signals.learned(),
             "continuation": self._continuation.learned(),

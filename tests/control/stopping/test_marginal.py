@@ -32,7 +32,7 @@ def test_marginal_goodput_follows_confidence() -> None:
 def test_marginal_goodput_follows_the_row() -> None:
     """The same confidence, in a row that is rejected more often than it should be, and in one less often."""
     rule = MarginalGoodputStop(Calibration())
-    both = choice(2, goodput=1200.0)
+    both = choice(2, goodput=1200.0, token=4e-4, step=1e-5)
     assert both.outlook is not None
     asked = replace(both, outlook=replace(both.outlook, factors=np.array([2.0, 0.5])))
     assert ask(rule.begin(asked), [0.5, 0.5]) == [False, True]
