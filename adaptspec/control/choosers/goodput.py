@@ -13,6 +13,7 @@ from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook, Parts
 from adaptspec.control.choosers.hindsight import as_played
 from adaptspec.control.choosers.notes import Notes
 from adaptspec.control.choosers.planning import Market, Plan, best_plan
+from adaptspec.control.choosers.standing import MANY, BatchPlan, Newcomers, Seats, Wishes
 from adaptspec.control.choosers.tryouts import Allowance
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
@@ -21,8 +22,6 @@ from adaptspec.control.schema import Part
 from adaptspec.control.signals import AcceptanceSignals, Calibration, Continuation, SignalSettings
 from adaptspec.types import FloatArray, IntArray, Missed, Reason, RoundRecord
 
-# More than one row in so many: news of these cannot wait for the next plan.
-_MANY = 8
 # Missed tokens that are worth looking at.
 _TELLING = 8
 # Drafts that say what a drafter is worth at first.
@@ -79,10 +78,10 @@ class Goodput:
         self._continuation = Continuation(self.max_depth)
         self.calibration = Calibration(rows + tasks)
         self._notes = Notes(self.max_depth)
-        self._wishes = _Wishes(rows, self.max_depth)
-        self._plan: _Plan | None = None
-        self._newcomers: _Newcomers | None = None
-        self._seats: _Seats | None = None
+        self._wishes = Wishes(rows, self.max_depth)
+        self._plan: BatchPlan | None = None
+        self._newcomers: Newcomers | None = None
+        self._seats: Seats | None = None
         self._patience, self._rounds_left = 1, 0
         self._allowance = Allowance(settings.tryouts)
         self._trying: _Trying | None = None
@@ -153,7 +152,7 @@ class Goodput:
         telling = np.flatnonzero(missed.judged >= _TELLING)
         if len(telling):
             self._signals.observe_missed(rows[telling], missed.judged[telling], missed.agreed[telling])
-            if _MANY * len(telling) > len(rows):
+            if MANY * len(telling) > len(rows):
                 self._rounds_left = 0
 
     def learned(self) -> dict[str, FloatArray]:
@@ -173,7 +172,7 @@ class Goodput:
         self.calibration.restore(known["calibration"])
         self._plan = None
 
-    def _planned(self, signals: BatchSignals) -> _Plan:
+    def _planned(self, signals: BatchSignals) -> BatchPlan:
         """A new plan for these rows; it also says what rows that join them should do."""
         self._learn_notes()
         rows = signals.rows
@@ -186,7 +185,7 @@ class Goodput:
         cap = None
         if drafting and self._settings.stops and self.calibration.informed:
             cap = self._reachable(outlook, drafting)
-        plan = _Plan(signals.round_size, market, best, outlook, cap, self._tryout_cost(market, drafting))
+        plan = BatchPlan(signals.round_size, market, best, outlook, cap, self._tryout_cost(market, drafting))
         # A batch that stays the same is planned anew after 1, 2, 4 ... rounds: estimates settle.
         self._patience = min(2 * self._patience, self._settings.replan_rounds)
         self._rounds_left = self._patience
@@ -196,7 +195,7 @@ class Goodput:
 
     def _cautious(self, best: Plan, market: Market, signals: BatchSignals) -> Plan:
         """While nothing is known of the drafter, catching up may cost a round: not a whole batch of prompts."""
-        if len(best.depths) < _MANY or self._signals.seen()[0] >= _KNOWN:
+        if len(best.depths) < MANY or self._signals.seen()[0] >= _KNOWN:
             return best
         seconds = self._cost.catch_up_seconds(self._settings.drafter, 1.0) * signals.lag[0]
         order = np.argsort(seconds, kind="stable")
@@ -204,18 +203,18 @@ class Goodput:
         allowed[order] = (np.cumsum(seconds[order]) <= market.plain) | (order == order[0])
         return best if allowed.all() else replace(best, depths=best.depths * allowed)
 
-    def _seated(self, plan: _Plan, signals: BatchSignals, batch: bytes) -> _Seats:
+    def _seated(self, plan: BatchPlan, signals: BatchSignals, batch: bytes) -> Seats:
         """The plan for the rows that run now."""
         rows, wishes = signals.rows, self._wishes
         fresh = np.flatnonzero(wishes.depths[rows] < 0)
-        if _MANY * len(fresh) > len(rows):  # new neighbours change what a token is worth
+        if MANY * len(fresh) > len(rows):  # new neighbours change what a token is worth
             self._patience = 1
             plan, fresh = self._planned(signals), fresh[:0]
         if len(fresh):
             tasks, newcomers = self._task[rows[fresh]], self._newcomers
             if newcomers is None:
                 hopeful = self._hopeful(self._signals.of_tasks())
-                newcomers = self._newcomers = _Newcomers(plan, hopeful, *self._continuation.rates())
+                newcomers = self._newcomers = Newcomers(plan, hopeful, *self._continuation.rates())
             depths = newcomers.depths(tasks, self._entry(rows[fresh], signals.lag[0, fresh]))
             wishes.note(rows[fresh], depths, newcomers.acceptance[tasks], 1.0)
         depths = wishes.depths[rows]
@@ -224,7 +223,7 @@ class Goodput:
         reasons = np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF))
         outlook = replace(plan.outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows])
         some_off = self.max_depth > 0 and not depths.all()
-        return _Seats(batch, Choice(depths, reasons, outlook), some_off)
+        return Seats(batch, Choice(depths, reasons, outlook), some_off)
 
     @staticmethod
     def _tryout_cost(market: Market, drafting: int) -> tuple[float, float]:
@@ -277,7 +276,7 @@ class Goodput:
             depth += 1
         return int(self._tiers[max(0, int(np.searchsorted(self._tiers, depth, side="right")) - 1)])
 
-    def _tryout(self, plan: _Plan, choice: Choice, signals: BatchSignals) -> Choice | None:
+    def _tryout(self, plan: BatchPlan, choice: Choice, signals: BatchSignals) -> Choice | None:
         """One token for rows that are off, as far as the allowance goes: fewest rejections, then least lag first."""
         self._allowance.earn(plan.plain)
         reading = self._go_on_reading(choice, signals)
@@ -322,7 +321,7 @@ class Goodput:
         depths[chosen] = self._tiers[0]
         reasons = choice.reasons.copy()
         reasons[chosen] = Reason.EXPLORE
-        if _MANY * len(chosen) > len(depths):
+        if MANY * len(chosen) > len(depths):
             self._rounds_left, self._patience = 0, 1
         return Choice(depths, reasons, choice.outlook)
 
@@ -345,79 +344,6 @@ class Goodput:
         self._continuation.observe(depths, drafted, kept)
         self.calibration.observe(notes.confidence(), drafted, kept, rows)
         notes.clear()
-
-
-class _Wishes:
-    """What the last plan says of each row of the engine: depth (-1: nothing), acceptance, factor."""
-
-    def __init__(self, rows: int, depth: int) -> None:
-        self.depths: IntArray = np.full(rows, -1, dtype=np.int64)
-        self.acceptance: FloatArray = np.zeros((rows, depth))
-        self.factors: FloatArray = np.ones(rows)
-
-    def forget(self, row: int) -> None:
-        self.depths[row] = -1
-
-    def note(self, rows: IntArray, depths: IntArray, acceptance: FloatArray, factors: FloatArray | float) -> None:
-        self.depths[rows], self.acceptance[rows], self.factors[rows] = depths, acceptance, factors
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What was found best for a batch of `size` rows."""
-
-    size: int
-    market: Market
-    best: Plan
-    outlook: Outlook
-    cap: int | None  # depth of all rows that draft, where a stop rule ends drafts
-    tryout: tuple[float, float]
-
-    @property
-    def plain(self) -> float:
-        """Seconds of a round without drafts."""
-        return self.market.plain
-
-    def serves(self, size: int) -> bool:
-        return _MANY * abs(size - self.size) <= self.size
-
-
-class _Newcomers:
-    """The best depth of new rows, by task, at the prices of a plan.
-
-    Given the goodput of the round, rows can be judged apart: one drafts while its next token gains more than goodput x
-    its seconds (Dinkelbach).
-    """
-
-    def __init__(self, plan: _Plan, acceptance: FloatArray, kept: FloatArray, drafted: FloatArray) -> None:
-        """`acceptance` [tasks, D]; `kept` and `drafted` as `Continuation.rates` says."""
-        self.acceptance = acceptance
-        market, goodput = plan.market, plan.best.goodput
-        used, last = int(plan.best.depths.sum()), len(market.verify) - 1
-        ahead = max(1, min(4, last - used))
-        per_token = market.per_row + float(market.verify[min(used + ahead, last)] - market.verify[used]) / ahead
-        fixed = 0.0
-        if not used:  # the only one to draft pays for the steps
-            per_token += market.per_step
-            fixed = max(0.0, market.overhead - market.plain_overhead)
-        gains = np.cumsum(np.cumprod(acceptance, axis=1) * kept, axis=1)
-        worth = (gains - goodput * (fixed + per_token * np.cumsum(drafted)))[:, market.tiers - 1]
-        self._depth = market.tiers[worth.argmax(axis=1)]
-        self._seconds = worth.max(axis=1) / goodput
-
-    def depths(self, tasks: IntArray, entry: FloatArray) -> IntArray:
-        """Of rows of these tasks that must spend `entry` seconds on catching up; all [N]."""
-        depths: IntArray = np.where(self._seconds[tasks] > entry, self._depth[tasks], 0)
-        return depths
-
-
-@dataclass(frozen=True)
-class _Seats:
-    """The plan laid out for the rows of a batch, and whether any is off."""
-
-    batch: bytes
-    choice: Choice
-    some_off: bool
 
 
 @dataclass(frozen=True)
