@@ -83,7 +83,7 @@ class SwitchGuard:
     # So many tokens scored for free say enough.
     _FREE_TOKENS = 32
     # The baseline is renewed after this many speculating rounds, then twice as many, and so on.
-    _FIRST_REFRESH = 8
+    _FIRST_REFRESH = 64
 
     def __init__(self, settings: GuardSettings, cost: CostTable) -> None:
         self._settings = settings

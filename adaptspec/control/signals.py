@@ -56,8 +56,8 @@ class AcceptanceSignals:
         self._first_row = 1 + tasks
         self._counts: FloatArray = np.zeros((1 + tasks + rows, 2, depth))
         self._task: IntArray = np.zeros(rows, dtype=np.int64)
-        self._increments = _increments(depth)
-        self._discount: FloatArray = np.array([settings.everything, settings.task, settings.row])
+        self._discount: FloatArray = np.full(len(self._counts), settings.row)
+        self._discount[: self._first_row] = settings.task
         self._prior: FloatArray = np.full((1, depth), 1.0 - settings.prior_acceptance)
         self._hazards: FloatArray = np.repeat(self._prior, tasks, axis=0)
         self._news = 0
@@ -69,26 +69,26 @@ class AcceptanceSignals:
         self._task[row] = task
 
     def observe(self, rows: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Note one round of different `rows`. All [B]; rows that drafted nothing teach nothing, but fade."""
-        seen = self._increments[drafted, accepted]
-        known = int(np.count_nonzero(drafted))
-        levels = self._first_row + rows
-        self._counts[levels] = self._counts[levels] * self._discount[2] + seen
-        if known:
-            tasks = 1 + self._task[rows]
-            present = np.bincount(tasks, drafted > 0, minlength=self._first_row)[:, None, None]
-            self._counts[1 : self._first_row] *= self._discount[1] ** present[1:]
-            np.add.at(self._counts, tasks, seen)
-            self._counts[0] = self._counts[0] * self._discount[0] ** known + seen.sum(axis=0)
-            self._news += known
-
-    def observe_row(self, row: int, drafted: IntArray, accepted: IntArray) -> None:
-        """Note several rounds of one row, all [N]: the same as `observe` round by round, up to their order."""
-        known = int(np.count_nonzero(drafted))
-        levels = np.array([0, 1 + self._task[row], self._first_row + row])
-        fade = self._discount ** np.array([known, known, len(drafted)])
-        seen = self._increments[drafted, accepted].sum(axis=0)
-        self._counts[levels] = self._counts[levels] * fade[:, None, None] + seen
+        """Note row-rounds, all [N], rows may repeat; those that drafted nothing teach nothing, but fade."""
+        size, depth = len(self._counts), self._counts.shape[2]
+        levels = np.concatenate((1 + self._task[rows], self._first_row + rows)) * (depth + 1)
+        reach = np.minimum(accepted + 1, drafted)
+        lost = np.where(accepted < drafted, reach, 0)
+        ended, rejected = (
+            np.bincount(levels + np.concatenate((at, at)), minlength=size * (depth + 1)).reshape(size, depth + 1)
+            for at in (reach, lost)
+        )
+        reached = np.cumsum(ended[:, :0:-1], axis=1)[:, ::-1]
+        rounds = reached[:, 0].copy()
+        rounds[self._first_row :] += ended[self._first_row :, 0]
+        first, tasks = self._first_row, slice(1, self._first_row)
+        self._counts *= (self._discount**rounds)[:, None, None]
+        self._counts[:, 0] += reached
+        self._counts[:, 1] += rejected[:, 1:]
+        known = int(reached[tasks, 0].sum())
+        self._counts[0] *= self.settings.everything**known
+        self._counts[0, 0] += reached[tasks].sum(axis=0)
+        self._counts[0, 1] += rejected[1:first, 1:].sum(axis=0)
         self._news += known
 
     def observe_missed(self, rows: IntArray, judged: IntArray, agreed: IntArray) -> None:
@@ -105,7 +105,7 @@ class AcceptanceSignals:
         reached = judged[known, None] * shares / shares.sum(axis=1, keepdims=True)
         seen = np.stack((reached, (1.0 - rate) * reached), axis=1)
         levels = self._first_row + rows[known]
-        self._counts[levels] = self._counts[levels] * self._discount[2] ** judged[known, None, None] + seen
+        self._counts[levels] = self._counts[levels] * self.settings.row ** judged[known, None, None] + seen
         np.add.at(self._counts, 1 + self._task[rows[known]], seen)
         self._counts[0] += seen.sum(axis=0)
         self._news += int(np.count_nonzero(known))
@@ -117,6 +117,10 @@ class AcceptanceSignals:
         parent = self._hazards[self._task[rows]]
         hazards = self._shrunk(self._counts[self._first_row + rows], parent, self.settings.position_pull)
         return np.asarray(1.0 - hazards, dtype=np.float64)
+
+    def of_tasks(self) -> FloatArray:
+        """Conditional acceptance [tasks, depth] of a new row of each task."""
+        return np.asarray(1.0 - self._hazards, dtype=np.float64)
 
     def rejections(self, rows: IntArray) -> FloatArray:
         """Decayed number of rejections of each row [B]: 0 for one that was never tried."""
@@ -158,50 +162,64 @@ class AcceptanceSignals:
         return np.asarray(np.minimum(np.maximum(hazards, _LEAST), _MOST), dtype=np.float64)
 
 
-def _increments(depth: int) -> FloatArray:
-    """[drafted, accepted] -> counts [2, depth] of that round: positions reached, and the one rejected."""
-    table: FloatArray = np.zeros((depth + 1, depth + 1, 2, depth))
-    for drafted in range(depth + 1):
-        for accepted in range(drafted + 1):
-            table[drafted, accepted, 0, : min(accepted + 1, drafted)] = 1.0
-            if accepted < drafted:
-                table[drafted, accepted, 1, accepted] = 1.0
-    return table
-
-
 class Calibration:
-    """P(accepted | the draft's confidence in its token), by bins, in decayed counts.
+    """P(accepted | the draft's confidence in its token, the row), by bins of confidence, in decayed counts.
 
-    Starts as the confidence itself, worth `weight` observations per bin. Only positions that
-    verification reached count: beyond the first rejection nothing is known.
+    Starts as `_LEAST_SURE` + (1 - `_LEAST_SURE`) x confidence, worth `weight` observations per bin: small drafts are
+    right more often than unsure ones believe. Only positions that verification reached count: beyond the first
+    rejection nothing is known. Each row has a factor, how much more often it is rejected than its confidences
+    would have it: (rejections + pull) / (expected rejections + pull), over its last dozens of tokens. A row that
+    repeats itself is surer than its draft knows, one that copies rare names less so.
     """
 
-    def __init__(self, bins: int = 10, discount: float = 0.999, weight: float = 2.0) -> None:
+    _LEAST_SURE = 0.35
+    _ROW_PULL, _ROW_FADE = 3.0, 0.95
+
+    def __init__(self, rows: int = 1, bins: int = 10, discount: float = 0.999, weight: float = 4.0) -> None:
         self.bins = bins
         self._discount = discount
         self._weight = weight
-        self._prior: FloatArray = (np.arange(bins) + 0.5) / bins
+        self._prior: FloatArray = self._LEAST_SURE + (1.0 - self._LEAST_SURE) * (np.arange(bins) + 0.5) / bins
         self._reached: FloatArray = np.zeros(bins)
         self._accepted: FloatArray = np.zeros(bins)
+        self._rows: FloatArray = np.zeros((2, rows))  # rejections: seen and expected
 
-    def observe(self, confidence: FloatArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Note rounds of N rows: `confidence` [N, D], NaN where unknown; `drafted` and `accepted` [N]."""
+    def start(self, row: int) -> None:
+        """A new request in `row`."""
+        self._rows[:, row] = 0.0
+
+    def observe(
+        self, confidence: FloatArray, drafted: IntArray, accepted: IntArray, rows: IntArray | None = None
+    ) -> None:
+        """Note N row-rounds: `confidence` [N, D], NaN where unknown; `drafted`, `accepted` and `rows` [N]."""
         positions = np.arange(confidence.shape[1])
-        known = (positions < np.minimum(accepted + 1, drafted)[:, None]) & ~np.isnan(confidence)
+        reach = np.minimum(accepted + 1, drafted)
+        known = (positions < reach[:, None]) & ~np.isnan(confidence)
         if not known.any():
             return
+        which = known.nonzero()[0]
         bins = self.index(confidence[known])
-        kept = np.broadcast_to(positions < accepted[:, None], known.shape)[known]
+        kept = (positions < accepted[:, None])[known]
+        if rows is not None:
+            seen = np.stack((1.0 - kept, 1.0 - self.table()[bins]))
+            who, size = rows[which], self._rows.shape[1]
+            self._rows *= self._ROW_FADE ** np.bincount(who, minlength=size)
+            self._rows += [np.bincount(who, part, minlength=size) for part in seen]
         fade = self._discount ** len(bins)
         self._reached = self._reached * fade + np.bincount(bins, minlength=self.bins)
         self._accepted = self._accepted * fade + np.bincount(bins, kept, minlength=self.bins)
+
+    def factors(self, rows: IntArray) -> FloatArray:
+        """How many times as often as others of its confidence a row's tokens are rejected [B]."""
+        seen = self._rows[:, rows] + self._ROW_PULL
+        return np.asarray(seen[0] / seen[1], dtype=np.float64)
 
     def index(self, confidence: FloatArray) -> IntArray:
         """The bin of each confidence; any shape, no NaN."""
         return np.asarray(np.minimum(confidence * self.bins, self.bins - 1).astype(np.int64))
 
     def table(self) -> FloatArray:
-        """P(accepted) by bin [bins]."""
+        """P(accepted) by bin [bins], whatever the row."""
         rates = (self._accepted + self._weight * self._prior) / (self._reached + self._weight)
         return np.asarray(rates, dtype=np.float64)
 
@@ -229,19 +247,24 @@ class Continuation:
     def __init__(self, depth: int, discount: float = 0.995, weight: float = 4.0) -> None:
         self._discount = discount
         self._weight = weight
-        self._positions: IntArray = np.arange(depth)
         self._allowed: FloatArray = np.zeros((2, depth))
         self._went: FloatArray = np.zeros((2, depth))
 
     def observe(self, depths: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """Note rounds of N rows: depth decided, tokens drafted and accepted, all [N]."""
-        j = self._positions
-        allowed = (j < depths[:, None]) & (j <= drafted[:, None])
-        went = allowed & (j < drafted[:, None])
-        alive = j <= accepted[:, None]
-        fade = self._discount ** int((depths > 0).sum())
-        self._allowed = self._allowed * fade + np.array([allowed.sum(axis=0), (allowed & alive).sum(axis=0)])
-        self._went = self._went * fade + np.array([went.sum(axis=0), (went & alive).sum(axis=0)])
+        fade = self._discount ** int(np.count_nonzero(depths))
+        # Position j (from 0) was allowed where j < depth and j <= drafted, drafted where j < drafted.
+        allowed = np.minimum(depths, drafted + 1)
+        alive = np.minimum(allowed, accepted + 1)
+        self._allowed = self._allowed * fade + self._beyond(allowed, alive)
+        self._went = self._went * fade + self._beyond(drafted, np.minimum(drafted, accepted + 1))
+
+    def _beyond(self, all_: IntArray, alive: IntArray) -> FloatArray:
+        """How many of each are above 0, 1, ... depth - 1: [2, depth]."""
+        size = self._allowed.shape[1] + 1
+        ends = np.array([np.bincount(all_, minlength=size), np.bincount(alive, minlength=size)])
+        beyond: FloatArray = np.cumsum(ends[:, :0:-1], axis=1, dtype=np.float64)[:, ::-1]
+        return beyond
 
     def learned(self) -> FloatArray:
         """A copy of the counts [2, 2, depth]: allowed and went on, each among all drafts and those still accepted."""

@@ -81,7 +81,7 @@ def test_several_rounds_of_a_row_at_once_equal_them_one_by_one(rounds: list[tupl
     one, lot = AcceptanceSignals(1, 1, 4, still), AcceptanceSignals(1, 1, 4, still)
     for d, a in zip(drafted, accepted, strict=True):
         one.observe(ROW, np.array([d]), np.array([a]))
-    lot.observe_row(0, drafted, accepted)
+    lot.observe(np.zeros(len(rounds), dtype=np.int64), drafted, accepted)
     assert lot.seen() == pytest.approx(one.seen())
     assert lot.acceptance(ROW) == pytest.approx(one.acceptance(ROW))
 
@@ -97,10 +97,10 @@ def test_estimates_are_probabilities(rounds: list[tuple[int, int]]) -> None:
     assert ((acceptance > 0.0) & (acceptance < 1.0)).all()
 
 
-def test_calibration_starts_as_the_confidence_and_learns_overconfidence() -> None:
+def test_calibration_starts_somewhat_surer_than_the_confidence_and_learns_overconfidence() -> None:
     calibration = Calibration()
     index = int(calibration.index(np.array([0.95]))[0])
-    assert calibration.table()[index] == pytest.approx(0.95)
+    assert calibration.table()[index] == pytest.approx(0.35 + 0.65 * 0.95)
     assert not calibration.informed
     for _ in range(100):
         calibration.observe(np.array([[0.95]]), np.array([1]), np.array([0]))
@@ -112,8 +112,20 @@ def test_calibration_ignores_what_verification_never_reached() -> None:
     """After a rejection at the first token the second's agreement is unknown."""
     calibration = Calibration()
     calibration.observe(np.array([[0.25, 0.95]]), np.array([2]), np.array([0]))
-    assert calibration.table()[9] == pytest.approx(0.95)
-    assert calibration.table()[2] < 0.25
+    assert calibration.table()[9] == pytest.approx(0.35 + 0.65 * 0.95)
+    assert calibration.table()[2] < 0.5
+
+
+def test_rows_that_fare_better_or_worse_than_their_confidence_are_told_apart() -> None:
+    """And a new request in the row is like any other again."""
+    calibration, rows = Calibration(2), np.array([0, 1])
+    for _ in range(30):
+        calibration.observe(np.full((2, 1), 0.5), np.array([1, 1]), np.array([1, 0]), rows)
+    better, worse = calibration.factors(rows)
+    assert better < 0.6
+    assert worse > 1.2
+    calibration.start(1)
+    assert calibration.factors(rows)[1] == 1.0
 
 
 def test_continuation_tells_cost_from_gain() -> None:

@@ -37,6 +37,7 @@ def as_played(record: RoundRecord, drafter: int, deepest: int) -> RoundRecord:
         depths=np.where(scored, np.minimum(record.emitted, deepest), record.depths * ran),
         drafted=np.where(scored, np.minimum(reach, deepest), record.drafted * ran),
         accepted=np.where(scored, np.minimum(got, deepest), record.accepted * ran),
+        emitted=np.where(scored, np.minimum(got, deepest) + 1, record.emitted),
         # A drafter that is scored states no confidence; what stands there is another's.
         confidence=np.where((ran & ~scored)[:, None], record.confidence, np.nan)[:, :deepest],
         missed=None if missed is None else Missed(missed.judged * ran, missed.agreed * ran),

@@ -21,7 +21,8 @@ from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRec
 class Outlook:
     """What a chooser that knows costs and acceptance expects of the round: stop rules weigh one more token by it.
 
-    `goodput` is in tokens per second for the whole batch, times in seconds.
+    `goodput` is in tokens per second for the whole batch, times in seconds. `factors` are those of the rows in
+    `Calibration` (None: all 1).
     """
 
     goodput: float
@@ -29,6 +30,7 @@ class Outlook:
     per_step: float  # one more draft step, however many rows
     per_row: float  # each row in a draft step
     verify: FloatArray  # [n] the verify pass with n more tokens than rows
+    factors: FloatArray | None = None  # [B]
 
     @functools.cached_property
     def gained(self) -> FloatArray:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from pydantic import Field
 
 from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
-from adaptspec.control.choosers.planning import Market, best_plan
+from adaptspec.control.choosers.notes import Notes
+from adaptspec.control.choosers.planning import Market, Plan, best_plan
+from adaptspec.control.choosers.standing import MANY, BatchPlan, Newcomers, Seats, Wishes
 from adaptspec.control.choosers.tryouts import Allowance
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
 from adaptspec.control.signals import AcceptanceSignals, Calibration, Continuation, SignalSettings
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.types import FloatArray, IntArray, Missed, Reason, RoundRecord
+
+# Missed tokens that are worth looking at.
+_TELLING = 8
+# Drafts that say what a drafter is worth at first.
+_KNOWN = 24
+# How fast the rounds that a task's requests last are learned, per request.
+_LASTS_RATE = 0.2
 
 
 @dataclass(frozen=True)
@@ -28,10 +37,10 @@ class GoodputSettings:
     drafter: str = "draft-model"
     signals: SignalSettings = field(default_factory=SignalSettings)
     stops: bool = True
-    horizon_rounds: float = 32.0  # catching up is spread over this many rounds to come
+    horizon_rounds: float = 32.0  # catching up is spread over the rounds a request lasts: at first this many
     optimism: float = 0.15  # added to the acceptance of position j: optimism / sqrt(1 + times it was reached)
     tryouts: float = 0.01  # share of time that may be lost on trying rows that are off
-    replan_rows: int = 16  # a plan serves until this many row-rounds can be learned
+    replan_rounds: int = 8  # a plan serves so many rounds at most
 
 
 class Goodput:
@@ -57,68 +66,101 @@ class Goodput:
         self._settings = settings
         self._tiers: IntArray = np.array(sorted(set(settings.tiers) - {0}), dtype=np.int64)
         self.max_depth = int(self._tiers[-1]) if len(self._tiers) else 0
-        self._signals = AcceptanceSignals(rows, tasks, self.max_depth, settings.signals)
+        # Beyond the rows, one for each task: what is noted of requests that have ended.
+        self._ended = rows
+        self._task: IntArray = np.zeros(rows, dtype=np.int64)
+        self._rounds: IntArray = np.zeros(rows, dtype=np.int64)  # of the request in each row
+        self._lasts: FloatArray = np.full(tasks, settings.horizon_rounds)  # rounds of a request
+        self._signals = AcceptanceSignals(rows + tasks, tasks, self.max_depth, settings.signals)
+        for task in range(tasks):
+            self._signals.start(rows + task, task)
         self._continuation = Continuation(self.max_depth)
-        self.calibration = Calibration()
-        self._notes = _Notes(self.max_depth)
-        self._cached: _Cached | None = None
-        self._patience = 1
-        self._lot = 8
-        self._planned_at = 0
+        self.calibration = Calibration(rows + tasks)
+        self._notes = Notes(self.max_depth)
+        self._wishes = Wishes(rows, self.max_depth)
+        self._plan: BatchPlan | None = None
+        self._newcomers: Newcomers | None = None
+        self._seats: Seats | None = None
+        self._patience, self._rounds_left = 1, 0
         self._allowance = Allowance(settings.tryouts)
         self._trying: _Trying | None = None
         self._reading: _Trying | None = None  # a try that has only caught up so far
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
-        self._learn_notes()
+        self._notes.rename(row, self._ended + int(self._task[row]))
+        self._task[row] = task
         self._signals.start(row, task)
-        if self._cached is not None and self._cached.some_off:
-            self._allowance.grant(self._cached.plain, len(self._cached.choice.depths))
-        self._cached, self._patience = None, 1
+        self.calibration.start(row)
+        self._wishes.forget(row)
+        seats, self._seats = self._seats, None
+        if seats is not None and seats.some_off and self._plan is not None:
+            self._allowance.grant(self._plan.plain, len(seats.choice.depths))
 
     def finish(self, row: int) -> None:
         """What the row taught stays with its task; its own counts go at the next start."""
+        task, rounds = self._task[row], self._rounds[row]
+        if rounds:
+            self._lasts[task] += _LASTS_RATE * (rounds - self._lasts[task])
+        self._rounds[row] = 0
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
-        cached = self._cached
-        batch = signals.rows.tobytes()
-        if cached is None or not cached.serves(batch, signals.beside, self._notes.count - self._planned_at):
-            cached = self._plan(signals, batch)
-            self._cached = cached
-        if cached.some_off:
-            tryout = self._tryout(cached, signals)
+        if not self.max_depth:
+            return Choice(np.zeros_like(signals.rows), np.full_like(signals.rows, int(Reason.OFF)))
+        batch, seats, plan = signals.rows.tobytes(), self._seats, self._plan
+        if plan is None or self._rounds_left <= 0 or not plan.serves(signals.round_size):
+            seats = None
+            plan = self._planned(signals)
+        if seats is None or seats.batch != batch:
+            seats = self._seats = self._seated(plan, signals, batch)
+            plan = self._plan or plan
+        if seats.some_off:
+            tryout = self._tryout(plan, seats.choice, signals)
             if tryout is not None:
                 return tryout
-        return cached.choice.within(signals.limits)
+        return seats.choice.within(signals.limits)
 
     def market(self, signals: BatchSignals) -> Market:
-        """What drafting brings and costs these rows, by all that was learned so far; the next plan is made anew."""
-        self._cached = None
-        return self._market(signals, self._hopeful(signals.rows))
+        """What drafting brings and costs these rows, by all that was learned so far."""
+        self._learn_notes()
+        return self._market(signals, self._hopeful(self._signals.acceptance(signals.rows)))
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`. Where the drafter was off but could be scored, what it would have got counts."""
         if record.shadow is not None:
             record = as_played(record, 0, self.max_depth)
+        self.learn_played(record)
+
+    def learn_played(self, record: RoundRecord) -> None:
+        """`learn` of a round as this drafter played it: rows that another one drafted for are off, scores left out."""
         notes, size = self._notes, len(record.rows)
+        self._rounds_left -= 1
+        self._rounds[record.rows] += 1
         if size == 1:
-            notes.add_one(record)
+            notes.add(record)
         for start in range(0, size if size > 1 else 0, notes.MOST):
             if not notes.has_room:
                 self._learn_notes()
-            notes.add(record, slice(start, min(size, start + notes.MOST)))
+            notes.add_part(record, slice(start, min(size, start + notes.MOST)))
         if self._trying is not None:
             self._settle(record)
         if record.missed is not None:
-            self._signals.observe_missed(record.rows, record.missed.judged, record.missed.agreed)
-            self._cached = None
+            self._learn_missed(record.rows, record.missed)
         if not notes.has_room:
             self._learn_notes()
 
+    def _learn_missed(self, rows: IntArray, missed: Missed) -> None:
+        """What a few tokens tell, drafts will tell soon enough: each new request begins with one."""
+        telling = np.flatnonzero(missed.judged >= _TELLING)
+        if len(telling):
+            self._signals.observe_missed(rows[telling], missed.judged[telling], missed.agreed[telling])
+            if MANY * len(telling) > len(rows):
+                self._rounds_left = 0
+
     def learned(self) -> dict[str, FloatArray]:
-        """Counts of all traffic and of tasks, how often drafts go on, and the calibration; rounds in hand are left."""
+        """Counts of all traffic and of tasks, how often drafts go on, and the calibration."""
+        self._learn_notes()
         return {
             "acceptance": self._signals.learned(),
             "continuation": self._continuation.learned(),
@@ -131,24 +173,60 @@ class Goodput:
         self._signals.restore(known["acceptance"])
         self._continuation.restore(known["continuation"])
         self.calibration.restore(known["calibration"])
-        self._cached = None
+        self._plan = None
 
-    def _plan(self, signals: BatchSignals, batch: bytes) -> _Cached:
-        hopeful = self._hopeful(signals.rows)
+    def _planned(self, signals: BatchSignals) -> BatchPlan:
+        """A new plan for these rows; it also says what rows that join them should do."""
+        self._learn_notes()
+        rows = signals.rows
+        hopeful = self._hopeful(self._signals.acceptance(rows))
         market = self._market(signals, hopeful)
-        plan = best_plan(market)
-        outlook = Outlook(plan.goodput, hopeful, market.per_step, market.per_row, market.verify)
-        depths = plan.depths
-        drafting = int(np.count_nonzero(depths))
+        best = self._cautious(best_plan(market), market, signals)
+        factors = self.calibration.factors(rows)
+        outlook = Outlook(best.goodput, hopeful, market.per_step, market.per_row, market.verify, factors)
+        drafting = int(np.count_nonzero(best.depths))
+        cap = None
         if drafting and self._settings.stops and self.calibration.informed:
-            depths = np.where(depths > 0, self._reachable(outlook, drafting), 0)
+            cap = self._reachable(outlook, drafting)
+        plan = BatchPlan(signals.round_size, market, best, outlook, cap, self._tryout_cost(market, drafting))
+        # A batch that stays the same is planned anew after 1, 2, 4 ... rounds: estimates settle.
+        self._patience = min(2 * self._patience, self._settings.replan_rounds)
+        self._rounds_left = self._patience
+        self._plan, self._newcomers = plan, None
+        self._wishes.note(rows, best.depths, hopeful, factors)
+        return plan
+
+    def _cautious(self, best: Plan, market: Market, signals: BatchSignals) -> Plan:
+        """While nothing is known of the drafter, catching up may cost a round: not a whole batch of prompts."""
+        if len(best.depths) < MANY or self._signals.seen()[0] >= _KNOWN:
+            return best
+        seconds = self._cost.catch_up_seconds(self._settings.drafter, 1.0) * signals.lag[0]
+        order = np.argsort(seconds, kind="stable")
+        allowed = np.zeros(len(order), dtype=np.bool_)
+        allowed[order] = (np.cumsum(seconds[order]) <= market.plain) | (order == order[0])
+        return best if allowed.all() else replace(best, depths=best.depths * allowed)
+
+    def _seated(self, plan: BatchPlan, signals: BatchSignals, batch: bytes) -> Seats:
+        """The plan for the rows that run now."""
+        rows, wishes = signals.rows, self._wishes
+        fresh = np.flatnonzero(wishes.depths[rows] < 0)
+        if MANY * len(fresh) > len(rows):  # new neighbours change what a token is worth
+            self._patience = 1
+            plan, fresh = self._planned(signals), fresh[:0]
+        if len(fresh):
+            tasks, newcomers = self._task[rows[fresh]], self._newcomers
+            if newcomers is None:
+                hopeful = self._hopeful(self._signals.of_tasks())
+                newcomers = self._newcomers = Newcomers(plan, hopeful, *self._continuation.rates())
+            depths = newcomers.depths(tasks, self._entry(rows[fresh], signals.lag[0, fresh]))
+            wishes.note(rows[fresh], depths, newcomers.acceptance[tasks], 1.0)
+        depths = wishes.depths[rows]
+        if plan.cap is not None:
+            depths = np.where(depths > 0, plan.cap, 0)
         reasons = np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF))
-        # A batch that stays the same is planned anew after 2, 4, 8 ... row-rounds: estimates settle.
-        self._patience = min(2 * self._patience, self._settings.replan_rows)
-        choice = Choice(depths, reasons, outlook)
-        some_off = drafting < len(depths) and self.max_depth > 0
-        tryout = self._tryout_cost(market, drafting) if some_off else (0.0, 0.0)
-        return _Cached(batch, signals.beside, self._patience, choice, some_off, market.plain, tryout)
+        outlook = replace(plan.outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows])
+        some_off = self.max_depth > 0 and not depths.all()
+        return Seats(batch, Choice(depths, reasons, outlook), some_off)
 
     @staticmethod
     def _tryout_cost(market: Market, drafting: int) -> tuple[float, float]:
@@ -156,12 +234,15 @@ class Goodput:
         fixed = 0.0 if drafting else market.per_step + max(0.0, market.overhead - market.plain_overhead)
         return fixed, market.per_row + float(market.verify[1] - market.verify[0])
 
-    def _hopeful(self, rows: IntArray) -> FloatArray:
-        """Conditional acceptance [B, D] by all that was seen, with hope where that is little."""
-        self._learn_notes()
-        acceptance = self._signals.acceptance(rows)
+    def _hopeful(self, acceptance: FloatArray) -> FloatArray:
+        """Conditional acceptance [N, D] with hope where little was seen."""
         unsure = self._settings.optimism / np.sqrt(1.0 + self._signals.seen())
         return np.minimum(acceptance + unsure, np.maximum(acceptance, 0.98))
+
+    def _entry(self, rows: IntArray, lag: IntArray) -> FloatArray:
+        """Seconds per round for catching up, spread over the rounds that requests of the row's task last; all [N]."""
+        each = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
+        return np.asarray(each * lag / self._lasts[self._task[rows]], dtype=np.float64)
 
     def _market(self, signals: BatchSignals, acceptance: FloatArray) -> Market:
         cost, name, size = self._cost, self._settings.drafter, signals.round_size
@@ -170,13 +251,12 @@ class Goodput:
         survival = np.cumprod(acceptance, axis=1)
         kept, drafted = self._continuation.rates()
         tokens = size + np.arange(len(signals.rows) * self.max_depth + 1, dtype=np.float64)
-        catch_up = cost.catch_up_seconds(name, 1.0) / self._settings.horizon_rounds
         return Market(
             gains=survival * kept,
             sizes=np.broadcast_to(drafted, survival.shape),
             tiers=self._tiers,
             limits=signals.limits,
-            entry=signals.lag[0].astype(np.float64) * catch_up,
+            entry=self._entry(signals.rows, signals.lag[0]),
             base_tokens=float(size),
             plain=cost.plain_seconds(size, context),
             plain_overhead=cost.overhead_seconds(size, drafting=False),
@@ -199,51 +279,54 @@ class Goodput:
             depth += 1
         return int(self._tiers[max(0, int(np.searchsorted(self._tiers, depth, side="right")) - 1)])
 
-    def _tryout(self, cached: _Cached, signals: BatchSignals) -> Choice | None:
+    def _tryout(self, plan: BatchPlan, choice: Choice, signals: BatchSignals) -> Choice | None:
         """One token for rows that are off, as far as the allowance goes: fewest rejections, then least lag first."""
-        self._allowance.earn(cached.plain)
-        reading = self._go_on_reading(cached, signals)
+        self._allowance.earn(plan.plain)
+        reading = self._go_on_reading(choice, signals)
         if reading is not None:
             return reading
-        fixed, per_try = cached.tryout
-        catch_up = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
+        fixed, per_try = plan.tryout
         if not self._allowance.affords(fixed + per_try):
             return None
-        off = np.flatnonzero((cached.choice.depths == 0) & (signals.limits >= self._tiers[0]))
+        off = np.flatnonzero((choice.depths == 0) & (signals.limits >= self._tiers[0]))
         if not len(off):
             return None
         # Catching up is priced at two rounds at most: saving for an ever longer lag would never end.
-        entry = np.minimum(catch_up * signals.lag[0, off], 2.0 * cached.plain)
+        catch_up = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
+        entry = np.minimum(catch_up * signals.lag[0, off], 2.0 * plan.plain)
+        if not self._allowance.affords(fixed + per_try + float(entry.min())):
+            return None
         order = np.lexsort((entry, self._signals.rejections(signals.rows[off])))
         spent = fixed + np.cumsum(per_try + entry[order])
-        number = sum(1 for seconds in spent.tolist() if self._allowance.affords(seconds))
+        number = self._allowance.affordable(spent)
         if not number:
             return None
         chosen = off[order[:number]]
-        self._trying = _Trying(frozenset(signals.rows[chosen].tolist()), float(spent[number - 1]), cached.plain)
-        return self._try(chosen, cached, signals)
+        self._trying = _Trying(frozenset(signals.rows[chosen].tolist()), float(spent[number - 1]), plan.plain)
+        return self._try(chosen, choice, signals)
 
-    def _go_on_reading(self, cached: _Cached, signals: BatchSignals) -> Choice | None:
+    def _go_on_reading(self, choice: Choice, signals: BatchSignals) -> Choice | None:
         """A long pause is caught up in several rounds; the try it was begun for lasts until something was drafted."""
         reading, self._reading = self._reading, None
         if reading is None:
             return None
-        begun = np.isin(signals.rows, list(reading.rows)) & (cached.choice.depths == 0)
+        begun = np.isin(signals.rows, list(reading.rows)) & (choice.depths == 0)
         chosen = np.flatnonzero(begun & (signals.limits >= self._tiers[0]))
         if not len(chosen):
             self._allowance.settle(reading.cost, 0.0)
             return None
         self._trying = reading
-        return self._try(chosen, cached, signals)
+        return self._try(chosen, choice, signals)
 
-    def _try(self, chosen: IntArray, cached: _Cached, signals: BatchSignals) -> Choice:
-        """The plan, but for one token drafted by the rows at `chosen`."""
-        depths = np.minimum(cached.choice.depths, signals.limits)
+    def _try(self, chosen: IntArray, choice: Choice, signals: BatchSignals) -> Choice:
+        """The plan, but for one token drafted by the rows at `chosen`; what few say of many can wait for the next."""
+        depths = np.minimum(choice.depths, signals.limits)
         depths[chosen] = self._tiers[0]
-        reasons = cached.choice.reasons.copy()
+        reasons = choice.reasons.copy()
         reasons[chosen] = Reason.EXPLORE
-        self._cached, self._patience = None, 1
-        return Choice(depths, reasons, cached.choice.outlook)
+        if MANY * len(chosen) > len(depths):
+            self._rounds_left, self._patience = 0, 1
+        return Choice(depths, reasons, choice.outlook)
 
     def _settle(self, record: RoundRecord) -> None:
         trying, self._trying = self._trying, None
@@ -252,43 +335,18 @@ class Goodput:
             if record.caught_up and not record.drafted[mine].any():
                 self._reading = trying
                 return
-            kept = int(record.accepted[mine].sum())
+            kept = int((record.emitted[mine] - 1).sum())
             self._allowance.settle(trying.cost, kept * trying.plain / len(record.rows))
 
     def _learn_notes(self) -> None:
-        """Rows learn at once; what is common to all drafts is slow to change, and learned in larger lots."""
         notes = self._notes
-        rows, depths, drafted, accepted = notes.rounds()
-        if notes.one_row and notes.parts:
-            new = slice(notes.parts[0].start, notes.count)
-            self._signals.observe_row(int(rows[new.start]), drafted[new], accepted[new])
-        else:
-            for part in notes.parts:
-                self._signals.observe(rows[part], drafted[part], accepted[part])
-        notes.parts.clear()
-        notes.one_row = True
-        if notes.count >= self._lot:
-            self._lot = min(2 * self._lot, 64)
-            self._continuation.observe(depths, drafted, accepted)
-            self.calibration.observe(notes.confidence(), drafted, accepted)
-            notes.clear()
-        self._planned_at = notes.count
-
-
-@dataclass(frozen=True)
-class _Cached:
-    """A plan and what it was made for: this batch, until that many row-rounds are waiting to be learned."""
-
-    batch: bytes
-    beside: int
-    until: int
-    choice: Choice
-    some_off: bool
-    plain: float  # seconds of a round without drafts
-    tryout: tuple[float, float]
-
-    def serves(self, batch: bytes, beside: int, learnable: int) -> bool:
-        return learnable < self.until and batch == self.batch and beside == self.beside
+        if not notes.count:
+            return
+        rows, depths, drafted, kept = notes.rounds()
+        self._signals.observe(rows, drafted, kept)
+        self._continuation.observe(depths, drafted, kept)
+        self.calibration.observe(notes.confidence(), drafted, kept, rows)
+        notes.clear()
 
 
 @dataclass(frozen=True)
@@ -298,61 +356,6 @@ class _Trying:
     rows: frozenset[int]
     cost: float
     plain: float
-
-
-class _Notes:
-    """Row-rounds not yet learned: learning many at once costs hardly more than one."""
-
-    _ROOM, MOST = 256, 128
-
-    def __init__(self, depth: int) -> None:
-        self.count = 0
-        self.one_row = True
-        self.parts: list[slice] = []
-        self._whole: IntArray = np.zeros((4, self._ROOM), dtype=np.int64)
-        self._confidence: FloatArray = np.full((self._ROOM, depth), np.nan)
-
-    @property
-    def has_room(self) -> bool:
-        return self.count + self.MOST <= self._ROOM
-
-    def rounds(self) -> IntArray:
-        """Rows, depths, drafted, accepted: [4, N]."""
-        return self._whole[:, : self.count]
-
-    def confidence(self) -> FloatArray:
-        """[N, D]."""
-        return self._confidence[: self.count]
-
-    def clear(self) -> None:
-        self._confidence[: self.count] = np.nan
-        self.count = 0
-
-    def add_one(self, record: RoundRecord) -> None:
-        # Four times faster at batch 1, where a round is shortest, than slices of one.
-        n, whole, row = self.count, self._whole, record.rows.item()
-        self.one_row = self.one_row and (not self.parts or bool(whole[0, n - 1] == row))
-        whole[0, n] = row
-        whole[2, n] = drafted = record.drafted.item()
-        # A row that only caught up was not asked for a draft: its end says nothing of how long drafts go on.
-        whole[1, n] = 0 if record.caught_up and not drafted else record.depths.item()
-        whole[3, n] = record.accepted.item()
-        if drafted:
-            self._confidence[n, : record.confidence.shape[1]] = record.confidence[0]
-        self.count = n + 1
-        self.parts.append(slice(n, n + 1))
-
-    def add(self, record: RoundRecord, part: slice) -> None:
-        self.one_row = False
-        here = slice(self.count, self.count + part.stop - part.start)
-        self._whole[0, here] = record.rows[part]
-        self._whole[2, here] = drafted = record.drafted[part]
-        depths = record.depths[part]
-        self._whole[1, here] = np.where(drafted > 0, depths, 0) if record.caught_up else depths
-        self._whole[3, here] = record.accepted[part]
-        self._confidence[here, : record.confidence.shape[1]] = record.confidence[part]
-        self.count = here.stop
-        self.parts.append(here)
 
 
 class PriorSpec(Part):

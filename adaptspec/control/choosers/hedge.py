@@ -94,7 +94,7 @@ class Hedge:
         self._chance: FloatArray = np.full(rows, np.nan)
         self._prospects = Prospects(len(self._names), rows, self.max_depth)
         self._waiting: list[RoundRecord] = []
-        self._due, self._patience = 0, 1
+        self._due, self._patience, self._new = 0, 1, 0
         self._tries = _Tries(len(self._names), settings.tryouts)
         self._random = np.random.default_rng(settings.seed)
 
@@ -107,7 +107,7 @@ class Hedge:
         self._own.start(row, self._groups.weights(self._group[row : row + 1])[0])
         self._prospects.forget(row)
         self._drawn[row] = -1
-        self._due, self._patience = min(self._due, 2), 1
+        self._new += 1
 
     def finish(self, row: int) -> None:
         """What the row taught stays with its group; its own weights go at the next start."""
@@ -117,6 +117,9 @@ class Hedge:
         if self.max_depth == 0:
             return Choice(np.zeros_like(signals.rows), np.full_like(signals.rows, int(Reason.OFF)))
         self._due -= 1
+        if 8 * self._new > len(signals.rows):
+            self._due, self._patience = min(self._due, 2), 1
+            self._new = 0
         if self._due <= 0:
             self._renew(signals)
             self._draw(signals.rows)
@@ -160,6 +163,7 @@ class Hedge:
         self._learn_waiting()
         markets = [part.market(_seen_by(which, signals)) for which, part in enumerate(self._parts)]
         self._prospects.renew(signals.rows, markets)
+        self._new = 0
         self._patience = min(2 * self._patience, self._settings.dwell)
         self._due = self._patience
 
@@ -295,8 +299,9 @@ def _seen_by(which: int, signals: BatchSignals) -> BatchSignals:
 def _spread(outlook: Outlook, mine: IntArray, rows: int) -> Outlook:
     """An outlook on some of the rows, laid out for the whole batch."""
     acceptance: FloatArray = np.zeros((rows, outlook.acceptance.shape[1]))
-    acceptance[mine] = outlook.acceptance
-    return replace(outlook, acceptance=acceptance)
+    factors: FloatArray = np.ones(rows)
+    acceptance[mine], factors[mine] = outlook.acceptance, 1.0 if outlook.factors is None else outlook.factors
+    return replace(outlook, acceptance=acceptance, factors=factors)
 
 
 class HedgeSpec(Part):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adaptspec.control.arrays import some
+from adaptspec.control.arrays import alike, some
 from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
@@ -91,8 +91,11 @@ class LookupGoodput:
         else:
             self._learn_many(record)
         if self._planner is not None and self._settings.model is not None:
-            played = replace(record, shadow=None, shadow_drafted=None)
-            self._planner.learn(as_played(played, self._settings.model, self.max_depth))
+            if not alike(record.drafter, self._settings.model):
+                record = as_played(
+                    replace(record, shadow=None, shadow_drafted=None), self._settings.model, self.max_depth
+                )
+            self._planner.learn_played(record)
 
     def _learn_one(self, record: RoundRecord) -> None:
         which, row = self._settings.lookup, record.rows.item()

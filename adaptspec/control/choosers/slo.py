@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -62,31 +62,35 @@ class Slo:
         self.calibration = self._goodput.calibration
         self._seconds: FloatArray = np.zeros(rows)
         self._tokens: FloatArray = np.zeros(rows)
-        self._plan: _Plan | None = None
+        self._depths: IntArray = np.full(rows, -1, dtype=np.int64)  # -1: goodput's own will do
+        self._hurried, self._rounds_left = False, 0
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
         self._goodput.start(row, task)
         self._seconds[row] = self._tokens[row] = 0.0
-        self._plan = None
+        self._depths[row] = -1
+        self._rounds_left = min(self._rounds_left, self._settings.review_rounds // 2)
 
     def finish(self, row: int) -> None:
         """See `Goodput.finish`."""
         self._goodput.finish(row)
 
     def choose(self, signals: BatchSignals) -> Choice:
-        """See `Chooser.choose`. A plan serves for a few rounds of the same batch."""
-        plan, batch = self._plan, signals.rows.tobytes()
+        """See `Chooser.choose`. A plan serves for a few rounds; rows that join meanwhile follow goodput."""
         if self.max_depth == 0:
             return self._goodput.choose(signals)
-        if plan is None or plan.rounds <= 0 or plan.batch != batch:
-            plan = self._made(signals, batch)
-            self._plan = plan
-        plan.rounds -= 1
-        choice = plan.choice
-        if choice is None:
-            return self._goodput.choose(signals)
-        return replace(choice, depths=np.minimum(choice.depths, signals.limits))
+        if self._rounds_left <= 0:
+            self._rounds_left = self._settings.review_rounds
+            self._hurried = self._review(signals)
+        self._rounds_left -= 1
+        choice = self._goodput.choose(signals)
+        if not self._hurried:
+            return choice
+        own = self._depths[signals.rows]
+        depths = np.minimum(np.where(own < 0, choice.depths, own), signals.limits)
+        reasons = np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF))
+        return Choice(depths, reasons, choice.outlook)
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
@@ -102,18 +106,19 @@ class Slo:
         """See `Chooser.restore`."""
         self._goodput.restore(learned)
 
-    def _made(self, signals: BatchSignals, batch: bytes) -> _Plan:
+    def _review(self, signals: BatchSignals) -> bool:
+        """Whether goodput's own depths would make a row late; `_depths` then hold better ones for these rows."""
         market = self._goodput.market(signals)
-        wish = self._goodput.choose(signals)
-        depths = np.minimum(wish.depths, signals.limits)
+        wish = np.minimum(self._goodput.choose(signals).depths, signals.limits)
         allowed = self._allowed(signals.rows)
-        rounds = self._settings.review_rounds
-        if worst_pace(market, depths[None], allowed)[0] >= 1.0:
-            return _Plan(batch, rounds, None)
+        if worst_pace(market, wish[None], allowed)[0] >= 1.0:
+            return False
         plan = keep_pace(market, allowed)
-        hurried = self._with_spare(market, plan.depths, depths, allowed) if plan.worst >= 1.0 else plan.depths
-        reasons = np.where(hurried > 0, int(Reason.POLICY), int(Reason.OFF))
-        return _Plan(batch, rounds, Choice(hurried, reasons, wish.outlook))
+        self._depths[:] = -1
+        self._depths[signals.rows] = (
+            self._with_spare(market, plan.depths, wish, allowed) if plan.worst >= 1.0 else plan.depths
+        )
+        return True
 
     def _allowed(self, rows: IntArray) -> FloatArray:
         """Seconds per token from here on [B], so that the whole meets the target at the horizon."""
@@ -131,15 +136,6 @@ class Slo:
         goodput = emitted / seconds_of(market, candidates)
         fits = worst_pace(market, candidates, allowed) >= 1.0
         return candidates[int(np.argmax(np.where(fits, goodput, -1.0)))] if fits.any() else least
-
-
-@dataclass
-class _Plan:
-    """Depths for a batch (None: goodput's own will do), and for how many more rounds."""
-
-    batch: bytes
-    rounds: int
-    choice: Choice | None
 
 
 class SloSpec(Part):

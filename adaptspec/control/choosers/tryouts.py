@@ -5,6 +5,10 @@ Knows seconds and which rows are off; not why.
 
 from __future__ import annotations
 
+import numpy as np
+
+from adaptspec.types import FloatArray
+
 
 class Allowance:
     """Time that may be spent on drafts expected to lose. Earned as a share of the time that passes.
@@ -37,6 +41,10 @@ class Allowance:
     def affords(self, seconds: float) -> bool:
         """Whether a try of this cost may be made now."""
         return self._share > 0.0 and self._seconds >= seconds
+
+    def affordable(self, spent: FloatArray) -> int:
+        """How many tries may be made now, if the first n cost `spent[n - 1]` (ascending)."""
+        return int(np.searchsorted(spent, self._seconds, side="right")) if self._share > 0.0 else 0
 
     def settle(self, cost: float, worth: float) -> None:
         """A try has been made: what it cost, and what its accepted tokens were worth, in seconds."""

@@ -48,7 +48,7 @@ class MarginalGoodputStop:
         if self._lines is None or self._lines.outlook is not outlook:
             self._learn_notes()
             self._table = self._calibration.table().tolist()
-            self._lines = _Lines(outlook)
+            self._lines = _Lines(outlook, self._lines)
         return _MarginalRound(self._lines, self._table, len(choice.depths))
 
     def learn(self, record: RoundRecord) -> None:
@@ -76,10 +76,15 @@ class MarginalGoodputStop:
 class _Lines:
     """An outlook as plain lists: reading one number of a list costs a tenth of reading it of an array."""
 
-    def __init__(self, outlook: Outlook) -> None:
+    def __init__(self, outlook: Outlook, last: _Lines | None) -> None:
         self.outlook = outlook
         self.acceptance: list[list[float]] = outlook.acceptance.tolist()
-        self.price: list[float] = (outlook.goodput * _slopes(outlook.verify)).tolist()
+        self.factors = [1.0] * len(self.acceptance) if outlook.factors is None else outlook.factors.tolist()
+        # Where only rows came and went, prices are those of before.
+        if last is not None and last.outlook.verify is outlook.verify and last.outlook.goodput == outlook.goodput:
+            self.price: list[float] = last.price
+        else:
+            self.price = (outlook.goodput * _slopes(outlook.verify)).tolist()
         self.per_step = outlook.goodput * outlook.per_step
         self.per_row = outlook.goodput * outlook.per_row
 
@@ -109,11 +114,15 @@ class _MarginalRound:
 
     def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:  # noqa: ARG002
         lines, table, bins = self._lines, self._table, len(self._table)
+        factors = lines.factors
         gains = []
         for i, sure in zip(index.tolist(), confidence.tolist(), strict=True):
             position = lines.acceptance[i]
             # NaN differs from itself: a drafter without confidences is judged by its record.
-            here = table[min(int(sure * bins), bins - 1)] if sure == sure else position[step - 1]  # noqa: PLR0124
+            if sure == sure:  # noqa: PLR0124
+                here = max(0.01, 1.0 - factors[i] * (1.0 - table[min(int(sure * bins), bins - 1)]))
+            else:
+                here = position[step - 1]
             self._survival[i] *= here
             gains.append(self._survival[i] * (position[step] if step < len(position) else 0.0))
         self._drafted += len(gains)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,15 +25,24 @@ def choice(
 
 def test_marginal_goodput_follows_confidence() -> None:
     rule = MarginalGoodputStop(Calibration())
-    assert ask(rule.begin(choice(1)), [0.95]) == [True]
-    assert ask(rule.begin(choice(1)), [0.05]) == [False]
+    assert ask(rule.begin(choice(1, goodput=1200.0)), [0.95]) == [True]
+    assert ask(rule.begin(choice(1, goodput=1200.0)), [0.05]) == [False]
+
+
+def test_marginal_goodput_follows_the_row() -> None:
+    """The same confidence, in a row that is rejected more often than it should be, and in one less often."""
+    rule = MarginalGoodputStop(Calibration())
+    both = choice(2, goodput=1200.0, token=4e-4, step=1e-5)
+    assert both.outlook is not None
+    asked = replace(both, outlook=replace(both.outlook, factors=np.array([2.0, 0.5])))
+    assert ask(rule.begin(asked), [0.5, 0.5]) == [False, True]
 
 
 def test_marginal_goodput_survival_multiplies_over_steps() -> None:
     """Each token looks good enough alone; together they are not."""
     rule = MarginalGoodputStop(Calibration())
     stop = rule.begin(choice(1))
-    answers = [ask(stop, [0.75], step)[0] for step in range(1, 7)]
+    answers = [ask(stop, [0.65], step)[0] for step in range(1, 7)]
     assert answers[0]
     assert not answers[-1]
     assert answers == sorted(answers, reverse=True)
@@ -45,7 +56,7 @@ def test_marginal_goodput_never_goes_on_where_time_costs_more_than_a_token_is_wo
 def test_a_step_is_shared_by_the_rows_that_take_it() -> None:
     """Alone, the step costs more than the row gains; four rows together pay for it."""
     rule = MarginalGoodputStop(Calibration())
-    dear = {"goodput": 1000.0, "step": 9e-4}
+    dear = {"goodput": 1000.0, "step": 9e-4, "token": 4e-4}
     assert ask(rule.begin(choice(1, **dear)), [0.95]) == [False]
     assert ask(rule.begin(choice(4, **dear)), [0.95] * 4) == [True] * 4
     assert ask(rule.begin(choice(4, **dear)), [0.95, 0.95, 0.95, 0.02]) == [True, True, True, False]

@@ -1,0 +1,93 @@
+"""What a joint plan leaves behind: depths of rows, and prices by which rows that join the batch are judged alone.
+
+Knows markets and plans; it does not know when a plan is made, nor what was learned for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptspec.control.choosers.chooser import Choice, Outlook
+from adaptspec.control.choosers.planning import Market, Plan
+from adaptspec.types import FloatArray, IntArray
+
+# More than one row in so many: news of these cannot wait for the next plan.
+MANY = 8
+
+
+class Wishes:
+    """What plans said last of each row of the engine: depth (-1: nothing), acceptance, factor."""
+
+    def __init__(self, rows: int, depth: int) -> None:
+        self.depths: IntArray = np.full(rows, -1, dtype=np.int64)
+        self.acceptance: FloatArray = np.zeros((rows, depth))
+        self.factors: FloatArray = np.ones(rows)
+
+    def forget(self, row: int) -> None:
+        """A new request is in `row`."""
+        self.depths[row] = -1
+
+    def note(self, rows: IntArray, depths: IntArray, acceptance: FloatArray, factors: FloatArray | float) -> None:
+        """Of different rows: depths [N], acceptance [N, D], factors [N]."""
+        self.depths[rows], self.acceptance[rows], self.factors[rows] = depths, acceptance, factors
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What was found best for a batch of `size` rows."""
+
+    size: int
+    market: Market
+    best: Plan
+    outlook: Outlook
+    cap: int | None  # depth of all rows that draft, where a stop rule ends drafts
+    tryout: tuple[float, float]
+
+    @property
+    def plain(self) -> float:
+        """Seconds of a round without drafts."""
+        return self.market.plain
+
+    def serves(self, size: int) -> bool:
+        """Whether a batch of this size is much the same."""
+        return MANY * abs(size - self.size) <= self.size
+
+
+class Newcomers:
+    """The best depth of new rows, by task, at the prices of a plan.
+
+    Given the goodput of the round, rows can be judged apart: one drafts while its next token gains more than goodput x
+    its seconds (Dinkelbach).
+    """
+
+    def __init__(self, plan: BatchPlan, acceptance: FloatArray, kept: FloatArray, drafted: FloatArray) -> None:
+        """`acceptance` [tasks, D]; `kept` and `drafted` as `Continuation.rates` says."""
+        self.acceptance = acceptance
+        market, goodput = plan.market, plan.best.goodput
+        used, last = int(plan.best.depths.sum()), len(market.verify) - 1
+        ahead = max(1, min(4, last - used))
+        per_token = market.per_row + float(market.verify[min(used + ahead, last)] - market.verify[used]) / ahead
+        fixed = 0.0
+        if not used:  # the only one to draft pays for the steps
+            per_token += market.per_step
+            fixed = max(0.0, market.overhead - market.plain_overhead)
+        gains = np.cumsum(np.cumprod(acceptance, axis=1) * kept, axis=1)
+        worth = (gains - goodput * (fixed + per_token * np.cumsum(drafted)))[:, market.tiers - 1]
+        self._depth = market.tiers[worth.argmax(axis=1)]
+        self._seconds = worth.max(axis=1) / goodput
+
+    def depths(self, tasks: IntArray, entry: FloatArray) -> IntArray:
+        """Of rows of these tasks that must spend `entry` seconds on catching up; all [N]."""
+        depths: IntArray = np.where(self._seconds[tasks] > entry, self._depth[tasks], 0)
+        return depths
+
+
+@dataclass(frozen=True)
+class Seats:
+    """The plan laid out for the rows of a batch, and whether any is off."""
+
+    batch: bytes
+    choice: Choice
+    some_off: bool

@@ -1,0 +1,30 @@
+"""Notes of rounds: what counts as kept, and whose it is once the request has ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from adaptspec.control.choosers.notes import Notes
+from tests.control.helpers import record
+
+
+def test_tokens_behind_the_end_of_a_request_are_not_kept() -> None:
+    """Alone or in a batch: three were accepted, the second ended the text, so one was gained."""
+    for rows in (1, 2):
+        notes = Notes(7)
+        made = replace(record([4] * rows, [3] * rows), emitted=np.full(rows, 2))
+        if rows == 1:
+            notes.add(made)
+        else:
+            notes.add_part(made, slice(0, rows))
+        assert notes.rounds()[3].tolist() == [1] * rows
+
+
+def test_rounds_of_a_request_that_ended_go_under_another_name() -> None:
+    notes = Notes(7)
+    notes.add(record([2], [1]))
+    notes.rename(0, 9)
+    notes.add(record([3], [1]))
+    assert notes.rounds()[0].tolist() == [9, 0]
