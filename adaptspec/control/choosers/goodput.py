@@ -75,7 +75,9 @@ class Goodput:
         for task in range(tasks):
             self._signals.start(rows + task, task)
         self._continuation = Continuation(self.max_depth)
-        self.calibration = Calibration(rows + tasks)
+        self.calibration = Calibration(rows + tasks, tasks)
+        for task in range(tasks):
+            self.calibration.start(rows + task, task)
         self._notes = Notes(self.max_depth)
         self._wishes = Wishes(rows, self.max_depth)
         self._plan: BatchPlan | None = None
@@ -91,7 +93,7 @@ class Goodput:
         self._notes.rename(row, self._ended + int(self._task[row]))
         self._task[row] = task
         self._signals.start(row, task)
-        self.calibration.start(row)
+        self.calibration.start(row, task)
         self._wishes.forget(row)
         seats, self._seats = self._seats, None
         if seats is not None and seats.some_off and self._plan is not None:
