@@ -74,3 +74,8 @@ def test_a_shadow_is_what_it_would_have_drafted(tokens: list[int], emitted: int)
     assert shadow.drafted == len(would)
     assert shadow.accepted == (right.index(False) if False in right else len(right))
     assert _propose(scored, tokens, 4) == _propose(plain, tokens, 4)
+
+
+def test_a_draft_stops_at_the_end_of_the_text() -> None:
+    """A prompt holds end tokens between its turns: what followed one there does not follow this answer."""
+    assert _propose(NgramDrafter(ends={4}), [1, 2, 3, 4, 5, 6, 1, 2], 7) == [3, 4]
