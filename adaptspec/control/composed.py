@@ -45,6 +45,7 @@ class ComposedPolicy:
     ) -> None:
         """`keeper` makes the outlook that a stop rule asks for where the chooser has none."""
         self._chooser = chooser
+        self._offered = chooser if isinstance(chooser, OfferWatcher) and chooser.watches_offers else None
         self._drafters = drafters
         self._stop = stop or NoStop()
         self._guard = guard
@@ -79,7 +80,12 @@ class ComposedPolicy:
     @property
     def watches_offers(self) -> bool:
         """See `OfferWatcher`."""
-        return isinstance(self._chooser, OfferWatcher) and self._chooser.watches_offers
+        return self._offered is not None
+
+    @property
+    def looking(self) -> bool:
+        """See `OfferWatcher`."""
+        return self._offered is not None and self._offered.looking
 
     def start(self, row: int, task: int) -> None:
         """See `Policy.start`."""

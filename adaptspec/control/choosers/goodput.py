@@ -27,6 +27,8 @@ _TELLING = 8
 _KNOWN = 24
 # How fast the rounds that a task's requests last are learned, per request.
 _LASTS_RATE = 0.2
+# Rounds that the first plan of a batch serves, halved.
+_SOON = 2
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class GoodputSettings:
     horizon_rounds: float = 32.0  # catching up is spread over the rounds a request lasts: at first this many
     optimism: float = 0.15  # added to the acceptance of position j: optimism / sqrt(1 + times it was reached)
     tryouts: float = 0.01  # share of time that may be lost on trying rows that are off
-    replan_rounds: int = 8  # a plan serves so many rounds at most
+    replan_rounds: int = 16  # a plan serves so many rounds at most, four times as many where it is off
 
 
 class Goodput:
@@ -83,7 +85,7 @@ class Goodput:
         self._plan: BatchPlan | None = None
         self._newcomers: Newcomers | None = None
         self._seats: Seats | None = None
-        self._patience, self._rounds_left = 1, 0
+        self._patience, self._rounds_left = _SOON, 0
         self._allowance = Allowance(settings.tryouts)
         self._trying: _Trying | None = None
         self._reading: _Trying | None = None  # a try that has only caught up so far
@@ -191,8 +193,10 @@ class Goodput:
         if drafting and self._settings.stops and self.calibration.informed:
             cap = self._reachable(outlook, drafting)
         plan = BatchPlan(signals.round_size, market, best, outlook, cap, self._tryout_cost(market, drafting))
-        # A batch that stays the same is planned anew after 1, 2, 4 ... rounds: estimates settle.
-        self._patience = min(2 * self._patience, self._settings.replan_rounds)
+        # A batch that stays the same is planned anew after 4, 8, 16 ... rounds: estimates settle. On tapes nothing is
+        # lost by it, and a plan takes as long as a tenth of a small model's pass. Off, there is little news to plan on.
+        most = self._settings.replan_rounds if drafting else 4 * self._settings.replan_rounds
+        self._patience = min(2 * self._patience, most)
         self._rounds_left = self._patience
         self._plan, self._newcomers = plan, None
         self._wishes.note(rows, best.depths, hopeful, factors)
@@ -213,7 +217,7 @@ class Goodput:
         rows, wishes = signals.rows, self._wishes
         fresh = np.flatnonzero(wishes.depths[rows] < 0)
         if MANY * len(fresh) > len(rows):  # new neighbours change what a token is worth
-            self._patience = 1
+            self._patience = _SOON
             plan, fresh = self._planned(signals), fresh[:0]
         if len(fresh):
             tasks, newcomers = self._task[rows[fresh]], self._newcomers
@@ -290,13 +294,15 @@ class Goodput:
         fixed, per_try = plan.tryout
         if not self._allowance.affords(fixed + per_try):
             return None
-        off = np.flatnonzero((choice.depths == 0) & (signals.limits >= self._tiers[0]))
-        if not len(off):
-            return None
         # Catching up is priced at two rounds at most: saving for an ever longer lag would never end.
-        catch_up = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
+        catch_up, least = self._cost.catch_up_seconds(self._settings.drafter, 1.0), fixed + per_try
+        if len(choice.depths) == 1 and not self._allowance.affords(
+            least + min(catch_up * signals.lag[0, 0].item(), 2.0 * plan.plain)
+        ):
+            return None
+        off = np.flatnonzero((choice.depths == 0) & (signals.limits >= self._tiers[0]))
         entry = np.minimum(catch_up * signals.lag[0, off], 2.0 * plan.plain)
-        if not self._allowance.affords(fixed + per_try + float(entry.min())):
+        if not self._allowance.affords(least + float(entry.min(initial=np.inf))):
             return None
         order = np.lexsort((entry, self._signals.rejections(signals.rows[off])))
         spent = fixed + np.cumsum(per_try + entry[order])
@@ -327,7 +333,7 @@ class Goodput:
         reasons = choice.reasons.copy()
         reasons[chosen] = Reason.EXPLORE
         if MANY * len(chosen) > len(depths):
-            self._rounds_left, self._patience = 0, 1
+            self._rounds_left, self._patience = 0, _SOON
         return Choice(depths, reasons, choice.outlook)
 
     def _settle(self, record: RoundRecord) -> None:

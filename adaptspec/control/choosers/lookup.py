@@ -17,6 +17,9 @@ from adaptspec.control.learned import counts
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
+# Rounds without an offer that was worth taking, before looking gets rarer: one round in so many.
+_PATIENCE, _LOOKS_EVERY = 16, 4
+
 
 @dataclass(frozen=True)
 class LookupSettings:
@@ -54,14 +57,21 @@ class LookupGoodput:
         self._tiers = [tier for tier in settings.tiers if tier]
         self._others: IntArray = np.zeros(0, dtype=np.int64)
         self._prices: _Prices | None = None
+        self._idle = 0  # rounds since an offer was taken, or a request began
 
     @property
     def watches_offers(self) -> bool:
         """See `OfferWatcher`."""
         return self.max_depth > 0
 
+    @property
+    def looking(self) -> bool:
+        """See `OfferWatcher`. After rounds without an offer worth taking, now and then: looking takes time."""
+        return self._idle < _PATIENCE or self._idle % _LOOKS_EVERY == 0
+
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
+        self._idle = 0
         self._streaks.start(row, task)
         if self._planner is not None:
             self._planner.start(row, task)
@@ -86,10 +96,8 @@ class LookupGoodput:
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
-        if len(record.rows) == 1:
-            self._learn_one(record)
-        else:
-            self._learn_many(record)
+        taken = self._learn_one(record) if len(record.rows) == 1 else self._learn_many(record)
+        self._idle = 0 if taken else self._idle + 1
         if self._planner is not None and self._settings.model is not None:
             if not alike(record.drafter, self._settings.model):
                 record = as_played(
@@ -97,14 +105,18 @@ class LookupGoodput:
                 )
             self._planner.learn_played(record)
 
-    def _learn_one(self, record: RoundRecord) -> None:
+    def _learn_one(self, record: RoundRecord) -> bool:
+        """Whether the offer was taken."""
         which, row = self._settings.lookup, record.rows.item()
         if record.drafter.item() == which and record.depths.item():
             self._streaks.observe_one(row, record.drafted.item(), record.accepted.item())
-        elif record.shadow is not None and record.shadow_drafted is not None:
+            return True
+        if record.shadow is not None and record.shadow_drafted is not None:
             self._streaks.observe_one(row, record.shadow_drafted[which, 0].item(), record.shadow[which, 0].item())
+        return False
 
-    def _learn_many(self, record: RoundRecord) -> None:
+    def _learn_many(self, record: RoundRecord) -> bool:
+        """Whether any offer was taken."""
         which = self._settings.lookup
         ran = (record.drafter == which) & (record.depths > 0)
         drafted, right = np.where(ran, record.drafted, 0), np.where(ran, record.accepted, 0)
@@ -113,6 +125,7 @@ class LookupGoodput:
             drafted = np.where(scored, record.shadow_drafted[which], drafted)
             right = np.where(scored, record.shadow[which], right)
         self._streaks.observe(record.rows, drafted, right)
+        return bool(ran.any())
 
     def learned(self) -> dict[str, FloatArray]:
         """What is known of offers, and what the plan without them rests on."""
