@@ -120,8 +120,7 @@ class ComposedPolicy:
             reasons = np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons)
             choice = replace(choice, reasons=reasons)
         elif self._dwell is not None:
-            depths, reasons = self._dwell.hold(signals.rows, choice.depths, choice.reasons, signals.limits)
-            choice = replace(choice, depths=depths, reasons=reasons)
+            choice = self._dwell.hold(signals, choice)
         if self._task_tiers is not None:
             choice = self._on_tiers(choice, self._task_tiers.lower(choice.depths, self._tasks[signals.rows]))
         if signals.limits is not limits:
@@ -186,7 +185,8 @@ class ComposedPolicy:
         lowered = depths < choice.depths
         if not lowered.any():
             return choice
-        return replace(choice, depths=depths, reasons=np.where(lowered, int(Reason.CEILING), choice.reasons))
+        reasons = np.where(lowered, int(Reason.CEILING), choice.reasons)
+        return replace(choice, depths=depths, reasons=reasons, expected=None)
 
     def _expect(self, choice: Choice) -> Expected | None:
         """What the chooser expects; a plan that serves several rounds is asked once, since this is the hot path."""

@@ -73,7 +73,6 @@ class Controller:
         self._region_watchers = {i for i, policy in enumerate(self._list) if _watches_regions(policy)}
         self._a_shadow_watches = any(_watches_regions(policies[name]) for name in policies if name in watching)
         self._offers_to = {i: policy for i, policy in enumerate(self._list) if _watches_offers(policy)}
-        self._shadow_takes = max((_takes(policies[name]) for name in watching), default=0)
         self._cost = cost
         self._tasks = {name: 1 + i for i, name in enumerate(task_names)}
         self._policy_of: IntArray = np.full(max_rows, self._names.index(default), dtype=np.int64)
@@ -100,7 +99,7 @@ class Controller:
     @property
     def deepest_offer(self) -> int:
         """The most tokens that a policy with rows would take of an offer: how far `signals.offered` must look."""
-        deepest = self._shadow_takes
+        deepest = max(map(_takes, self._shadows.policies.values()), default=0) if self._shadows else 0
         for which, watcher in self._offers_to.items():
             if self._running[which] and watcher.looking:
                 deepest = max(deepest, self._list[which].max_depth)
@@ -242,7 +241,6 @@ class Controller:
             shadow.start(row, int(self._task_of[row]))
         self._shadows.put(shadow)
         self._a_shadow_watches |= _watches_regions(policy)
-        self._shadow_takes = max(self._shadow_takes, _takes(policy))
 
     def _shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> ShadowPolicy:
         rollout = rollouts[name]

@@ -28,7 +28,7 @@ class DraftModelDrafter:
     name = "draft-model"
 
     def __init__(self, runner: Runner, ends: Collection[int] = (), catch_up_tokens: int = 512) -> None:
-        """A draft stops at one of the tokens `ends`, which end a text: what it would add is never read.
+        """A draft stops at one of the tokens `ends`, which end a text; requests that go on draft less there.
 
         At most about `catch_up_tokens` are read per round: a long prompt must not hold up the other rows.
         """

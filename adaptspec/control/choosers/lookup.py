@@ -36,7 +36,8 @@ class LookupGoodput:
     What a lookup found is known before the round, and looking is free. So it is not an arm to be learned about: a row
     takes its offer where expected tokens less the worth of the time they take, at the goodput of the plan without
     it, exceed what the plan earns with that row. For one row this is the better of two ratios. What an offer brings is
-    expected by how often in a row the lookup was right (see `Streaks`); it is scored in every round, taken or not.
+    expected by how often in a row the lookup was right (see `Streaks`); it is scored in every round in which it was
+    looked for, taken or not: in all, or in one of four while no offer is worth taking.
 
     Regimes: text that repeats its prompt or itself in stretches, between stretches that it does not: a draft model
     works through the latter, a lookup costs only the verification of the former. Without a draft model, or where it
@@ -111,7 +112,9 @@ class LookupGoodput:
         if record.drafter.item() == which and record.depths.item():
             self._streaks.observe_one(row, record.drafted.item(), record.accepted.item())
             return True
-        if record.shadow is not None and record.shadow_drafted is not None:
+        if record.shadow is None or record.shadow_drafted is None:
+            self._streaks.lapse(record.rows)
+        else:
             self._streaks.observe_one(row, record.shadow_drafted[which, 0].item(), record.shadow[which, 0].item())
         return False
 
@@ -122,8 +125,11 @@ class LookupGoodput:
         drafted, right = np.where(ran, record.drafted, 0), np.where(ran, record.accepted, 0)
         if record.shadow is not None and record.shadow_drafted is not None:
             scored = ~ran & (record.shadow[which] >= 0)
+            self._streaks.lapse(record.rows[~ran & ~scored])
             drafted = np.where(scored, record.shadow_drafted[which], drafted)
             right = np.where(scored, record.shadow[which], right)
+        else:
+            self._streaks.lapse(record.rows[~ran])
         self._streaks.observe(record.rows, drafted, right)
         return bool(ran.any())
 

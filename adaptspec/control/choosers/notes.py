@@ -59,7 +59,8 @@ class Notes:
         if drafted:
             # Text that ended early, at a stop string or its limit, says nothing of what was drafted beyond.
             whole[3, n] = min(record.accepted.item(), record.emitted.item())
-            self._confidence[n, : record.confidence.shape[1]] = record.confidence[0]
+            sure = record.confidence[0, : self._confidence.shape[1]]
+            self._confidence[n, : len(sure)] = sure
         else:
             whole[3, n] = 0
         self.count = n + 1
@@ -72,5 +73,6 @@ class Notes:
         depths = record.depths[part]
         self._whole[1, here] = np.where(drafted > 0, depths, 0) if record.caught_up else depths
         np.minimum(record.accepted[part], record.emitted[part], out=self._whole[3, here])
-        self._confidence[here, : record.confidence.shape[1]] = record.confidence[part]
+        sure = record.confidence[part, : self._confidence.shape[1]]
+        self._confidence[here, : sure.shape[1]] = sure
         self.count = here.stop
