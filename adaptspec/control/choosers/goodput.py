@@ -183,7 +183,15 @@ class Goodput:
         market = self._market(signals, hopeful)
         best = self._cautious(best_plan(market), market, signals)
         factors = self.calibration.factors(rows)
-        outlook = Outlook(best.goodput, hopeful, market.per_step, market.per_row, market.verify, factors)
+        outlook = Outlook(
+            best.goodput,
+            hopeful,
+            market.per_step,
+            market.per_row,
+            market.verify,
+            factors,
+            *self._continuation.rates(),
+        )
         drafting = int(np.count_nonzero(best.depths))
         cap = None
         if drafting and self._settings.stops and self.calibration.informed:

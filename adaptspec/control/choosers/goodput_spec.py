@@ -33,7 +33,7 @@ class GoodputSpec(Part):
         if planner is not None and _LOOKUP not in parts.drafters:
             return planner
         model = parts.drafters.index(models[0]) if models else None
-        settings = LookupSettings(parts.drafters.index(_LOOKUP), model, parts.tiers)
+        settings = LookupSettings(parts.drafters.index(_LOOKUP), model, parts.tiers, *models[:1])
         return LookupGoodput(parts.cost, parts.max_rows, parts.tasks, settings, planner)
 
     def _planner(self, drafter: str, parts: Parts) -> Goodput:

@@ -11,6 +11,7 @@ from adaptspec.control.arrays import alike, some
 from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
+from adaptspec.control.choosers.mixing import Bids, RoundPrices, best_mix
 from adaptspec.control.choosers.streaks import Streaks
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
@@ -25,6 +26,7 @@ class LookupSettings:
     lookup: int
     model: int | None
     tiers: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
+    drafter: str = "draft-model"  # the model's name
 
 
 class LookupGoodput:
@@ -47,6 +49,7 @@ class LookupGoodput:
         self._cost = cost
         self._settings = settings
         self._planner = planner
+        self._drafter = settings.drafter
         self.max_depth = max(settings.tiers, default=0)
         self.calibration = None if planner is None else planner.calibration
         self._streaks = Streaks(rows, tasks, self.max_depth)
@@ -141,11 +144,11 @@ class LookupGoodput:
     def _choose_one(self, plan: Choice, signals: BatchSignals, prices: _Prices) -> Choice:
         most = min(signals.offered[self._settings.lookup].item(), signals.limits.item())
         expected = self._streaks.gains_of_one(signals.rows.item())
-        best, depth = prices.goodput, 0
+        best, depth = prices.round.goodput, 0
         for tier in self._tiers:
             if tier > most:
                 break
-            goodput = (prices.base + expected[tier - 1]) / (prices.drafting + prices.more[tier])
+            goodput = (prices.round.base + expected[tier - 1]) / prices.more[tier]
             if goodput > best:
                 best, depth = goodput, tier
         # A try of the draft model has been paid for by now.
@@ -161,42 +164,28 @@ class LookupGoodput:
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: _Prices) -> Choice:
         most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
-        expected = self._streaks.gains(signals.rows)
-        planned = int(plan.depths.sum())
-        # What is verified beside a row's offer is what the plan has drafted for the others.
-        beside = np.minimum(planned - plan.depths, len(prices.curve) - 1)
-        at = np.minimum(beside[:, None] + np.arange(self.max_depth + 1), len(prices.curve) - 1)
-        seconds = prices.curve[at[:, 1:]] - prices.curve[at[:, :1]]
         allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
-        worth = np.where(allowed, expected - prices.goodput * seconds, -np.inf)
-        depth = np.argmax(worth, axis=1)
-        taken = worth[np.arange(len(most)), depth] > self._worth_of_plan(plan, prices)
-        taken &= plan.reasons != Reason.EXPLORE
-        if not planned and taken.any():
-            # Nobody drafts otherwise: all offers together must pay for this being a round with drafts.
-            gain = float(worth[np.arange(len(most)), depth][taken].sum())
-            taken &= gain > prices.goodput * (prices.drafting - prices.plain)
-        if not taken.any():
+        offers = np.where(allowed, self._streaks.gains(signals.rows), -np.inf)
+        mix = best_mix(self._bids(plan, offers), prices.round)
+        if not mix.taken.any():
             return plan
-        model = self._settings.model or 0
+        taken, model = mix.taken > 0, self._settings.model or 0
+        kept = offers[np.arange(len(most)), mix.taken - 1]
         return Choice(
-            np.where(taken, depth + 1, plan.depths),
+            np.where(mix.follows, plan.depths, mix.taken),
             np.where(taken, int(Reason.POLICY), plan.reasons),
             plan.outlook,
             np.where(taken, self._settings.lookup, model),
-            expected=Expected(prices.goodput, np.where(taken, expected[np.arange(len(most)), depth], self._kept(plan))),
+            expected=Expected(mix.goodput, np.where(taken, kept, self._kept(plan) * mix.follows)),
         )
 
-    @staticmethod
-    def _worth_of_plan(plan: Choice, prices: _Prices) -> FloatArray:
-        """What the plan nets with each row [B], in tokens: its advantage over plain decoding, by expected gain."""
-        drafting = plan.depths > 0
-        if plan.outlook is None or not drafting.any():
-            return np.zeros(len(drafting))
-        gains = LookupGoodput._kept(plan)
-        net = max(0.0, prices.goodput * prices.plain - prices.base)
-        worth: FloatArray = net * gains / max(float(gains.sum()), 1e-9)
-        return worth
+    def _bids(self, plan: Choice, offers: FloatArray) -> Bids:
+        depths, outlook = plan.depths, plan.outlook
+        bound = plan.reasons == Reason.EXPLORE
+        if outlook is None:
+            nothing = np.zeros(len(depths))
+            return Bids(offers, nothing, nothing, 0, bound)
+        return Bids(offers, self._kept(plan), outlook.sizes[depths], int(depths.max()), bound)
 
     @staticmethod
     def _kept(plan: Choice) -> FloatArray:
@@ -218,25 +207,36 @@ class LookupGoodput:
         tokens = size + np.arange(len(signals.rows) * self.max_depth + 1, dtype=np.float64)
         curve = cost.verify_curve(size, tokens, context)
         curve = curve - curve[0]
-        goodput = size / plain if plan.outlook is None else plan.outlook.goodput
-        self._prices = _Prices(float(size), plain, plain + more, curve, goodput, plan.outlook)
+        outlook, model = plan.outlook, self._settings.model
+        if outlook is None or model is None:
+            prices = RoundPrices(float(size), plain, plain + more, curve, size / plain)
+        else:
+            start = cost.start_seconds(self._drafter)
+            prices = RoundPrices(
+                float(size),
+                plain,
+                plain + more,
+                curve,
+                outlook.goodput,
+                start,
+                outlook.per_step,
+                outlook.per_row,
+                outlook.drafted,
+            )
+        self._prices = _Prices(prices, outlook)
         return self._prices
 
 
 @dataclass
 class _Prices:
-    """What a round takes, in seconds, and the goodput of the plan without offers; good for some rounds."""
+    """What a round takes, and the outlook of the plan without offers; good for some rounds."""
 
-    base: float  # tokens emitted anyway
-    plain: float  # a round without drafts
-    drafting: float  # the same with the overhead of a round with drafts
-    curve: FloatArray  # of verifying 0, 1, 2 ... tokens more
-    goodput: float
+    round: RoundPrices
     outlook: Outlook | None
     left: int = 16  # rounds
 
     def __post_init__(self) -> None:
-        self.more: list[float] = self.curve.tolist()
+        self.more: list[float] = (self.round.overhead + self.round.curve).tolist()
 
     def serves(self, plan: Choice, size: int) -> bool:
-        return self.left > 0 and plan.outlook is self.outlook and self.base == size
+        return self.left > 0 and plan.outlook is self.outlook and self.round.base == size
