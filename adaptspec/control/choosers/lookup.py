@@ -32,10 +32,9 @@ class LookupSettings:
 class LookupGoodput:
     """Per row argmax over {what `Goodput` plans with the draft model, a draft of the lookup of any allowed depth}.
 
-    What a lookup found is known before the round, and looking is free. So it is not an arm to be learned about: a row
-    takes its offer where expected tokens less the worth of the time they take, at the goodput of the plan without
-    it, exceed what the plan earns with that row. For one row this is the better of two ratios. What an offer brings is
-    expected by how often in a row the lookup was right (see `Streaks`); it is scored in every round, taken or not.
+    What a lookup found is known before the round, and looking is free. So it is not an arm to be learned about: for
+    one row the better of two ratios of tokens to seconds decides, for many what `best_mix` finds. What an offer brings
+    is expected by how often in a row the lookup was right (see `Streaks`); it is scored in every round, taken or not.
 
     Regimes: text that repeats its prompt or itself in stretches, between stretches that it does not: a draft model
     works through the latter, a lookup costs only the verification of the former. Without a draft model, or where it
@@ -49,7 +48,6 @@ class LookupGoodput:
         self._cost = cost
         self._settings = settings
         self._planner = planner
-        self._drafter = settings.drafter
         self.max_depth = max(settings.tiers, default=0)
         self.calibration = None if planner is None else planner.calibration
         self._streaks = Streaks(rows, tasks, self.max_depth)
@@ -144,7 +142,7 @@ class LookupGoodput:
     def _choose_one(self, plan: Choice, signals: BatchSignals, prices: _Prices) -> Choice:
         most = min(signals.offered[self._settings.lookup].item(), signals.limits.item())
         expected = self._streaks.gains_of_one(signals.rows.item())
-        best, depth = prices.round.goodput, 0
+        best, depth = prices.goodput, 0
         for tier in self._tiers:
             if tier > most:
                 break
@@ -207,31 +205,27 @@ class LookupGoodput:
         tokens = size + np.arange(len(signals.rows) * self.max_depth + 1, dtype=np.float64)
         curve = cost.verify_curve(size, tokens, context)
         curve = curve - curve[0]
-        outlook, model = plan.outlook, self._settings.model
-        if outlook is None or model is None:
-            prices = RoundPrices(float(size), plain, plain + more, curve, size / plain)
-        else:
-            start = cost.start_seconds(self._drafter)
-            prices = RoundPrices(
-                float(size),
-                plain,
-                plain + more,
-                curve,
-                outlook.goodput,
-                start,
-                outlook.per_step,
-                outlook.per_row,
-                outlook.drafted,
+        prices = RoundPrices(float(size), plain, plain + more, curve)
+        outlook = plan.outlook
+        if outlook is not None:
+            prices = replace(
+                prices,
+                start=cost.start_seconds(self._settings.drafter),
+                per_step=outlook.per_step,
+                per_row=outlook.per_row,
+                goes_on=outlook.drafted,
             )
-        self._prices = _Prices(prices, outlook)
+        goodput = size / plain if outlook is None else outlook.goodput
+        self._prices = _Prices(prices, goodput, outlook)
         return self._prices
 
 
 @dataclass
 class _Prices:
-    """What a round takes, and the outlook of the plan without offers; good for some rounds."""
+    """What a round takes, and what the plan without offers promises; good for some rounds."""
 
     round: RoundPrices
+    goodput: float
     outlook: Outlook | None
     left: int = 16  # rounds
 

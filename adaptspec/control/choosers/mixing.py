@@ -11,24 +11,24 @@ import numpy as np
 
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
-# What one more verified token may be worth, in tokens: rows are sorted out at each of these prices.
-_PRICES = np.array([0.03, 0.08, 0.15, 0.25, 0.4, 0.6, 0.85])
+# What one more verified token may cost, as a share of what a row's round costs without drafts: rows are sorted out at
+# each of these prices.
+_PRICES = np.array([0.004, 0.015, 0.04, 0.08, 0.13, 0.2, 0.3, 0.45])[:, None]
 
 
 @dataclass(frozen=True)
 class RoundPrices:
-    """Seconds of a round, and the tokens it emits anyway.
+    """Seconds of a round of `base` rows.
 
     `plain` is a round without drafts; `overhead` is one with drafts, before any is made or verified; `curve` [N] what
-    verifying n tokens more takes beyond that; `start`, `per_step` and `per_row` are the draft model's; `goes_on` [D] how
-    likely a row goes on to draft position j.
+    verifying n tokens more takes beyond that; `start`, `per_step` and `per_row` are the draft model's;
+    `goes_on` [D] is how likely a row goes on to draft position j, None where there is no draft model.
     """
 
     base: float
     plain: float
     overhead: float
     curve: FloatArray
-    goodput: float  # of the plan without offers
     start: float = 0.0
     per_step: float = 0.0
     per_row: float = 0.0
@@ -37,10 +37,10 @@ class RoundPrices:
 
 @dataclass(frozen=True)
 class Bids:
-    """What B rows may do. `offers` [B, D]: tokens expected to be kept of a lookup's draft of 1, 2 ... D tokens, -inf
+    """What B rows may do. `offers` [B, D]: tokens expected to be kept of a lookup's draft of 1, 2 ... D tokens, below 0
 
     where it cannot be had; `kept` and `drafted` [B]: tokens that the plan is expected to keep and to draft, 0 where it
-    drafts nothing; `deepest` position of the plan; `bound` [B]: rows that must follow the plan.
+    drafts nothing; `deepest` position of the plan; `bound` [B]: rows that must do as planned.
     """
 
     offers: FloatArray
@@ -60,44 +60,52 @@ class Mix:
 
 
 def best_mix(bids: Bids, prices: RoundPrices) -> Mix:
-    """Of the ways to sort the rows out at several prices of a verified token, with and without the draft model, the one
+    """The best of the ways to sort the rows out at several prices of a verified token, with and without the plan.
 
-    with the highest (base + kept) / T. At a price, a row does what nets it most tokens: given the price of a round's
-    time, rows are judged apart, and one of the prices is near the right one. Bound rows follow the plan in any case.
+    Each row has its own text to get through, in easy stretches and hard ones. What counts of a row's round is thus the
+    part of a stretch that it settles for what it costs: rows maximise (1 + kept) / (share + own seconds), where the
+    share is what the rows of a round split among them (T less what drafted tokens add, over B). A way is scored by the
+    sum of the logarithms of these rates. To add up tokens over rows instead would let rows in easy stretches, which
+    are soon through, outbid those in hard ones, where each token kept saves a round.
+
+    At a price p of a token, in shares, a row does what makes (1 + kept) / (1 + p x tokens) largest. Bound rows do as
+    planned in any case.
     """
-    size = len(bids.kept)
-    depths = np.arange(1, bids.offers.shape[1] + 1)
-    worth = bids.offers - _PRICES[:, None, None] * depths
-    depth = worth.argmax(axis=2)  # [L, B]
-    offered = np.take_along_axis(worth, depth[:, :, None], axis=2)[:, :, 0]
-    taken = np.where(offered > 0.0, depth + 1, 0)
+    offers = np.zeros((len(bids.kept), 1 + bids.offers.shape[1]))
+    offers[:, 1:] = np.log1p(np.maximum(bids.offers, 0.0))
+    offers[:, 1:][bids.offers < 0.0] = -np.inf
+    values = offers - np.log1p(_PRICES[:, :, None] * np.arange(offers.shape[1]))  # [prices, B, 1 + D]
+    taken = values.argmax(axis=2)
     follows = np.zeros(taken.shape, dtype=np.bool_)
-    if bids.kept.any() or bids.bound.any():
-        planned = bids.kept - (_PRICES[:, None] + prices.goodput * prices.per_row) * bids.drafted
-        with_plan = (planned > np.maximum(offered, 0.0)) | bids.bound
-        with_plan &= bids.drafted > 0.0
-        beside = np.where(with_plan | bids.bound, 0, taken)
+    kept = np.log1p(bids.kept)
+    if bids.drafted.any():
+        own = prices.per_row * prices.base / prices.plain
+        planned = kept - np.log1p((_PRICES + own) * bids.drafted)
+        drafts = ((planned > values.max(axis=2)) | bids.bound) & (bids.drafted > 0.0)
+        beside = np.where(drafts | bids.bound, 0, taken)
         if bids.bound.any():
-            taken, follows = beside, with_plan
+            taken, follows = beside, drafts
         else:
-            taken, follows = np.concatenate((taken, beside)), np.concatenate((follows, with_plan))
-    padded = np.concatenate((np.zeros((size, 1)), bids.offers), axis=1)
-    gained = np.where(follows, bids.kept, padded[np.arange(size), taken]).sum(axis=1)
-    goodput = (prices.base + gained) / _seconds(taken, follows, bids, prices)
-    best = int(goodput.argmax())
-    return Mix(taken[best], follows[best], float(goodput[best]))
+            taken, follows = np.concatenate((taken, beside)), np.concatenate((follows, drafts))
+    rows = np.arange(len(kept))
+    tokens = np.where(follows, bids.drafted, taken)
+    seconds, each = _seconds(tokens, follows, bids, prices)
+    share = (seconds - each * tokens.sum(axis=1)) / prices.base
+    rates = np.where(follows, kept, offers[rows, taken]) - np.log(share[:, None] + each[:, None] * tokens)
+    best = int(rates.sum(axis=1).argmax())
+    gained = np.where(follows[best], bids.kept, np.expm1(offers[rows, taken[best]])).sum()
+    return Mix(taken[best], follows[best], float((prices.base + gained) / seconds[best]))
 
 
-def _seconds(taken: IntArray, follows: BoolArray, bids: Bids, prices: RoundPrices) -> FloatArray:
-    """Of rounds, one for each way [W]."""
-    drafted, rows = (follows * bids.drafted).sum(axis=1), np.count_nonzero(follows, axis=1)
-    tokens = taken.sum(axis=1) + drafted
-    seconds = np.where(tokens > 0.0, prices.overhead + _read(prices.curve, tokens), prices.plain)
+def _seconds(tokens: FloatArray, follows: BoolArray, bids: Bids, prices: RoundPrices) -> tuple[FloatArray, FloatArray]:
+    """Of rounds, one for each way: all in all, and for each token drafted; both [W]."""
+    total, drafted, rows = tokens.sum(axis=1), (follows * tokens).sum(axis=1), np.count_nonzero(follows, axis=1)
+    own = _read(prices.curve, total) + prices.per_row * drafted
+    seconds = np.where(total > 0.0, prices.overhead, prices.plain) + own
     if prices.goes_on is not None and rows.any():
         stays = (1.0 - prices.goes_on[: bids.deepest]) ** rows[:, None]
-        steps = (1.0 - stays).sum(axis=1)
-        seconds = seconds + np.where(rows > 0, prices.start + prices.per_step * steps + prices.per_row * drafted, 0.0)
-    return np.asarray(seconds, dtype=np.float64)
+        seconds += np.where(rows > 0, prices.start + prices.per_step * (1.0 - stays).sum(axis=1), 0.0)
+    return seconds, own / np.maximum(total, 1e-9)
 
 
 def _read(curve: FloatArray, at: FloatArray) -> FloatArray:
