@@ -33,6 +33,7 @@ class Outlook:
     factors: FloatArray | None = None  # [B]
     kept: FloatArray | None = None  # [D] how likely a draft that was right so far goes on to position j (None: surely)
     drafted: FloatArray | None = None  # [D] how likely any draft does
+    planned: IntArray | None = None  # [B] depths it was made for, where those decided are caps for a stop rule
 
     @functools.cached_property
     def gained(self) -> FloatArray:

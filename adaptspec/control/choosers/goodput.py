@@ -228,11 +228,13 @@ class Goodput:
                 newcomers = self._newcomers = Newcomers(plan, hopeful, *self._continuation.rates())
             depths = newcomers.depths(tasks, self._entry(rows[fresh], signals.lag[0, fresh]))
             wishes.note(rows[fresh], depths, newcomers.acceptance[tasks], 1.0)
-        depths = wishes.depths[rows]
+        depths = planned = wishes.depths[rows]
         if plan.cap is not None:
             depths = np.where(depths > 0, plan.cap, 0)
         reasons = np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF))
-        outlook = replace(plan.outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows])
+        outlook = replace(
+            plan.outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows], planned=planned
+        )
         some_off = self.max_depth > 0 and not depths.all()
         return Seats(batch, Choice(depths, reasons, outlook), some_off)
 

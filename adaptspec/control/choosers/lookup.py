@@ -164,7 +164,8 @@ class LookupGoodput:
         most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
         allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
         offers = np.where(allowed, self._streaks.gains(signals.rows), -np.inf)
-        mix = best_mix(self._bids(plan, offers), prices.round)
+        bids = self._bids(plan, offers)
+        mix = best_mix(bids, prices.round)
         if not mix.taken.any():
             return plan
         taken, model = mix.taken > 0, self._settings.model or 0
@@ -174,24 +175,21 @@ class LookupGoodput:
             np.where(taken, int(Reason.POLICY), plan.reasons),
             plan.outlook,
             np.where(taken, self._settings.lookup, model),
-            expected=Expected(mix.goodput, np.where(taken, kept, self._kept(plan) * mix.follows)),
+            expected=Expected(mix.goodput, np.where(taken, kept, bids.kept * mix.follows)),
         )
 
-    def _bids(self, plan: Choice, offers: FloatArray) -> Bids:
+    @staticmethod
+    def _bids(plan: Choice, offers: FloatArray) -> Bids:
         depths, outlook = plan.depths, plan.outlook
-        bound = plan.reasons == Reason.EXPLORE
+        bound: BoolArray = plan.reasons == Reason.EXPLORE
         if outlook is None:
             nothing = np.zeros(len(depths))
             return Bids(offers, nothing, nothing, 0, bound)
-        return Bids(offers, self._kept(plan), outlook.sizes[depths], int(depths.max()), bound)
-
-    @staticmethod
-    def _kept(plan: Choice) -> FloatArray:
-        """Drafted tokens that the plan expects to be kept, [B]."""
-        if plan.outlook is None:
-            return np.zeros(len(plan.depths))
-        kept: FloatArray = plan.outlook.gained[np.arange(len(plan.depths)), plan.depths]
-        return kept
+        # By what the plan was made for: where depths are caps, drafts to the cap are not what it hopes for.
+        if outlook.planned is not None:
+            depths = np.where(bound, depths, np.minimum(depths, outlook.planned))
+        kept = outlook.gained[np.arange(len(depths)), depths]
+        return Bids(offers, kept, outlook.sizes[depths], int(depths.max()), bound)
 
     def _priced(self, plan: Choice, signals: BatchSignals) -> _Prices:
         size = signals.round_size
