@@ -25,6 +25,8 @@ from adaptspec.types import FloatArray, IntArray, Missed, Reason, RoundRecord
 _TELLING = 8
 # Drafts that say what a drafter is worth at first.
 _KNOWN = 24
+# Share of a round that catching up may take until then.
+_ADVANCE = 0.25
 # How fast the rounds that a task's requests last are learned, per request.
 _LASTS_RATE = 0.2
 
@@ -38,7 +40,7 @@ class GoodputSettings:
     signals: SignalSettings = field(default_factory=SignalSettings)
     stops: bool = True
     horizon_rounds: float = 32.0  # catching up is spread over the rounds a request lasts: at first this many
-    optimism: float = 0.15  # added to the acceptance of position j: optimism / sqrt(1 + times it was reached)
+    optimism: float = 0.1  # added to the acceptance of position j: optimism / sqrt(1 + times it was reached)
     tryouts: float = 0.01  # share of time that may be lost on trying rows that are off
     replan_rounds: int = 8  # a plan serves so many rounds at most
 
@@ -205,13 +207,13 @@ class Goodput:
         return plan
 
     def _cautious(self, best: Plan, market: Market, signals: BatchSignals) -> Plan:
-        """While nothing is known of the drafter, catching up may cost a round: not a whole batch of prompts."""
-        if len(best.depths) < MANY or self._signals.seen()[0] >= _KNOWN:
+        """While nothing is known of the drafter, few rows catch up: not a whole batch of prompts."""
+        if len(best.depths) < 2 or self._signals.seen()[0] >= _KNOWN:
             return best
         seconds = self._cost.catch_up_seconds(self._settings.drafter, 1.0) * signals.lag[0]
         order = np.argsort(seconds, kind="stable")
         allowed = np.zeros(len(order), dtype=np.bool_)
-        allowed[order] = (np.cumsum(seconds[order]) <= market.plain) | (order == order[0])
+        allowed[order] = (np.cumsum(seconds[order]) <= _ADVANCE * market.plain) | (order == order[0])
         return best if allowed.all() else replace(best, depths=best.depths * allowed)
 
     def _seated(self, plan: BatchPlan, signals: BatchSignals, batch: bytes) -> Seats:

@@ -13,7 +13,7 @@ from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # What one more verified token may cost, as a share of what a row's round costs without drafts: rows are sorted out at
 # each of these prices.
-_PRICES = np.array([0.004, 0.015, 0.04, 0.08, 0.13, 0.2, 0.3, 0.45])[:, None]
+_PRICES = np.array([0.004, 0.015, 0.04, 0.08, 0.13, 0.2, 0.3, 0.45, 0.8, np.inf])[:, None]
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,17 @@ def best_mix(bids: Bids, prices: RoundPrices) -> Mix:
     offers = np.zeros((len(bids.kept), 1 + bids.offers.shape[1]))
     offers[:, 1:] = np.log1p(np.maximum(bids.offers, 0.0))
     offers[:, 1:][bids.offers < 0.0] = -np.inf
-    values = offers - np.log1p(_PRICES[:, :, None] * np.arange(offers.shape[1]))  # [prices, B, 1 + D]
+    values = np.zeros((len(_PRICES), *offers.shape))
+    values[:, :, 1:] = offers[:, 1:] - np.log1p(_PRICES[:, :, None] * np.arange(1, offers.shape[1]))
     taken = values.argmax(axis=2)
     follows = np.zeros(taken.shape, dtype=np.bool_)
     kept = np.log1p(bids.kept)
     if bids.drafted.any():
         own = prices.per_row * prices.base / prices.plain
-        planned = kept - np.log1p((_PRICES + own) * bids.drafted)
-        drafts = ((planned > values.max(axis=2)) | bids.bound) & (bids.drafted > 0.0)
+        planning = bids.drafted > 0.0
+        planned = np.where(planning, kept - np.log1p((_PRICES + own) * np.maximum(bids.drafted, 1e-9)), -np.inf)
+        drafts = (planned > values.max(axis=2)) | (bids.bound & planning)
+        drafts[-1] = planning  # the plan itself: beyond all prices no offer is taken
         beside = np.where(drafts | bids.bound, 0, taken)
         if bids.bound.any():
             taken, follows = beside, drafts

@@ -67,6 +67,8 @@ class Streaks:
 
     def learned(self) -> FloatArray:
         """Counts of all traffic and of each task, [1 + tasks, tried and right, streaks]."""
+        if self._noted:
+            self._learn_noted()
         counts: FloatArray = self._counts.copy()
         return counts
 
@@ -77,15 +79,19 @@ class Streaks:
 
     def _settle(self) -> None:
         """Learn what was noted once it is an eighth of what is known: estimates move slowly, and are read often."""
-        if len(self._noted) <= self._settled // 8:
-            return
+        if len(self._noted) > self._settled // 8:
+            self._learn_noted()
+
+    def _learn_noted(self) -> None:
         self._settled = min(self._settled + len(self._noted), 512)
         tasks, streaks, drafted, right = (np.concatenate(part) for part in zip(*self._noted, strict=True))
         self._noted.clear()
         tried = np.minimum(right + 1, drafted)  # what comes after a wrong token is not known to be wrong
         which = np.repeat(np.arange(len(tried)), tried)
         place = np.arange(len(which)) - np.repeat(np.cumsum(tried) - tried, tried)
-        state, good = self._state[streaks[which] + place], place < right[which]
+        # What was emitted may be one token longer than any draft.
+        state = self._state[np.minimum(streaks[which] + place, len(self._state) - 1)]
+        good = place < right[which]
         levels, states = len(self._counts), len(_PRIOR)
         key = (1 + tasks[which]) * states + state
         new = np.stack([np.bincount(key, weights, levels * states) for weights in (None, good)])
