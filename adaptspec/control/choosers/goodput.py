@@ -25,6 +25,8 @@ from adaptspec.types import FloatArray, IntArray, Missed, Reason, RoundRecord
 _TELLING = 8
 # Drafts that say what a drafter is worth at first.
 _KNOWN = 24
+# Share of a round that catching up may take until then.
+_ADVANCE = 0.25
 # How fast the rounds that a task's requests last are learned, per request.
 _LASTS_RATE = 0.2
 # Rounds that the first plan of a batch serves, halved.
@@ -40,7 +42,7 @@ class GoodputSettings:
     signals: SignalSettings = field(default_factory=SignalSettings)
     stops: bool = True
     horizon_rounds: float = 32.0  # catching up is spread over the rounds a request lasts: at first this many
-    optimism: float = 0.15  # added to the acceptance of position j: optimism / sqrt(1 + times it was reached)
+    optimism: float = 0.1  # added to the acceptance of position j: optimism / sqrt(1 + times it was reached)
     tryouts: float = 0.01  # share of time that may be lost on trying rows that are off
     replan_rounds: int = 16  # a plan serves so many rounds at most, four times as many where it is off
 
@@ -187,7 +189,15 @@ class Goodput:
         market = self._market(signals, hopeful)
         best = self._cautious(best_plan(market), market, signals)
         factors = self.calibration.factors(rows)
-        outlook = Outlook(best.goodput, hopeful, market.per_step, market.per_row, market.verify, factors)
+        outlook = Outlook(
+            best.goodput,
+            hopeful,
+            market.per_step,
+            market.per_row,
+            market.verify,
+            factors,
+            *self._continuation.rates(),
+        )
         drafting = int(np.count_nonzero(best.depths))
         cap = None
         if drafting and self._settings.stops and self.calibration.informed:
@@ -203,13 +213,13 @@ class Goodput:
         return plan
 
     def _cautious(self, best: Plan, market: Market, signals: BatchSignals) -> Plan:
-        """While nothing is known of the drafter, catching up may cost a round: not a whole batch of prompts."""
-        if len(best.depths) < MANY or self._signals.seen()[0] >= _KNOWN:
+        """While nothing is known of the drafter, few rows catch up: not a whole batch of prompts."""
+        if len(best.depths) < 2 or self._signals.seen()[0] >= _KNOWN:
             return best
         seconds = self._cost.catch_up_seconds(self._settings.drafter, 1.0) * signals.lag[0]
         order = np.argsort(seconds, kind="stable")
         allowed = np.zeros(len(order), dtype=np.bool_)
-        allowed[order] = (np.cumsum(seconds[order]) <= market.plain) | (order == order[0])
+        allowed[order] = (np.cumsum(seconds[order]) <= _ADVANCE * market.plain) | (order == order[0])
         return best if allowed.all() else replace(best, depths=best.depths * allowed)
 
     def _seated(self, plan: BatchPlan, signals: BatchSignals, batch: bytes) -> Seats:
@@ -226,11 +236,13 @@ class Goodput:
                 newcomers = self._newcomers = Newcomers(plan, hopeful, *self._continuation.rates())
             depths = newcomers.depths(tasks, self._entry(rows[fresh], signals.lag[0, fresh]))
             wishes.note(rows[fresh], depths, newcomers.acceptance[tasks], 1.0)
-        depths = wishes.depths[rows]
+        depths = planned = wishes.depths[rows]
         if plan.cap is not None:
             depths = np.where(depths > 0, plan.cap, 0)
         reasons = np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF))
-        outlook = replace(plan.outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows])
+        outlook = replace(
+            plan.outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows], planned=planned
+        )
         some_off = self.max_depth > 0 and not depths.all()
         return Seats(batch, Choice(depths, reasons, outlook), some_off)
 

@@ -11,6 +11,7 @@ from adaptspec.control.arrays import alike, some
 from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
+from adaptspec.control.choosers.mixing import Bids, RoundPrices, best_mix
 from adaptspec.control.choosers.streaks import Streaks
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
@@ -28,16 +29,16 @@ class LookupSettings:
     lookup: int
     model: int | None
     tiers: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
+    drafter: str = "draft-model"  # the model's name
 
 
 class LookupGoodput:
     """Per row argmax over {what `Goodput` plans with the draft model, a draft of the lookup of any allowed depth}.
 
-    What a lookup found is known before the round, and looking is free. So it is not an arm to be learned about: a row
-    takes its offer where expected tokens less the worth of the time they take, at the goodput of the plan without
-    it, exceed what the plan earns with that row. For one row this is the better of two ratios. What an offer brings is
-    expected by how often in a row the lookup was right (see `Streaks`); it is scored in every round in which it was
-    looked for, taken or not: in all, or in one of four while no offer is worth taking.
+    What a lookup found is known before the round, and looking is free. So it is not an arm to be learned about: for
+    one row the better of two ratios of tokens to seconds decides, for many what `best_mix` finds. What an offer brings
+    is expected by how often in a row the lookup was right (see `Streaks`); it is scored in every
+    round in which it was looked for, taken or not: in all, or in one of four while no offer is worth taking.
 
     Regimes: text that repeats its prompt or itself in stretches, between stretches that it does not: a draft model
     works through the latter, a lookup costs only the verification of the former. Without a draft model, or where it
@@ -164,7 +165,7 @@ class LookupGoodput:
         for tier in self._tiers:
             if tier > most:
                 break
-            goodput = (prices.base + expected[tier - 1]) / (prices.drafting + prices.more[tier])
+            goodput = (prices.round.base + expected[tier - 1]) / prices.more[tier]
             if goodput > best:
                 best, depth = goodput, tier
         # A try of the draft model has been paid for by now.
@@ -180,50 +181,34 @@ class LookupGoodput:
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: _Prices) -> Choice:
         most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
-        expected = self._streaks.gains(signals.rows)
-        planned = int(plan.depths.sum())
-        # What is verified beside a row's offer is what the plan has drafted for the others.
-        beside = np.minimum(planned - plan.depths, len(prices.curve) - 1)
-        at = np.minimum(beside[:, None] + np.arange(self.max_depth + 1), len(prices.curve) - 1)
-        seconds = prices.curve[at[:, 1:]] - prices.curve[at[:, :1]]
         allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
-        worth = np.where(allowed, expected - prices.goodput * seconds, -np.inf)
-        depth = np.argmax(worth, axis=1)
-        taken = worth[np.arange(len(most)), depth] > self._worth_of_plan(plan, prices)
-        taken &= plan.reasons != Reason.EXPLORE
-        if not planned and taken.any():
-            # Nobody drafts otherwise: all offers together must pay for this being a round with drafts.
-            gain = float(worth[np.arange(len(most)), depth][taken].sum())
-            taken &= gain > prices.goodput * (prices.drafting - prices.plain)
-        if not taken.any():
+        offers = np.where(allowed, self._streaks.gains(signals.rows), -np.inf)
+        bids = self._bids(plan, offers)
+        mix = best_mix(bids, prices.round)
+        if not mix.taken.any():
             return plan
-        model = self._settings.model or 0
+        taken, model = mix.taken > 0, self._settings.model or 0
+        kept = offers[np.arange(len(most)), mix.taken - 1]
         return Choice(
-            np.where(taken, depth + 1, plan.depths),
+            np.where(mix.follows, plan.depths, mix.taken),
             np.where(taken, int(Reason.POLICY), plan.reasons),
             plan.outlook,
             np.where(taken, self._settings.lookup, model),
-            expected=Expected(prices.goodput, np.where(taken, expected[np.arange(len(most)), depth], self._kept(plan))),
+            expected=Expected(mix.goodput, np.where(taken, kept, bids.kept * mix.follows)),
         )
 
     @staticmethod
-    def _worth_of_plan(plan: Choice, prices: _Prices) -> FloatArray:
-        """What the plan nets with each row [B], in tokens: its advantage over plain decoding, by expected gain."""
-        drafting = plan.depths > 0
-        if plan.outlook is None or not drafting.any():
-            return np.zeros(len(drafting))
-        gains = LookupGoodput._kept(plan)
-        net = max(0.0, prices.goodput * prices.plain - prices.base)
-        worth: FloatArray = net * gains / max(float(gains.sum()), 1e-9)
-        return worth
-
-    @staticmethod
-    def _kept(plan: Choice) -> FloatArray:
-        """Drafted tokens that the plan expects to be kept, [B]."""
-        if plan.outlook is None:
-            return np.zeros(len(plan.depths))
-        kept: FloatArray = plan.outlook.gained[np.arange(len(plan.depths)), plan.depths]
-        return kept
+    def _bids(plan: Choice, offers: FloatArray) -> Bids:
+        depths, outlook = plan.depths, plan.outlook
+        bound: BoolArray = plan.reasons == Reason.EXPLORE
+        if outlook is None:
+            nothing = np.zeros(len(depths))
+            return Bids(offers, nothing, nothing, 0, bound)
+        # By what the plan was made for: where depths are caps, drafts to the cap are not what it hopes for.
+        if outlook.planned is not None:
+            depths = np.where(bound, depths, np.minimum(depths, outlook.planned))
+        kept = outlook.gained[np.arange(len(depths)), depths]
+        return Bids(offers, kept, outlook.sizes[depths], int(depths.max()), bound)
 
     def _priced(self, plan: Choice, signals: BatchSignals) -> _Prices:
         size = signals.round_size
@@ -237,25 +222,32 @@ class LookupGoodput:
         tokens = size + np.arange(len(signals.rows) * self.max_depth + 1, dtype=np.float64)
         curve = cost.verify_curve(size, tokens, context)
         curve = curve - curve[0]
-        goodput = size / plain if plan.outlook is None else plan.outlook.goodput
-        self._prices = _Prices(float(size), plain, plain + more, curve, goodput, plan.outlook)
+        prices = RoundPrices(float(size), plain, plain + more, curve)
+        outlook = plan.outlook
+        if outlook is not None:
+            prices = replace(
+                prices,
+                start=cost.start_seconds(self._settings.drafter),
+                per_step=outlook.per_step,
+                per_row=outlook.per_row,
+                goes_on=outlook.drafted,
+            )
+        goodput = size / plain if outlook is None else outlook.goodput
+        self._prices = _Prices(prices, goodput, outlook)
         return self._prices
 
 
 @dataclass
 class _Prices:
-    """What a round takes, in seconds, and the goodput of the plan without offers; good for some rounds."""
+    """What a round takes, and what the plan without offers promises; good for some rounds."""
 
-    base: float  # tokens emitted anyway
-    plain: float  # a round without drafts
-    drafting: float  # the same with the overhead of a round with drafts
-    curve: FloatArray  # of verifying 0, 1, 2 ... tokens more
+    round: RoundPrices
     goodput: float
     outlook: Outlook | None
     left: int = 16  # rounds
 
     def __post_init__(self) -> None:
-        self.more: list[float] = self.curve.tolist()
+        self.more: list[float] = (self.round.overhead + self.round.curve).tolist()
 
     def serves(self, plan: Choice, size: int) -> bool:
-        return self.left > 0 and plan.outlook is self.outlook and self.base == size
+        return self.left > 0 and plan.outlook is self.outlook and self.round.base == size

@@ -106,7 +106,9 @@ class Streaks:
         tried = np.minimum(right + 1, drafted)  # what comes after a wrong token is not known to be wrong
         which = np.repeat(np.arange(len(tried)), tried)
         place = np.arange(len(which)) - np.repeat(np.cumsum(tried) - tried, tried)
-        state, good = self._state[streaks[which] + place], place < right[which]
+        # What was emitted may be one token longer than any draft.
+        state = self._state[np.minimum(streaks[which] + place, len(self._state) - 1)]
+        good = place < right[which]
         levels, states = len(self._counts), len(_PRIOR)
         key = (1 + tasks[which]) * states + state
         new = np.stack([np.bincount(key, weights, levels * states) for weights in (None, good)])
