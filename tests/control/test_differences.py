@@ -14,7 +14,7 @@ def told(left: str, right: str) -> list[str]:
 
 def test_defaults_that_are_written_out_differ_from_nothing() -> None:
     """Nor do order and style."""
-    right = "spec:\n  stop: {rule: none}\n  guard: {dwell-rounds: 0}\n  choose: {optimism: 0.15, algorithm: goodput}\n"
+    right = "spec:\n  stop: {rule: none}\n  guard: {dwell-rounds: 0}\n  choose: {optimism: 0.1, algorithm: goodput}\n"
     assert told("spec: {choose: {algorithm: goodput}}", right) == []
 
 

@@ -30,7 +30,7 @@ _ADVANCE = 0.25
 # How fast the rounds that a task's requests last are learned, per request.
 _LASTS_RATE = 0.2
 # Rounds that the first plan of a batch serves, halved.
-_SOON = 2
+_SOON = 1
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Goodput:
         if drafting and self._settings.stops and self.calibration.informed:
             cap = self._reachable(outlook, drafting)
         plan = BatchPlan(signals.round_size, market, best, outlook, cap, self._tryout_cost(market, drafting))
-        # A batch that stays the same is planned anew after 4, 8, 16 ... rounds: estimates settle. On tapes nothing is
+        # A batch that stays the same is planned anew after 2, 4, 8 ... rounds: estimates settle. On tapes nothing is
         # lost by it, and a plan takes as long as a tenth of a small model's pass. Off, there is little news to plan on.
         most = self._settings.replan_rounds if drafting else 4 * self._settings.replan_rounds
         self._patience = min(2 * self._patience, most)
