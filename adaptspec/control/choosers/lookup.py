@@ -250,4 +250,8 @@ class _Prices:
         self.more: list[float] = (self.round.overhead + self.round.curve).tolist()
 
     def serves(self, plan: Choice, size: int) -> bool:
-        return self.left > 0 and plan.outlook is self.outlook and self.round.base == size
+        if self.left <= 0 or self.round.base != size:
+            return False
+        # A plan laid out for other rows has an outlook of its own, but the prices are those of the plan.
+        mine, its = self.outlook, plan.outlook
+        return mine is its or (mine is not None and its is not None and mine.verify is its.verify)

@@ -74,16 +74,19 @@ def best_mix(bids: Bids, prices: RoundPrices) -> Mix:
     offers = np.zeros((len(bids.kept), 1 + bids.offers.shape[1]))
     offers[:, 1:] = np.log1p(np.maximum(bids.offers, 0.0))
     offers[:, 1:][bids.offers < 0.0] = -np.inf
-    values = np.zeros((len(_PRICES), *offers.shape))
-    values[:, :, 1:] = offers[:, 1:] - np.log1p(_PRICES[:, :, None] * np.arange(1, offers.shape[1]))
-    taken = values.argmax(axis=2)
+    # Few rows have an offer at a time.
+    some = np.flatnonzero(bids.offers.max(axis=1, initial=-np.inf) >= 0.0)
+    values = np.zeros((len(_PRICES), len(some), offers.shape[1]))
+    values[:, :, 1:] = offers[some, 1:] - np.log1p(_PRICES[:, :, None] * np.arange(1, offers.shape[1]))
+    taken, worth = np.zeros((len(_PRICES), len(offers)), dtype=np.int64), np.zeros((len(_PRICES), len(offers)))
+    taken[:, some], worth[:, some] = values.argmax(axis=2), values.max(axis=2)
     follows = np.zeros(taken.shape, dtype=np.bool_)
     kept = np.log1p(bids.kept)
     if bids.drafted.any():
         own = prices.per_row * prices.base / prices.plain
         planning = bids.drafted > 0.0
         planned = np.where(planning, kept - np.log1p((_PRICES + own) * np.maximum(bids.drafted, 1e-9)), -np.inf)
-        drafts = (planned > values.max(axis=2)) | (bids.bound & planning)
+        drafts = (planned > worth) | (bids.bound & planning)
         drafts[-1] = planning  # the plan itself: beyond all prices no offer is taken
         beside = np.where(drafts | bids.bound, 0, taken)
         if bids.bound.any():
