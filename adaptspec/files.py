@@ -13,7 +13,8 @@ def write_file(path: Path, data: bytes | memoryview, *, alone: bool = True) -> N
     say `alone=False`: each then has a temporary file of its own, which stays if the process is killed.
 
     Raises:
-        OSError: nothing has changed then, but `path`.tmp may be left, which the next call replaces.
+        OSError: the file is the old one then, and `path`.tmp may be left, which the next call replaces. Unless it was
+            the folder that could not be synced: the file is the new one, but power loss could bring the old one back.
     """
     draft = path.with_name(path.name + (".tmp" if alone else f".{os.getpid()}.tmp"))
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)

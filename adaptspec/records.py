@@ -17,7 +17,8 @@ import numpy as np
 from adaptspec.errors import JournalError
 from adaptspec.types import Expected, FloatArray, IntArray, Missed, Provenance, RoundRecord
 
-JOURNAL_VERSION = 1
+# 2: rounds tell the draws and the worth of what was decided by chance.
+JOURNAL_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,10 @@ def _entry(line: str, place: str) -> Entry:
     except (ValueError, KeyError, TypeError, AttributeError, JournalError) as error:
         raise JournalError(f"{place}: no line of a journal ({error}); give the file that --journal wrote") from error
     if isinstance(entry, JournalHeader) and entry.version != JOURNAL_VERSION:
-        raise JournalError(f"{place}: a journal of version {entry.version}; this program reads {JOURNAL_VERSION}")
+        raise JournalError(
+            f"{place}: a journal of version {entry.version}; this program reads {JOURNAL_VERSION}: write a new one with "
+            "`adaptspec serve --journal`, or read it with the program that wrote it"
+        )
     return entry
 
 

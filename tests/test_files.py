@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -117,6 +118,24 @@ def test_stopped_before_or_after_any_step_the_file_is_old_or_new(tmp_path: Path,
         steps += 1
     assert set(calls) == set(STEPS)
     assert steps == len(calls) >= 10
+
+
+def test_a_folder_that_cannot_be_synced_is_an_error_but_the_file_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever must not lose it is told; the rename is not taken back."""
+    path, real = tmp_path / "file", os.fsync
+    write_file(path, b"old")
+
+    def sync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with pytest.raises(OSError, match="Input/output"):
+        write_file(path, b"new")
+    assert path.read_bytes() == b"new"
 
 
 def test_writers_that_are_not_alone_do_not_share_a_temporary_file(

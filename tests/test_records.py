@@ -141,6 +141,7 @@ def test_rotated_files_are_read_oldest_first_and_a_cut_line_is_left_out(tmp_path
         '{"type": "poem", "lines": 4}',
         '{"type": "start", "id": "r"}',
         to_line(replace(HEADER, version=99)),
+        to_line(replace(HEADER, version=1)),
         to_line(record([1, 1], [1, 0])).replace('"accepted":[1,0]', '"accepted":[1]'),
         to_line(record([1, 1], [1, 0])).replace('"confidence":[[0.8],[0.8]]', '"confidence":[[0.8]]'),
         to_line(record([1], [1])).replace('"deepest":1', '"deepest":0'),
@@ -161,3 +162,11 @@ def test_a_missing_or_binary_file_says_so(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"\xff\xfe\x00\n")
     with pytest.raises(JournalError, match="b: cannot be read"):
         list(read_journal(tmp_path / "b"))
+
+
+def test_an_older_journal_is_refused_for_its_age(tmp_path: Path) -> None:
+    """Its rounds lack what is read now; the header says so before the first of them is called broken."""
+    path = tmp_path / "j"
+    write(path, replace(HEADER, version=1), record([1], [1]))
+    with pytest.raises(JournalError, match="a journal of version 1; this program reads 2: write a new one"):
+        list(read_entries(path))

@@ -16,7 +16,7 @@ from adaptspec.control.arrays import some, total
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.cost import CostTable, batch_bucket
 from adaptspec.control.policy import BatchSignals
-from adaptspec.types import IntArray, Reason, RoundRecord
+from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class SwitchGuard:
     may, so that even a hopeless draft costs little. A new request shortens what is left of the wait by its share of
     the batch, by half where it is alone: what lost on the last may pay on this one.
 
-    What drafters say of tokens they did not draft is free: where it tells that one drafted token cannot pay for being
-    verified, a probe that is due is put off as if it had failed.
+    What drafters say of tokens they did not draft is free: where it tells of all of them that one drafted token cannot
+    pay for being verified, a probe that is due is put off as if it had failed.
 
     Nothing of it is kept over a restart: to find out anew costs some plain rounds' time, to believe what another hour
     or machine measured could cost an hour.
@@ -86,9 +86,11 @@ class SwitchGuard:
     # The baseline is renewed after this many speculating rounds, then twice as many, and so on.
     _FIRST_REFRESH = 64
 
-    def __init__(self, settings: GuardSettings, cost: CostTable) -> None:
+    def __init__(self, settings: GuardSettings, cost: CostTable, drafters: int = 1) -> None:
+        """`drafters` counts the policy's."""
         self._settings = settings
         self._cost = cost
+        self._drafters = drafters
         self._stance = Stance.RUN
         self._wait = float(settings.probe.after_tokens)
         self._left = 0.0
@@ -132,7 +134,7 @@ class SwitchGuard:
             self._refresh[bucket] = min(due, self._settings.refresh_rounds)
         if self._stance is Stance.OFF:
             self._left -= total(record.emitted)
-            self._free.add(record)
+            self._free.add(record, self._drafters)
         elif self._stance is Stance.PROBE:
             self._after_probe(record, drafted)
         elif drafted:
@@ -264,23 +266,31 @@ class _Window:
 
 
 class _FreeScore:
-    """What the policy's first drafter would have got accepted, had it drafted: it looked on while off."""
+    """What the best of the policy's drafters would have got accepted, had it drafted: they looked on while off."""
 
     def __init__(self) -> None:
-        self.tokens = 0
-        self._accepted = 0
+        self._drafted: FloatArray = np.zeros(0)  # [drafters] tokens
+        self._accepted: FloatArray = np.zeros(0)
 
-    def add(self, record: RoundRecord) -> None:
+    def add(self, record: RoundRecord, drafters: int) -> None:
+        """`drafters` of the record's are the policy's."""
         if record.shadow is None or record.shadow_drafted is None:
             return
-        drafted = record.shadow_drafted[0]
-        known = (drafted > 0) & (record.shadow[0] >= 0)
-        self.tokens += int(drafted[known].sum())
-        self._accepted += int(record.shadow[0][known].sum())
+        agreed, drafted = record.shadow[:drafters], record.shadow_drafted[:drafters]
+        known = (drafted > 0) & (agreed >= 0)
+        if len(self._drafted) != len(agreed):
+            self._drafted, self._accepted = np.zeros(len(agreed)), np.zeros(len(agreed))
+        self._drafted += (drafted * known).sum(axis=1)
+        self._accepted += (agreed * known).sum(axis=1)
+
+    @property
+    def tokens(self) -> float:
+        """Of the drafter that was scored least: nobody knows what one that never was would have come to."""
+        return float(self._drafted.min(initial=np.inf)) if len(self._drafted) else 0.0
 
     @property
     def acceptance(self) -> float:
-        return self._accepted / self.tokens if self.tokens else 1.0
+        return float((self._accepted / self._drafted).max()) if self.tokens else 1.0
 
 
 class Dwell:

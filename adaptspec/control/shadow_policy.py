@@ -226,6 +226,7 @@ def _as_if(
     decision, drafted = pending.decision, counts.drafted
     deepest = int(drafted.max(initial=0))
     unknown = np.arange(deepest) >= drafted[:, None]
+    agreed, said = _scores_as_if(acted, decision, counts.emitted)
     return replace(
         acted,
         depths=decision.depths,
@@ -243,7 +244,17 @@ def _as_if(
         total_seconds=seconds,
         provenance=decision.provenance,
         expected=decision.expected,
-        shadow=None,
-        shadow_drafted=None,
+        shadow=agreed,
+        shadow_drafted=said,
         missed=None,
     )
+
+
+def _scores_as_if(acted: RoundRecord, decision: Decision, emitted: IntArray) -> tuple[IntArray | None, IntArray | None]:
+    """What was scored of drafters that the shadow would not have run, as far as its round would have come."""
+    agreed, said = acted.shadow, acted.shadow_drafted
+    if agreed is None or said is None:
+        return None, None
+    ran = (np.arange(len(agreed))[:, None] == decision.drafter) & (decision.depths > 0)
+    known = (agreed >= 0) & ~ran
+    return np.where(known, np.minimum(agreed, emitted), -1), np.where(known, np.minimum(said, emitted), -1)

@@ -206,7 +206,7 @@ def build_policy(
         spec.drafters,
         max_rows,
         stop=body.stop.build(calibration),
-        guard=body.guard.switch(cost) if chooser.max_depth else None,
+        guard=body.guard.switch(cost, len(spec.drafters)) if chooser.max_depth else None,
         dwell=_dwell(spec, overrides, max_rows),
         ceilings=_ceilings(spec, overrides, parts.tasks) if chooser.max_depth else None,
         task_tiers=_task_tiers(overrides, parts.tasks, chooser.max_depth),

@@ -164,6 +164,22 @@ def test_what_is_scored_for_free_saves_probes_in_vain(accepted: int, probed: boo
     assert (Stance.PROBE in seen) is probed
 
 
+@pytest.mark.parametrize(("scores", "probed"), [([[0], [0]], False), ([[0], [1]], True), ([[-1], [0]], True)])
+def test_one_hopeless_drafter_says_nothing_of_another(scores: list[list[int]], probed: bool) -> None:
+    """Drafters without a score may be worth a probe, whichever of them comes first."""
+    guard = SwitchGuard(SLOWER, table(), drafters=2)
+    while drive(guard, 1, LOSING) != [Stance.OFF]:
+        pass
+    shadow = np.array(scores)
+    looking_on = replace(PLAIN, shadow=shadow, shadow_drafted=np.where(shadow < 0, -1, 1))
+    seen = set()
+    for _ in range(500):
+        stance = guard.stance(signals([7]))
+        seen.add(stance)
+        guard.after(LOSING if stance is Stance.PROBE else looking_on)
+    assert (Stance.PROBE in seen) is probed
+
+
 def test_without_rules_it_never_interferes() -> None:
     assert set(drive(SwitchGuard(GuardSettings(), table()), 300, LOSING)) == {Stance.RUN}
 

@@ -10,10 +10,14 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.shadow_policy import ShadowEstimate
 from adaptspec.control.spec import build_policy, parse_policy_spec
+from adaptspec.replay.costs import of_profile
 from adaptspec.replay.simulator import Tally
 from adaptspec.replay.simulator import run as run_world
+from adaptspec.replay.streams import Schedule, Stream
 from adaptspec.replay.world import World, WorldSettings
+from adaptspec.types import RoundRecord
 from tests.control.simulator import GOODPUT, STATIC, Machine, Text, run, run_fixed, stream_of, texts
+from tests.control.two_drafters import alike
 
 MACHINE = Machine(noise=0.0)
 
@@ -92,3 +96,23 @@ def test_several_rows_are_compared_as_whole_rounds(depth: int) -> None:
     estimate, _, _ = watch(STATIC % 5, STATIC % depth, work, 4)
     truth = run_fixed(depth, work, 4, MACHINE) / run_fixed(5, work, 4, MACHINE)
     assert estimate.goodput_ratio == pytest.approx(truth, rel=0.08)
+
+
+def test_a_shadow_learns_of_lookups_that_it_does_not_take() -> None:
+    """They are scored for it in every round; where its own round would have been shorter, the score is, too."""
+    costs = of_profile("small", MACHINE.profile())
+    cost = CostTable(costs.profile())
+    lookup = GOODPUT + "  drafters: [draft-model, ngram]\n"
+    built = {name: build_policy(parse_policy_spec(text), cost, 1) for name, text in (("a", STATIC % 3), ("s", lookup))}
+    taught: list[RoundRecord] = []
+    learn = built["s"].learn
+    built["s"].learn = lambda record: (taught.append(record), learn(record))[1]  # type: ignore[method-assign]
+    drafters, rollouts = ("draft-model", "ngram"), {"s": ShadowSpec(mode="shadow")}
+    controller = Controller(built, "a", drafters, 1, cost=cost, rollouts=rollouts)
+    served = Stream(alike(0.7, 0.1, 3), (0, 1, 2), Schedule((1,)))
+    run_world(World(served, costs, controller, WorldSettings(drafters, max_depth=7)))
+    scored = [r for r in taught if r.shadow is not None and r.shadow[1, 0] >= 0]
+    assert len(scored) > 0.2 * len(taught)
+    assert all(r.shadow[1, 0] <= r.shadow_drafted[1, 0] <= r.emitted[0] for r in scored)  # type: ignore[index]
+    assert not any(r.drafter[0] == 1 and r.depths[0] for r in scored)
+    assert controller.everyone["s"].learned()["offers"][0, 0].sum() > 0.5 * len(scored)

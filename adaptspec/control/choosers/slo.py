@@ -80,16 +80,18 @@ class Slo:
         """See `Chooser.choose`. A plan serves for a few rounds; rows that join meanwhile follow goodput."""
         if self.max_depth == 0:
             return self._goodput.choose(signals)
+        choice = self._goodput.choose(signals)
         if self._rounds_left <= 0:
             self._rounds_left = self._settings.review_rounds
-            self._hurried = self._review(signals)
+            self._hurried = self._review(signals, choice)
         self._rounds_left -= 1
-        choice = self._goodput.choose(signals)
         if not self._hurried:
             return choice
         own = self._depths[signals.rows]
-        depths = np.minimum(np.where(own < 0, choice.depths, own), signals.limits)
-        reasons = np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF))
+        # A try has been paid for, and is settled by what its round brings.
+        tried = choice.reasons == Reason.EXPLORE
+        depths = np.minimum(np.where((own < 0) | tried, choice.depths, own), signals.limits)
+        reasons = np.where(tried, choice.reasons, np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF)))
         return Choice(depths, reasons, choice.outlook)
 
     def learn(self, record: RoundRecord) -> None:
@@ -106,10 +108,10 @@ class Slo:
         """See `Chooser.restore`."""
         self._goodput.restore(learned)
 
-    def _review(self, signals: BatchSignals) -> bool:
+    def _review(self, signals: BatchSignals, choice: Choice) -> bool:
         """Whether goodput's own depths would make a row late; `_depths` then hold better ones for these rows."""
         market = self._goodput.market(signals)
-        wish = np.minimum(self._goodput.choose(signals).depths, signals.limits)
+        wish = np.minimum(choice.depths, signals.limits)
         allowed = self._allowed(signals.rows)
         if worst_pace(market, wish[None], allowed)[0] >= 1.0:
             return False

@@ -7,9 +7,13 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
+from adaptspec.control.choosers.chooser import Choice
+from adaptspec.control.choosers.goodput import Goodput
 from adaptspec.control.choosers.slo import Slo, SloSettings
+from adaptspec.control.policy import BatchSignals
 from adaptspec.replay.simulator import Tally
 from adaptspec.replay.tape import tape_of
+from adaptspec.types import Reason
 from tests.control.helpers import record, signals, table
 from tests.control.simulator import HEADER
 from tests.control.two_drafters import GOODPUT, OFF, alike, request, serve
@@ -68,6 +72,31 @@ def test_the_row_that_is_behind_is_preferred() -> None:
     depths = made.choose(signals([7, 7])).depths
     assert depths[1] > 0
     assert depths[1] >= depths[0]
+
+
+def test_goodput_is_asked_once_a_round_and_its_tries_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked twice, it would earn its allowance twice and forget the try that it has begun."""
+    asked: list[Choice] = []
+    choose = Goodput.choose
+
+    def noted(self: Goodput, signals: BatchSignals) -> Choice:
+        asked.append(choose(self, signals))
+        return asked[-1]
+
+    monkeypatch.setattr(Goodput, "choose", noted)
+    made = Slo(table(), 2, 1, SloSettings(1e-4))  # a promise that nobody can keep: always hurried
+    for row in (0, 1):
+        made.start(row, 0)
+    tries = 0
+    for number in range(400):
+        choice = made.choose(signals([7, 7]))
+        assert len(asked) == number + 1
+        tried = asked[-1].reasons == Reason.EXPLORE
+        tries += int(tried.sum())
+        assert (choice.depths[tried] == asked[-1].depths[tried]).all()
+        assert (choice.reasons[tried] == Reason.EXPLORE).all()
+        made.learn(record(choice.depths.tolist(), [0, 0]))
+    assert tries > 0
 
 
 def test_state_is_that_of_goodput() -> None:
