@@ -59,7 +59,7 @@ class Bandit:
         count = self._contexts.count
         probe = max(1, settings.dwell // 2)
         beat = probe if settings.scope == "request" else 1
-        self._episodes = Episodes(count, settings.dwell, probe, beat)
+        self._episodes = Episodes(count, settings.dwell, probe, beat, arms.off)
         self._ledgers = Ledgers(
             self._contexts.sizes, self._contexts.buckets, len(arms), settings.memory, settings.weight
         )

@@ -53,7 +53,7 @@ class LookupGoodput:
         self._allowed: BoolArray = np.isin(np.arange(1, self.max_depth + 1), settings.tiers)
         self._tiers = [tier for tier in settings.tiers if tier]
         self._others: IntArray = np.zeros(0, dtype=np.int64)
-        self._prices: _Prices | None = None
+        self._prices: Prices | None = None
 
     @property
     def watches_offers(self) -> bool:
@@ -138,7 +138,7 @@ class LookupGoodput:
             self._others = np.full(size, model, dtype=np.int64)
         return replace(self._planner.choose(replace(signals, lag=signals.lag[model:])), drafter=self._others)
 
-    def _choose_one(self, plan: Choice, signals: BatchSignals, prices: _Prices) -> Choice:
+    def _choose_one(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
         most = min(signals.offered[self._settings.lookup].item(), signals.limits.item())
         expected = self._streaks.gains_of_one(signals.rows.item())
         best, depth = prices.goodput, 0
@@ -159,22 +159,14 @@ class LookupGoodput:
             expected=Expected(best, np.array(expected[depth - 1 : depth])),
         )
 
-    def _choose_many(self, plan: Choice, signals: BatchSignals, prices: _Prices) -> Choice:
-        most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
-        expected = self._streaks.gains(signals.rows)
+    def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
         planned = int(plan.depths.sum())
-        # What is verified beside a row's offer is what the plan has drafted for the others.
-        beside = np.minimum(planned - plan.depths, len(prices.curve) - 1)
-        at = np.minimum(beside[:, None] + np.arange(self.max_depth + 1), len(prices.curve) - 1)
-        seconds = prices.curve[at[:, 1:]] - prices.curve[at[:, :1]]
-        allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
-        worth = np.where(allowed, expected - prices.goodput * seconds, -np.inf)
-        depth = np.argmax(worth, axis=1)
-        taken = worth[np.arange(len(most)), depth] > self._worth_of_plan(plan, prices)
+        expected, worth, depth = self._offers(plan, signals, prices)
+        taken = worth > self._worth_of_plan(plan, prices)
         taken &= plan.reasons != Reason.EXPLORE
         if not planned and taken.any():
             # Nobody drafts otherwise: all offers together must pay for this being a round with drafts.
-            gain = float(worth[np.arange(len(most)), depth][taken].sum())
+            gain = float(worth[taken].sum())
             taken &= gain > prices.goodput * (prices.drafting - prices.plain)
         if not taken.any():
             return plan
@@ -184,11 +176,29 @@ class LookupGoodput:
             np.where(taken, int(Reason.POLICY), plan.reasons),
             plan.outlook,
             np.where(taken, self._settings.lookup, model),
-            expected=Expected(prices.goodput, np.where(taken, expected[np.arange(len(most)), depth], self._kept(plan))),
+            expected=Expected(prices.goodput, np.where(taken, expected[np.arange(len(depth)), depth], self._kept(plan))),
         )
 
+    def _offers(
+        self, plan: Choice, signals: BatchSignals, prices: Prices
+    ) -> tuple[FloatArray, FloatArray, IntArray]:
+        """Tokens [B, depth] that drafts of the lookup are expected to bring; what the best of those that it offers
+
+        nets [B], -inf where it offers none, and that one's depth less 1 [B].
+        """
+        most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
+        expected = self._streaks.gains(signals.rows)
+        # What is verified beside a row's offer is what the plan has drafted for the others.
+        beside = np.minimum(int(plan.depths.sum()) - plan.depths, len(prices.curve) - 1)
+        at = np.minimum(beside[:, None] + np.arange(self.max_depth + 1), len(prices.curve) - 1)
+        seconds = prices.curve[at[:, 1:]] - prices.curve[at[:, :1]]
+        allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
+        worth = np.where(allowed, expected - prices.goodput * seconds, -np.inf)
+        depth = np.argmax(worth, axis=1)
+        return expected, worth[np.arange(len(depth)), depth], depth
+
     @staticmethod
-    def _worth_of_plan(plan: Choice, prices: _Prices) -> FloatArray:
+    def _worth_of_plan(plan: Choice, prices: Prices) -> FloatArray:
         """What the plan nets with each row [B], in tokens: its advantage over plain decoding, by expected gain."""
         drafting = plan.depths > 0
         if plan.outlook is None or not drafting.any():
@@ -206,7 +216,7 @@ class LookupGoodput:
         kept: FloatArray = plan.outlook.gained[np.arange(len(plan.depths)), plan.depths]
         return kept
 
-    def _priced(self, plan: Choice, signals: BatchSignals) -> _Prices:
+    def _priced(self, plan: Choice, signals: BatchSignals) -> Prices:
         size = signals.round_size
         known = self._prices
         if known is not None and known.serves(plan, size):
@@ -219,12 +229,12 @@ class LookupGoodput:
         curve = cost.verify_curve(size, tokens, context)
         curve = curve - curve[0]
         goodput = size / plain if plan.outlook is None else plan.outlook.goodput
-        self._prices = _Prices(float(size), plain, plain + more, curve, goodput, plan.outlook)
+        self._prices = Prices(float(size), plain, plain + more, curve, goodput, plan.outlook)
         return self._prices
 
 
 @dataclass
-class _Prices:
+class Prices:
     """What a round takes, in seconds, and the goodput of the plan without offers; good for some rounds."""
 
     base: float  # tokens emitted anyway
