@@ -25,14 +25,16 @@ Scope = Literal["request", "task", "global"]
 _MODEL, _LOOKUP = "draft-model", "ngram"
 # Columns of weights and gains: the plan, and the lookup in its place; gains also count rounds.
 _PLAN, _OFFER, _ROUNDS = 0, 1, 2
+# Tokens that an offer must net: the estimate of a lookup that is never right stays a little above 0.
+_LEAST = 0.02
 _POLICY: IntArray = np.array([int(Reason.POLICY)], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class HedgeSettings:
-    """`rate` and `share`: see `FixedShare`. `dwell`: rounds between draws. `explore`: share of draws that go to the plan
+    """`rate` and `share`: see `FixedShare`. `dwell`: rounds between draws. `explore`: share of draws that go to the
 
-    whatever the weights, where it drafts.
+    plan whatever the weights, where it drafts.
     """
 
     scope: Scope = "request"
@@ -44,9 +46,9 @@ class HedgeSettings:
 
 
 class Hedge(LookupGoodput):
-    """Draw a drafter d for each row with probability w_d, for `dwell` rounds: the draft model's plan (which may be off),
+    """Draw a drafter d for each row with probability w_d, for `dwell` rounds: the draft model's plan (which may be
 
-    or the lookup in its place, wherever it has an offer that is expected to earn more than plain decoding;
+    off), or the lookup in its place, wherever it has an offer that is expected to earn more than plain decoding;
     w_d <- w_d * exp(rate * net_d / scale), mixed with a fixed share (see `FixedShare`), over rounds in which there was
     such an offer: elsewhere the two do the same.
 
@@ -72,6 +74,7 @@ class Hedge(LookupGoodput):
         tasks: int,
         lookup: LookupSettings,
         planner: Goodput | None = None,
+        *,
         settings: HedgeSettings = HedgeSettings(),
     ) -> None:
         """See `LookupGoodput`."""
@@ -161,7 +164,7 @@ class Hedge(LookupGoodput):
         row, most = signals.rows.item(), min(signals.offered[self._settings.lookup].item(), signals.limits.item())
         planned = plan.outlook is not None and bool(plan.depths.item())
         entry = 0.0 if planned else prices.goodput * (prices.drafting - prices.plain)
-        expected, best, depth = self._streaks.gains_of_one(row), entry, 0
+        expected, best, depth = self._streaks.gains_of_one(row), entry + _LEAST, 0
         for tier in self._tiers:
             if tier > most:
                 break
@@ -188,7 +191,7 @@ class Hedge(LookupGoodput):
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
         expected, worth, depth = self._offers(plan, signals, prices)
-        offered, kept = worth > 0.0, self._kept(plan)
+        offered, kept = worth > _LEAST, self._kept(plan)
         count = int(np.count_nonzero(offered))
         # Where nobody drafts otherwise, all offers together pay for this being a round with drafts.
         entry = 0.0 if some(plan.depths) else prices.goodput * (prices.drafting - prices.plain)
@@ -325,7 +328,7 @@ class HedgeSpec(Part):
         if planner is None:
             return LookupGoodput(parts.cost, parts.max_rows, parts.tasks, lookup)
         settings = HedgeSettings(self.scope, self.rate, self.share, self.dwell, self.explore)
-        return Hedge(parts.cost, parts.max_rows, parts.tasks, lookup, planner, settings)
+        return Hedge(parts.cost, parts.max_rows, parts.tasks, lookup, planner, settings=settings)
 
     def _planner(self, parts: Parts) -> Goodput:
         signals = SignalSettings(self.prior.acceptance, self.prior.weight, row=self.discount)

@@ -176,12 +176,12 @@ class LookupGoodput:
             np.where(taken, int(Reason.POLICY), plan.reasons),
             plan.outlook,
             np.where(taken, self._settings.lookup, model),
-            expected=Expected(prices.goodput, np.where(taken, expected[np.arange(len(depth)), depth], self._kept(plan))),
+            expected=Expected(
+                prices.goodput, np.where(taken, expected[np.arange(len(depth)), depth], self._kept(plan))
+            ),
         )
 
-    def _offers(
-        self, plan: Choice, signals: BatchSignals, prices: Prices
-    ) -> tuple[FloatArray, FloatArray, IntArray]:
+    def _offers(self, plan: Choice, signals: BatchSignals, prices: Prices) -> tuple[FloatArray, FloatArray, IntArray]:
         """Tokens [B, depth] that drafts of the lookup are expected to bring; what the best of those that it offers
 
         nets [B], -inf where it offers none, and that one's depth less 1 [B].
@@ -249,4 +249,5 @@ class Prices:
         self.more: list[float] = self.curve.tolist()
 
     def serves(self, plan: Choice, size: int) -> bool:
+        """Whether this plan of so many rows rests on them."""
         return self.left > 0 and plan.outlook is self.outlook and self.base == size

@@ -19,7 +19,8 @@ from adaptspec.types import BoolArray, IntArray
 class Nightjar(LedgerLearner):
     """Time at each batch size comes in blocks of 1, 2, 4 ... bins; an arm is locked for a bin. The b-th bin of a block
 
-        explores with probability 1 / b: an arm drawn uniformly from those that could be best;
+        explores with probability 1 / b: an arm drawn uniformly from those that could be best and that the best one's
+        rounds tell nothing of;
         exploits otherwise: argmax over arms of sum(earned) / (sum(spent) + switching cost) + its standard error,
 
     where the switching cost is what the drafter must catch up after a spell of off, and the error only that of what the
@@ -29,16 +30,15 @@ class Nightjar(LedgerLearner):
 
     Regimes: load is what varies, and changes from hour to hour rather than from minute to minute: what it found at
     one batch size it uses again when that returns. Nothing fades unless `discount` says so, and late blocks explore
-    rarely, so it notices a change of traffic late. Propensities are the bin's.
+    rarely, so it notices a change of traffic late; with a discount no block outlasts what is remembered.
+    Propensities are the bin's.
     Source: Li et al. 2025, "Nightjar: Dynamic Adaptive Speculative Decoding for Large Language Models Serving"
     (arXiv 2512.22420), after the binned greedy exploration of Luo et al. 2018, "Efficient Contextual Bandits in
     Non-stationary Worlds". Ours differs in that a round also counts for the shallower arms it tells of, that a deeper
     arm is not entered before the next shallower one was seen, nor explored where what that one shows rules it out.
     """
 
-    def __init__(
-        self, arms: Arms, contexts: Contexts, *, dwell: int = 8, discount: float = 1.0, seed: int = 0
-    ) -> None:
+    def __init__(self, arms: Arms, contexts: Contexts, *, dwell: int = 8, discount: float = 1.0, seed: int = 0) -> None:
         super().__init__(arms)
         self._dwell = dwell
         # A block that outlasts what is remembered would explore more rarely than is forgotten.
@@ -80,10 +80,10 @@ class Nightjar(LedgerLearner):
         return np.where(np.isfinite(hopes.max(axis=1)), best, known)
 
     def _worth_exploring(self, view: View, best: IntArray) -> BoolArray:
-        """[m, K] what can be played and tells something new: neither off, which is known, nor what the best arm's rounds
+        """[m, K] what can be played and tells something new: neither off, which is known, nor what the best arm's
 
-        tell of anyway, nor what cannot be best by what the shallower arms of the family show. Where nothing does, or
-        the best is off, which trying costs most to leave, the best stays among them.
+        rounds tell of anyway, nor what cannot be best by what the shallower arms of the family show. Where nothing is
+        left, or the best is off, which trying costs most to leave, the best stays among them.
         """
         estimates, every = view.estimates, np.arange(len(best))
         hopes = np.where(estimates.seen >= 1.0, estimates.ratio + 2.0 * estimates.error, np.inf)
@@ -107,6 +107,4 @@ class NightjarSpec(BanditSpec):
     def learner(self, arms: Arms, parts: Parts) -> Learner:
         """The algorithm."""
         contexts = Contexts(self.scope, parts.max_rows, parts.tasks)
-        return Nightjar(
-            arms, contexts, dwell=self.dwell_rounds, discount=self.discount, seed=self.seed
-        )
+        return Nightjar(arms, contexts, dwell=self.dwell_rounds, discount=self.discount, seed=self.seed)

@@ -20,7 +20,7 @@ class Allowance:
     some rounds, the more the more have failed, up to `_REST`.
     """
 
-    _FAILED, _FLOOR, _REST = 0.8, 0.25, 24
+    _FAILED, _FLOOR, _REST = 0.8, 0.25, 28
     # In rounds of plain decoding: saved up at most, and given at the start.
     _MOST, _FIRST, _FRESH = 3.0, 1.0, 0.25
 

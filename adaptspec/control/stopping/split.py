@@ -61,7 +61,7 @@ class TaskStops:
         self._of_row[row] = self._tasks.index(task) if task in self._tasks else -1
 
     def begin(self, choice: Choice, otherwise: StopRule, rows: IntArray) -> RoundStop | None:
-        """The stop of a round; `otherwise` is the rule of the tasks that have none here, unless the choice brings one."""
+        """The stop of a round; `otherwise` is the rule of tasks that have none here, unless the choice brings one."""
         owners = self._of_row[rows]
         first = owners.item(0)
         if alike(owners, first):

@@ -95,7 +95,7 @@ LOOKUP = LookupSettings(lookup=1, model=0)
 
 
 def hedge(dwell: int) -> Hedge:
-    return Hedge(table(), 1, 1, LOOKUP, Goodput(table(), 1, 1), HedgeSettings(dwell=dwell))
+    return Hedge(table(), 1, 1, LOOKUP, Goodput(table(), 1, 1), settings=HedgeSettings(dwell=dwell))
 
 
 def offering(tokens: int) -> BatchSignals:
