@@ -245,6 +245,8 @@ class RoundRecord:
 
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch; what the whole round cost stays."""
+        drafted = self.drafted[index]
+        deepest = int(drafted.max(initial=0))  # of these rows: others may have drafted deeper than their policy can
         return replace(
             self,
             request_ids=tuple(self.request_ids[i] for i in index.tolist()),
@@ -252,12 +254,12 @@ class RoundRecord:
             depths=self.depths[index],
             reasons=self.reasons[index],
             drafter=self.drafter[index],
-            drafted=self.drafted[index],
+            drafted=drafted,
             accepted=self.accepted[index],
             emitted=self.emitted[index],
             context=self.context[index],
-            confidence=self.confidence[index],
-            entropy=self.entropy[index],
+            confidence=self.confidence[index, :deepest],
+            entropy=self.entropy[index, :deepest],
             provenance=None if self.provenance is None else self.provenance.take(index),
             shadow=None if self.shadow is None else self.shadow[:, index],
             shadow_drafted=None if self.shadow_drafted is None else self.shadow_drafted[:, index],

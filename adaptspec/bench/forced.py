@@ -21,12 +21,12 @@ from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch, SamplingRow, certainty
 from adaptspec.replay.tape import FAR, Astray, DraftView
-from adaptspec.types import FloatArray, IntArray, SamplingParams
+from adaptspec.types import BoolArray, FloatArray, IntArray, SamplingParams
 
 # The deepest draft that a policy may ask for.
 _DEEPEST = 64
-# So many tokens after each wrong one are drafted, too: to the depth of 7, the deepest of every policy that ships.
-_ASTRAY = 6
+# So many tokens after each wrong one are drafted, too: to the depth of 12, the deepest of every policy that ships.
+_ASTRAY = 11
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,14 @@ class Judge:
         runner, size, prompt = drafter.runner, len(text.output), len(text.prompt)
         known = max(0, min(size, _readable(runner, text) - prompt + 1))
         agreed = np.zeros(size, dtype=np.bool_)
+        drafted: IntArray = np.zeros(0, dtype=np.int64)
         confidence, entropy, chance = (np.full(size, np.nan), np.full(size, np.nan), np.zeros(size))
         if known:
             index, offsets = np.zeros(known, dtype=np.int64), np.arange(known)
             scores = self._scores(runner, text, sampling, known).to(shares.device)
             chosen = sampling.choose(scores, index, offsets)
-            agreed[:known] = chosen.cpu().numpy() == np.array(text.output[:known])
+            drafted = chosen.cpu().numpy()
+            agreed[:known] = drafted == np.array(text.output[:known])
             sure = certainty(scores, chosen)
             confidence[:known], entropy[:known] = sure.confidence, sure.entropy
             both = torch.minimum(shares[:known], sampling.probabilities(scores, index)).sum(1)
@@ -92,12 +94,17 @@ class Judge:
         view = DraftView.of_agreement(agreed, confidence, entropy, chance)
         # A draft model of a shorter context than the target's drafts no further than its own.
         left = np.clip(runner.info.context - prompt - np.arange(size), 0, FAR)
-        reach = np.where(np.arange(size) < known, left, 0)
-        astray = self._astray(drafter, text, np.flatnonzero(~agreed[:known]))
+        astray, ended = self._astray(drafter, text, np.flatnonzero(~agreed[:known]))
+        ends = [int(token) in drafter.ends for token in drafted]
+        reach = np.where(np.arange(size) < known, np.minimum(left, _until_end(agreed[:known], ends, ended, size)), 0)
         return replace(view, reach=reach, run=np.minimum(view.run, reach), astray=astray)
 
-    def _astray(self, drafter: DraftModelDrafter, text: Written, wrong: IntArray) -> Astray:
-        """What the drafter itself goes on with where its token is wrong: no pass over the true text tells."""
+    def _astray(self, drafter: DraftModelDrafter, text: Written, wrong: IntArray) -> tuple[Astray, Mapping[int, int]]:
+        """What the drafter itself goes on with where its token is wrong: no pass over the true text tells.
+
+        Also by position how many tokens such a draft has, the wrong one included, where it comes to an end.
+        """
+        ended: dict[int, int] = {}
         runner, prompt = drafter.runner, len(text.prompt)
         confidence, entropy = np.full((2, len(text.output), _ASTRAY), np.nan)
         try:
@@ -114,13 +121,15 @@ class Judge:
                 job = DraftJob(np.zeros(1, dtype=np.int64), [tokens], np.array([1 + _ASTRAY]), batch)
                 draft = drafter.propose(job)
                 count = max(0, int(draft.counts[0]) - 1)
+                if draft.counts[0] and int(draft.tokens[0, count]) in drafter.ends:
+                    ended[at] = 1 + count
                 confidence[at, :count], entropy[at, :count] = (
                     draft.confidence[0, 1 : 1 + count],
                     draft.entropy[0, 1 : 1 + count],
                 )
         finally:
             drafter.free(0)
-        return Astray(confidence, entropy)
+        return Astray(confidence, entropy), ended
 
     def _scores(self, runner: Runner, text: Written, sampling: SamplingBatch, count: int) -> torch.Tensor:
         """Scores [count, V] of the first `count` positions of the output, given the true text before each."""
@@ -138,6 +147,22 @@ class Judge:
             return scores.clone()  # the runner may use its buffer again
         finally:
             runner.free(0)
+
+
+def _until_end(agreed: BoolArray, ends: Sequence[bool], ended: Mapping[int, int], size: int) -> IntArray:
+    """How many tokens a draft from each position has until it comes to an end, [size]; `FAR` where that is not known.
+
+    `agreed`, and whether the drafter's token `ends` a text, by known position; `ended` where it goes astray.
+    """
+    reach: IntArray = np.full(size, FAR, dtype=np.int64)
+    for at in range(len(agreed) - 1, -1, -1):
+        if ends[at]:
+            reach[at] = 1
+        elif not agreed[at]:
+            reach[at] = ended.get(at, FAR)
+        elif at + 1 < len(agreed):
+            reach[at] = min(FAR, 1 + reach[at + 1])
+    return reach
 
 
 def regions(text: Written, words: PromptText, detokenizer: Detokenizer) -> IntArray:

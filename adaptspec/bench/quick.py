@@ -1,8 +1,8 @@
 """The quick benchmark: batch 1, greedy, every contender on every prompt in turn, ratios per workload.
 
-Fixed depths and always-wrong drafts use the policy's drafter. Speculation is judged by decode time
-(first token to last, the draft's catch-up of the prompt included), transformers by the whole request
-on both sides.
+Fixed depths and always-wrong drafts use the policy's drafters. Tasks are detected, as a server does. Speculation is
+judged by decode time (first token to last, the draft's catch-up of the prompt included), transformers by the whole
+request on both sides.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from adaptspec.bench.hostile import wrong
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.cost import CostTable
 from adaptspec.control.spec import PolicySpec, parse_policy_spec
+from adaptspec.control.tasks import TaskDetector
+from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.build import Built, EngineConfig, assemble, build, model_place
 from adaptspec.engine.profile import processor
 from adaptspec.errors import ConfigError
 
 STATIC_DEPTHS = (1, 2, 3, 5, 7)
+LOOKUP_DEPTHS = (3, 7)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ def run_quick(
 
 
 def _contenders(config: EngineConfig, built: Built, policy: str) -> list[Contender]:
-    specs = [_static(depth, _drafter(built)) for depth in STATIC_DEPTHS]
+    specs = _fixed(built)
+    detector = TaskDetector.load() if config.detect_tasks else None
     core = assemble(
         built.target,
         built.drafters,
@@ -86,6 +90,7 @@ def _contenders(config: EngineConfig, built: Built, policy: str) -> list[Contend
         specs=[*built.specs, *specs],
         costs=built.costs,
         limits=config.limits,
+        detector=detector,
     )
     hostile = assemble(
         built.target,
@@ -94,6 +99,7 @@ def _contenders(config: EngineConfig, built: Built, policy: str) -> list[Contend
         specs=[s for s in built.specs if s.name == policy],
         costs=CostTable(built.costs.profile),  # its own: what it learns of wrong drafts is not for the others
         limits=config.limits,
+        detector=detector,
     )
     place = model_place(config.model, "target")
     own = dict.fromkeys(["off", *(spec.name for spec in specs), policy])
@@ -113,12 +119,22 @@ def _drafter(built: Built) -> str:
     return wanted if wanted in names else names[0]
 
 
-def _static(depth: int, drafter: str) -> PolicySpec:
+def _fixed(built: Built) -> list[PolicySpec]:
+    """Every fixed depth of the policy's drafters."""
+    first = _drafter(built)
+    depths = LOOKUP_DEPTHS if first == NgramDrafter.name else STATIC_DEPTHS
+    specs = [_static(f"fixed-{depth}", depth, first) for depth in depths]
+    if NgramDrafter.name in built.specs[0].drafters and first != NgramDrafter.name:
+        specs += [_static(f"fixed-ngram-{depth}", depth, NgramDrafter.name) for depth in LOOKUP_DEPTHS]
+    return specs
+
+
+def _static(name: str, depth: int, drafter: str) -> PolicySpec:
     return parse_policy_spec(
         "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\n"
-        f"metadata: {{name: fixed-{depth}, description: Depth {depth} always}}\n"
+        f"metadata: {{name: {name}, description: Depth {depth} always}}\n"
         f"spec: {{choose: {{algorithm: static, depth: {depth}}}, drafters: [{drafter}]}}\n",
-        f"fixed-{depth}",
+        name,
     )
 
 
@@ -167,7 +183,8 @@ def _task_ratios(timed: Sequence[Timed], task: str, settings: QuickSettings) -> 
         ]
 
     plain, policy = seconds("off", "decode"), seconds(settings.policy, "decode")
-    fixed = {f"fixed-{d}": seconds(f"fixed-{d}", "decode") for d in STATIC_DEPTHS}
+    names = sorted({t.contender for t in mine if t.contender.startswith("fixed-")})
+    fixed = {name: seconds(name, "decode") for name in names}
     best = min(["off", *fixed], key=lambda name: statistics.median(fixed.get(name, plain)))
     return {
         "plain_over_transformers": _ratio(seconds("transformers", "total"), seconds("off", "total")),

@@ -45,6 +45,7 @@ class ComposedPolicy:
     ) -> None:
         """`keeper` makes the outlook that a stop rule asks for where the chooser has none."""
         self._chooser = chooser
+        self._offered = chooser if isinstance(chooser, OfferWatcher) and chooser.watches_offers else None
         self._drafters = drafters
         self._stop = stop or NoStop()
         self._guard = guard
@@ -80,7 +81,12 @@ class ComposedPolicy:
     @property
     def watches_offers(self) -> bool:
         """See `OfferWatcher`."""
-        return isinstance(self._chooser, OfferWatcher) and self._chooser.watches_offers
+        return self._offered is not None
+
+    @property
+    def looking(self) -> bool:
+        """See `OfferWatcher`."""
+        return self._offered is not None and self._offered.looking
 
     def start(self, row: int, task: int) -> None:
         """See `Policy.start`."""
@@ -117,8 +123,7 @@ class ComposedPolicy:
             reasons = np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons)
             choice = replace(choice, reasons=reasons)
         elif self._dwell is not None:
-            depths, reasons = self._dwell.hold(signals.rows, choice.depths, choice.reasons, signals.limits)
-            choice = replace(choice, depths=depths, reasons=reasons)
+            choice = self._dwell.hold(signals, choice)
         if self._task_tiers is not None:
             choice = self._on_tiers(choice, self._task_tiers.lower(choice.depths, self._tasks[signals.rows]))
         if signals.limits is not limits:
@@ -183,7 +188,8 @@ class ComposedPolicy:
         lowered = depths < choice.depths
         if not lowered.any():
             return choice
-        return replace(choice, depths=depths, reasons=np.where(lowered, int(Reason.CEILING), choice.reasons))
+        reasons = np.where(lowered, int(Reason.CEILING), choice.reasons)
+        return replace(choice, depths=depths, reasons=reasons, expected=None)
 
     def _expect(self, choice: Choice) -> Expected | None:
         """What the chooser expects; a plan that serves several rounds is asked once, since this is the hot path."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 import numpy as np
 
@@ -71,8 +72,7 @@ class Controller:
         self._numbers = [self._numbers_of(name, policy) for name, policy in self.policies.items()]
         self._region_watchers = {i for i, policy in enumerate(self._list) if _watches_regions(policy)}
         self._a_shadow_watches = any(_watches_regions(policies[name]) for name in policies if name in watching)
-        self._offers_to = {i: policy.max_depth for i, policy in enumerate(self._list) if _watches_offers(policy)}
-        self._shadow_takes = max((_takes(policies[name]) for name in watching), default=0)
+        self._offers_to = {i: policy for i, policy in enumerate(self._list) if _watches_offers(policy)}
         self._cost = cost
         self._tasks = {name: 1 + i for i, name in enumerate(task_names)}
         self._policy_of: IntArray = np.full(max_rows, self._names.index(default), dtype=np.int64)
@@ -99,8 +99,11 @@ class Controller:
     @property
     def deepest_offer(self) -> int:
         """The most tokens that a policy with rows would take of an offer: how far `signals.offered` must look."""
-        deepest = max((depth for which, depth in self._offers_to.items() if self._running[which]), default=0)
-        return max(deepest, self._shadow_takes)
+        deepest = max(map(_takes, self._shadows.policies.values()), default=0) if self._shadows else 0
+        for which, watcher in self._offers_to.items():
+            if self._running[which] and watcher.looking:
+                deepest = max(deepest, self._list[which].max_depth)
+        return deepest
 
     @property
     def everyone(self) -> dict[str, Policy]:
@@ -228,7 +231,7 @@ class Controller:
         (self._region_watchers.add if _watches_regions(policy) else self._region_watchers.discard)(which)
         self._offers_to.pop(which, None)
         if _watches_offers(policy):
-            self._offers_to[which] = policy.max_depth
+            self._offers_to[which] = policy
 
     def _put_shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> None:
         if name in self.policies:
@@ -238,7 +241,6 @@ class Controller:
             shadow.start(row, int(self._task_of[row]))
         self._shadows.put(shadow)
         self._a_shadow_watches |= _watches_regions(policy)
-        self._shadow_takes = max(self._shadow_takes, _takes(policy))
 
     def _shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> ShadowPolicy:
         rollout = rollouts[name]
@@ -263,6 +265,7 @@ class Controller:
         if limits.item() < deepest if len(limits) == 1 else (limits < deepest).any():
             reasons = self._explain_limits(decision, signals, deepest)
         drafter, provenance = numbers.drafter(decision.drafter), decision.provenance
+        offered = self._offers_to.get(which)
         return Decision(
             decision.depths,
             reasons,
@@ -270,7 +273,7 @@ class Controller:
             decision.stop,
             provenance,
             decision.temperature,
-            numbers.watched,
+            numbers.watched if offered is None or offered.looking else (),
             decision.expected,
         )
 
@@ -332,12 +335,13 @@ def _watches_regions(policy: Policy) -> bool:
     return isinstance(policy, RegionWatcher) and policy.watches_regions
 
 
-def _watches_offers(policy: Policy) -> bool:
+def _watches_offers(policy: Policy) -> TypeGuard[OfferWatcher]:
     return isinstance(policy, OfferWatcher) and policy.watches_offers
 
 
 def _takes(policy: Policy) -> int:
-    return policy.max_depth if _watches_offers(policy) else 0
+    depth = policy.max_depth
+    return depth if _watches_offers(policy) else 0
 
 
 def _provenance(told: Sequence[tuple[IntArray, Provenance]], rows: int) -> Provenance | None:

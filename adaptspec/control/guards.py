@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 
 from adaptspec.control.arrays import some, total
+from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.cost import CostTable, batch_bucket
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import IntArray, Reason, RoundRecord
@@ -292,17 +293,28 @@ class Dwell:
         self._rounds: IntArray = np.full(rows, rounds, dtype=np.int64)
         self._depth: IntArray = np.full(rows, -1, dtype=np.int64)
         self._age: IntArray = np.zeros(rows, dtype=np.int64)
+        self._drafter: IntArray = np.zeros(rows, dtype=np.int64)
 
     def start(self, row: int, task: int = 0) -> None:
         """A new request may begin at any depth."""
         self._depth[row] = -1
         self._rounds[row] = self._of_task.get(task, self._usual)
 
-    def hold(self, rows: IntArray, depths: IntArray, reasons: IntArray, limits: IntArray) -> tuple[IntArray, IntArray]:
-        """Depths and reasons after dwelling; all [B]."""
-        held = self._depth[rows]
-        young = (held >= 0) & (held != depths) & (self._age[rows] < self._rounds[rows])
-        kept = np.where(young, held, depths)
+    def hold(self, signals: BatchSignals, choice: Choice) -> Choice:
+        """The choice after dwelling. A depth is one of its drafter's: what another drafts meanwhile is let through."""
+        rows, depths = signals.rows, choice.depths
+        drafter = self._drafter[rows] * 0 if choice.drafter is None else choice.drafter
+        held, known = self._depth[rows], self._depth[rows] >= 0
+        dwelling = known & (self._age[rows] < self._rounds[rows])
+        other = dwelling & (depths > 0) & (drafter != self._drafter[rows])
+        young = dwelling & ~other & (held != depths)
+        kept = np.where(young | other, held, depths)
         self._age[rows] = np.where(kept == held, self._age[rows] + 1, 1)
+        self._drafter[rows] = np.where(dwelling, self._drafter[rows], drafter)
         self._depth[rows] = kept
-        return np.minimum(kept, limits), np.where(young, int(Reason.DWELL), reasons)
+        if not young.any():
+            return choice.within(signals.limits)
+        reasons = np.where(young, int(Reason.DWELL), choice.reasons)
+        depths = np.minimum(np.where(young, held, depths), signals.limits)
+        drafter = np.where(young, self._drafter[rows], drafter)
+        return replace(choice, depths=depths, reasons=reasons, drafter=drafter, expected=None)

@@ -178,4 +178,8 @@ class OfferWatcher(Protocol):
 
     @property
     def watches_offers(self) -> bool:
-        """Whether it does."""
+        """Whether it ever does."""
+
+    @property
+    def looking(self) -> bool:
+        """Whether it does in the coming round. If not, its lookups are not scored either."""

@@ -20,7 +20,7 @@ from adaptspec.control.spec import PolicySpec
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)

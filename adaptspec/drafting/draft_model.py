@@ -6,6 +6,7 @@ is missing, so the prompt's prefill and the catch-up after a pause are one and t
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -26,9 +27,13 @@ class DraftModelDrafter:
 
     name = "draft-model"
 
-    def __init__(self, runner: Runner, catch_up_tokens: int = 512) -> None:
-        """At most about `catch_up_tokens` are read per round: a long prompt must not hold up the other rows."""
+    def __init__(self, runner: Runner, ends: Collection[int] = (), catch_up_tokens: int = 512) -> None:
+        """A draft stops at one of the tokens `ends`, which end a text; requests that go on draft less there.
+
+        At most about `catch_up_tokens` are read per round: a long prompt must not hold up the other rows.
+        """
         self.runner = runner
+        self.ends = frozenset(ends)
         self._catch_up_tokens = catch_up_tokens
 
     def lag(self, row: int, length: int) -> int:
@@ -71,6 +76,8 @@ class DraftModelDrafter:
             counts[active] += 1
             steps += 1
             going = depths[active] > steps
+            if self.ends:
+                going &= np.array([token not in self.ends for token in drawn.tolist()])
             if job.stop is not None and going.any():
                 going &= job.stop(steps, active, sure.confidence, sure.entropy)
             if not going.all():
@@ -99,9 +106,9 @@ class DraftModelDrafter:
             drawn.append(top)
             sure.append(confidence)
             spread.append(entropy)
-            if len(drawn) == depth or (
-                stop is not None and not stop(len(drawn), active, np.array(sure[-1:]), np.array(spread[-1:])).item()
-            ):
+            if len(drawn) == depth or top in self.ends:
+                break
+            if stop is not None and not stop(len(drawn), active, np.array(sure[-1:]), np.array(spread[-1:])).item():
                 break
             packed = Packed(row, one, np.array(drawn[-1:]), one)
         steps, tokens = len(drawn), np.array([drawn])

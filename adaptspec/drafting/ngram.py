@@ -6,6 +6,7 @@ drafted token, longest first, so a draft does not depend on the round it is made
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,9 @@ class NgramDrafter:
 
     name = "ngram"
 
-    def __init__(self, longest: int = 4, shortest: int = 2) -> None:
+    def __init__(self, longest: int = 4, shortest: int = 2, ends: Collection[int] = ()) -> None:
+        """A draft stops at one of the tokens `ends`, which end a text."""
+        self._ends = frozenset(ends)
         self._sizes = range(longest, shortest - 1, -1)
         self._memory: dict[int, _Memory] = {}
         self._offers: dict[int, _Offer] = {}
@@ -69,7 +72,7 @@ class NgramDrafter:
         offer = self._offers.get(row)
         if offer is not None and offer.start == start and offer.most >= most:
             return offer.found[:most]
-        memory = self._memory.setdefault(row, _Memory(self._sizes))
+        memory = self._memory.setdefault(row, _Memory(self._sizes, self._ends))
         memory.read(tokens, start)
         return memory.continuation(tokens[max(0, start - self._sizes.start) : start], most)
 
@@ -85,8 +88,9 @@ class _Offer(NamedTuple):
 class _Memory:
     """What followed each n-gram of one row, the latest occurrence winning."""
 
-    def __init__(self, sizes: range) -> None:
+    def __init__(self, sizes: range, ends: frozenset[int]) -> None:
         self._sizes = sizes
+        self._ends = ends
         self._next: dict[tuple[int, ...], int] = {}
         self._read = 0
 
@@ -99,7 +103,7 @@ class _Memory:
         self._read = upto
 
     def continuation(self, tokens: list[int], depth: int) -> list[int]:
-        """Up to `depth` tokens; ends early where no suffix has been seen before."""
+        """Up to `depth` tokens; ends early where no suffix has been seen before, or the text ends."""
         known, sizes, longest = self._next, self._sizes, self._sizes.start
         tail = tuple(tokens[-longest:])
         found: list[int] = []
@@ -111,5 +115,7 @@ class _Memory:
             else:
                 break
             found.append(following)
+            if following in self._ends:
+                break
             tail = (*tail[1 - longest :], following)
         return found

@@ -109,7 +109,8 @@ def build(config: EngineConfig, sinks: Sequence[Sink] = ()) -> Built:
     check_tokenizer(tokenizer, target.info)
     for place, draft in zip(places[1:], drafts, strict=True):
         check_pair(tokenizer, load_tokenizer(place), target.info, draft.info)
-    drafters: list[Drafter] = [*map(DraftModelDrafter, drafts), NgramDrafter()]
+    ends = target.info.eos_token_ids
+    drafters: list[Drafter] = [*(DraftModelDrafter(draft, ends) for draft in drafts), NgramDrafter(ends=ends)]
     costs = profiled_costs(target, drafters, config.limits.max_rows)
     warm_up(target, drafters)
     core = assemble(

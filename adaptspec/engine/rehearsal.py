@@ -80,6 +80,7 @@ class _Drafting:
 
     def __init__(self, drafter: DraftModelDrafter, vocab_size: int, count: int, context: int, widest: int) -> None:
         runner = drafter.runner
+        drafter = DraftModelDrafter(runner)  # one that drafts on where meaningless text happens to end
         fill(runner, count, context, widest)
         self._drafter, self._count, self._context, self._deepest = drafter, count, context, widest - 1
         known = min(vocab_size, runner.info.vocab_size)

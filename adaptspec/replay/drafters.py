@@ -6,7 +6,7 @@ lookup. They know positions and seconds, no tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -94,6 +94,7 @@ class ModelDraft:
 
     def propose(self, ask: Ask) -> Proposal:
         """See `SimulatedDrafter.propose`."""
+        ask = replace(ask, depths=np.minimum(ask.depths, self.view.reach[ask.at]))
         size, deepest = len(ask.rows), int(ask.depths.max())
         fed, parts, active = self._read(ask)
         sheet = _Sheet.blank(size, deepest)

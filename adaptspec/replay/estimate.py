@@ -26,8 +26,8 @@ _SURE = 1.0 - 1e-9
 _LEAST_EFFECTIVE, _LEAST_BLOCKS = 50.0, 10
 # Where chance left the policy out more often than this, what is left says little of the traffic.
 _MOST_LEFT_OUT = 0.5
-# A draft that ends before its depth now and then is a full context; more often it is a stop rule.
-_STOPPED = 0.01
+# Drafts also end at an end token, but text does not go on behind one that was kept. More often than this is a stop rule.
+_STOPPED = 0.05
 _OVERRULED = (int(Reason.DWELL), int(Reason.GUARD), int(Reason.CEILING), int(Reason.REQUEST))
 
 
@@ -139,8 +139,8 @@ class _Seen:
     )
     random: int = 0
     deepest: int = 0
-    drafting: int = 0
-    stopped: int = 0
+    went_on: int = 0  # drafts of a model that were kept whole, and text came after them
+    stopped: int = 0  # those of them that ended before their depth
 
     def add(self, logged: LoggedRound, replica: _Replica) -> None:
         """Ask the policy what it would do in this round, and compare."""
@@ -168,8 +168,9 @@ class _Seen:
             self.propensity.append(float(by_draw.prod()))
             self.matched.append(bool(same.all()))
         models = replica.runs_model[own.drafter] & (own.drafted > 0) & (own.depths <= limits)
-        self.drafting += int(models.sum())
-        self.stopped += int((models & (own.drafted < own.depths)).sum())
+        went_on = models & (own.accepted == own.drafted) & (own.emitted > own.drafted)
+        self.went_on += int(went_on.sum())
+        self.stopped += int((went_on & (own.drafted < own.depths)).sum())
         if same.all():
             replica.learn(own)
 
@@ -187,7 +188,7 @@ def _refuse_what_says_nothing(where: str, seen: _Seen) -> None:
             f"{where} decided no round by chance (there are no propensities below 1), so nothing can be said of other "
             "policies; serve one that explores, such as examples/logging_policy.yaml, or simulate on a tape"
         )
-    if seen.stopped > _STOPPED * seen.drafting:
+    if seen.stopped > _STOPPED * seen.went_on:
         raise JournalError(
             f"{where} ends drafts early by a stop rule, so its depths do not say what was done; log one without stops"
         )

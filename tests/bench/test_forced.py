@@ -54,6 +54,21 @@ def test_behind_a_wrong_token_the_draft_goes_on_with_its_own() -> None:
             tokens.append(int(draft.logits(tokens).argmax()))
 
 
+@pytest.mark.parametrize("ends", [{3}, {5, 8}, {11, 12, 13, 14}])
+def test_a_draft_reaches_the_first_end_token_that_it_drafts(ends: set[int]) -> None:
+    """From every position, over right tokens and wrong ones, as far as the tape knows what it drafts."""
+    draft = TableRunner(seed=1, blend=0.8)
+    text = _text([5, 6, 7])
+    view = Judge(TableRunner(), [DraftModelDrafter(draft, ends)]).views(text)["draft-model"]
+    for at in range(len(text.output)):
+        tokens = text.tokens[: 3 + at]
+        for _ in range(min(7, len(text.output) - at)):
+            tokens.append(int(draft.logits(tokens).argmax()))
+        goes_on = tokens[3 + at :]
+        until = next((i + 1 for i, token in enumerate(goes_on) if token in ends), None)
+        assert view.reach[at] > len(goes_on) if until is None else view.reach[at] == until
+
+
 def test_a_lookup_is_asked_anew_at_every_position() -> None:
     """Repetition lets it propose; its run is what of its proposal really came, its reach what it proposed."""
     output = (5, 6, 7, 5, 6, 7, 9, 5, 6, 7)

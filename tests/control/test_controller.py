@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from adaptspec.control.choosers.lookup import LookupGoodput, LookupSettings
 from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.draft_temperature import FixedTemperature
 from adaptspec.control.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.spec import build_policy, load_policy_spec
 from adaptspec.control.stopping import ConfidenceStop
 from adaptspec.errors import ConfigError, UnknownModelError
@@ -212,3 +214,50 @@ def test_what_policies_told_of_their_rows_is_kept_apart() -> None:
     assert np.isnan(expected.goodput)
     assert np.isnan(expected.accepted).tolist() == [True, False, True]
     assert expected.accepted[1] <= decision.depths[1]
+
+
+def looking(depth: int) -> ComposedPolicy:
+    """A policy that takes up to so many tokens of what a lookup offers."""
+    cost = table()
+    tiers = tuple(range(1, depth + 1))
+    return ComposedPolicy(LookupGoodput(cost, 8, 2, LookupSettings(0, None, tiers)), ("ngram",), 8)
+
+
+def test_offers_are_asked_for_only_by_policies_that_have_rows() -> None:
+    """Looking takes time, so nobody looks where no policy would take what is found."""
+    rest, some = Recorder(5), looking(4)
+    controller = Controller({"rest": rest, "some": some}, "rest", ("draft-model", "ngram"), 8, cost=table())
+    controller.start(0, request())
+    assert controller.deepest_offer == 0
+    controller.start(1, request("some"))
+    assert controller.deepest_offer == 4
+    controller.finish(1)
+    assert controller.deepest_offer == 0
+
+
+def test_offers_follow_a_hot_reload() -> None:
+    """A policy that is replaced under its rows wants what the new one wants."""
+    controller = Controller({"p": looking(4)}, "p", ("draft-model", "ngram"), 8, cost=table())
+    controller.start(0, request())
+    controller.adopt("p", looking(6))
+    assert controller.deepest_offer == 6
+    controller.adopt("p", Recorder(5))
+    assert controller.deepest_offer == 0
+    controller.adopt("p", looking(3))
+    assert controller.deepest_offer == 3
+
+
+def test_shadows_are_shown_offers_too() -> None:
+    """They decide as if they served, so they must see what a policy that serves would."""
+    controller = Controller(
+        {"p": Recorder(5), "s": looking(4)},
+        "p",
+        ("draft-model", "ngram"),
+        8,
+        cost=table(),
+        rollouts={"s": ShadowSpec(mode="shadow")},
+    )
+    controller.start(0, request())
+    assert controller.deepest_offer == 4
+    controller.adopt("s", looking(7), ShadowSpec(mode="shadow"))
+    assert controller.deepest_offer == 7

@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.guards import Dwell, GuardSettings, NeverSlower, Probe, Stance, SwitchGuard
 from adaptspec.types import Reason, RoundRecord
 from tests.control.helpers import record, signals, table
+from tests.fakes import array
 
 SLOWER = GuardSettings(NeverSlower(0.03, 16, 2), probe=Probe(after_tokens=64, rounds=6))
 LOSING, WINNING, PLAIN = record([3], [0]), record([3], [3]), record([0], [0])
@@ -166,21 +168,37 @@ def test_without_rules_it_never_interferes() -> None:
     assert set(drive(SwitchGuard(GuardSettings(), table()), 300, LOSING)) == {Stance.RUN}
 
 
+def chosen(depth: int, drafter: int | None = None) -> Choice:
+    return Choice(array(depth), array(int(Reason.POLICY)), drafter=None if drafter is None else array(drafter))
+
+
 @pytest.mark.parametrize("wanted", [0, 5])
 def test_dwell_keeps_a_changed_depth(wanted: int) -> None:
     dwell = Dwell(4, 2)
-    rows, limits, reasons = np.array([1]), np.array([7]), np.array([int(Reason.POLICY)])
-    first = dwell.hold(rows, np.array([3]), reasons, limits)
-    assert first[0].tolist() == [3]
-    held = [dwell.hold(rows, np.array([wanted]), reasons, limits) for _ in range(4)]
-    assert [int(depths[0]) for depths, _ in held] == [3, 3, 3, wanted]
-    assert held[0][1].tolist() == [int(Reason.DWELL)]
+    now = signals([7], rows=[1])
+    assert dwell.hold(now, chosen(3)).depths.tolist() == [3]
+    held = [dwell.hold(now, chosen(wanted)) for _ in range(4)]
+    assert [choice.depths.item() for choice in held] == [3, 3, 3, wanted]
+    assert held[0].reasons.tolist() == [int(Reason.DWELL)]
+
+
+def test_dwell_holds_a_depth_for_the_drafter_that_it_was_chosen_for() -> None:
+    """An offer that is taken in between is let through; the draft model is not made to draft as deep as a lookup."""
+    dwell, now = Dwell(4, 1), signals([7])
+    assert dwell.hold(now, chosen(2)).depths.tolist() == [2]
+    offer = dwell.hold(now, chosen(6, drafter=1))
+    assert offer.depths.tolist() == [6]
+    assert offer.drafter is not None
+    assert offer.drafter.tolist() == [1]
+    again = dwell.hold(now, chosen(0))
+    assert again.depths.tolist() == [2]
+    assert again.drafter is not None
+    assert again.drafter.tolist() == [0]
 
 
 def test_dwell_bows_to_limits_and_forgets_with_the_request() -> None:
     dwell = Dwell(4, 1)
-    rows, reasons = np.array([0]), np.array([0])
-    dwell.hold(rows, np.array([5]), reasons, np.array([7]))
-    assert dwell.hold(rows, np.array([5]), reasons, np.array([2]))[0].tolist() == [2]
+    dwell.hold(signals([7]), chosen(5))
+    assert dwell.hold(signals([2]), chosen(5)).depths.tolist() == [2]
     dwell.start(0)
-    assert dwell.hold(rows, np.array([1]), reasons, np.array([7]))[0].tolist() == [1]
+    assert dwell.hold(signals([7]), chosen(1)).depths.tolist() == [1]

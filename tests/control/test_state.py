@@ -76,14 +76,14 @@ def of(array: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("raw", "problem"),
     [
-        (forged(version=2), "version 2"),
+        (forged(version=1), "version 1, this program reads 2"),
         (forged(policies=[]), "no learned state"),
         (forged(policies=of({"shape": [2], "values": [1.0]})), "does not have the shape"),
         (forged(policies=of({"shape": [-1, -1], "values": [1.0]})), "does not have the shape"),
         (forged(policies=of({"shape": [1], "values": ["many"]})), "no learned state"),
         (forged(policies=of({"shape": [1], "values": [None]})), "no finite|no learned state"),
         (forged(policies=of({"shape": [1], "values": [[1.0]]})), "does not have the shape"),
-        (b'{"version": 1, "pair": "p", "policies": NaN, "digest": ""}', "NaN"),
+        (b'{"version": 2, "pair": "p", "policies": NaN, "digest": ""}', "NaN"),
         (b"\xff\x00", "no learned state"),
         (b"[" * 100_000, "no learned state"),
         (b"{}", "no learned state"),

@@ -145,3 +145,16 @@ def test_a_row_alone_drafts_as_it_does_beside_others(
     np.testing.assert_allclose(alone.confidence[0, :count], beside.confidence[0, :count], rtol=1e-5)
     np.testing.assert_allclose(alone.entropy[0, :count], beside.entropy[0, :count], rtol=1e-4, atol=1e-5)
     assert np.isnan(alone.confidence[0, count:]).all()
+
+
+@given(depth=st.integers(1, 6), first=st.integers(2, 20), beside=st.booleans(), ends=st.sets(st.integers(0, 23)))
+def test_a_draft_stops_at_the_end_of_the_text(depth: int, first: int, beside: bool, ends: set[int]) -> None:
+    """What would follow an end token is never read: it is the last one drafted, alone as in a batch."""
+    prompts = [[5, first], [7, 8]] if beside else [[5, first]]
+    draft = DraftModelDrafter(TableRunner(), ends).propose(_job(prompts, [depth] * len(prompts)))
+    for prompt, tokens, count in zip(prompts, draft.tokens.tolist(), draft.counts.tolist(), strict=True):
+        goes_on: list[int] = []
+        while len(goes_on) < depth:
+            goes_on.append(int(TableRunner().logits([*prompt, *goes_on]).argmax()))
+        until = next((i + 1 for i, token in enumerate(goes_on) if token in ends), depth)
+        assert tokens[:count] == goes_on[:until]

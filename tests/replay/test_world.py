@@ -10,6 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.controller import Controller
+from adaptspec.control.cost import CostTable
+from adaptspec.control.library import find_policy
+from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.spec import build_policy, load_policy_spec
 from adaptspec.errors import TapeError
 from adaptspec.replay.costs import MachineCosts, load_costs
 from adaptspec.replay.simulator import replay, static_spec
@@ -190,3 +194,38 @@ def test_a_tape_and_costs_without_a_common_drafter_are_refused() -> None:
     tape = one_request([1, 0])
     with pytest.raises(TapeError, match="in common with ngram"):
         replay(static_spec(0), Stream(tape, (0,), Schedule((1,))), COSTS, WorldSettings(drafters=("ngram",)))
+
+
+class Onlooker(Controller):
+    """Keeps the signals it was shown."""
+
+    def __init__(self, policy: str, cost: CostTable, rows: int) -> None:
+        built = build_policy(load_policy_spec(find_policy(policy)), cost, rows, ())
+        super().__init__({policy: built}, policy, BOTH, rows, cost=cost)
+        self.seen: list[BatchSignals] = []
+
+    def decide(self, signals: BatchSignals) -> Decision:
+        self.seen.append(signals)
+        return super().decide(signals)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_offers_are_what_a_lookup_would_draft(batch: int) -> None:
+    """Known before the round, within the limits, never of a draft model: exactly what is then drafted."""
+    made = stream(made_tape(count=3, length=20), Schedule((batch,)))
+    controller = Onlooker("goodput", CostTable(COSTS.profile()), batch)
+    one = World(made, COSTS, controller)
+    records = finish(one)
+    assert any(signals.offered.any() for signals in controller.seen)
+    for signals, record in zip(controller.seen, records, strict=True):
+        assert not signals.offered[0].any()
+        assert (signals.offered <= signals.limits).all()
+        ran = (record.drafter == 1) & (record.depths > 0)
+        assert (record.drafted[ran] == np.minimum(record.depths, signals.offered[1])[ran]).all()
+
+
+def test_nobody_looks_where_no_policy_takes_offers() -> None:
+    made = stream(made_tape(count=2, length=12), Schedule((2,)))
+    controller = Onlooker("static-3", CostTable(COSTS.profile()), 2)
+    finish(World(made, COSTS, controller))
+    assert not any(signals.offered.any() for signals in controller.seen)

@@ -128,13 +128,13 @@ def build_arms(specs: Sequence[ArmSpec] | None, parts: Parts) -> Arms:
     return Arms(depths, [_drafter(spec.drafter, parts) for spec in chosen], stops, policies)
 
 
-def _drafter(name: str | None, parts: Parts) -> int:
+def _drafter(name: str | None, parts: Parts, whose: str = "an arm") -> int:
     if name is None:
         return 0
     if name not in parts.drafters:
         raise PolicyError(
-            f"spec.choose.arms: an arm wants the drafter {name!r}; add it to the policy's drafters "
-            f"({', '.join(parts.drafters)})"
+            f"spec.choose.arms: {whose} wants the drafter {name!r}; add it to the policy's drafters: "
+            f"[{', '.join((*parts.drafters, name))}]"
         )
     return parts.drafters.index(name)
 
@@ -145,5 +145,5 @@ def _nested(name: str, parts: Parts) -> NestedPolicy:
     policy = parts.policy(name)
     wanted = policy.drafters if policy.max_depth else ()
     for drafter in wanted:
-        _drafter(drafter, parts)
+        _drafter(drafter, parts, f"the arm {{policy: {name}}}")
     return NestedPolicy(name, policy, DrafterNumbers(wanted, parts.drafters))

@@ -22,7 +22,7 @@ from adaptspec.control.bandits.notes import Notes, Played, Rounds
 from adaptspec.control.bandits.rewards import Rewarder
 from adaptspec.control.choosers.chooser import Choice, Parts
 from adaptspec.control.learned import under
-from adaptspec.control.policy import BatchSignals
+from adaptspec.control.policy import BatchSignals, OfferWatcher, RegionWatcher
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, IntArray, Provenance, Reason, RoundRecord
 
@@ -69,6 +69,8 @@ class Bandit:
         self._seen_with: FloatArray = np.zeros((count, self._features.count if self._features else 0))
         self._lanes = Lanes(arms) if arms.opaque.any() or any(arms.stops) else None
         self._nested = [nested for nested in arms.policies if nested is not None]
+        nested_policies = (nested.policy for nested in self._nested)
+        self._offered = [p for p in nested_policies if isinstance(p, OfferWatcher) and p.watches_offers]
         self._notes = Notes()
         self._noted: set[int] = set()
         self._lag: IntArray = np.zeros((max(1, len(parts.drafters)), parts.max_rows), dtype=np.int64)
@@ -83,7 +85,18 @@ class Bandit:
     @property
     def watches_regions(self) -> bool:
         """See `RegionWatcher`."""
-        return self._features is not None
+        nested = (one.policy for one in self._nested)
+        return self._features is not None or any(isinstance(p, RegionWatcher) and p.watches_regions for p in nested)
+
+    @property
+    def watches_offers(self) -> bool:
+        """See `OfferWatcher`: a nested policy may."""
+        return bool(self._offered)
+
+    @property
+    def looking(self) -> bool:
+        """See `OfferWatcher`. Arms of its own are scored in every round, which ends where nobody looks."""
+        return bool(self._arms.ladder) or any(policy.looking for policy in self._offered)
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""

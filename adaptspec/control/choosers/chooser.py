@@ -31,13 +31,24 @@ class Outlook:
     per_row: float  # each row in a draft step
     verify: FloatArray  # [n] the verify pass with n more tokens than rows
     factors: FloatArray | None = None  # [B]
+    kept: FloatArray | None = None  # [D] how likely a draft that was right so far goes on to position j (None: surely)
+    drafted: FloatArray | None = None  # [D] how likely any draft does
+    planned: IntArray | None = None  # [B] depths it was made for, where those decided are caps for a stop rule
 
     @functools.cached_property
     def gained(self) -> FloatArray:
         """Tokens expected to be accepted by depth, [B, 1 + D]; summed up once for all rounds that it serves."""
         gained: FloatArray = np.zeros((len(self.acceptance), 1 + self.acceptance.shape[1]))
-        self.acceptance.cumprod(axis=1).cumsum(axis=1, out=gained[:, 1:])
+        survival = self.acceptance.cumprod(axis=1)
+        (survival if self.kept is None else survival * self.kept).cumsum(axis=1, out=gained[:, 1:])
         return gained
+
+    @functools.cached_property
+    def sizes(self) -> FloatArray:
+        """Tokens expected to be drafted by depth, [1 + D]."""
+        depth = self.acceptance.shape[1]
+        each = np.ones(depth) if self.drafted is None else self.drafted
+        return np.concatenate((np.zeros(1), np.cumsum(each)))
 
     def expected(self, depths: IntArray) -> Expected:
         """What it says of a round at these depths [B]."""

@@ -25,8 +25,12 @@ from adaptspec.types import FloatArray, IntArray, Missed, Reason, RoundRecord
 _TELLING = 8
 # Drafts that say what a drafter is worth at first.
 _KNOWN = 24
+# Share of a round that catching up may take until then.
+_ADVANCE = 0.25
 # How fast the rounds that a task's requests last are learned, per request.
 _LASTS_RATE = 0.2
+# Rounds that the first plan of a batch serves, halved.
+_SOON = 2
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,9 @@ class GoodputSettings:
     signals: SignalSettings = field(default_factory=SignalSettings)
     stops: bool = True
     horizon_rounds: float = 32.0  # catching up is spread over the rounds a request lasts: at first this many
-    optimism: float = 0.15  # added to the acceptance of position j: optimism / sqrt(1 + times it was reached)
+    optimism: float = 0.1  # added to the acceptance of position j: optimism / sqrt(1 + times it was reached)
     tryouts: float = 0.01  # share of time that may be lost on trying rows that are off
-    replan_rounds: int = 8  # a plan serves so many rounds at most
+    replan_rounds: int = 16  # a plan serves so many rounds at most, four times as many where it is off
 
 
 class Goodput:
@@ -75,13 +79,15 @@ class Goodput:
         for task in range(tasks):
             self._signals.start(rows + task, task)
         self._continuation = Continuation(self.max_depth)
-        self.calibration = Calibration(rows + tasks)
+        self.calibration = Calibration(rows + tasks, tasks)
+        for task in range(tasks):
+            self.calibration.start(rows + task, task)
         self._notes = Notes(self.max_depth)
         self._wishes = Wishes(rows, self.max_depth)
         self._plan: BatchPlan | None = None
         self._newcomers: Newcomers | None = None
         self._seats: Seats | None = None
-        self._patience, self._rounds_left = 1, 0
+        self._patience, self._rounds_left = _SOON, 0
         self._allowance = Allowance(settings.tryouts)
         self._trying: _Trying | None = None
         self._reading: _Trying | None = None  # a try that has only caught up so far
@@ -91,7 +97,7 @@ class Goodput:
         self._notes.rename(row, self._ended + int(self._task[row]))
         self._task[row] = task
         self._signals.start(row, task)
-        self.calibration.start(row)
+        self.calibration.start(row, task)
         self._wishes.forget(row)
         seats, self._seats = self._seats, None
         if seats is not None and seats.some_off and self._plan is not None:
@@ -183,27 +189,37 @@ class Goodput:
         market = self._market(signals, hopeful)
         best = self._cautious(best_plan(market), market, signals)
         factors = self.calibration.factors(rows)
-        outlook = Outlook(best.goodput, hopeful, market.per_step, market.per_row, market.verify, factors)
+        outlook = Outlook(
+            best.goodput,
+            hopeful,
+            market.per_step,
+            market.per_row,
+            market.verify,
+            factors,
+            *self._continuation.rates(),
+        )
         drafting = int(np.count_nonzero(best.depths))
         cap = None
         if drafting and self._settings.stops and self.calibration.informed:
             cap = self._reachable(outlook, drafting)
         plan = BatchPlan(signals.round_size, market, best, outlook, cap, self._tryout_cost(market, drafting))
-        # A batch that stays the same is planned anew after 1, 2, 4 ... rounds: estimates settle.
-        self._patience = min(2 * self._patience, self._settings.replan_rounds)
+        # A batch that stays the same is planned anew after 4, 8, 16 ... rounds: estimates settle. On tapes nothing is
+        # lost by it, and a plan takes as long as a tenth of a small model's pass. Off, there is little news to plan on.
+        most = self._settings.replan_rounds if drafting else 4 * self._settings.replan_rounds
+        self._patience = min(2 * self._patience, most)
         self._rounds_left = self._patience
         self._plan, self._newcomers = plan, None
         self._wishes.note(rows, best.depths, hopeful, factors)
         return plan
 
     def _cautious(self, best: Plan, market: Market, signals: BatchSignals) -> Plan:
-        """While nothing is known of the drafter, catching up may cost a round: not a whole batch of prompts."""
-        if len(best.depths) < MANY or self._signals.seen()[0] >= _KNOWN:
+        """While nothing is known of the drafter, few rows catch up: not a whole batch of prompts."""
+        if len(best.depths) < 2 or self._signals.seen()[0] >= _KNOWN:
             return best
         seconds = self._cost.catch_up_seconds(self._settings.drafter, 1.0) * signals.lag[0]
         order = np.argsort(seconds, kind="stable")
         allowed = np.zeros(len(order), dtype=np.bool_)
-        allowed[order] = (np.cumsum(seconds[order]) <= market.plain) | (order == order[0])
+        allowed[order] = (np.cumsum(seconds[order]) <= _ADVANCE * market.plain) | (order == order[0])
         return best if allowed.all() else replace(best, depths=best.depths * allowed)
 
     def _seated(self, plan: BatchPlan, signals: BatchSignals, batch: bytes) -> Seats:
@@ -211,7 +227,7 @@ class Goodput:
         rows, wishes = signals.rows, self._wishes
         fresh = np.flatnonzero(wishes.depths[rows] < 0)
         if MANY * len(fresh) > len(rows):  # new neighbours change what a token is worth
-            self._patience = 1
+            self._patience = _SOON
             plan, fresh = self._planned(signals), fresh[:0]
         if len(fresh):
             tasks, newcomers = self._task[rows[fresh]], self._newcomers
@@ -220,11 +236,13 @@ class Goodput:
                 newcomers = self._newcomers = Newcomers(plan, hopeful, *self._continuation.rates())
             depths = newcomers.depths(tasks, self._entry(rows[fresh], signals.lag[0, fresh]))
             wishes.note(rows[fresh], depths, newcomers.acceptance[tasks], 1.0)
-        depths = wishes.depths[rows]
+        depths = planned = wishes.depths[rows]
         if plan.cap is not None:
             depths = np.where(depths > 0, plan.cap, 0)
         reasons = np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF))
-        outlook = replace(plan.outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows])
+        outlook = replace(
+            plan.outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows], planned=planned
+        )
         some_off = self.max_depth > 0 and not depths.all()
         return Seats(batch, Choice(depths, reasons, outlook), some_off)
 
@@ -288,13 +306,15 @@ class Goodput:
         fixed, per_try = plan.tryout
         if not self._allowance.affords(fixed + per_try):
             return None
-        off = np.flatnonzero((choice.depths == 0) & (signals.limits >= self._tiers[0]))
-        if not len(off):
-            return None
         # Catching up is priced at two rounds at most: saving for an ever longer lag would never end.
-        catch_up = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
+        catch_up, least = self._cost.catch_up_seconds(self._settings.drafter, 1.0), fixed + per_try
+        if len(choice.depths) == 1 and not self._allowance.affords(
+            least + min(catch_up * signals.lag[0, 0].item(), 2.0 * plan.plain)
+        ):
+            return None
+        off = np.flatnonzero((choice.depths == 0) & (signals.limits >= self._tiers[0]))
         entry = np.minimum(catch_up * signals.lag[0, off], 2.0 * plan.plain)
-        if not self._allowance.affords(fixed + per_try + float(entry.min())):
+        if not self._allowance.affords(least + float(entry.min(initial=np.inf))):
             return None
         order = np.lexsort((entry, self._signals.rejections(signals.rows[off])))
         spent = fixed + np.cumsum(per_try + entry[order])
@@ -325,7 +345,7 @@ class Goodput:
         reasons = choice.reasons.copy()
         reasons[chosen] = Reason.EXPLORE
         if MANY * len(chosen) > len(depths):
-            self._rounds_left, self._patience = 0, 1
+            self._rounds_left, self._patience = 0, _SOON
         return Choice(depths, reasons, choice.outlook)
 
     def _settle(self, record: RoundRecord) -> None:

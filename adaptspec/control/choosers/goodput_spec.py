@@ -23,8 +23,8 @@ class GoodputSpec(Part):
 
     algorithm: Literal["goodput"]
     discount: float = Field(default=0.99, gt=0.5, le=1.0, description="Per round of a request: how fast counts fade.")
-    prior: PriorSpec = Field(default=PriorSpec(), description="What is believed at first.")
-    optimism: float = Field(default=0.15, ge=0.0, le=2.0, description="Exploration of rarely reached positions.")
+    prior: PriorSpec = Field(default=PriorSpec(acceptance=0.5, weight=8.0), description="What is believed at first.")
+    optimism: float = Field(default=0.1, ge=0.0, le=2.0, description="Exploration of rarely reached positions.")
 
     def build(self, parts: Parts) -> Chooser:
         """The chooser."""
@@ -33,7 +33,7 @@ class GoodputSpec(Part):
         if planner is not None and _LOOKUP not in parts.drafters:
             return planner
         model = parts.drafters.index(models[0]) if models else None
-        settings = LookupSettings(parts.drafters.index(_LOOKUP), model, parts.tiers)
+        settings = LookupSettings(parts.drafters.index(_LOOKUP), model, parts.tiers, *models[:1])
         return LookupGoodput(parts.cost, parts.max_rows, parts.tasks, settings, planner)
 
     def _planner(self, drafter: str, parts: Parts) -> Goodput:

@@ -163,20 +163,22 @@ class Hedge(LookupGoodput):
     def _choose_one(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
         row, most = signals.rows.item(), min(signals.offered[self._settings.lookup].item(), signals.limits.item())
         planned = plan.outlook is not None and bool(plan.depths.item())
-        entry = 0.0 if planned else prices.goodput * (prices.drafting - prices.plain)
+        entry = 0.0 if planned else prices.goodput * (prices.round.overhead - prices.round.plain)
         expected, best, depth = self._streaks.gains_of_one(row), entry + _LEAST, 0
         for tier in self._tiers:
             if tier > most:
                 break
-            net = expected[tier - 1] - prices.goodput * prices.more[tier]
+            net = expected[tier - 1] - prices.goodput * (prices.more[tier] - prices.more[0])
             if net > best:
                 best, depth = net, tier
         if not depth:
             return plan
         kept, worth = 0.0, 0.0
-        if plan.outlook is not None and planned:
-            kept = plan.outlook.gained[0].item(plan.depths.item())
-            worth = max(0.0, prices.goodput * prices.plain - prices.base)
+        outlook = plan.outlook
+        if outlook is not None and planned:
+            cap = plan.depths.item() if outlook.planned is None else min(plan.depths.item(), outlook.planned.item())
+            kept = outlook.gained[0].item(cap)
+            worth = max(0.0, prices.goodput * prices.round.plain - prices.round.base)
         self._bet = _Bet(depth, expected, kept, worth, prices, entry)
         self._planned[row] = planned
         if not self._offering[row] or plan.reasons.item() == Reason.EXPLORE:
@@ -190,15 +192,23 @@ class Hedge(LookupGoodput):
         )
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
-        expected, worth, depth = self._offers(plan, signals, prices)
-        offered, kept = worth > _LEAST, self._kept(plan)
+        most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
+        allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
+        expected, curve = self._streaks.gains(signals.rows), prices.round.curve
+        # What an offer costs more to verify is read off where the plan's drafts end.
+        beside = min(int(plan.depths.sum()) * (len(most) - 1) // len(most), len(curve) - 1 - self.max_depth)
+        seconds = curve[beside + 1 : beside + 1 + self.max_depth] - curve[beside]
+        nets = np.where(allowed, expected - prices.goodput * seconds, -np.inf)
+        depth = np.argmax(nets, axis=1)
+        worth = nets[np.arange(len(depth)), depth]
+        offered, kept = worth > _LEAST, self._bids(plan, expected).kept
         count = int(np.count_nonzero(offered))
         # Where nobody drafts otherwise, all offers together pay for this being a round with drafts.
-        entry = 0.0 if some(plan.depths) else prices.goodput * (prices.drafting - prices.plain)
+        entry = 0.0 if some(plan.depths) else prices.goodput * (prices.round.overhead - prices.round.plain)
         if not count or float(worth[offered].sum()) <= entry:
             return plan
         entry /= count
-        self._bets = _Bets(offered, depth + 1, expected, kept, self._worth_of_plan(plan, prices), prices, entry)
+        self._bets = _Bets(offered, depth + 1, expected, kept, self._worth_of_plan(kept, prices), prices, entry)
         self._planned[signals.rows] = plan.depths > 0
         taken = offered & self._offering[signals.rows] & (plan.reasons != Reason.EXPLORE)
         if not taken.any():
@@ -210,6 +220,13 @@ class Hedge(LookupGoodput):
             np.where(taken, self._settings.lookup, self._settings.model or 0),
             expected=Expected(prices.goodput, np.where(taken, expected[np.arange(len(depth)), depth], kept)),
         )
+
+    @staticmethod
+    def _worth_of_plan(kept: FloatArray, prices: Prices) -> FloatArray:
+        """What the plan nets with each row [B], in tokens: its advantage over plain decoding, by expected gain."""
+        net = max(0.0, prices.goodput * prices.round.plain - prices.round.base)
+        worth: FloatArray = net * kept / max(float(kept.sum()), 1e-9)
+        return worth
 
     def _score_one(self, bet: _Bet, record: RoundRecord) -> None:
         """What plan and offer came to in a round of one row."""
@@ -227,10 +244,10 @@ class Hedge(LookupGoodput):
         if right == emitted and depth > emitted:
             survives = gains[emitted - 1] - (gains[emitted - 2] if emitted > 1 else 0.0)
             more = min((gains[depth - 1] - gains[emitted - 1]) / max(survives, 1e-6), float(depth - emitted))
-            came, price = right + more, bet.prices.more[depth]
+            came, price = right + more, bet.prices.more[depth] - bet.prices.more[0]
         else:
-            came, price = float(min(right, depth)), bet.prices.more[min(reach, depth)]
-        scale = bet.prices.base / (bet.prices.goodput * bet.prices.plain)
+            came, price = float(min(right, depth)), bet.prices.more[min(reach, depth)] - bet.prices.more[0]
+        scale = bet.prices.round.base / (bet.prices.goodput * bet.prices.round.plain)
         own = self._gains[row]
         own[_PLAN] += plan * scale
         own[_OFFER] += (came - bet.prices.goodput * price - bet.entry) * scale
@@ -253,9 +270,9 @@ class Hedge(LookupGoodput):
         before = np.where(seen > 0, bets.expected[every, seen - 1], 0.0)
         more = (bets.expected[every, depth] - there) / np.maximum(there - before, 1e-6)
         came = np.where(going, right + np.minimum(more, bets.depth - record.emitted), np.minimum(right, bets.depth))
-        price = prices.curve[np.where(going, bets.depth, np.clip(reach, 0, bets.depth))]
+        price = prices.round.curve[np.where(going, bets.depth, np.clip(reach, 0, bets.depth))]
         offer = came - prices.goodput * price - bets.entry
-        scale = prices.base / (prices.goodput * prices.plain)
+        scale = prices.round.base / (prices.goodput * prices.round.plain)
         told = bets.offered & (right >= 0)
         each = np.stack((plan * scale, offer * scale, np.ones(len(plan))), axis=1)
         self._gains[record.rows] += each * told[:, None]

@@ -11,11 +11,15 @@ from adaptspec.control.arrays import alike, some
 from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
+from adaptspec.control.choosers.mixing import Bids, RoundPrices, best_mix
 from adaptspec.control.choosers.streaks import Streaks
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
+
+# Rounds without an offer that was worth taking, before looking gets rarer: one round in so many.
+_PATIENCE, _LOOKS_EVERY = 16, 4
 
 
 @dataclass(frozen=True)
@@ -25,15 +29,16 @@ class LookupSettings:
     lookup: int
     model: int | None
     tiers: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
+    drafter: str = "draft-model"  # the model's name
 
 
 class LookupGoodput:
     """Per row argmax over {what `Goodput` plans with the draft model, a draft of the lookup of any allowed depth}.
 
-    What a lookup found is known before the round, and looking is free. So it is not an arm to be learned about: a row
-    takes its offer where expected tokens less the worth of the time they take, at the goodput of the plan without
-    it, exceed what the plan earns with that row. For one row this is the better of two ratios. What an offer brings is
-    expected by how often in a row the lookup was right (see `Streaks`); it is scored in every round, taken or not.
+    What a lookup found is known before the round, and looking is free. So it is not an arm to be learned about: for
+    one row the better of two ratios of tokens to seconds decides, for many what `best_mix` finds. What an offer brings
+    is expected by how often in a row the lookup was right (see `Streaks`); it is scored in every
+    round in which it was looked for, taken or not: in all, or in one of four while no offer is worth taking.
 
     Regimes: text that repeats its prompt or itself in stretches, between stretches that it does not: a draft model
     works through the latter, a lookup costs only the verification of the former. Without a draft model, or where it
@@ -54,14 +59,21 @@ class LookupGoodput:
         self._tiers = [tier for tier in settings.tiers if tier]
         self._others: IntArray = np.zeros(0, dtype=np.int64)
         self._prices: Prices | None = None
+        self._idle = 0  # rounds since an offer was taken, or a request began
 
     @property
     def watches_offers(self) -> bool:
         """See `OfferWatcher`."""
         return self.max_depth > 0
 
+    @property
+    def looking(self) -> bool:
+        """See `OfferWatcher`. After rounds without an offer worth taking, now and then: looking takes time."""
+        return self._idle < _PATIENCE or self._idle % _LOOKS_EVERY == 0
+
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
+        self._idle = 0
         self._streaks.start(row, task)
         if self._planner is not None:
             self._planner.start(row, task)
@@ -86,10 +98,8 @@ class LookupGoodput:
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
-        if len(record.rows) == 1:
-            self._learn_one(record)
-        else:
-            self._learn_many(record)
+        taken = self._learn_one(record) if len(record.rows) == 1 else self._learn_many(record)
+        self._idle = 0 if taken else self._idle + 1
         if self._planner is not None and self._settings.model is not None:
             if not alike(record.drafter, self._settings.model):
                 record = as_played(
@@ -97,22 +107,32 @@ class LookupGoodput:
                 )
             self._planner.learn_played(record)
 
-    def _learn_one(self, record: RoundRecord) -> None:
+    def _learn_one(self, record: RoundRecord) -> bool:
+        """Whether the offer was taken."""
         which, row = self._settings.lookup, record.rows.item()
         if record.drafter.item() == which and record.depths.item():
             self._streaks.observe_one(row, record.drafted.item(), record.accepted.item())
-        elif record.shadow is not None and record.shadow_drafted is not None:
+            return True
+        if record.shadow is None or record.shadow_drafted is None:
+            self._streaks.lapse(record.rows)
+        else:
             self._streaks.observe_one(row, record.shadow_drafted[which, 0].item(), record.shadow[which, 0].item())
+        return False
 
-    def _learn_many(self, record: RoundRecord) -> None:
+    def _learn_many(self, record: RoundRecord) -> bool:
+        """Whether any offer was taken."""
         which = self._settings.lookup
         ran = (record.drafter == which) & (record.depths > 0)
         drafted, right = np.where(ran, record.drafted, 0), np.where(ran, record.accepted, 0)
         if record.shadow is not None and record.shadow_drafted is not None:
             scored = ~ran & (record.shadow[which] >= 0)
+            self._streaks.lapse(record.rows[~ran & ~scored])
             drafted = np.where(scored, record.shadow_drafted[which], drafted)
             right = np.where(scored, record.shadow[which], right)
+        else:
+            self._streaks.lapse(record.rows[~ran])
         self._streaks.observe(record.rows, drafted, right)
+        return bool(ran.any())
 
     def learned(self) -> dict[str, FloatArray]:
         """What is known of offers, and what the plan without them rests on."""
@@ -145,7 +165,7 @@ class LookupGoodput:
         for tier in self._tiers:
             if tier > most:
                 break
-            goodput = (prices.base + expected[tier - 1]) / (prices.drafting + prices.more[tier])
+            goodput = (prices.round.base + expected[tier - 1]) / prices.more[tier]
             if goodput > best:
                 best, depth = goodput, tier
         # A try of the draft model has been paid for by now.
@@ -160,61 +180,35 @@ class LookupGoodput:
         )
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
-        planned = int(plan.depths.sum())
-        expected, worth, depth = self._offers(plan, signals, prices)
-        taken = worth > self._worth_of_plan(plan, prices)
-        taken &= plan.reasons != Reason.EXPLORE
-        if not planned and taken.any():
-            # Nobody drafts otherwise: all offers together must pay for this being a round with drafts.
-            gain = float(worth[taken].sum())
-            taken &= gain > prices.goodput * (prices.drafting - prices.plain)
-        if not taken.any():
+        most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
+        allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
+        offers = np.where(allowed, self._streaks.gains(signals.rows), -np.inf)
+        bids = self._bids(plan, offers)
+        mix = best_mix(bids, prices.round)
+        if not mix.taken.any():
             return plan
-        model = self._settings.model or 0
+        taken, model = mix.taken > 0, self._settings.model or 0
+        kept = offers[np.arange(len(most)), mix.taken - 1]
         return Choice(
-            np.where(taken, depth + 1, plan.depths),
+            np.where(mix.follows, plan.depths, mix.taken),
             np.where(taken, int(Reason.POLICY), plan.reasons),
             plan.outlook,
             np.where(taken, self._settings.lookup, model),
-            expected=Expected(
-                prices.goodput, np.where(taken, expected[np.arange(len(depth)), depth], self._kept(plan))
-            ),
+            expected=Expected(mix.goodput, np.where(taken, kept, bids.kept * mix.follows)),
         )
 
-    def _offers(self, plan: Choice, signals: BatchSignals, prices: Prices) -> tuple[FloatArray, FloatArray, IntArray]:
-        """Tokens [B, depth] that drafts of the lookup are expected to bring; what the best of those that it offers
-
-        nets [B], -inf where it offers none, and that one's depth less 1 [B].
-        """
-        most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
-        expected = self._streaks.gains(signals.rows)
-        # What is verified beside a row's offer is what the plan has drafted for the others.
-        beside = np.minimum(int(plan.depths.sum()) - plan.depths, len(prices.curve) - 1)
-        at = np.minimum(beside[:, None] + np.arange(self.max_depth + 1), len(prices.curve) - 1)
-        seconds = prices.curve[at[:, 1:]] - prices.curve[at[:, :1]]
-        allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
-        worth = np.where(allowed, expected - prices.goodput * seconds, -np.inf)
-        depth = np.argmax(worth, axis=1)
-        return expected, worth[np.arange(len(depth)), depth], depth
-
     @staticmethod
-    def _worth_of_plan(plan: Choice, prices: Prices) -> FloatArray:
-        """What the plan nets with each row [B], in tokens: its advantage over plain decoding, by expected gain."""
-        drafting = plan.depths > 0
-        if plan.outlook is None or not drafting.any():
-            return np.zeros(len(drafting))
-        gains = LookupGoodput._kept(plan)
-        net = max(0.0, prices.goodput * prices.plain - prices.base)
-        worth: FloatArray = net * gains / max(float(gains.sum()), 1e-9)
-        return worth
-
-    @staticmethod
-    def _kept(plan: Choice) -> FloatArray:
-        """Drafted tokens that the plan expects to be kept, [B]."""
-        if plan.outlook is None:
-            return np.zeros(len(plan.depths))
-        kept: FloatArray = plan.outlook.gained[np.arange(len(plan.depths)), plan.depths]
-        return kept
+    def _bids(plan: Choice, offers: FloatArray) -> Bids:
+        depths, outlook = plan.depths, plan.outlook
+        bound: BoolArray = plan.reasons == Reason.EXPLORE
+        if outlook is None:
+            nothing = np.zeros(len(depths))
+            return Bids(offers, nothing, nothing, 0, bound)
+        # By what the plan was made for: where depths are caps, drafts to the cap are not what it hopes for.
+        if outlook.planned is not None:
+            depths = np.where(bound, depths, np.minimum(depths, outlook.planned))
+        kept = outlook.gained[np.arange(len(depths)), depths]
+        return Bids(offers, kept, outlook.sizes[depths], int(depths.max()), bound)
 
     def _priced(self, plan: Choice, signals: BatchSignals) -> Prices:
         size = signals.round_size
@@ -228,26 +222,33 @@ class LookupGoodput:
         tokens = size + np.arange(len(signals.rows) * self.max_depth + 1, dtype=np.float64)
         curve = cost.verify_curve(size, tokens, context)
         curve = curve - curve[0]
-        goodput = size / plain if plan.outlook is None else plan.outlook.goodput
-        self._prices = Prices(float(size), plain, plain + more, curve, goodput, plan.outlook)
+        prices = RoundPrices(float(size), plain, plain + more, curve)
+        outlook = plan.outlook
+        if outlook is not None:
+            prices = replace(
+                prices,
+                start=cost.start_seconds(self._settings.drafter),
+                per_step=outlook.per_step,
+                per_row=outlook.per_row,
+                goes_on=outlook.drafted,
+            )
+        goodput = size / plain if outlook is None else outlook.goodput
+        self._prices = Prices(prices, goodput, outlook)
         return self._prices
 
 
 @dataclass
 class Prices:
-    """What a round takes, in seconds, and the goodput of the plan without offers; good for some rounds."""
+    """What a round takes, and what the plan without offers promises; good for some rounds."""
 
-    base: float  # tokens emitted anyway
-    plain: float  # a round without drafts
-    drafting: float  # the same with the overhead of a round with drafts
-    curve: FloatArray  # of verifying 0, 1, 2 ... tokens more
+    round: RoundPrices
     goodput: float
     outlook: Outlook | None
     left: int = 16  # rounds
 
     def __post_init__(self) -> None:
-        self.more: list[float] = self.curve.tolist()
+        self.more: list[float] = (self.round.overhead + self.round.curve).tolist()
 
     def serves(self, plan: Choice, size: int) -> bool:
         """Whether this plan of so many rows rests on them."""
-        return self.left > 0 and plan.outlook is self.outlook and self.base == size
+        return self.left > 0 and plan.outlook is self.outlook and self.round.base == size

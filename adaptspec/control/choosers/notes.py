@@ -57,8 +57,10 @@ class Notes:
         # A row that only caught up was not asked for a draft: its end says nothing of how long drafts go on.
         whole[1, n] = 0 if record.caught_up and not drafted else record.depths.item()
         if drafted:
-            whole[3, n] = min(record.accepted.item(), record.emitted.item() - 1)
-            self._confidence[n, : record.confidence.shape[1]] = record.confidence[0]
+            # Text that ended early, at a stop string or its limit, says nothing of what was drafted beyond.
+            whole[3, n] = min(record.accepted.item(), record.emitted.item())
+            sure = record.confidence[0, : self._confidence.shape[1]]
+            self._confidence[n, : len(sure)] = sure
         else:
             whole[3, n] = 0
         self.count = n + 1
@@ -70,6 +72,7 @@ class Notes:
         self._whole[2, here] = drafted = record.drafted[part]
         depths = record.depths[part]
         self._whole[1, here] = np.where(drafted > 0, depths, 0) if record.caught_up else depths
-        np.minimum(record.accepted[part], np.maximum(record.emitted[part] - 1, 0), out=self._whole[3, here])
-        self._confidence[here, : record.confidence.shape[1]] = record.confidence[part]
+        np.minimum(record.accepted[part], record.emitted[part], out=self._whole[3, here])
+        sure = record.confidence[part, : self._confidence.shape[1]]
+        self._confidence[here, : sure.shape[1]] = sure
         self.count = here.stop

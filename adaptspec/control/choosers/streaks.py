@@ -17,6 +17,7 @@ _PRIOR = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])
 _PRIOR_WEIGHT = 16.0  # in observations
 _PULL = 16.0  # as many observations is the estimate over all traffic worth to a task's own
 _KEPT = 0.999  # per observation: about the last thousand count
+_MOST_NOTED = 128
 _LONGEST = 16  # longer streaks are alike
 
 
@@ -54,9 +55,14 @@ class Streaks:
 
     def observe(self, rows: IntArray, drafted: IntArray, right: IntArray) -> None:
         """The lookup proposed so many tokens for these rows, and the first `right` of them were. All [N]."""
+        known = np.flatnonzero(drafted > 0)
+        if not len(known):
+            return
+        rows, drafted, right = rows[known], drafted[known], right[known]
         streaks = self._streak[rows]
         self._noted.append([self._task[rows], streaks, drafted, right])
         self._streak[rows] = np.where(right == drafted, np.minimum(streaks + drafted, _LONGEST), 0)
+        self._bound()
 
     def observe_one(self, row: int, drafted: int, right: int) -> None:
         """`observe` for one row, quicker; -1 drafted says that nothing is known."""
@@ -64,9 +70,15 @@ class Streaks:
             streak = self._streak[row]
             self._noted.append([[self._task[row]], [streak], [drafted], [right]])
             self._streak[row] = min(streak + right, _LONGEST) if right == drafted else 0
+            self._bound()
+
+    def lapse(self, rows: IntArray) -> None:
+        """Nobody looked while these rows went on: whether the lookup would still be right is not known."""
+        self._streak[rows] = 0
 
     def learned(self) -> FloatArray:
         """Counts of all traffic and of each task, [1 + tasks, tried and right, streaks]."""
+        self._learn()
         counts: FloatArray = self._counts.copy()
         return counts
 
@@ -77,7 +89,16 @@ class Streaks:
 
     def _settle(self) -> None:
         """Learn what was noted once it is an eighth of what is known: estimates move slowly, and are read often."""
-        if len(self._noted) <= self._settled // 8:
+        if len(self._noted) > self._settled // 8:
+            self._learn()
+
+    def _bound(self) -> None:
+        """Estimates may not be asked for in a long while, as when speculation is switched off."""
+        if len(self._noted) >= _MOST_NOTED:
+            self._learn()
+
+    def _learn(self) -> None:
+        if not self._noted:
             return
         self._settled = min(self._settled + len(self._noted), 512)
         tasks, streaks, drafted, right = (np.concatenate(part) for part in zip(*self._noted, strict=True))
@@ -85,7 +106,9 @@ class Streaks:
         tried = np.minimum(right + 1, drafted)  # what comes after a wrong token is not known to be wrong
         which = np.repeat(np.arange(len(tried)), tried)
         place = np.arange(len(which)) - np.repeat(np.cumsum(tried) - tried, tried)
-        state, good = self._state[streaks[which] + place], place < right[which]
+        # What was emitted may be one token longer than any draft.
+        state = self._state[np.minimum(streaks[which] + place, len(self._state) - 1)]
+        good = place < right[which]
         levels, states = len(self._counts), len(_PRIOR)
         key = (1 + tasks[which]) * states + state
         new = np.stack([np.bincount(key, weights, levels * states) for weights in (None, good)])

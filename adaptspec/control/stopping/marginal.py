@@ -64,7 +64,7 @@ class MarginalGoodputStop:
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """See `Chooser.restore`."""
-        self._calibration.restore(counts(learned, "calibration", (2, self._calibration.bins)))
+        self._calibration.restore(counts(learned, "calibration", self._calibration.learned().shape))
         self._lines = None
 
     def _learn_notes(self) -> None:

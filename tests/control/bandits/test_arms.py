@@ -83,7 +83,7 @@ def test_a_policy_whose_drafter_the_outer_one_lacks_is_refused() -> None:
     def nested(name: str) -> Policy:
         return Nested()  # type: ignore[return-value]
 
-    with pytest.raises(PolicyError, match="wants the drafter 'ngram'"):
+    with pytest.raises(PolicyError, match=r"\{policy: any\} wants the drafter 'ngram'; .*: \[draft-model, ngram\]"):
         build_arms(specs({"policy": "any"}), parts(policy=nested))
     arms = build_arms(specs({"policy": "any"}, {"depth": 0}), parts(policy=nested, drafters=("draft-model", "ngram")))
     assert arms.depths.tolist() == [5, 0]

@@ -113,3 +113,12 @@ def test_a_calibration_that_somebody_else_teaches_is_left_alone() -> None:
         rule.learn(record([3], [0], confidence=0.95))
     rule.begin(choice(1))
     assert not calibration.informed
+
+
+def test_a_calibration_of_its_own_survives_a_restart() -> None:
+    rule = MarginalGoodputStop()
+    for _ in range(200):
+        rule.learn(record([3], [1]))
+    again = MarginalGoodputStop()
+    again.restore(rule.learned())
+    assert again.learned()["calibration"].tolist() == rule.learned()["calibration"].tolist()

@@ -1,0 +1,116 @@
+"""Which rows of a batch follow the plan for the draft model, which take an offer of the lookup, and which do neither.
+
+Pure arithmetic on expected tokens and seconds; knows neither where they come from nor what becomes of the choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptspec.types import BoolArray, FloatArray, IntArray
+
+# What one more verified token may cost, as a share of what a row's round costs without drafts: rows are sorted out at
+# each of these prices.
+_PRICES = np.array([0.004, 0.015, 0.04, 0.08, 0.13, 0.2, 0.3, 0.45, 0.8, np.inf])[:, None]
+
+
+@dataclass(frozen=True)
+class RoundPrices:
+    """Seconds of a round of `base` rows.
+
+    `plain` is a round without drafts; `overhead` is one with drafts, before any is made or verified; `curve` [N] what
+    verifying n tokens more takes beyond that; `start`, `per_step` and `per_row` are the draft model's;
+    `goes_on` [D] is how likely a row goes on to draft position j, None where there is no draft model.
+    """
+
+    base: float
+    plain: float
+    overhead: float
+    curve: FloatArray
+    start: float = 0.0
+    per_step: float = 0.0
+    per_row: float = 0.0
+    goes_on: FloatArray | None = None
+
+
+@dataclass(frozen=True)
+class Bids:
+    """What B rows may do. `offers` [B, D]: tokens expected to be kept of a lookup's draft of 1, 2 ... D tokens, below 0
+
+    where it cannot be had; `kept` and `drafted` [B]: tokens that the plan is expected to keep and to draft, 0 where it
+    drafts nothing; `deepest` position of the plan; `bound` [B]: rows that must do as planned.
+    """
+
+    offers: FloatArray
+    kept: FloatArray
+    drafted: FloatArray
+    deepest: int
+    bound: BoolArray
+
+
+@dataclass(frozen=True)
+class Mix:
+    """`taken` [B]: depth of the offer that a row takes, 0 for none; `follows` [B]: rows that draft as planned."""
+
+    taken: IntArray
+    follows: BoolArray
+    goodput: float
+
+
+def best_mix(bids: Bids, prices: RoundPrices) -> Mix:
+    """The best of the ways to sort the rows out at several prices of a verified token, with and without the plan.
+
+    Each row has its own text to get through, in easy stretches and hard ones. What counts of a row's round is thus the
+    part of a stretch that it settles for what it costs: rows maximise (1 + kept) / (share + own seconds), where the
+    share is what the rows of a round split among them (T less what drafted tokens add, over B). A way is scored by the
+    sum of the logarithms of these rates. To add up tokens over rows instead would let rows in easy stretches, which
+    are soon through, outbid those in hard ones, where each token kept saves a round.
+
+    At a price p of a token, in shares, a row does what makes (1 + kept) / (1 + p x tokens) largest. Bound rows do as
+    planned in any case.
+    """
+    offers = np.zeros((len(bids.kept), 1 + bids.offers.shape[1]))
+    offers[:, 1:] = np.log1p(np.maximum(bids.offers, 0.0))
+    offers[:, 1:][bids.offers < 0.0] = -np.inf
+    values = np.zeros((len(_PRICES), *offers.shape))
+    values[:, :, 1:] = offers[:, 1:] - np.log1p(_PRICES[:, :, None] * np.arange(1, offers.shape[1]))
+    taken = values.argmax(axis=2)
+    follows = np.zeros(taken.shape, dtype=np.bool_)
+    kept = np.log1p(bids.kept)
+    if bids.drafted.any():
+        own = prices.per_row * prices.base / prices.plain
+        planning = bids.drafted > 0.0
+        planned = np.where(planning, kept - np.log1p((_PRICES + own) * np.maximum(bids.drafted, 1e-9)), -np.inf)
+        drafts = (planned > values.max(axis=2)) | (bids.bound & planning)
+        drafts[-1] = planning  # the plan itself: beyond all prices no offer is taken
+        beside = np.where(drafts | bids.bound, 0, taken)
+        if bids.bound.any():
+            taken, follows = beside, drafts
+        else:
+            taken, follows = np.concatenate((taken, beside)), np.concatenate((follows, drafts))
+    rows = np.arange(len(kept))
+    tokens = np.where(follows, bids.drafted, taken)
+    seconds, each = _seconds(tokens, follows, bids, prices)
+    share = (seconds - each * tokens.sum(axis=1)) / prices.base
+    rates = np.where(follows, kept, offers[rows, taken]) - np.log(share[:, None] + each[:, None] * tokens)
+    best = int(rates.sum(axis=1).argmax())
+    gained = np.where(follows[best], bids.kept, np.expm1(offers[rows, taken[best]])).sum()
+    return Mix(taken[best], follows[best], float((prices.base + gained) / seconds[best]))
+
+
+def _seconds(tokens: FloatArray, follows: BoolArray, bids: Bids, prices: RoundPrices) -> tuple[FloatArray, FloatArray]:
+    """Of rounds, one for each way: all in all, and for each token drafted; both [W]."""
+    total, drafted, rows = tokens.sum(axis=1), (follows * tokens).sum(axis=1), np.count_nonzero(follows, axis=1)
+    own = _read(prices.curve, total) + prices.per_row * drafted
+    seconds = np.where(total > 0.0, prices.overhead, prices.plain) + own
+    if prices.goes_on is not None and rows.any():
+        stays = (1.0 - prices.goes_on[: bids.deepest]) ** rows[:, None]
+        seconds += np.where(rows > 0, prices.start + prices.per_step * (1.0 - stays).sum(axis=1), 0.0)
+    return seconds, own / np.maximum(total, 1e-9)
+
+
+def _read(curve: FloatArray, at: FloatArray) -> FloatArray:
+    """A curve over 0, 1, 2 ... read at fractions."""
+    return np.asarray(np.interp(at, np.arange(len(curve)), curve), dtype=np.float64)

@@ -1,0 +1,114 @@
+"""How often a lookup is right: learned by streaks, within bounds, the same one row at a time and all at once."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptspec.control.choosers.streaks import Streaks
+from tests.fakes import array
+
+ROUNDS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5), st.integers(0, 5)), max_size=60)
+
+
+def started(rows: int = 3, tasks: int = 2, depth: int = 5) -> Streaks:
+    made = Streaks(rows, tasks, depth)
+    for row in range(rows):
+        made.start(row, row % tasks)
+    return made
+
+
+def told(made: Streaks, rounds: list[tuple[int, int, int]]) -> Streaks:
+    for row, drafted, right in rounds:
+        made.observe_one(row, drafted, min(right, drafted))
+    return made
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROUNDS)
+def test_expected_tokens_rise_with_depth_by_less_and_less(rounds: list[tuple[int, int, int]]) -> None:
+    """A draft of d tokens keeps between 0 and d of them, and each position adds at most what the one before did."""
+    gains = told(started(), rounds).gains(array(0, 1, 2))
+    each = np.diff(gains, axis=1, prepend=0.0)
+    assert (each > 0.0).all()
+    assert (each < 1.0).all()
+    assert (np.diff(each, axis=1) <= 1e-12).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROUNDS)
+def test_one_row_at_a_time_is_the_same_as_in_arrays(rounds: list[tuple[int, int, int]]) -> None:
+    one, many = told(started(), rounds), started()
+    for row, drafted, right in rounds:
+        many.observe(array(row), array(drafted), array(min(right, drafted)))
+    for row in range(3):
+        assert one.gains_of_one(row) == many.gains(array(row))[0].tolist()
+    assert np.array_equal(one.learned(), many.learned())
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROUNDS)
+def test_what_lies_behind_a_wrong_token_is_not_counted(rounds: list[tuple[int, int, int]]) -> None:
+    """A draft tells of its right tokens and of the first wrong one, of all traffic and of its task alike."""
+    made = told(started(), rounds)
+    made.gains_of_one(0)
+    tried = sum(min(min(right, drafted) + 1, drafted) for _, drafted, right in rounds)
+    right = sum(min(right, drafted) for _, drafted, right in rounds)
+    counts = told(started(), rounds).learned()
+    assert counts[1:].sum() <= tried + right + 1e-9
+    assert (counts[:, 1] <= counts[:, 0] + 1e-9).all()
+    assert counts[0].sum() <= counts[1:].sum() + 1e-9  # the counts of all traffic fade with each task's
+
+
+def test_a_row_in_the_middle_of_a_repetition_is_trusted() -> None:
+    made = started()
+    before = made.gains_of_one(0)
+    for _ in range(4):
+        made.observe_one(0, 5, 5)
+    assert made.gains_of_one(0)[-1] > before[-1]
+    made.observe_one(0, 5, 2)
+    assert made.gains_of_one(0)[0] < 0.9
+
+
+def test_a_new_request_starts_without_a_streak() -> None:
+    """What its predecessor repeated is not its own; what the task learned stays."""
+    made = told(started(), [(0, 5, 5)] * 4)
+    trusted = made.gains_of_one(0)
+    made.start(0, 0)
+    assert made.gains_of_one(0)[0] < trusted[0]
+
+
+def test_lookups_that_are_always_wrong_lose_all_trust_and_win_it_back() -> None:
+    made = told(started(), [(0, 1, 0)] * 400)
+    low = made.gains_of_one(0)[0]
+    told(made, [(0, 1, 1)] * 3000)
+    made.start(0, 0)
+    assert low < 0.1
+    assert made.gains_of_one(0)[0] > low
+
+
+def test_tasks_are_told_apart() -> None:
+    """Without a streak, the lookup is always right for one task, never for the other."""
+    made = told(started(), [(0, 1, 0), (1, 2, 1)] * 200)
+    assert made.gains_of_one(0)[0] < 0.3 < made.gains_of_one(1)[0]
+
+
+def test_nothing_known_changes_nothing() -> None:
+    """-1 drafted: the lookup was not asked, or proposed nothing."""
+    made = told(started(), [(0, 3, 3)])
+    before = made.gains_of_one(0)
+    made.observe_one(0, -1, -1)
+    made.observe_one(0, 0, 0)
+    assert made.gains_of_one(0) == before
+
+
+def test_states_of_two_replicas_add_up() -> None:
+    """Counts, no rates and no prior: their sum is what both have seen."""
+    one, two = told(started(), [(0, 3, 3)] * 40), told(started(), [(1, 3, 0)] * 40)
+    for made in (one, two):
+        made.gains_of_one(0)
+    both = started()
+    both.restore(one.learned() + two.learned())
+    assert np.array_equal(both.learned(), one.learned() + two.learned())
+    assert both.gains_of_one(1)[0] < both.gains_of_one(0)[0]
