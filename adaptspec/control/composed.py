@@ -15,7 +15,7 @@ from adaptspec.control.guards import Dwell, Stance, SwitchGuard
 from adaptspec.control.learned import Remembers, under
 from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, RegionWatcher, RoundStop
 from adaptspec.control.stopping.outlook import OutlookKeeper
-from adaptspec.control.stopping.split import stop_by_task
+from adaptspec.control.stopping.split import TaskStops
 from adaptspec.control.stopping.stop import NoStop, StopRule
 from adaptspec.control.task_tiers import TaskTiers
 from adaptspec.errors import StateError
@@ -54,6 +54,7 @@ class ComposedPolicy:
         self._task_tiers = task_tiers
         self._barred = False  # a ceiling left no row a single token
         self._task_stops = dict(task_stops or {})
+        self._by_task = TaskStops(self._task_stops, max_rows) if self._task_stops else None
         self._task_learners = {task: rule for task, rule in self._task_stops.items() if rule.learns}
         self._keeper = keeper
         self._temperature = temperature
@@ -91,6 +92,8 @@ class ComposedPolicy:
         """See `Policy.start`."""
         self._tasks[row] = task
         self._chooser.start(row, task)
+        if self._by_task is not None:
+            self._by_task.start(row, task)
         if self._guard is not None:
             self._guard.start()
         if self._dwell is not None:
@@ -212,11 +215,9 @@ class ComposedPolicy:
     def _stop_of(self, choice: Choice, signals: BatchSignals) -> RoundStop | None:
         if self._keeper is not None and choice.outlook is None:
             choice = replace(choice, outlook=self._keeper.outlook(signals))
-        otherwise = self._stop.begin(choice) if choice.stop is None else choice.stop
-        if not self._task_stops:
-            return otherwise
-        tasks = self._tasks[signals.rows]
-        return stop_by_task({task: rule.begin(choice) for task, rule in self._task_stops.items()}, otherwise, tasks)
+        if self._by_task is None:
+            return self._stop.begin(choice) if choice.stop is None else choice.stop
+        return self._by_task.begin(choice, self._stop, signals.rows)
 
 
 def _memories(

@@ -18,7 +18,6 @@ from adaptspec.control.batch_schedule import DEEPEST
 from adaptspec.control.ceilings import Ceilings
 from adaptspec.control.choosers.chooser import Parts
 from adaptspec.control.choosers.goodput import Goodput
-from adaptspec.control.choosers.hedge import Hedge
 from adaptspec.control.choosers.lookup import LookupGoodput
 from adaptspec.control.choosers.registry import ChooseSpec
 from adaptspec.control.choosers.slo import Slo
@@ -194,7 +193,7 @@ def build_policy(
         policy=None if nested else arm,
     )
     chooser = body.choose.build(parts)
-    calibration = chooser.calibration if isinstance(chooser, Goodput | LookupGoodput | Hedge | Slo) else None
+    calibration = chooser.calibration if isinstance(chooser, Goodput | LookupGoodput | Slo) else None
     overrides = {_task(spec, name, task_names): task for name, task in body.tasks.items()}
     stops = {task: override.stop for task, override in overrides.items() if override.stop is not None}
     weighs = "marginal-goodput" in {body.stop.rule, *(stop.rule for stop in stops.values())}

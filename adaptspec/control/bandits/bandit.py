@@ -59,7 +59,7 @@ class Bandit:
         count = self._contexts.count
         probe = max(1, settings.dwell // 2)
         beat = probe if settings.scope == "request" else 1
-        self._episodes = Episodes(count, settings.dwell, probe, beat)
+        self._episodes = Episodes(count, settings.dwell, probe, beat, arms.off)
         self._ledgers = Ledgers(
             self._contexts.sizes, self._contexts.buckets, len(arms), settings.memory, settings.weight
         )
@@ -75,6 +75,7 @@ class Bandit:
         self._noted: set[int] = set()
         self._lag: IntArray = np.zeros((max(1, len(parts.drafters)), parts.max_rows), dtype=np.int64)
         self._wished: IntArray = np.zeros(parts.max_rows, dtype=np.int64)
+        self._room: IntArray = np.zeros(parts.max_rows, dtype=np.int64)  # the highest limit of each row's request
         # The arm last chosen by a request of each task, to begin with: choosing for each new request alone costs time.
         self._latest: IntArray = np.full(parts.tasks, -1, dtype=np.int64)
         self._now = 0
@@ -111,6 +112,7 @@ class Bandit:
             self._features.start(row)
         for nested in self._nested:
             nested.policy.start(row, task)
+        self._room[row] = 0
         self._plan = None
 
     def finish(self, row: int) -> None:
@@ -182,6 +184,8 @@ class Bandit:
 
     def _replan(self, signals: BatchSignals) -> _Plan:
         contexts = self._contexts.of(signals.rows)
+        # A request that nears its end has little room, but the arm chosen then is kept for those after it.
+        self._room[signals.rows] = np.maximum(self._room[signals.rows], signals.limits)
         bucket = self._contexts.bucket(signals.round_size)
         present = contexts if self._contexts.scope == "request" else np.unique(contexts)
         due = self._episodes.due(present, self._now, bucket)
@@ -226,7 +230,7 @@ class Bandit:
                 estimates,
                 costs,
                 entry,
-                enterable(estimates.seen, self._arms, np.where(belongs, signals.limits, 0).max(axis=1)),
+                enterable(estimates.seen, self._arms, np.where(belongs, self._room[signals.rows], 0).max(axis=1)),
                 new | (saved >= 1.0),
                 new | (saved >= 2.0),
                 self._seen_with[due],

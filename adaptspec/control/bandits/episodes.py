@@ -18,11 +18,14 @@ _LONGEST = 4
 
 
 class Episodes:
-    """Arms are locked for `dwell` rounds, longer if picked again; explored ones for `probe`. [contexts] each."""
+    """Arms are locked for `dwell` rounds, longer if picked again; those explored from off for `probe`. [contexts] each.
 
-    def __init__(self, contexts: int, dwell: int, probe: int, beat: int) -> None:
+    Coming from an arm that drafts, another one loses little and is told by noisier rounds: a full dwell says more.
+    """
+
+    def __init__(self, contexts: int, dwell: int, probe: int, beat: int, off: int | None = None) -> None:
         """Episodes end on multiples of `beat` rounds, so that those of many contexts end together."""
-        self._dwell, self._probe, self._beat = dwell, probe, beat
+        self._dwell, self._probe, self._beat, self._off = dwell, probe, beat, off
         self.arms: IntArray = np.full(contexts, -1, dtype=np.int64)
         self.propensities: FloatArray = np.ones(contexts)
         self.exploring: BoolArray = np.zeros(contexts, dtype=np.bool_)
@@ -64,7 +67,8 @@ class Episodes:
         again = (old == pick.arms) & ~pick.exploring
         self._saved[contexts] = self.saved(contexts, now) - ((old >= 0) & (old != pick.arms))
         doubled = np.minimum(2 * self._length[contexts], _LONGEST * self._dwell)
-        probe = np.maximum(1, np.ceil(self._probe / np.sqrt(rows)).astype(np.int64))
+        tried = np.where(old == (-1 if self._off is None else self._off), self._probe, self._dwell)
+        probe = np.maximum(1, np.ceil(tried / np.sqrt(rows)).astype(np.int64))
         length = np.where(again, np.maximum(doubled, self._dwell), np.where(pick.exploring, probe, self._dwell))
         self._due[contexts] = -(-(now + length) // self._beat) * self._beat
         self._length[contexts], self._began[contexts], self._bucket[contexts] = length, now, bucket

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.arrays import alike
 from adaptspec.types import Missed, RoundRecord
 
 
@@ -44,10 +43,3 @@ def as_played(record: RoundRecord, drafter: int, deepest: int) -> RoundRecord:
         shadow=None,
         shadow_drafted=None,
     )
-
-
-def plays(record: RoundRecord, drafter: int) -> bool:
-    """Whether the round says anything of `drafter`: it drafted for a row, or was scored."""
-    if record.shadow is not None and not alike(record.shadow[drafter], -1):
-        return True
-    return bool((record.drafted[record.drafter == drafter] > 0).any())

@@ -1,307 +1,322 @@
-"""Which drafter: full-information hedge over drafters, each with its own acceptance and its own best depths."""
+"""Which drafter: full-information hedge between the draft model's plan and the lookup's offers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from adaptspec.control.choosers.as_played import as_played, plays
-from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook, Parts
+from adaptspec.control.arrays import some
+from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.choosers.experts import FixedShare
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings, PriorSpec
-from adaptspec.control.choosers.prospects import Prospects
-from adaptspec.control.choosers.tryouts import Allowance
+from adaptspec.control.choosers.lookup import LookupGoodput, LookupSettings, Prices
 from adaptspec.control.cost import CostTable
-from adaptspec.control.learned import sums, under
+from adaptspec.control.learned import sums
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
-from adaptspec.control.signals import Calibration, SignalSettings
-from adaptspec.types import FloatArray, IntArray, Provenance, Reason, RoundRecord
+from adaptspec.control.signals import SignalSettings
+from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord
 
 Scope = Literal["request", "task", "global"]
+_MODEL, _LOOKUP = "draft-model", "ngram"
+# Columns of weights and gains: the plan, and the lookup in its place; gains also count rounds.
+_PLAN, _OFFER, _ROUNDS = 0, 1, 2
+# Tokens that an offer must net: the estimate of a lookup that is never right stays a little above 0.
+_LEAST = 0.02
+_POLICY: IntArray = np.array([int(Reason.POLICY)], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class HedgeSettings:
-    """`rate` and `share`: see `FixedShare`. `dwell`: rounds between draws. `tryouts`: share of time that may be lost on
+    """`rate` and `share`: see `FixedShare`. `dwell`: rounds between draws. `explore`: share of draws that go to the
 
-    trying drafters of which nothing else is known.
+    plan whatever the weights, where it drafts.
     """
 
-    drafters: tuple[str, ...] = ("draft-model", "ngram")
-    tiers: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
     scope: Scope = "request"
     rate: float = 0.5
     share: float = 0.01
     dwell: int = 8
-    tryouts: float = 0.02
-    signals: SignalSettings = field(default_factory=SignalSettings)
-    stops: bool = False
+    explore: float = 0.02
     seed: int = 0
 
 
-class Hedge:
-    """Draw drafter d with probability w_d among those that would draft, then let its own goodput choose the depths;
+class Hedge(LookupGoodput):
+    """Draw a drafter d for each row with probability w_d, for `dwell` rounds: the draft model's plan (which may be
 
-    w_d <- w_d * exp(rate * net_d / scale), mixed with a fixed share (see `FixedShare`).
+    off), or the lookup in its place, wherever it has an offer that is expected to earn more than plain decoding;
+    w_d <- w_d * exp(rate * net_d / scale), mixed with a fixed share (see `FixedShare`), over rounds in which there was
+    such an offer: elsewhere the two do the same.
 
-    net_d is what d came to in the round, in tokens: accepted tokens less the worth of the time they took, catching up
-    included, at the goodput of the best drafter (see `Prospects`). All drafters gain every round, whoever ran: one that
-    ran by its outcome; n-gram lookup by its score against what was emitted; a draft model that did not run
-    by its running acceptance. That one goes stale, so a drafter of which nothing was heard for a while is tried by
-    one row with one token, on an allowance that bounds the time this may lose; catching up then scores it at
-    once on the text it missed.
+    net_d is what d came to in the round, in tokens: accepted tokens less the worth of the time they took at the plan's
+    goodput. Both gain every round, whoever ran: the lookup by its outcome or its score against what was emitted, going
+    on as expected where all of that was right; the plan by its outcome, or by what it expects. `scale` is
+    the tokens that a row is worth in a plain round's time. What is expected of a plan that does not run goes
+    stale, so a small share of draws goes to it where it drafts; rows whose plan is off are tried by `Goodput` itself.
 
-    Scope: weights per request (which begin at those of its task), per task or for all traffic. A drawn drafter is kept
-    for `dwell` rounds, since every switch to a draft model pays a catch-up.
+    Scope: weights per request (which begin at those of its task), per task or for all traffic.
 
-    Regimes: two drafters whose worth depends on the text, such as a draft model and lookup on code or quotations.
-    Within O(sqrt(T log K)) of the best drafter per group, and after a shift back at it within about log(1 / share) /
-    (rate * lead) rounds. With one drafter it is `goodput`, a little later. Sources: Freund & Schapire 1997, "A
-    decision-theoretic generalization of on-line learning"; Herbster & Warmuth 1998, "Tracking the best expert".
+    Regimes: text on which what either drafter brings cannot be told beforehand. `LookupGoodput`, of which this is the
+    cautious sister, weighs each offer by how often such offers were right: better wherever that holds; the hedge asks
+    only who came out ahead, within O(sqrt(T log 2)) of the better, and after a shift back at it within about
+    log(1 / share) / (rate * lead) rounds with offers. Sources: Freund & Schapire 1997, "A decision-theoretic
+    generalization of on-line learning"; Herbster & Warmuth 1998, "Tracking the best expert".
     """
 
-    _STALE_ROUNDS = 8
-
-    def __init__(self, cost: CostTable, rows: int, tasks: int, settings: HedgeSettings = HedgeSettings()) -> None:
-        """`tasks` counts the known tasks and task 0, unknown."""
-        self._cost = cost
-        self._settings = settings
-        self._names = settings.drafters
-        self._parts = [
-            Goodput(
-                cost,
-                rows,
-                tasks,
-                GoodputSettings(settings.tiers, name, settings.signals, stops=settings.stops, tryouts=0.0),
-            )
-            for name in self._names
-        ]
-        self.max_depth = self._parts[0].max_depth
-        self._tier = min((tier for tier in settings.tiers if tier), default=0)
-        # A lookup asks no stop rule: what the rule needs to know is what the draft model's own goodput knows.
-        self._stopped = self._names.index("draft-model") if "draft-model" in self._names else 0
-        self.calibration: Calibration = self._parts[self._stopped].calibration
+    def __init__(
+        self,
+        cost: CostTable,
+        rows: int,
+        tasks: int,
+        lookup: LookupSettings,
+        planner: Goodput | None = None,
+        *,
+        settings: HedgeSettings = HedgeSettings(),
+    ) -> None:
+        """See `LookupGoodput`."""
+        super().__init__(cost, rows, tasks, lookup, planner)
+        self._hedge = settings
         groups = 1 if settings.scope == "global" else tasks
-        self._groups = FixedShare(groups, len(self._names), settings.rate, settings.share)
-        self._own = FixedShare(rows, len(self._names), settings.rate, settings.share)
+        self._groups = FixedShare(groups, 2, settings.rate, settings.share)
+        self._own = FixedShare(rows, 2, settings.rate, settings.share)
         self._group: IntArray = np.zeros(rows, dtype=np.int64)
-        self._drawn: IntArray = np.full(rows, -1, dtype=np.int64)
-        self._chance: FloatArray = np.full(rows, np.nan)
-        self._prospects = Prospects(len(self._names), rows, self.max_depth)
-        self._waiting: list[RoundRecord] = []
-        self._due, self._patience, self._new = 0, 1, 0
-        self._tries = _Tries(len(self._names), settings.tryouts)
+        self._gains: FloatArray = np.zeros((rows, 3))  # since the last draw: of plan and offers, and rounds
+        self._offering: BoolArray = np.zeros(rows, dtype=np.bool_)  # whether the lookup was drawn
+        self._chance: FloatArray = np.ones(rows)
+        self._planned: BoolArray = np.zeros(rows, dtype=np.bool_)  # whether the plan drafted beside the last offer
+        self._fresh = True  # a row has no draw of its own yet
+        self._due = 0
+        self._told: tuple[bytes, Provenance] | None = None
+        self._bet: _Bet | None = None  # of the round to come: where it is of one row, and
+        self._bets: _Bets | None = None  # where it is of several
         self._random = np.random.default_rng(settings.seed)
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
-        self._learn_waiting()
-        for part in self._parts:
-            part.start(row, task)
-        self._group[row] = 0 if self._settings.scope == "global" else task
+        super().start(row, task)
+        self._settle()
+        self._group[row] = 0 if self._hedge.scope == "global" else task
         self._own.start(row, self._groups.weights(self._group[row : row + 1])[0])
-        self._prospects.forget(row)
-        self._drawn[row] = -1
-        self._new += 1
-
-    def finish(self, row: int) -> None:
-        """What the row taught stays with its group; its own weights go at the next start."""
+        self._chance[row] = np.nan
+        self._fresh = True
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
-        if self.max_depth == 0:
-            return Choice(np.zeros_like(signals.rows), np.full_like(signals.rows, int(Reason.OFF)))
+        if not self.max_depth:
+            return super().choose(signals)
         self._due -= 1
-        if 8 * self._new > len(signals.rows):
-            self._due, self._patience = min(self._due, 2), 1
-            self._new = 0
         if self._due <= 0:
-            self._renew(signals)
+            self._settle()
+            self._due = self._hedge.dwell
             self._draw(signals.rows)
-        elif (self._drawn[signals.rows] < 0).any():
-            self._draw(signals.rows[self._drawn[signals.rows] < 0])
-        choice = self._choose_drawn(signals)
-        return self._tryout(choice, signals)
+        elif self._fresh:
+            self._draw(signals.rows[np.isnan(self._chance[signals.rows])])
+        self._bet = self._bets = None
+        return replace(super().choose(signals), provenance=self._provenance(signals.rows))
 
     def learn(self, record: RoundRecord) -> None:
-        """See `Chooser.learn`. Rounds are learned a few at a time, before the next draw."""
-        if not len(record.rows):
-            return
-        self._waiting.append(record)
-        self._tries.after(record)
-        if len(self._waiting) >= self._settings.dwell:
-            self._learn_waiting()
+        """See `Chooser.learn`."""
+        if self._bet is not None:
+            self._score_one(self._bet, record)
+        elif self._bets is not None:
+            self._score(self._bets, record)
+        self._bet = self._bets = None
+        super().learn(record)
 
     def learned(self) -> dict[str, FloatArray]:
-        """Evidence for each drafter by group, and what each drafter's own goodput learned."""
-        learned = {"evidence": self._groups.learned()}
-        for name, part in zip(self._names, self._parts, strict=True):
-            learned |= {f"{name}/{key}": value for key, value in part.learned().items()}
-        return learned
+        """Evidence for plan and offers by group, and what both rest on."""
+        self._settle()
+        return {"evidence": self._groups.learned()} | super().learned()
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """See `Chooser.restore`."""
         evidence = sums(learned, "evidence", self._groups.learned().shape)
-        own = [under(f"{name}/", learned) for name in self._names]
-        before = [part.learned() for part in self._parts]
-        try:
-            for part, state in zip(self._parts, own, strict=True):
-                part.restore(state)
-        except Exception:
-            for part, state in zip(self._parts, before, strict=True):
-                part.restore(state)
-            raise
+        super().restore({name: values for name, values in learned.items() if name != "evidence"})
         self._groups.restore(evidence)
 
-    def _renew(self, signals: BatchSignals) -> None:
-        """Learn what waits, and plan every drafter anew; the longer the batch stays, the rarer."""
-        self._learn_waiting()
-        markets = [part.market(_seen_by(which, signals)) for which, part in enumerate(self._parts)]
-        self._prospects.renew(signals.rows, markets)
-        self._new = 0
-        self._patience = min(2 * self._patience, self._settings.dwell)
-        self._due = self._patience
-
     def _draw(self, rows: IntArray) -> None:
-        """A drafter for each row: of those that would draft for it, by weight; the best of all where none would."""
-        request = self._settings.scope == "request"
-        weights = self._own.weights(rows) if request else self._groups.weights(self._group[rows])
-        useful = self._prospects.useful(rows)
-        none = ~useful.any(axis=1)
-        useful[none] = weights[none] == weights[none].max(axis=1, keepdims=True)
-        chances = np.where(useful, weights, 0.0)
-        chances /= chances.sum(axis=1, keepdims=True)
+        """Plan or offers for each of these rows."""
+        self._fresh, self._told = False, None
+        groups = self._group[rows]
+        request = self._hedge.scope == "request"
+        weights = (self._own.weights(rows) if request else self._groups.weights(groups))[:, _OFFER]
+        chance = weights * (1.0 - self._hedge.explore * self._planned[rows])
         # Rows of a group draw with the same luck, so that rows alike draw alike: they share a draft step.
-        luck = self._random.random(int(self._group[rows].max()) + 1)[self._group[rows]]
-        beyond = np.cumsum(chances, axis=1)[:, :-1] <= luck[:, None]
-        drawn = beyond.sum(axis=1)
-        self._drawn[rows] = drawn
-        self._chance[rows] = chances[np.arange(len(rows)), drawn]
+        luck = self._random.random(len(self._group))[groups] if len(rows) > 1 else self._random.random()
+        offering = luck < chance
+        self._offering[rows] = offering
+        self._chance[rows] = np.where(offering, chance, 1.0 - chance)
 
-    def _choose_drawn(self, signals: BatchSignals) -> Choice:
-        """Depths by the goodput of the drafter drawn for each row."""
-        drawn = self._drawn[signals.rows]
-        told = Provenance(drawn, self._chance[signals.rows], self._group[signals.rows], np.full(len(drawn), np.nan))
-        used = np.unique(drawn).tolist() if len(drawn) > 1 else [int(drawn[0])]
-        if len(used) == 1:
-            choice = self._parts[used[0]].choose(_seen_by(used[0], signals))
-            return replace(choice, drafter=drawn, provenance=told)
-        depths, reasons = np.zeros_like(drawn), np.zeros_like(drawn)
-        outlook: Outlook | None = None
-        for which in used:
-            mine = np.flatnonzero(drawn == which)
-            part = self._parts[which].choose(_seen_by(which, signals.take(mine)))
-            depths[mine], reasons[mine] = part.depths, part.reasons
-            if which == self._stopped and part.outlook is not None:
-                outlook = _spread(part.outlook, mine, len(drawn))
-        return Choice(depths, reasons, outlook, drawn, provenance=told)
+    def _provenance(self, rows: IntArray) -> Provenance:
+        """Who was drawn, by the policy's numbers; the same object until somebody draws."""
+        batch = rows.tobytes()
+        if self._told is None or self._told[0] != batch:
+            arms = np.where(self._offering[rows], self._settings.lookup, self._settings.model or 0)
+            unknown: FloatArray = np.full(len(rows), np.nan)
+            self._told = batch, Provenance(arms, self._chance[rows], self._group[rows], unknown)
+        return self._told[1]
 
-    def _tryout(self, choice: Choice, signals: BatchSignals) -> Choice:
-        """One token by a drafter of which nothing was heard lately, in the row with the least to catch up."""
-        which = self._tries.stalest(self._STALE_ROUNDS)
-        if which is None or choice.drafter is None:
-            return choice
-        self._tries.allowance.earn(self._prospects.plain)
-        i = self._tried_row(which, signals)
-        if i is None:
-            return choice
-        depths = np.minimum(choice.depths, signals.limits)
-        reasons, drafter = choice.reasons.copy(), choice.drafter.copy()
-        depths[i], reasons[i], drafter[i] = self._tier, int(Reason.EXPLORE), which
-        return replace(choice, depths=depths, reasons=reasons, drafter=drafter, provenance=None)
+    def _choose_one(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
+        row, most = signals.rows.item(), min(signals.offered[self._settings.lookup].item(), signals.limits.item())
+        planned = plan.outlook is not None and bool(plan.depths.item())
+        entry = 0.0 if planned else prices.goodput * (prices.round.overhead - prices.round.plain)
+        expected, best, depth = self._streaks.gains_of_one(row), entry + _LEAST, 0
+        for tier in self._tiers:
+            if tier > most:
+                break
+            net = expected[tier - 1] - prices.goodput * (prices.more[tier] - prices.more[0])
+            if net > best:
+                best, depth = net, tier
+        if not depth:
+            return plan
+        kept, worth = 0.0, 0.0
+        outlook = plan.outlook
+        if outlook is not None and planned:
+            cap = plan.depths.item() if outlook.planned is None else min(plan.depths.item(), outlook.planned.item())
+            kept = outlook.gained[0].item(cap)
+            worth = max(0.0, prices.goodput * prices.round.plain - prices.round.base)
+        self._bet = _Bet(depth, expected, kept, worth, prices, entry)
+        self._planned[row] = planned
+        if not self._offering[row] or plan.reasons.item() == Reason.EXPLORE:
+            return plan
+        return Choice(
+            np.array([depth]),
+            _POLICY,
+            plan.outlook,
+            np.array([self._settings.lookup]),
+            expected=Expected(prices.goodput, np.array(expected[depth - 1 : depth])),
+        )
 
-    def _tried_row(self, which: int, signals: BatchSignals) -> int | None:
-        """Where in the batch to try it now, if at all."""
-        prospects, tries = self._prospects, self._tries
-        able = signals.limits >= self._tier
-        begun = np.flatnonzero(able & (signals.rows == tries.unfinished))
-        if len(begun):
-            tries.begin(tries.unfinished, 0.0, prospects.plain)
-            return int(begun[0])
-        if not tries.allowance.affords(float(prospects.first[which])) or not able.any():
-            return None
-        i = int(np.argmin(np.where(able, signals.lag[which], np.iinfo(np.int64).max)))
-        # As in goodput: catching up is priced at two rounds at most, or a long pause would never end.
-        catch_up = self._cost.catch_up_seconds(self._names[which], float(signals.lag[which, i]))
-        given_up = float(prospects.expected(signals.rows[i : i + 1]).max(initial=0.0)) / len(signals.rows)
-        cost = float(prospects.first[which]) + min(catch_up, 2.0 * prospects.plain) + given_up * prospects.plain
-        if not tries.allowance.affords(cost):
-            return None
-        tries.begin(int(signals.rows[i]), cost, prospects.plain)
-        return i
-
-    def _learn_waiting(self) -> None:
-        """Teach the drafters' estimates and the weights."""
-        records, self._waiting = self._waiting, []
-        if not records or self.max_depth == 0:
-            return
-        gains = self._prospects.gains(records)
-        net = (gains.net / self._prospects.scale).T
-        self._gain(self._groups, self._group[gains.rows], net, len(records))
-        if self._settings.scope == "request":
-            self._gain(self._own, gains.rows, net, len(records))
-        for record in records:
-            for which, part in enumerate(self._parts):
-                part.learn(as_played(record, which, self.max_depth))
+    def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
+        most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
+        allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
+        expected, curve = self._streaks.gains(signals.rows), prices.round.curve
+        # What an offer costs more to verify is read off where the plan's drafts end.
+        beside = min(int(plan.depths.sum()) * (len(most) - 1) // len(most), len(curve) - 1 - self.max_depth)
+        seconds = curve[beside + 1 : beside + 1 + self.max_depth] - curve[beside]
+        nets = np.where(allowed, expected - prices.goodput * seconds, -np.inf)
+        depth = np.argmax(nets, axis=1)
+        worth = nets[np.arange(len(depth)), depth]
+        offered, kept = worth > _LEAST, self._bids(plan, expected).kept
+        count = int(np.count_nonzero(offered))
+        # Where nobody drafts otherwise, all offers together pay for this being a round with drafts.
+        entry = 0.0 if some(plan.depths) else prices.goodput * (prices.round.overhead - prices.round.plain)
+        if not count or float(worth[offered].sum()) <= entry:
+            return plan
+        entry /= count
+        self._bets = _Bets(offered, depth + 1, expected, kept, self._worth_of_plan(kept, prices), prices, entry)
+        self._planned[signals.rows] = plan.depths > 0
+        taken = offered & self._offering[signals.rows] & (plan.reasons != Reason.EXPLORE)
+        if not taken.any():
+            return plan
+        return Choice(
+            np.where(taken, depth + 1, plan.depths),
+            np.where(taken, int(Reason.POLICY), plan.reasons),
+            plan.outlook,
+            np.where(taken, self._settings.lookup, self._settings.model or 0),
+            expected=Expected(prices.goodput, np.where(taken, expected[np.arange(len(depth)), depth], kept)),
+        )
 
     @staticmethod
-    def _gain(weights: FixedShare, members: IntArray, net: FloatArray, rounds: int) -> None:
-        """A row gains the sum over its rounds, a group what its rows gain on average."""
-        who, index, counts = np.unique(members, return_inverse=True, return_counts=True)
-        total = np.stack([np.bincount(index, column) for column in net.T], axis=1)
-        spans = np.minimum(counts, rounds).astype(np.float64)
-        weights.gain(who, total * (spans / counts)[:, None], spans)
+    def _worth_of_plan(kept: FloatArray, prices: Prices) -> FloatArray:
+        """What the plan nets with each row [B], in tokens: its advantage over plain decoding, by expected gain."""
+        net = max(0.0, prices.goodput * prices.round.plain - prices.round.base)
+        worth: FloatArray = net * kept / max(float(kept.sum()), 1e-9)
+        return worth
+
+    def _score_one(self, bet: _Bet, record: RoundRecord) -> None:
+        """What plan and offer came to in a round of one row."""
+        which, row, emitted = self._settings.lookup, record.rows.item(), record.emitted.item()
+        plan = bet.worth
+        if record.drafter.item() == which and record.depths.item():
+            reach, right = record.drafted.item(), record.accepted.item()
+        elif record.shadow is not None and record.shadow_drafted is not None:
+            reach, right = record.shadow_drafted[which].item(), record.shadow[which].item()
+            if record.depths.item():
+                plan += record.accepted.item() - bet.kept
+        else:
+            return
+        depth, gains = bet.depth, bet.expected
+        if right == emitted and depth > emitted:
+            survives = gains[emitted - 1] - (gains[emitted - 2] if emitted > 1 else 0.0)
+            more = min((gains[depth - 1] - gains[emitted - 1]) / max(survives, 1e-6), float(depth - emitted))
+            came, price = right + more, bet.prices.more[depth] - bet.prices.more[0]
+        else:
+            came, price = float(min(right, depth)), bet.prices.more[min(reach, depth)] - bet.prices.more[0]
+        scale = bet.prices.round.base / (bet.prices.goodput * bet.prices.round.plain)
+        own = self._gains[row]
+        own[_PLAN] += plan * scale
+        own[_OFFER] += (came - bet.prices.goodput * price - bet.entry) * scale
+        own[_ROUNDS] += 1.0
+
+    def _score(self, bets: _Bets, record: RoundRecord) -> None:
+        """What plans and offers came to, in rows that had an offer."""
+        which, prices = self._settings.lookup, bets.prices
+        if record.shadow is None or record.shadow_drafted is None:
+            return
+        took = (record.drafter == which) & (record.depths > 0)
+        reach = np.where(took, record.drafted, record.shadow_drafted[which])
+        right = np.where(took, record.accepted, record.shadow[which])
+        drafted = ~took & (record.depths > 0)
+        plan = bets.worth + np.where(drafted, record.accepted - bets.kept, 0.0)
+        going = ~took & (right == record.emitted) & (bets.depth > record.emitted)
+        every, depth = np.arange(len(right)), bets.depth - 1
+        seen = np.minimum(record.emitted, bets.expected.shape[1]) - 1
+        there = bets.expected[every, seen]
+        before = np.where(seen > 0, bets.expected[every, seen - 1], 0.0)
+        more = (bets.expected[every, depth] - there) / np.maximum(there - before, 1e-6)
+        came = np.where(going, right + np.minimum(more, bets.depth - record.emitted), np.minimum(right, bets.depth))
+        price = prices.round.curve[np.where(going, bets.depth, np.clip(reach, 0, bets.depth))]
+        offer = came - prices.goodput * price - bets.entry
+        scale = prices.round.base / (prices.goodput * prices.round.plain)
+        told = bets.offered & (right >= 0)
+        each = np.stack((plan * scale, offer * scale, np.ones(len(plan))), axis=1)
+        self._gains[record.rows] += each * told[:, None]
+
+    def _settle(self) -> None:
+        """Let weights take note of what was gained: a request sums over its rounds, a group averages over its rows."""
+        rows = np.flatnonzero(self._gains[:, _ROUNDS])
+        if not len(rows):
+            return
+        gains = self._gains[rows]
+        if self._hedge.scope == "request":
+            self._own.gain(rows, gains[:, :_ROUNDS], gains[:, _ROUNDS])
+        groups, index, counts = np.unique(self._group[rows], return_inverse=True, return_counts=True)
+        means = np.stack([np.bincount(index, column) for column in gains.T], axis=1) / counts[:, None]
+        self._groups.gain(groups, means[:, :_ROUNDS], means[:, _ROUNDS])
+        self._gains[rows] = 0.0
 
 
-class _Tries:
-    """Since when nothing was heard of each drafter, and the allowance for asking."""
+@dataclass(frozen=True)
+class _Bet:
+    """What plan and offer of one row promised: an offer of `depth` tokens, `expected` tokens by depth; tokens `kept`
 
-    def __init__(self, drafters: int, share: float) -> None:
-        self.allowance = Allowance(share)
-        self.unfinished = -1  # the row of a try that has still to read: a long pause is caught up in several rounds
-        self._silent = [0] * drafters
-        self._trying: tuple[int, float, float] | None = None
-        self._owed = 0.0
+    of the plan's draft and what that nets, `worth`. `entry`: what drafting at all costs where the plan does not.
+    """
 
-    def stalest(self, rounds: int) -> int | None:
-        """The drafter that was silent longest, if for that many rounds."""
-        longest = max(self._silent)
-        return self._silent.index(longest) if longest >= rounds else None
-
-    def begin(self, row: int, cost: float, plain: float) -> None:
-        self._trying = row, cost + self._owed, plain
-
-    def after(self, record: RoundRecord) -> None:
-        self._silent = [0 if plays(record, which) else count + 1 for which, count in enumerate(self._silent)]
-        trying, self._trying = self._trying, None
-        self.unfinished = -1
-        if trying is not None:
-            row, cost, plain = trying
-            mine = record.rows == row
-            if record.caught_up and not record.drafted[mine].any():
-                self.unfinished, self._owed = row, cost
-                return
-            self._owed = 0.0
-            kept = int(record.accepted[mine].sum())
-            self.allowance.settle(cost, kept * plain / len(record.rows))
+    depth: int
+    expected: list[float]
+    kept: float
+    worth: float
+    prices: Prices
+    entry: float
 
 
-def _seen_by(which: int, signals: BatchSignals) -> BatchSignals:
-    """The signals as a chooser of only that drafter sees them: its lag comes first."""
-    return replace(signals, lag=signals.lag[which:]) if which else signals
+@dataclass(frozen=True)
+class _Bets:
+    """The same for B rows; `offered` are those with an offer."""
 
-
-def _spread(outlook: Outlook, mine: IntArray, rows: int) -> Outlook:
-    """An outlook on some of the rows, laid out for the whole batch."""
-    acceptance: FloatArray = np.zeros((rows, outlook.acceptance.shape[1]))
-    factors: FloatArray = np.ones(rows)
-    acceptance[mine], factors[mine] = outlook.acceptance, 1.0 if outlook.factors is None else outlook.factors
-    return replace(outlook, acceptance=acceptance, factors=factors)
+    offered: BoolArray
+    depth: IntArray
+    expected: FloatArray  # [B, depth]
+    kept: FloatArray
+    worth: FloatArray
+    prices: Prices
+    entry: float
 
 
 class HedgeSpec(Part):
@@ -315,21 +330,24 @@ class HedgeSpec(Part):
     rate: float = Field(default=0.5, gt=0.0, le=10.0, description="How fast weights follow gains.")
     share: float = Field(default=0.01, gt=0.0, lt=0.5, description="Of the weights, spread evenly every round.")
     dwell: int = Field(default=8, ge=1, le=1000, description="Rounds that a drawn drafter is kept.")
-    tryouts: float = Field(default=0.02, ge=0.0, le=0.5, description="Share of time for trying silent drafters.")
+    explore: float = Field(default=0.02, ge=0.0, le=0.5, description="Share of draws that go to the model anyway.")
+    tryouts: float = Field(default=0.02, ge=0.0, le=0.5, description="Share of time for trying rows that are off.")
     discount: float = Field(default=0.99, gt=0.5, le=1.0, description="Per round of a request: how fast counts fade.")
     prior: PriorSpec = Field(default=PriorSpec(), description="What is believed at first.")
 
     def build(self, parts: Parts) -> Chooser:
-        """The chooser."""
-        settings = HedgeSettings(
-            drafters=parts.drafters,
-            tiers=parts.tiers,
-            scope=self.scope,
-            rate=self.rate,
-            share=self.share,
-            dwell=self.dwell,
-            tryouts=self.tryouts,
-            signals=SignalSettings(self.prior.acceptance, self.prior.weight, row=self.discount),
-            stops=parts.stops,
-        )
-        return Hedge(parts.cost, parts.max_rows, parts.tasks, settings)
+        """The chooser; with one drafter there is nothing to hedge, and it is `goodput`."""
+        planner = self._planner(parts) if _MODEL in parts.drafters else None
+        if planner is not None and _LOOKUP not in parts.drafters:
+            return planner
+        model = None if planner is None else parts.drafters.index(_MODEL)
+        lookup = LookupSettings(parts.drafters.index(_LOOKUP), model, parts.tiers)
+        if planner is None:
+            return LookupGoodput(parts.cost, parts.max_rows, parts.tasks, lookup)
+        settings = HedgeSettings(self.scope, self.rate, self.share, self.dwell, self.explore)
+        return Hedge(parts.cost, parts.max_rows, parts.tasks, lookup, planner, settings=settings)
+
+    def _planner(self, parts: Parts) -> Goodput:
+        signals = SignalSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
+        settings = GoodputSettings(parts.tiers, _MODEL, signals, stops=parts.stops, tryouts=self.tryouts)
+        return Goodput(parts.cost, parts.max_rows, parts.tasks, settings)

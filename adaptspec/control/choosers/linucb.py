@@ -78,9 +78,9 @@ class LinUcb:
         x = view.features
         at = np.matmul(x, self._inverted())  # [K, m, F]
         width = np.maximum((at * x).sum(axis=-1), 0.0).T
-        believed = self._ridge * (at * x)[..., : self._tasks].sum(axis=-1).T * view.estimates.hoped
-        value = np.matmul(at, self._b[..., None])[..., 0].T + believed
-        value *= view.costs / (view.costs + view.entry)
+        later = view.costs / (view.costs + view.entry)
+        believed = self._ridge * at[..., : self._tasks].sum(axis=-1).T * view.estimates.ratio / later
+        value = later * (np.matmul(at, self._b[..., None])[..., 0].T + believed)
         if self._arms.off is not None:
             value[:, self._arms.off], width[:, self._arms.off] = 1.0, 0.0
         view = replace(view, estimates=replace(view.estimates, ratio=value))

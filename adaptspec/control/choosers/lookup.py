@@ -58,7 +58,7 @@ class LookupGoodput:
         self._allowed: BoolArray = np.isin(np.arange(1, self.max_depth + 1), settings.tiers)
         self._tiers = [tier for tier in settings.tiers if tier]
         self._others: IntArray = np.zeros(0, dtype=np.int64)
-        self._prices: _Prices | None = None
+        self._prices: Prices | None = None
         self._idle = 0  # rounds since an offer was taken, or a request began
 
     @property
@@ -158,7 +158,7 @@ class LookupGoodput:
             self._others = np.full(size, model, dtype=np.int64)
         return replace(self._planner.choose(replace(signals, lag=signals.lag[model:])), drafter=self._others)
 
-    def _choose_one(self, plan: Choice, signals: BatchSignals, prices: _Prices) -> Choice:
+    def _choose_one(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
         most = min(signals.offered[self._settings.lookup].item(), signals.limits.item())
         expected = self._streaks.gains_of_one(signals.rows.item())
         best, depth = prices.goodput, 0
@@ -179,7 +179,7 @@ class LookupGoodput:
             expected=Expected(best, np.array(expected[depth - 1 : depth])),
         )
 
-    def _choose_many(self, plan: Choice, signals: BatchSignals, prices: _Prices) -> Choice:
+    def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
         most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
         allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
         offers = np.where(allowed, self._streaks.gains(signals.rows), -np.inf)
@@ -210,7 +210,7 @@ class LookupGoodput:
         kept = outlook.gained[np.arange(len(depths)), depths]
         return Bids(offers, kept, outlook.sizes[depths], int(depths.max()), bound)
 
-    def _priced(self, plan: Choice, signals: BatchSignals) -> _Prices:
+    def _priced(self, plan: Choice, signals: BatchSignals) -> Prices:
         size = signals.round_size
         known = self._prices
         if known is not None and known.serves(plan, size):
@@ -233,12 +233,12 @@ class LookupGoodput:
                 goes_on=outlook.drafted,
             )
         goodput = size / plain if outlook is None else outlook.goodput
-        self._prices = _Prices(prices, goodput, outlook)
+        self._prices = Prices(prices, goodput, outlook)
         return self._prices
 
 
 @dataclass
-class _Prices:
+class Prices:
     """What a round takes, and what the plan without offers promises; good for some rounds."""
 
     round: RoundPrices
@@ -250,6 +250,7 @@ class _Prices:
         self.more: list[float] = (self.round.overhead + self.round.curve).tolist()
 
     def serves(self, plan: Choice, size: int) -> bool:
+        """Whether this plan of so many rows rests on them."""
         if self.left <= 0 or self.round.base != size:
             return False
         # A plan laid out for other rows has an outlook of its own, but the prices are those of the plan.

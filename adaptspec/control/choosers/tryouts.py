@@ -15,9 +15,12 @@ class Allowance:
 
     A try that emits tokens earns back what they are worth, so good news pays for the next try at once; each failure
     lowers the share (down to a quarter), a success restores it. Bounds the cost of exploring at `share` of all time.
+
+    Where tries cost next to nothing time alone would allow them all the time: after each failure nothing is tried for
+    some rounds, the more the more have failed, up to `_REST`.
     """
 
-    _FAILED, _FLOOR = 0.8, 0.25
+    _FAILED, _FLOOR, _REST = 0.8, 0.25, 28
     # In rounds of plain decoding: saved up at most, and given at the start.
     _MOST, _FIRST, _FRESH = 3.0, 1.0, 0.25
 
@@ -25,22 +28,25 @@ class Allowance:
         self._share = share
         self._eagerness = 1.0
         self._seconds = 0.0
+        self._resting = 0
         self._started = False
 
     def grant(self, plain: float, rows: int) -> None:
         """A new request has come, which may differ from the last: worth part of a try, as one of `rows`."""
         self._seconds = min(self._seconds + self._FRESH * plain / rows, self._MOST * plain)
+        self._resting -= self._REST // rows
 
     def earn(self, plain: float) -> None:
         """A round passed in which something that could draft was off; `plain` is a plain round's time."""
         if not self._started:
             self._started = True
             self._seconds = self._FIRST * plain
+        self._resting -= 1
         self._seconds = min(self._seconds + self._share * self._eagerness * plain, self._MOST * plain)
 
     def affords(self, seconds: float) -> bool:
         """Whether a try of this cost may be made now."""
-        return self._share > 0.0 and self._seconds >= seconds
+        return self._share > 0.0 and self._resting <= 0 and self._seconds >= seconds
 
     def affordable(self, spent: FloatArray) -> int:
         """How many tries may be made now, if the first n cost `spent[n - 1]` (ascending)."""
@@ -50,3 +56,4 @@ class Allowance:
         """A try has been made: what it cost, and what its accepted tokens were worth, in seconds."""
         self._seconds += worth - cost
         self._eagerness = 1.0 if worth > cost else max(self._FLOOR, self._eagerness * self._FAILED)
+        self._resting = round(self._REST * (1.0 - self._eagerness) / (1.0 - self._FLOOR))

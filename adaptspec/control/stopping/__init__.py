@@ -1,7 +1,7 @@
 """Stop rules: after each drafted token, whether a row drafts one more. They decide no depths."""
 
 from adaptspec.control.stopping.marginal import MarginalGoodputStop
-from adaptspec.control.stopping.split import SplitStop, StopPart, stop_by_task
+from adaptspec.control.stopping.split import SplitStop, StopPart, TaskStops
 from adaptspec.control.stopping.stop import NoStop, StopRule
 from adaptspec.control.stopping.thresholds import ConfidenceStop, EntropyStop
 
@@ -13,5 +13,5 @@ __all__ = [
     "SplitStop",
     "StopPart",
     "StopRule",
-    "stop_by_task",
+    "TaskStops",
 ]

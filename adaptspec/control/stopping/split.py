@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adaptspec.control.arrays import alike
+from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.policy import RoundStop
+from adaptspec.control.stopping.stop import StopRule
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
 
@@ -41,32 +44,48 @@ class SplitStop:
         return going
 
 
-def stop_by_task(
-    rules: Mapping[int, RoundStop | None], otherwise: RoundStop | None, tasks: IntArray
-) -> RoundStop | None:
-    """The stop of a batch whose tasks have stops of their own: a rule per task, `otherwise` for the rest.
+class TaskStops:
+    """Stop rules of tasks' own beside that of all others. Which rule a row goes by is looked up when it starts.
 
-    The rules here see the positions of the whole batch, as thresholds do not depend on them.
+    The rules see the positions of the whole batch, as thresholds do not depend on them.
     """
-    present = [task for task in rules if (tasks == task).any()]
-    if not present:
-        return otherwise
-    own = np.isin(tasks, present)
-    return _TaskStop({task: rules[task] for task in present}, otherwise, tasks, own)
+
+    def __init__(self, rules: Mapping[int, StopRule], rows: int) -> None:
+        """`rules` by task number."""
+        self._tasks = list(rules)
+        self._rules = list(rules.values())
+        self._of_row: IntArray = np.full(rows, -1, dtype=np.int64)
+
+    def start(self, row: int, task: int) -> None:
+        """A request of this task begins in `row`."""
+        self._of_row[row] = self._tasks.index(task) if task in self._tasks else -1
+
+    def begin(self, choice: Choice, otherwise: StopRule, rows: IntArray) -> RoundStop | None:
+        """The stop of a round; `otherwise` is the rule of tasks that have none here, unless the choice brings one."""
+        owners = self._of_row[rows]
+        first = owners.item(0)
+        if alike(owners, first):
+            return self._stop_of(first, choice, otherwise)
+        present = np.flatnonzero(np.bincount(owners + 1)) - 1
+        return _TaskStop({n: self._stop_of(n, choice, otherwise) for n in present.tolist()}, owners)
+
+    def _stop_of(self, number: int, choice: Choice, otherwise: StopRule) -> RoundStop | None:
+        if number >= 0:
+            return self._rules[number].begin(choice)
+        return otherwise.begin(choice) if choice.stop is None else choice.stop
 
 
 class _TaskStop:
-    def __init__(
-        self, rules: Mapping[int, RoundStop | None], otherwise: RoundStop | None, tasks: IntArray, own: BoolArray
-    ) -> None:
-        self._rules, self._otherwise, self._tasks, self._own = rules, otherwise, tasks, own
+    def __init__(self, stops: Mapping[int, RoundStop | None], owners: IntArray) -> None:
+        self._stops, self._owners = stops, owners
 
     def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
         going = np.ones(len(index), dtype=np.bool_)
-        lanes = [(rule, self._tasks[index] == task) for task, rule in self._rules.items()]
-        for rule, which in [*lanes, (self._otherwise, ~self._own[index])]:
-            if rule is not None and which.any():
-                going[which] = rule(step, index[which], confidence[which], entropy[which])
+        owners = self._owners[index]
+        for number, stop in self._stops.items():
+            mine = np.flatnonzero(owners == number)
+            if stop is not None and len(mine):
+                going[mine] = stop(step, index[mine], confidence[mine], entropy[mine])
         return going
 
 

@@ -19,16 +19,17 @@ def pick(arm: int, *, exploring: bool = False) -> Pick:
 
 
 def test_a_dwell_an_exploration_and_a_settled_arm_last_as_long_as_they_should() -> None:
-    episodes = Episodes(1, dwell=8, probe=4, beat=1)
+    """From off a try is short; from an arm that drafts it is a dwell."""
+    episodes = Episodes(1, dwell=8, probe=4, beat=1, off=0)
     ends = []
     now = 0
-    for arm, exploring in ((1, False), (2, True), (1, False), (1, False), (1, False), (1, False)):
+    for arm, exploring in ((0, False), (2, True), (1, False), (2, True), (1, False), (1, False), (1, False)):
         episodes.begin(ZERO, pick(arm, exploring=exploring), now, 0, ONE)
         assert not len(episodes.due(ZERO, now, 0))
         ends.append(episodes.end(ZERO) - now)
         now = episodes.end(ZERO)
         assert episodes.due(ZERO, now, 0).tolist() == [0]
-    assert ends == [8, 4, 8, 16, 32, 32]
+    assert ends == [8, 4, 8, 8, 8, 16, 32]
 
 
 def test_many_rows_explore_in_few_rounds_and_another_batch_size_ends_an_episode() -> None:

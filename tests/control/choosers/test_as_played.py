@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.choosers.as_played import as_played, plays
+from adaptspec.control.choosers.as_played import as_played
 from adaptspec.types import Missed
 from tests.control.helpers import record
 
@@ -41,11 +41,3 @@ def test_a_score_deeper_than_the_policy_goes_is_cut() -> None:
     played = replace(record([7], [7]), shadow=np.array([[-1], [8]]), shadow_drafted=np.array([[-1], [8]]))
     lookup = as_played(played, 1, 5)
     assert (lookup.depths[0], lookup.drafted[0], lookup.accepted[0], lookup.confidence.shape[1]) == (5, 5, 5, 5)
-
-
-def test_plays_tells_who_was_heard_of() -> None:
-    off = record([0, 0], [0, 0])
-    assert not plays(off, 0)
-    assert plays(record([1, 0], [0, 0]), 0)
-    assert plays(replace(off, shadow=np.array([[-1, -1], [0, 1]])), 1)
-    assert not plays(replace(off, shadow=np.array([[-1, -1], [0, 1]])), 0)

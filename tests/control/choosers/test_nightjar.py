@@ -20,20 +20,31 @@ def test_exploration_thins_out_as_blocks_grow() -> None:
     learner = nightjar(50)
     state = view(SEEN, RATIO, contexts=100)
     explored = np.array([np.count_nonzero(learner.pick(state).arms != 2) for _ in range(255)])
-    # The first bins of blocks 1, 2, 4 ... 128 explore for certain: three arms in four are not the best.
+    # The first bins of blocks 1, 2, 4 ... 128 explore for certain.
     first = [2**block - 1 for block in range(8)]
     assert (explored[first] > 55).all()
     assert explored[:31].mean() > 2.0 * explored[127:].mean()
 
 
 def test_propensities_are_those_of_the_bin() -> None:
+    """Only the arm above the best tells anything new: the first bin explores it, of the next two each with one half."""
     learner = nightjar(50)
     state = view(SEEN, RATIO, contexts=100)
-    assert set(learner.pick(state).propensities.tolist()) == {0.25}
+    first = learner.pick(state)
+    assert set(first.arms.tolist()) == {3}
+    assert set(first.propensities.tolist()) == {1.0}
     learner.pick(state)
     second = learner.pick(state)
-    assert second.propensities[second.arms == 2].tolist() == [0.625] * np.count_nonzero(second.arms == 2)
-    assert 0.4 < (second.arms == 2).mean() < 0.85
+    assert set(second.arms.tolist()) == {2, 3}
+    assert set(second.propensities.tolist()) == {0.5}
+
+
+def test_no_block_outlasts_what_is_remembered() -> None:
+    """At a discount of 0.99 that is 100 rounds, 12 bins: blocks end at 8 bins, and each of them explores."""
+    learner = Nightjar(ladder(), Contexts("request", 50, 1), discount=0.99)
+    state = view(SEEN, RATIO, contexts=100)
+    explored = np.array([np.count_nonzero(learner.pick(state).arms != 2) for _ in range(200)])
+    assert explored[100:].mean() > 0.25 * 100
 
 
 def test_without_a_ration_it_neither_explores_nor_switches() -> None:

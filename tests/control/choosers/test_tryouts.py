@@ -41,3 +41,19 @@ def test_a_new_request_helps_and_nothing_is_hoarded() -> None:
 
 def test_no_share_no_tries() -> None:
     assert spend(Allowance(0.0), 1000, worth=1.0) == 0
+
+
+def test_cheap_tries_rest_between_failures() -> None:
+    """Time alone would allow a try of hardly any cost in every round; a success ends the rest."""
+    cheap = Allowance(0.02)
+    tries = 0
+    for _ in range(2000):
+        cheap.earn(PLAIN)
+        if cheap.affords(0.001 * PLAIN):
+            tries += 1
+            cheap.settle(0.001 * PLAIN, 0.0)
+    assert 40 <= tries < 0.05 * 2000
+    for _ in range(100):
+        cheap.earn(PLAIN)
+    cheap.settle(0.001 * PLAIN, PLAIN)
+    assert cheap.affords(0.001 * PLAIN)

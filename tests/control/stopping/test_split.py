@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.control.stopping.split import RowThresholds, SplitStop, StopPart, stop_by_task
+from adaptspec.control.choosers.chooser import Choice
+from adaptspec.control.stopping.split import RowThresholds, SplitStop, StopPart, TaskStops
+from adaptspec.control.stopping.stop import NoStop
 from adaptspec.control.stopping.thresholds import ConfidenceStop
 from tests.control.stopping.asking import ask
 
@@ -24,10 +28,19 @@ def test_split_asks_each_part_about_its_own_rows() -> None:
 
 
 def test_tasks_have_stops_of_their_own() -> None:
-    tasks = np.array([1, 0, 2])
-    stop = stop_by_task({1: ConfidenceStop(0.9)}, ConfidenceStop(0.3), tasks)
-    assert ask(stop, [0.5, 0.5, 0.2]) == [False, True, False]
-    assert stop_by_task({7: ConfidenceStop(0.9)}, None, tasks) is None
+    """Beside the policy's rule, or the stop that a chooser brings; alone in a batch, too."""
+    stops, loose = TaskStops({1: ConfidenceStop(0.9)}, 3), ConfidenceStop(0.3)
+    for row, task in enumerate((1, 0, 2)):
+        stops.start(row, task)
+    choice = Choice(np.ones(3, dtype=np.int64), np.zeros(3, dtype=np.int64))
+    both = stops.begin(choice, loose, np.arange(3))
+    assert both is not None
+    assert ask(both, [0.5, 0.5, 0.2]) == [False, True, False]
+    assert stops.begin(choice, NoStop(), np.array([1, 2])) is None
+    own, brought = (stops.begin(replace(choice, stop=loose), NoStop(), np.array([row])) for row in (0, 1))
+    assert isinstance(own, ConfidenceStop)
+    assert own is not loose
+    assert brought is loose
 
 
 def test_a_request_brings_its_own_threshold() -> None:
