@@ -44,6 +44,7 @@ class GoodputSettings:
     horizon_rounds: float = 32.0  # catching up is spread over the rounds a request lasts: at first this many
     optimism: float = 0.1  # added to the acceptance of position j: optimism / sqrt(1 + times it was reached)
     tryouts: float = 0.01  # share of time that may be lost on trying rows that are off
+    rest: int = 0  # rounds between tries in vain, see `Allowance`
     replan_rounds: int = 16  # a plan serves so many rounds at most, four times as many where it is off
 
 
@@ -88,7 +89,7 @@ class Goodput:
         self._newcomers: Newcomers | None = None
         self._seats: Seats | None = None
         self._patience, self._rounds_left = _SOON, 0
-        self._allowance = Allowance(settings.tryouts)
+        self._allowance = Allowance(settings.tryouts, settings.rest)
         self._trying: _Trying | None = None
         self._reading: _Trying | None = None  # a try that has only caught up so far
 

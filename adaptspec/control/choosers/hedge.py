@@ -26,7 +26,9 @@ _MODEL, _LOOKUP = "draft-model", "ngram"
 # Columns of weights and gains: the plan, and the lookup in its place; gains also count rounds.
 _PLAN, _OFFER, _ROUNDS = 0, 1, 2
 # Tokens that an offer must net: the estimate of a lookup that is never right stays a little above 0.
-_LEAST = 0.02
+_LEAST = 0.05
+# Rounds between tries in vain of a draft model that is off.
+_REST = 28
 _POLICY: IntArray = np.array([int(Reason.POLICY)], dtype=np.int64)
 
 
@@ -349,5 +351,5 @@ class HedgeSpec(Part):
 
     def _planner(self, parts: Parts) -> Goodput:
         signals = SignalSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
-        settings = GoodputSettings(parts.tiers, _MODEL, signals, stops=parts.stops, tryouts=self.tryouts)
+        settings = GoodputSettings(parts.tiers, _MODEL, signals, stops=parts.stops, tryouts=self.tryouts, rest=_REST)
         return Goodput(parts.cost, parts.max_rows, parts.tasks, settings)

@@ -19,6 +19,9 @@ from adaptspec.control.schema import Part
 from adaptspec.control.signals import SignalSettings
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
+# Rounds between tries in vain of rows that are off.
+_REST = 28
+
 
 @dataclass(frozen=True)
 class SloSettings:
@@ -159,6 +162,6 @@ class SloSpec(Part):
             self.time_per_output_token_ms / 1e3,
             self.horizon_tokens,
             self.margin,
-            goodput=GoodputSettings(parts.tiers, parts.drafters[0], signals, stops=parts.stops),
+            goodput=GoodputSettings(parts.tiers, parts.drafters[0], signals, stops=parts.stops, rest=_REST),
         )
         return Slo(parts.cost, parts.max_rows, parts.tasks, settings)

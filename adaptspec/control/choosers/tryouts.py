@@ -17,15 +17,15 @@ class Allowance:
     lowers the share (down to a quarter), a success restores it. Bounds the cost of exploring at `share` of all time.
 
     Where tries cost next to nothing time alone would allow them all the time: after each failure nothing is tried for
-    some rounds, the more the more have failed, up to `_REST`.
+    some rounds, the more the more have failed, up to `rest`.
     """
 
-    _FAILED, _FLOOR, _REST = 0.8, 0.25, 28
+    _FAILED, _FLOOR = 0.8, 0.25
     # In rounds of plain decoding: saved up at most, and given at the start.
     _MOST, _FIRST, _FRESH = 3.0, 1.0, 0.25
 
-    def __init__(self, share: float) -> None:
-        self._share = share
+    def __init__(self, share: float, rest: int = 0) -> None:
+        self._share, self._rest = share, rest
         self._eagerness = 1.0
         self._seconds = 0.0
         self._resting = 0
@@ -34,7 +34,7 @@ class Allowance:
     def grant(self, plain: float, rows: int) -> None:
         """A new request has come, which may differ from the last: worth part of a try, as one of `rows`."""
         self._seconds = min(self._seconds + self._FRESH * plain / rows, self._MOST * plain)
-        self._resting -= self._REST // rows
+        self._resting -= self._rest // rows
 
     def earn(self, plain: float) -> None:
         """A round passed in which something that could draft was off; `plain` is a plain round's time."""
@@ -56,4 +56,4 @@ class Allowance:
         """A try has been made: what it cost, and what its accepted tokens were worth, in seconds."""
         self._seconds += worth - cost
         self._eagerness = 1.0 if worth > cost else max(self._FLOOR, self._eagerness * self._FAILED)
-        self._resting = round(self._REST * (1.0 - self._eagerness) / (1.0 - self._FLOOR))
+        self._resting = round(self._rest * (1.0 - self._eagerness) / (1.0 - self._FLOOR))

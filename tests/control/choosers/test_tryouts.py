@@ -45,7 +45,7 @@ def test_no_share_no_tries() -> None:
 
 def test_cheap_tries_rest_between_failures() -> None:
     """Time alone would allow a try of hardly any cost in every round; a success ends the rest."""
-    cheap = Allowance(0.02)
+    cheap = Allowance(0.02, rest=28)
     tries = 0
     for _ in range(2000):
         cheap.earn(PLAIN)
