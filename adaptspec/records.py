@@ -190,8 +190,8 @@ def _entry(line: str, place: str) -> Entry:
         raise JournalError(f"{place}: no line of a journal ({error}); give the file that --journal wrote") from error
     if isinstance(entry, JournalHeader) and entry.version != JOURNAL_VERSION:
         raise JournalError(
-            f"{place}: a journal of version {entry.version}; this program reads {JOURNAL_VERSION}: write a new one with "
-            "`adaptspec serve --journal`, or read it with the program that wrote it"
+            f"{place}: a journal of version {entry.version}; this program reads {JOURNAL_VERSION}: write a new one "
+            "with `adaptspec serve --journal`, or read it with the program that wrote it"
         )
     return entry
 

@@ -26,7 +26,7 @@ _SURE = 1.0 - 1e-9
 _LEAST_EFFECTIVE, _LEAST_BLOCKS = 50.0, 10
 # Where chance left the policy out more often than this, what is left says little of the traffic.
 _MOST_LEFT_OUT = 0.5
-# Drafts also end at an end token, but text does not go on behind one that was kept. More often than this is a stop rule.
+# Drafts also end at an end token, but no text goes on behind one that was kept. More often than this is a stop rule.
 _STOPPED = 0.05
 _OVERRULED = (int(Reason.DWELL), int(Reason.GUARD), int(Reason.CEILING), int(Reason.REQUEST))
 

@@ -82,7 +82,7 @@ class Hedge(LookupGoodput):
         """See `LookupGoodput`."""
         super().__init__(cost, rows, tasks, lookup, planner)
         self._hedge = settings
-        groups = 1 if settings.scope == "global" else tasks
+        self._number = groups = 1 if settings.scope == "global" else tasks
         self._groups = FixedShare(groups, 2, settings.rate, settings.share)
         self._own = FixedShare(rows, 2, settings.rate, settings.share)
         self._group: IntArray = np.zeros(rows, dtype=np.int64)
@@ -148,7 +148,7 @@ class Hedge(LookupGoodput):
         weights = (self._own.weights(rows) if request else self._groups.weights(groups))[:, _OFFER]
         chance = weights * (1.0 - self._hedge.explore * self._planned[rows])
         # Rows of a group draw with the same luck, so that rows alike draw alike: they share a draft step.
-        luck = self._random.random(len(self._group))[groups] if len(rows) > 1 else self._random.random()
+        luck = self._random.random(self._number)[groups] if len(rows) > 1 else self._random.random()
         offering = luck < chance
         self._offering[rows] = offering
         self._chance[rows] = np.where(offering, chance, 1.0 - chance)
