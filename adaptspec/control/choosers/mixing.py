@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adaptspec.control.choosers.planning import read_curve
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # What one more verified token may cost, as a share of what a row's round costs without drafts: rows are sorted out at
@@ -106,14 +107,9 @@ def best_mix(bids: Bids, prices: RoundPrices) -> Mix:
 def _seconds(tokens: FloatArray, follows: BoolArray, bids: Bids, prices: RoundPrices) -> tuple[FloatArray, FloatArray]:
     """Of rounds, one for each way: all in all, and for each token drafted; both [W]."""
     total, drafted, rows = tokens.sum(axis=1), (follows * tokens).sum(axis=1), np.count_nonzero(follows, axis=1)
-    own = _read(prices.curve, total) + prices.per_row * drafted
+    own = read_curve(prices.curve, total) + prices.per_row * drafted
     seconds = np.where(total > 0.0, prices.overhead, prices.plain) + own
     if prices.goes_on is not None and rows.any():
         stays = (1.0 - prices.goes_on[: bids.deepest]) ** rows[:, None]
         seconds += np.where(rows > 0, prices.start + prices.per_step * (1.0 - stays).sum(axis=1), 0.0)
     return seconds, own / np.maximum(total, 1e-9)
-
-
-def _read(curve: FloatArray, at: FloatArray) -> FloatArray:
-    """A curve over 0, 1, 2 ... read at fractions."""
-    return np.asarray(np.interp(at, np.arange(len(curve)), curve), dtype=np.float64)

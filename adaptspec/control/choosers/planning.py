@@ -95,7 +95,9 @@ def plan_of_many(market: Market) -> Plan:
     emitted = market.base_tokens + np.cumsum(within * gains[row, tier], axis=1)
     going = np.cumsum(1.0 - np.prod(1.0 - market.sizes, axis=0))[market.tiers - 1]
     seconds = (
-        _read(market.verify, tokens) + market.per_row * tokens + (market.overhead + market.per_step * going)[:, None]
+        read_curve(market.verify, tokens)
+        + market.per_row * tokens
+        + (market.overhead + market.per_step * going)[:, None]
     )
     if market.entry.any():
         seconds += np.cumsum(within * np.where(tier == 0, market.entry[row], 0.0), axis=1)
@@ -119,7 +121,7 @@ def _blocks(values: FloatArray, tiers: IntArray) -> FloatArray:
     return np.diff(upto, axis=1, prepend=0.0)
 
 
-def _read(curve: FloatArray, at: FloatArray) -> FloatArray:
+def read_curve(curve: FloatArray, at: FloatArray) -> FloatArray:
     """A curve over 0, 1, 2 ... read at fractions."""
     low = np.minimum(at.astype(np.int64), len(curve) - 1)
     high = np.minimum(low + 1, len(curve) - 1)
