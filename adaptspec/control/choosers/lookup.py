@@ -102,9 +102,7 @@ class LookupGoodput:
         self._idle = 0 if taken else self._idle + 1
         if self._planner is not None and self._settings.model is not None:
             if not alike(record.drafter, self._settings.model):
-                record = as_played(
-                    replace(record, shadow=None, shadow_drafted=None), self._settings.model, self.max_depth
-                )
+                record = as_played(record, self._settings.model, self.max_depth)
             self._planner.learn_played(record)
 
     def _learn_one(self, record: RoundRecord) -> bool:

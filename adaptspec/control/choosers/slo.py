@@ -81,9 +81,9 @@ class Slo:
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`. A plan serves for a few rounds; rows that join meanwhile follow goodput."""
-        if self.max_depth == 0:
-            return self._goodput.choose(signals)
         choice = self._goodput.choose(signals)
+        if self.max_depth == 0:
+            return choice
         if self._rounds_left <= 0:
             self._rounds_left = self._settings.review_rounds
             self._hurried = self._review(signals, choice)
