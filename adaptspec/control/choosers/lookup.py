@@ -18,6 +18,7 @@ from adaptspec.control.learned import counts
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
+LOOKUP = "ngram"
 # Rounds without an offer that was worth taking, before looking gets rarer: one round in so many.
 _PATIENCE, _LOOKS_EVERY = 16, 4
 
@@ -30,6 +31,14 @@ class LookupSettings:
     model: int | None
     tiers: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
     drafter: str = "draft-model"  # the model's name
+
+    @classmethod
+    def among(cls, drafters: tuple[str, ...], tiers: tuple[int, ...]) -> LookupSettings:
+        """The lookup and the model among a policy's drafters, of which the lookup is one."""
+        model = next((name for name in drafters if name != LOOKUP), None)
+        if model is None:
+            return cls(drafters.index(LOOKUP), None, tiers)
+        return cls(drafters.index(LOOKUP), drafters.index(model), tiers, model)
 
 
 class LookupGoodput:
@@ -169,24 +178,28 @@ class LookupGoodput:
         # A try of the draft model has been paid for by now.
         if not depth or plan.reasons.item() == Reason.EXPLORE:
             return plan
-        return Choice(
-            np.array([depth]),
-            np.array([int(Reason.POLICY)]),
-            plan.outlook,
-            np.array([self._settings.lookup]),
-            expected=Expected(best, np.array(expected[depth - 1 : depth])),
-        )
+        return self._taking(plan, depth, Expected(best, np.array(expected[depth - 1 : depth])))
+
+    def _taking(self, plan: Choice, depth: int, expected: Expected) -> Choice:
+        """The offer to one row, taken to a depth in place of the plan."""
+        lookup = np.array([self._settings.lookup])
+        return Choice(np.array([depth]), np.array([int(Reason.POLICY)]), plan.outlook, lookup, expected=expected)
+
+    def _takable(self, signals: BatchSignals) -> BoolArray:
+        """To which depths 1 ... D each row may take its offer, [B, D]."""
+        most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
+        takable: BoolArray = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
+        return takable
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
-        most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
-        allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
+        allowed = self._takable(signals)
         offers = np.where(allowed, self._streaks.gains(signals.rows), -np.inf)
         bids = self._bids(plan, offers)
         mix = best_mix(bids, prices.round)
         if not mix.taken.any():
             return plan
         taken, model = mix.taken > 0, self._settings.model or 0
-        kept = offers[np.arange(len(most)), mix.taken - 1]
+        kept = offers[np.arange(len(taken)), mix.taken - 1]
         return Choice(
             np.where(mix.follows, plan.depths, mix.taken),
             np.where(taken, int(Reason.POLICY), plan.reasons),
