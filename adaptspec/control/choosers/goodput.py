@@ -8,17 +8,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from pydantic import Field
 
+from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.notes import Notes
 from adaptspec.control.choosers.planning import Market, Plan, best_plan
 from adaptspec.control.choosers.standing import MANY, BatchPlan, Newcomers, Seats, Wishes
 from adaptspec.control.choosers.tryouts import Allowance
+from adaptspec.control.continuation import Continuation
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
-from adaptspec.control.signals import AcceptanceSignals, Calibration, Continuation, SignalSettings
+from adaptspec.control.signals import AcceptanceSignals, SignalSettings
 from adaptspec.types import FloatArray, IntArray, Missed, Reason, RoundRecord
 
 # Missed tokens that are worth looking at.
