@@ -5,6 +5,8 @@ Knows counts; it decides nothing.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +15,8 @@ from adaptspec.types import FloatArray, IntArray
 
 # Certainty is never claimed: a hazard stays inside these bounds.
 _LEAST, _MOST = 0.005, 0.995
+# Up to so many row-rounds are counted one by one: arrays of a dozen numbers take longer, where a round is shortest.
+FEW = 16
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,30 @@ class AcceptanceSignals:
 
     def observe(self, rows: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """Note row-rounds, all [N], rows may repeat; those that drafted nothing teach nothing, but fade."""
+        if len(rows) <= FEW:
+            self.observe_few(rows.tolist(), drafted.tolist(), accepted.tolist())
+        else:
+            self.observe_many(rows, drafted, accepted)
+
+    def observe_few(self, rows: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """`observe`, one by one: quicker for few."""
+        first, tasks = self._first_row, self._task.tolist()
+        news: dict[int, _News] = {}
+        for row, tokens, kept in zip(rows, drafted, accepted, strict=True):
+            levels = (0, 1 + tasks[row], first + row) if tokens else (first + row,)
+            for level in levels:
+                if level not in news:
+                    news[level] = _News(self._counts.shape[2])
+                news[level].add(tokens, kept)
+        for level, new in news.items():
+            discount = self._discount[level] if level else self.settings.everything
+            counts = self._counts[level]
+            counts *= discount**new.rounds
+            counts += [new.reached, new.rejected]
+        self._news += news[0].rounds if 0 in news else 0
+
+    def observe_many(self, rows: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """`observe`, all at once: quicker for many."""
         size, depth = len(self._counts), self._counts.shape[2]
         levels = np.concatenate((1 + self._task[rows], self._first_row + rows)) * (depth + 1)
         reach = np.minimum(accepted + 1, drafted)
@@ -112,11 +140,25 @@ class AcceptanceSignals:
 
     def acceptance(self, rows: IntArray) -> FloatArray:
         """Conditional acceptance [B, depth] of the rows, after shrinkage."""
-        if self._news >= min(self._RENEW, 1 + self._total // 8):
-            self._renew()
+        self._renew_if_due()
         parent = self._hazards[self._task[rows]]
         hazards = self._shrunk(self._counts[self._first_row + rows], parent, self.settings.position_pull)
         return np.asarray(1.0 - hazards, dtype=np.float64)
+
+    def acceptance_of_one(self, row: int) -> list[float]:
+        """`acceptance` of one row, quicker."""
+        self._renew_if_due()
+        parent = self._hazards[self._task[row]].tolist()
+        reached, rejected = self._counts[self._first_row + row].tolist()
+        pull, position_pull = self.settings.pull, self.settings.position_pull
+        seen, lost = sum(reached), sum(rejected)
+        factor = (lost + pull) / (sum(map(operator.mul, reached, parent)) + pull)
+        acceptance = []
+        for here, gone, usual in zip(reached, rejected, parent, strict=True):
+            flat = (lost + pull * usual) / (seen + pull)
+            lean = 0.5 * position_pull * (min(usual * factor, 1.0) + flat)
+            acceptance.append(1.0 - min(max((gone + lean) / (here + position_pull), _LEAST), _MOST))
+        return acceptance
 
     def of_tasks(self) -> FloatArray:
         """Conditional acceptance [tasks, depth] of a new row of each task."""
@@ -143,6 +185,10 @@ class AcceptanceSignals:
         self._total = int(counts[0, 0, :1].sum())
         self._renew()
 
+    def _renew_if_due(self) -> None:
+        if self._news >= min(self._RENEW, 1 + self._total // 8):
+            self._renew()
+
     def _renew(self) -> None:
         everything = self._shrunk(self._counts[:1], self._prior, self.settings.prior_weight)
         self._hazards = self._shrunk(self._counts[1 : self._first_row], everything, self.settings.position_pull)
@@ -160,3 +206,20 @@ class AcceptanceSignals:
         lean = 0.5 * position_pull * (np.minimum(parent * factor, 1.0) + flat)
         hazards = (rejected + lean) / (reached + position_pull)
         return np.asarray(np.minimum(np.maximum(hazards, _LEAST), _MOST), dtype=np.float64)
+
+
+class _News:
+    """What a few row-rounds add to one level."""
+
+    def __init__(self, depth: int) -> None:
+        self.rounds = 0
+        self.reached = [0] * depth
+        self.rejected = [0] * depth
+
+    def add(self, drafted: int, accepted: int) -> None:
+        self.rounds += 1
+        reach = min(accepted + 1, drafted)
+        for place in range(reach):
+            self.reached[place] += 1
+        if accepted < drafted:
+            self.rejected[reach - 1] += 1
