@@ -109,10 +109,14 @@ class LookupGoodput:
         """See `Chooser.learn`."""
         taken = self._learn_one(record) if len(record.rows) == 1 else self._learn_many(record)
         self._idle = 0 if taken else self._idle + 1
-        if self._planner is not None and self._settings.model is not None:
-            if not alike(record.drafter, self._settings.model):
-                record = as_played(record, self._settings.model, self.max_depth)
+        if self._planner is None or self._settings.model is None:
+            return
+        if alike(record.drafter, self._settings.model):
             self._planner.learn_played(record)
+        elif len(record.rows) == 1 and record.shadow is None:
+            self._planner.learn_off(record.rows.item())
+        else:
+            self._planner.learn_played(as_played(record, self._settings.model, self.max_depth))
 
     def _learn_one(self, record: RoundRecord) -> bool:
         """Whether the offer was taken."""
