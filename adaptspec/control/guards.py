@@ -12,7 +12,7 @@ from enum import Enum
 
 import numpy as np
 
-from adaptspec.control.arrays import some, total
+from adaptspec.control.arrays import number, some, total
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.cost import CostTable, batch_bucket
 from adaptspec.control.policy import BatchSignals
@@ -199,7 +199,7 @@ class SwitchGuard:
         if self._alone and record.caught_up <= self._CATCH_UP:
             rows = len(record.rows)
             plain = self._cost.plain_seconds(rows, total(record.context))
-            kept, drafting = int(np.count_nonzero(record.accepted)), int(np.count_nonzero(record.drafted))
+            kept, drafting = number(record.accepted), number(record.drafted)
             self._window.add(total(record.emitted) / rows, record.total_seconds / plain, kept, drafting)
 
     def _judge(self) -> None:

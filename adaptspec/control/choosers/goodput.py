@@ -26,6 +26,8 @@ _KNOWN = 24
 _ADVANCE = 0.25
 # Rounds that the first plan of a batch serves, halved.
 _SOON = 1
+_OFF: IntArray = np.array([int(Reason.OFF)])
+_POLICY: IntArray = np.array([int(Reason.POLICY)])
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Goodput:
         self.calibration = self._estimates.calibration
         self._wishes = Wishes(rows, self.max_depth)
         self._plan: BatchPlan | None = None
+        self._planned_for: bytes | None = None  # these rows, while the same requests run in them
         self._newcomers: Newcomers | None = None
         self._seats: Seats | None = None
         self._patience, self._rounds_left = _SOON, 0
@@ -86,6 +89,7 @@ class Goodput:
         """See `Chooser.start`."""
         self._estimates.start(row, task)
         self._wishes.forget(row)
+        self._planned_for = None
         seats, self._seats = self._seats, None
         if seats is not None and seats.some_off and self._plan is not None:
             self._allowance.grant(self._plan.plain, len(seats.choice.depths))
@@ -157,7 +161,14 @@ class Goodput:
         best = self._cautious(best_plan(market), market, signals)
         factors = estimates.factors(rows)
         outlook = Outlook(
-            best.goodput, hopeful, market.per_step, market.per_row, market.verify, factors, *estimates.rates()
+            best.goodput,
+            hopeful,
+            market.per_step,
+            market.per_row,
+            market.verify,
+            factors,
+            *estimates.rates(),
+            planned=best.depths,
         )
         drafting = int(np.count_nonzero(best.depths))
         cap = None
@@ -169,7 +180,7 @@ class Goodput:
         most = self._settings.replan_rounds if drafting else 4 * self._settings.replan_rounds
         self._patience = min(2 * self._patience, most)
         self._rounds_left = self._patience
-        self._plan, self._newcomers = plan, None
+        self._plan, self._newcomers, self._planned_for = plan, None, rows.tobytes()
         self._wishes.note(rows, best.depths, hopeful, factors)
         return plan
 
@@ -186,26 +197,33 @@ class Goodput:
     def _seated(self, plan: BatchPlan, signals: BatchSignals, batch: bytes) -> Seats:
         """The plan for the rows that run now."""
         rows, wishes = signals.rows, self._wishes
-        fresh = np.flatnonzero(wishes.depths[rows] < 0)
-        if MANY * len(fresh) > len(rows):  # new neighbours change what a token is worth
-            self._patience = _SOON
-            plan, fresh = self._planned(signals), fresh[:0]
-        if len(fresh):
-            tasks, newcomers = self._estimates.task[rows[fresh]], self._newcomers
-            if newcomers is None:
-                hopeful = self._estimates.hopeful_of_tasks()
-                newcomers = self._newcomers = Newcomers(plan, hopeful, *self._estimates.rates())
-            depths = newcomers.depths(tasks, self._estimates.entry(rows[fresh], signals.lag[0, fresh]))
-            wishes.note(rows[fresh], depths, newcomers.acceptance[tasks], 1.0)
-        depths = planned = wishes.depths[rows]
-        if plan.cap is not None:
-            depths = np.where(depths > 0, plan.cap, 0)
-        reasons = np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF))
-        outlook = replace(
-            plan.outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows], planned=planned
-        )
-        some_off = self.max_depth > 0 and not depths.all()
-        return Seats(batch, Choice(depths, reasons, outlook), some_off)
+        if self._planned_for != batch:
+            fresh = np.flatnonzero(wishes.depths[rows] < 0)
+            if MANY * len(fresh) > len(rows):  # new neighbours change what a token is worth
+                self._patience = _SOON
+                plan = self._planned(signals)
+            elif len(fresh):
+                self._welcome(fresh, plan, signals)
+        outlook = plan.outlook
+        if self._planned_for == batch:
+            planned = plan.best.depths
+        else:
+            planned = wishes.depths[rows]
+            outlook = replace(
+                outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows], planned=planned
+            )
+        choice = Choice(*_asked(planned, plan.cap), outlook)
+        return Seats(batch, choice, self.max_depth > 0 and not _all(planned))
+
+    def _welcome(self, fresh: IntArray, plan: BatchPlan, signals: BatchSignals) -> None:
+        """Wishes for rows that join a batch, at these places in it."""
+        rows = signals.rows[fresh]
+        tasks, newcomers = self._estimates.task[rows], self._newcomers
+        if newcomers is None:
+            hopeful = self._estimates.hopeful_of_tasks()
+            newcomers = self._newcomers = Newcomers(plan, hopeful, *self._estimates.rates())
+        depths = newcomers.depths(tasks, self._estimates.entry(rows, signals.lag[0, fresh]))
+        self._wishes.note(rows, depths, newcomers.acceptance[tasks], 1.0)
 
     @staticmethod
     def _tryout_cost(market: Market, drafting: int) -> tuple[float, float]:
@@ -273,6 +291,21 @@ class Goodput:
                 return
             kept = int((record.emitted[mine] - 1).sum())
             self._allowance.settle(trying.cost, kept * trying.plain / len(record.rows))
+
+
+def _asked(planned: IntArray, cap: int | None) -> tuple[IntArray, IntArray]:
+    """Depths to ask for where these were planned, and why: those that draft may go to the cap, if there is one."""
+    if len(planned) == 1:
+        depth = planned.item()
+        if not depth:
+            return planned, _OFF
+        return (planned if cap is None else np.array([cap])), _POLICY
+    depths = planned if cap is None else np.where(planned > 0, cap, 0)
+    return depths, np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF))
+
+
+def _all(values: IntArray) -> bool:
+    return bool(values.item()) if len(values) == 1 else bool(values.all())
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adaptspec.control.arrays import alike, some
+from adaptspec.control.arrays import alike, some, total
 from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
@@ -113,7 +113,7 @@ class LookupGoodput:
             return
         if alike(record.drafter, self._settings.model):
             self._planner.learn_played(record)
-        elif len(record.rows) == 1 and record.shadow is None:
+        elif len(record.rows) == 1 and (record.shadow is None or record.shadow[self._settings.model, 0] < 0):
             self._planner.learn_off(record.rows.item())
         else:
             self._planner.learn_played(as_played(record, self._settings.model, self.max_depth))
@@ -231,24 +231,19 @@ class LookupGoodput:
         if known is not None and known.serves(plan, size):
             known.left -= 1
             return known
-        cost, context = self._cost, float(signals.context.sum())
+        cost, context, outlook = self._cost, float(total(signals.context)), plan.outlook
         plain = cost.plain_seconds(size, context)
         more = cost.overhead_seconds(size, drafting=True) - cost.overhead_seconds(size, drafting=False)
-        tokens = size + np.arange(len(signals.rows) * self.max_depth + 1, dtype=np.float64)
-        curve = cost.verify_curve(size, tokens, context)
+        most = len(signals.rows) * self.max_depth
+        curve = cost.verify_line(size, most, context) if outlook is None else outlook.verify
         curve = curve - curve[0]
-        prices = RoundPrices(float(size), plain, plain + more, curve)
-        outlook = plan.outlook
-        if outlook is not None:
-            prices = replace(
-                prices,
-                start=cost.start_seconds(self._settings.drafter),
-                per_step=outlook.per_step,
-                per_row=outlook.per_row,
-                goes_on=outlook.drafted,
-            )
-        goodput = size / plain if outlook is None else outlook.goodput
-        self._prices = Prices(prices, goodput, outlook)
+        if outlook is None:
+            self._prices = Prices(RoundPrices(float(size), plain, plain + more, curve), size / plain, outlook)
+        else:
+            start = cost.start_seconds(self._settings.drafter)
+            drafting = start, outlook.per_step, outlook.per_row, outlook.drafted
+            prices = RoundPrices(float(size), plain, plain + more, curve, *drafting)
+            self._prices = Prices(prices, outlook.goodput, outlook)
         return self._prices
 
 
