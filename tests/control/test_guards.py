@@ -39,6 +39,14 @@ def test_winning_windows_never_do() -> None:
     assert stances.count(Stance.PLAIN_ONCE) < 0.03 * len(stances)
 
 
+def test_a_machine_that_hesitates_is_not_held_against_drafts() -> None:
+    """Now and then two rounds take five hundred times as long: another process had the core."""
+    guard = SwitchGuard(SLOWER, table())
+    hiccup = replace(WINNING, total_seconds=500 * WINNING.total_seconds)
+    stances = [stance for _ in range(20) for stance in drive(guard, 2, hiccup) + drive(guard, 30, WINNING)]
+    assert Stance.OFF not in stances
+
+
 def test_one_losing_window_is_not_enough() -> None:
     """A hopeless window is cut short, so a few bad rounds close one; the second window wins."""
     guard = SwitchGuard(SLOWER, table())
