@@ -120,7 +120,7 @@ class AcceptanceSignals:
         self._news += known
 
     def observe_missed(self, rows: IntArray, judged: IntArray, agreed: IntArray) -> None:
-        """Note what a draft model found of tokens that came without it, all [B] (see `types.Missed`).
+        """Note what a draft model found of tokens that came without it, all [N], rows may repeat (see `types.Missed`).
 
         With q = agreed / judged, drafts over that text would have reached position j in proportion to q^(j - 1), and
         been rejected there with 1 - q: `judged` positions in all. A stretch that went well while speculation was off so
@@ -133,7 +133,8 @@ class AcceptanceSignals:
         reached = judged[known, None] * shares / shares.sum(axis=1, keepdims=True)
         seen = np.stack((reached, (1.0 - rate) * reached), axis=1)
         levels = self._first_row + rows[known]
-        self._counts[levels] = self._counts[levels] * self.settings.row ** judged[known, None, None] + seen
+        np.multiply.at(self._counts, levels, self.settings.row ** judged[known, None, None])
+        np.add.at(self._counts, levels, seen)
         np.add.at(self._counts, 1 + self._task[rows[known]], seen)
         self._counts[0] += seen.sum(axis=0)
         self._news += int(np.count_nonzero(known))

@@ -62,10 +62,14 @@ class Estimates:
             self.calibration.start(rows + task, task)
         self._continuation = Continuation(self.depth)
         self._notes = Notes(self.depth)
+        self._missed: list[tuple[IntArray, IntArray, IntArray]] = []  # rows, judged, agreed
 
     def start(self, row: int, task: int) -> None:
         """A request begins in `row`."""
-        self._notes.rename(row, self._ended + int(self.task[row]))
+        heir = self._ended + int(self.task[row])
+        self._notes.rename(row, heir)
+        for rows, _, _ in self._missed:
+            rows[rows == row] = heir
         self.task[row] = task
         self.acceptance.start(row, task)
         self.calibration.start(row, task)
@@ -104,14 +108,19 @@ class Estimates:
 
         Returns how many rows are known better now.
         """
+        if len(rows) == 1 and missed.judged.item() < _TELLING:
+            return 0
         telling = np.flatnonzero(missed.judged >= _TELLING)
         if len(telling):
-            self.acceptance.observe_missed(rows[telling], missed.judged[telling], missed.agreed[telling])
+            self._missed.append((rows[telling], missed.judged[telling], missed.agreed[telling]))
         return len(telling)
 
     def learn(self) -> None:
         """Learn what was noted."""
         notes = self._notes
+        if self._missed:
+            self.acceptance.observe_missed(*(np.concatenate(part) for part in zip(*self._missed, strict=True)))
+            self._missed.clear()
         if not notes.count:
             return
         rows, depths, drafted, kept = notes.rounds()

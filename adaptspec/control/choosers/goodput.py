@@ -18,7 +18,7 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
 from adaptspec.control.signals import SignalSettings
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.types import BoolArray, FloatArray, IntArray, Reason, RoundRecord
 
 # Drafts that say what a drafter is worth at first.
 _KNOWN = 24
@@ -256,7 +256,7 @@ class Goodput:
         if not number:
             return None
         chosen = off[order[:number]]
-        self._trying = _Trying(frozenset(signals.rows[chosen].tolist()), float(spent[number - 1]), plan.plain)
+        self._trying = _Trying(self._only(signals.rows[chosen]), float(spent[number - 1]), plan.plain)
         return self._try(chosen, choice, signals)
 
     def _go_on_reading(self, choice: Choice, signals: BatchSignals) -> Choice | None:
@@ -264,7 +264,7 @@ class Goodput:
         reading, self._reading = self._reading, None
         if reading is None:
             return None
-        begun = np.isin(signals.rows, list(reading.rows)) & (choice.depths == 0)
+        begun = reading.rows[signals.rows] & (choice.depths == 0)
         chosen = np.flatnonzero(begun & (signals.limits >= self._tiers[0]))
         if not len(chosen):
             self._allowance.settle(reading.cost, 0.0)
@@ -282,10 +282,16 @@ class Goodput:
             self._rounds_left, self._patience = 0, _SOON
         return Choice(depths, reasons, choice.outlook)
 
+    def _only(self, rows: IntArray) -> BoolArray:
+        """A mask of all the engine's rows with these set."""
+        mask: BoolArray = np.zeros(len(self._wishes.depths), dtype=np.bool_)
+        mask[rows] = True
+        return mask
+
     def _settle(self, record: RoundRecord) -> None:
         trying, self._trying = self._trying, None
         if trying is not None:
-            mine = np.isin(record.rows, list(trying.rows))
+            mine = trying.rows[record.rows]
             if record.caught_up and not record.drafted[mine].any():
                 self._reading = trying
                 return
@@ -312,7 +318,7 @@ def _all(values: IntArray) -> bool:
 class _Trying:
     """Rows that draft against the plan this round, what that costs, and what a plain round takes."""
 
-    rows: frozenset[int]
+    rows: BoolArray  # of the engine
     cost: float
     plain: float
 

@@ -11,7 +11,7 @@ from adaptspec.control.arrays import alike, some, total
 from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
-from adaptspec.control.choosers.mixing import Bids, RoundPrices, best_mix
+from adaptspec.control.choosers.mixing import Bids, RoundPrices, Way, best_mix, mix_again
 from adaptspec.control.choosers.streaks import Streaks
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
@@ -21,6 +21,8 @@ from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, R
 LOOKUP = "ngram"
 # Rounds without an offer that was worth taking, before looking gets rarer: one round in so many.
 _PATIENCE, _LOOKS_EVERY = 16, 4
+# From so many rows on the best way to sort them out serves for some rounds.
+_MANY = 32
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,10 @@ class LookupGoodput:
         allowed = self._takable(signals)
         offers = np.where(allowed, self._streaks.gains(signals.rows), -np.inf)
         bids = self._bids(plan, offers)
-        mix = best_mix(bids, prices.round)
+        # Among few rows each offer may call for another way; many average out.
+        way = prices.way if len(allowed) >= _MANY and prices.left % _LOOKS_EVERY else None
+        mix = best_mix(bids, prices.round) if way is None else mix_again(bids, prices.round, way)
+        prices.way = mix.way
         if not mix.taken.any():
             return plan
         taken, model = mix.taken > 0, self._settings.model or 0
@@ -255,6 +260,7 @@ class Prices:
     goodput: float
     outlook: Outlook | None
     left: int = 16  # rounds
+    way: Way | None = None  # to sort many rows out
 
     def __post_init__(self) -> None:
         self.more: list[float] = (self.round.overhead + self.round.curve).tolist()
