@@ -26,6 +26,8 @@ _KNOWN = 24
 _ADVANCE = 0.25
 # Rounds that the first plan of a batch serves, halved.
 _SOON = 1
+# Rounds, at most, after which the first plan of a new row is no longer good for the next.
+_FRESH = 128
 _OFF: IntArray = np.array([int(Reason.OFF)])
 _POLICY: IntArray = np.array([int(Reason.POLICY)])
 
@@ -78,6 +80,8 @@ class Goodput:
         self._wishes = Wishes(rows, self.max_depth)
         self._plan: BatchPlan | None = None
         self._planned_for: bytes | None = None  # these rows, while the same requests run in them
+        self._firsts: dict[tuple[int, int], _First] = {}  # by task and magnitude of the lag
+        self._learned = 0  # rounds
         self._newcomers: Newcomers | None = None
         self._seats: Seats | None = None
         self._patience, self._rounds_left = _SOON, 0
@@ -130,6 +134,7 @@ class Goodput:
     def learn_played(self, record: RoundRecord) -> None:
         """`learn` of a round as this drafter played it: rows that another one drafted for are off, scores left out."""
         self._rounds_left -= 1
+        self._learned += 1
         self._estimates.note(record)
         if self._trying is not None:
             self._settle(record)
@@ -141,6 +146,7 @@ class Goodput:
     def learn_off(self, row: int) -> None:
         """`learn_played` of a round of one row for which another drafter drafted."""
         self._rounds_left -= 1
+        self._learned += 1
         self._estimates.note_off(row)
 
     def learned(self) -> dict[str, FloatArray]:
@@ -151,6 +157,7 @@ class Goodput:
         """See `Chooser.restore`."""
         self._estimates.restore(learned)
         self._plan = None
+        self._firsts.clear()
 
     def _planned(self, signals: BatchSignals) -> BatchPlan:
         """A new plan for these rows; it also says what rows that join them should do."""
@@ -175,13 +182,7 @@ class Goodput:
         if drafting and self._settings.stops and self.calibration.informed:
             cap = estimates.reachable(outlook, drafting)
         plan = BatchPlan(signals.round_size, market, best, outlook, cap, self._tryout_cost(market, drafting))
-        # A batch that stays the same is planned anew after 2, 4, 8 ... rounds: estimates settle. On tapes nothing is
-        # lost by it, and a plan takes as long as a tenth of a small model's pass. Off, there is little news to plan on.
-        most = self._settings.replan_rounds if drafting else 4 * self._settings.replan_rounds
-        self._patience = min(2 * self._patience, most)
-        self._rounds_left = self._patience
-        self._plan, self._newcomers, self._planned_for = plan, None, rows.tobytes()
-        self._wishes.note(rows, best.depths, hopeful, factors)
+        self._stand(plan, signals)
         return plan
 
     def _cautious(self, best: Plan, market: Market, signals: BatchSignals) -> Plan:
@@ -201,7 +202,7 @@ class Goodput:
             fresh = np.flatnonzero(wishes.depths[rows] < 0)
             if MANY * len(fresh) > len(rows):  # new neighbours change what a token is worth
                 self._patience = _SOON
-                plan = self._planned(signals)
+                plan = self._first(signals) if signals.round_size == 1 else self._planned(signals)
             elif len(fresh):
                 self._welcome(fresh, plan, signals)
         outlook = plan.outlook
@@ -214,6 +215,33 @@ class Goodput:
             )
         choice = Choice(*_asked(planned, plan.cap), outlook)
         return Seats(batch, choice, self.max_depth > 0 and not _all(planned))
+
+    def _first(self, signals: BatchSignals) -> BatchPlan:
+        """The plan for a new row by itself: the last one's of its task, if little was learned since.
+
+        Where answers are short a plan for each would take as long as it earns.
+        """
+        row, lag = signals.rows.item(), signals.lag[0, 0].item()
+        kind = int(self._estimates.task[row]), lag.bit_length()
+        known = self._firsts.get(kind)
+        if known is None or self._learned > known.until:
+            plan = self._planned(signals)
+            self._firsts[kind] = _First(plan, self._learned + min(_FRESH, self._learned // 4))
+            return plan
+        self._stand(known.plan, signals)
+        return known.plan
+
+    def _stand(self, plan: BatchPlan, signals: BatchSignals) -> None:
+        """A plan for these rows begins to serve."""
+        # A batch that stays the same is planned anew after 2, 4, 8 ... rounds: estimates settle. On tapes nothing is
+        # lost by it, and a plan takes as long as a third of a small model's pass. Off, there is little news to plan on.
+        most = self._settings.replan_rounds * (1 if plan.best.depths.any() else 4)
+        self._patience = min(2 * self._patience, most)
+        self._rounds_left = self._patience
+        self._plan, self._newcomers, self._planned_for = plan, None, signals.rows.tobytes()
+        outlook = plan.outlook
+        factors = 1.0 if outlook.factors is None else outlook.factors
+        self._wishes.note(signals.rows, plan.best.depths, outlook.acceptance, factors)
 
     def _welcome(self, fresh: IntArray, plan: BatchPlan, signals: BatchSignals) -> None:
         """Wishes for rows that join a batch, at these places in it."""
@@ -312,6 +340,14 @@ def _asked(planned: IntArray, cap: int | None) -> tuple[IntArray, IntArray]:
 
 def _all(values: IntArray) -> bool:
     return bool(values.item()) if len(values) == 1 else bool(values.all())
+
+
+@dataclass(frozen=True)
+class _First:
+    """The plan for the first row of a kind, and after how many rounds learned in all it is out of date."""
+
+    plan: BatchPlan
+    until: int
 
 
 @dataclass(frozen=True)
