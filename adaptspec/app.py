@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,6 +129,7 @@ def _header(built: Built, engine: AsyncEngine) -> JournalHeader:
         default=engine.default_policy,
         tasks=TASKS,
         costs=json.loads(built.costs.to_json()),
+        clock=time.time() - time.monotonic(),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
+from math import nan
 from types import MappingProxyType
 from typing import Protocol
 
@@ -212,7 +213,8 @@ class RoundRecord:
     `confidence` (draft's probability of its own token) and `entropy` (nats, of the draft
     distribution) are [B, D], NaN where nothing was drafted. `accepted` counts what verification
     kept, `emitted` what the client gets (cut at EOS, stop, max_tokens). A token that was drafted but
-    dropped by the stop rule counts in neither `drafted` nor `accepted`, only in `draft_seconds`.
+    dropped by the stop rule counts in neither `drafted` nor `accepted`, only in `draft_seconds`. `ended` is on the
+    monotonic clock, as `Timings` are; NaN where no clock ran (a simulation).
     """
 
     number: int
@@ -242,6 +244,7 @@ class RoundRecord:
     shadow_drafted: IntArray | None = None
     missed: Missed | None = None  # what catching up told
     expected: Expected | None = None  # None where the policy estimates nothing
+    ended: float = nan
 
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch; what the whole round cost stays."""

@@ -222,6 +222,7 @@ class RoundLoop:
             draft_seconds=clock.seconds("draft"),
             verify_seconds=clock.seconds("verify"),
             total_seconds=clock.total,
+            ended=time.monotonic(),
             provenance=decision.provenance,
             expected=decision.expected,
             shadow=None if shadows is None else shadows.accepted,
