@@ -7,6 +7,7 @@ import io
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,13 @@ def _journal_is_whole(path: Path) -> None:
     assert (started.task, started.policy) == ("code", "main")
     assert isinstance(finished, RequestFinished)
     assert finished.tokens == 40
+    assert finished.queued is not None
+    assert finished.to_first_token is not None
+    assert 0.0 <= finished.queued < finished.to_first_token < finished.seconds
+    ends = [record.ended for record in read_journal(path)]
+    assert ends == sorted(ends)
+    assert ends[-1] < finished.ended
+    assert abs(header.clock + finished.ended - time.time()) < 600.0
     emitted = [int(record.emitted.sum()) for record in read_journal(path)]
     assert sum(emitted) == 2 * 39  # the first token of each comes from reading the prompt
 

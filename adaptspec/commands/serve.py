@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from adaptspec.app import ServeConfig, serve
-from adaptspec.commands.arguments import add_models, engine_config, positive, seconds
+from adaptspec.commands.arguments import add_models, engine_config
+from adaptspec.commands.values import positive, seconds
 from adaptspec.errors import ConfigError
 
 ADMIN_KEY = "ADAPTSPEC_ADMIN_KEY"
