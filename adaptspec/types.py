@@ -125,7 +125,7 @@ class SpeculationParams:
 
     `stop_threshold` replaces the policy's stop rule for this request: draft on while the draft gives its token at
     least this probability. It bounds drafting only, so the text stays the same. `task_detected` is for the engine: it
-    has read `task` off the prompt (None: it could not tell).
+    has read `task` off the prompt (None: it could not tell). `provenance`: deltas are to say who drafted what.
     """
 
     policy: str | None = None
@@ -133,6 +133,7 @@ class SpeculationParams:
     max_depth: int | None = None
     stop_threshold: float | None = None
     task_detected: bool = False
+    provenance: bool = False
 
     def __post_init__(self) -> None:
         if self.max_depth is not None:
@@ -193,16 +194,25 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """The text of one token, and the drafter that proposed it; None: the target wrote it by itself."""
+
+    text: str
+    drafter: str | None
+
+
+@dataclass(frozen=True)
 class Delta:
     """A piece of one request's output: text that can no longer change, and the tokens of the round.
 
-    The last piece carries the `completion`.
+    The last piece carries the `completion`. `pieces` are the same text by who drafted it; None where nobody asked.
     """
 
     request_id: str
     text: str
     tokens: tuple[int, ...]
     completion: Completion | None = None
+    pieces: tuple[Piece, ...] | None = None
 
 
 @dataclass(frozen=True)

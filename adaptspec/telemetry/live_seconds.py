@@ -120,11 +120,14 @@ class _Rows:
         widths = np.repeat([r.entropy.shape[1] for r in records], [r.entropy.shape[0] for r in records])
         row, known = np.repeat(np.arange(size), widths), ~np.isnan(flat)
         return cls(
-            *(gather(name) for name in ("depths", "reasons", "drafter", "drafted")),
-            np.minimum(gather("accepted"), emitted),
-            emitted,
-            np.bincount(row[known], flat[known], minlength=size),
-            np.bincount(row[known], minlength=size),
+            depths=gather("depths"),
+            reasons=gather("reasons"),
+            drafter=gather("drafter"),
+            drafted=gather("drafted"),
+            accepted=np.minimum(gather("accepted"), emitted),
+            emitted=emitted,
+            entropy_sum=np.bincount(row[known], flat[known], minlength=size),
+            entropy_count=np.bincount(row[known], minlength=size),
         )
 
     def task_columns(self) -> tuple[IntArray | FloatArray, ...]:
