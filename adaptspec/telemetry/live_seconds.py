@@ -126,7 +126,7 @@ class _Rows:
             drafted=gather("drafted"),
             accepted=np.minimum(gather("accepted"), emitted),
             emitted=emitted,
-            entropy_sum=np.bincount(row[known], flat[known], minlength=size),
+            entropy_sum=np.bincount(row[known], flat[known], minlength=size).astype(np.float64),
             entropy_count=np.bincount(row[known], minlength=size),
         )
 
