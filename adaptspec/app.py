@@ -94,6 +94,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
                 admin_key=config.admin_key,
                 live=live,
                 facts=_facts(built, config),
+                journal=config.journal,
             ),
             config.host,
             config.port,
