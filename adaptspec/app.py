@@ -9,6 +9,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -24,6 +25,7 @@ from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app
 from adaptspec.server.run import serve as serve_app
 from adaptspec.telemetry.journal import Journal
+from adaptspec.telemetry.live import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 
 
@@ -61,11 +63,12 @@ async def serve(config: ServeConfig, console: Console) -> None:
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
             metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.name or Path(config.engine.model).name)
+            live = LiveFeed()
             journal = None if config.journal is None else Journal(config.journal)
             if journal is not None:
                 closing.push_async_callback(asyncio.to_thread, journal.close)
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            sinks = (metrics,) if journal is None else (metrics, journal)
+            sinks = (metrics, live) if journal is None else (metrics, live, journal)
             built = await asyncio.to_thread(build, config.engine, sinks)
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
@@ -84,7 +87,16 @@ async def serve(config: ServeConfig, console: Console) -> None:
         metrics.watch_shadows(desk.estimates)
         metrics.watch_reloads(lambda: desk.reloads)
         await serve_app(
-            make_app(engine, built.tokenizer, metrics, policies=desk, admin_key=config.admin_key),
+            make_app(
+                engine,
+                built.tokenizer,
+                metrics,
+                policies=desk,
+                admin_key=config.admin_key,
+                live=live,
+                facts=_facts(built, config),
+                journal=config.journal,
+            ),
             config.host,
             config.port,
             drain_seconds=config.drain_seconds,
@@ -131,6 +143,17 @@ def _header(built: Built, engine: AsyncEngine) -> JournalHeader:
         costs=json.loads(built.costs.to_json()),
         clock=time.time() - time.monotonic(),
     )
+
+
+def _facts(built: Built, config: ServeConfig) -> dict[str, Any]:
+    """What the live feed says of the server itself."""
+    return {
+        "drafters": [drafter.name for drafter in built.drafters],
+        "tasks": list(TASKS),
+        "rows": config.engine.limits.max_rows,
+        "admin": config.admin_key is not None,
+        "journal": config.journal is not None,
+    }
 
 
 def _announce(console: Console, url: str, engine: AsyncEngine, built: Built) -> None:

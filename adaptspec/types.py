@@ -48,6 +48,21 @@ class Reason(IntEnum):
     DWELL = 9  # kept because the last switch was too recent (8 was never given, and stays free)
 
 
+REASON_WORDS: Mapping[Reason, str] = MappingProxyType(
+    {
+        Reason.POLICY: "its own choice: what earns most, by what it has seen",
+        Reason.FIXED: "it knows only this depth",
+        Reason.EXPLORE: "to learn: it was not sure how this depth does",
+        Reason.PROBE: "off, and tried again to see whether drafting pays by now",
+        Reason.OFF: "no drafts: they were expected to lose",
+        Reason.GUARD: "drafting measured slower than plain decoding, or too little was accepted",
+        Reason.CEILING: "no room for more: the answer's end, the batch, memory, or the task's own bound",
+        Reason.REQUEST: "the request's own max_depth",
+        Reason.DWELL: "kept: the last change was too recent",
+    }
+)
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How tokens are drawn and when to end. Defaults are OpenAI's; temperature 0 is greedy.
@@ -111,7 +126,7 @@ class SpeculationParams:
 
     `stop_threshold` replaces the policy's stop rule for this request: draft on while the draft gives its token at
     least this probability. It bounds drafting only, so the text stays the same. `task_detected` is for the engine: it
-    has read `task` off the prompt (None: it could not tell).
+    has read `task` off the prompt (None: it could not tell). `provenance`: deltas are to say who drafted what.
     """
 
     policy: str | None = None
@@ -119,6 +134,7 @@ class SpeculationParams:
     max_depth: int | None = None
     stop_threshold: float | None = None
     task_detected: bool = False
+    provenance: bool = False
 
     def __post_init__(self) -> None:
         if self.max_depth is not None:
@@ -179,16 +195,25 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """The text of one token, and the drafter that proposed it; None: the target wrote it by itself."""
+
+    text: str
+    drafter: str | None
+
+
+@dataclass(frozen=True)
 class Delta:
     """A piece of one request's output: text that can no longer change, and the tokens of the round.
 
-    The last piece carries the `completion`.
+    The last piece carries the `completion`. `pieces` are the same text by who drafted it; None where nobody asked.
     """
 
     request_id: str
     text: str
     tokens: tuple[int, ...]
     completion: Completion | None = None
+    pieces: tuple[Piece, ...] | None = None
 
 
 @dataclass(frozen=True)
