@@ -24,6 +24,7 @@ from adaptspec.engine.state_keeper import StateKeeper
 from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app
 from adaptspec.server.run import serve as serve_app
+from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.live import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
@@ -63,15 +64,18 @@ async def serve(config: ServeConfig, console: Console) -> None:
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
             metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.name or Path(config.engine.model).name)
-            live = LiveFeed()
             journal = None if config.journal is None else Journal(config.journal)
             if journal is not None:
                 closing.push_async_callback(asyncio.to_thread, journal.close)
+            earnings = Earnings()
+            live = LiveFeed(earnings.snapshot)
+            closing.push_async_callback(asyncio.to_thread, earnings.close)
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            sinks = (metrics, live) if journal is None else (metrics, live, journal)
+            sinks = (metrics, live, earnings) if journal is None else (metrics, live, earnings, journal)
             built = await asyncio.to_thread(build, config.engine, sinks)
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
+        earnings.begin(built.costs, [drafter.name for drafter in built.drafters], built.core.max_rows, TASKS)
         desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files)
         if journal is not None:
             journal.begin(_header(built, engine))

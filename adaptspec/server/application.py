@@ -14,6 +14,7 @@ from adaptspec.server import admin, handlers, status, tokens, trials
 from adaptspec.server.codec import Codec
 from adaptspec.server.counting import counting
 from adaptspec.server.live import add_live
+from adaptspec.server.live_page import add_page
 from adaptspec.server.problem import problems, shape_refusal
 from adaptspec.server.protocols import AsyncEngine, Exposition, Policies, Tokenizer
 from adaptspec.server.request_id import add_request_id
@@ -70,4 +71,5 @@ def make_app(
             app.add_routes(trials.trial_routes())
     if live is not None:
         add_live(app, live, facts)
+        add_page(app)
     return app

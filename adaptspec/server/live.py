@@ -21,6 +21,7 @@ from adaptspec.server.service import SERVICE, Service
 from adaptspec.server.sse import HEADERS
 from adaptspec.server.watchers import Watchers
 from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.live_earnings import COMPARED_COLUMNS
 from adaptspec.telemetry.live_requests import BAR_COLUMNS
 from adaptspec.telemetry.live_seconds import DRAFTER_COLUMNS, TASK_COLUMNS
 from adaptspec.types import REASON_WORDS
@@ -48,6 +49,7 @@ class LiveDesk:
         while True:
             await asyncio.sleep(1.0 / TICKS_PER_SECOND if self.watchers else IDLE_SECONDS)
             try:
+                await asyncio.to_thread(self._feed.estimate)
                 self.tick()
             except Exception:
                 _logger.exception("The live feed could not be read; it goes on with the next second")
@@ -81,7 +83,12 @@ class LiveDesk:
                 **self._facts,
             },
             "reasons": [{"code": r.value, "name": r.name.lower(), "words": words} for r, words in REASON_WORDS.items()],
-            "columns": {"round": BAR_COLUMNS, "drafter": DRAFTER_COLUMNS, "task": TASK_COLUMNS},
+            "columns": {
+                "round": BAR_COLUMNS,
+                "drafter": DRAFTER_COLUMNS,
+                "task": TASK_COLUMNS,
+                "compared": COMPARED_COLUMNS,
+            },
             "load": self._load(),
             **self._feed.snapshot(),
         }

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from adaptspec.telemetry.earnings import EarningsSnapshot
+from adaptspec.telemetry.live_earnings import compared, earned
 from adaptspec.telemetry.live_requests import Bar, Running, bars_of, ended, last_bars
 from adaptspec.telemetry.live_seconds import Second
 from adaptspec.types import Completion, Request, RoundRecord
@@ -35,6 +37,7 @@ class Changes:
     started: list[dict[str, Any]] = field(default_factory=list)
     finished: list[dict[str, Any]] = field(default_factory=list)
     bars: dict[str, list[Bar]] = field(default_factory=dict)
+    earnings: dict[str, Any] | None = None
     missed: int = 0
 
     @property
@@ -49,6 +52,7 @@ class Changes:
             "started": self.started,
             "finished": self.finished,
             "rounds": self.bars,
+            "earnings": self.earnings,
             "missed_rounds": self.missed,
         }
 
@@ -60,8 +64,12 @@ class LiveFeed:
     rounds that found it full are counted in `missed`, and lost.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        """`clock` gives seconds since 1970."""
+    def __init__(
+        self, earnings: Callable[[], EarningsSnapshot] = EarningsSnapshot, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`earnings` tells what was earned so far, `clock` gives seconds since 1970."""
+        self._earnings = earnings
+        self._earned = self._told_earned = EarningsSnapshot()
         self._clock = clock
         self._offset = time.time() - time.monotonic()
         self._queue: deque[tuple[float, RoundRecord | Request | tuple[Request, Completion]]] = deque()
@@ -92,6 +100,10 @@ class LiveFeed:
         """One request has ended."""
         self._queue.append((self._clock(), (request, completion)))
 
+    def estimate(self) -> None:
+        """Ask what was earned, for the next `changes` to say; takes milliseconds, on whatever thread."""
+        self._earned = self._earnings()
+
     def changes(self, *, strips: bool = False) -> Changes:
         """Take in what has happened since the last call, and say what it was; rounds by request only with `strips`."""
         started, finished, rounds = self._read()
@@ -104,6 +116,7 @@ class LiveFeed:
             second = self._second(at)
             second.add(records, tasks)
             changed.append(second)
+        changed += self._compare(changed)
         records = [record for _, record in rounds]
         self._kept.extend(records)
         self._count(records)
@@ -113,6 +126,7 @@ class LiveFeed:
             [one.to_json() for one in started],
             ends,
             bars_of(records) if strips else {},
+            earned(self._earned),
             self._refused,
         )
 
@@ -123,6 +137,7 @@ class LiveFeed:
             "seconds": [second.to_json() for second in self._seconds],
             "running": [one.to_json() | {"rounds": strips.get(name, [])} for name, one in self._running.items()],
             "recent": list(self._recent),
+            "earnings": earned(self._earned),
             "missed_rounds": self._refused,
         }
 
@@ -144,6 +159,16 @@ class LiveFeed:
         if not self._seconds or self._seconds[-1].at < at:
             self._seconds.append(Second(at))
         return self._seconds[-1]
+
+    def _compare(self, changed: list[Second]) -> list[Second]:
+        """Add what is newly estimated to the newest second, and return that unless it is among the changed ones."""
+        now, before = self._earned, self._told_earned
+        if now.compared_tokens == before.compared_tokens or not self._seconds:
+            return []
+        self._told_earned = now
+        newest = self._seconds[-1]
+        newest.compare(compared(before, now))
+        return [] if newest in changed else [newest]
 
     def _count(self, records: list[RoundRecord]) -> None:
         for record in records:

@@ -15,8 +15,8 @@ import numpy as np
 from adaptspec.types import Completion, Request, RoundRecord
 
 # One round of one request on the wire; `entropy` is the mean over what was drafted, in nats, null where unknown.
-BAR_COLUMNS = ("depth", "drafted", "accepted", "drafter", "reason", "entropy")
-Bar = tuple[int, int, int, int, int, float | None]
+BAR_COLUMNS = ("depth", "drafted", "accepted", "emitted", "drafter", "reason", "entropy")
+Bar = tuple[int, int, int, int, int, int, float | None]
 
 
 @dataclass
@@ -88,14 +88,15 @@ def _bars(record: RoundRecord) -> list[Bar]:
         record.depths.tolist(),
         record.drafted.tolist(),
         accepted,
+        record.emitted.tolist(),
         record.drafter.tolist(),
         record.reasons.tolist(),
         record.entropy.tolist(),
         strict=True,
     )
     return [
-        (depth, drafted, kept, drafter, reason, _mean(entropy))
-        for depth, drafted, kept, drafter, reason, entropy in columns
+        (depth, drafted, kept, emitted, drafter, reason, _mean(entropy))
+        for depth, drafted, kept, emitted, drafter, reason, entropy in columns
     ]
 
 

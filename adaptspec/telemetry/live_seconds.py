@@ -40,6 +40,7 @@ class Second:
     reasons: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))
     drafters: IntArray = field(default_factory=lambda: np.zeros((0, len(DRAFTER_COLUMNS)), dtype=np.int64))
     tasks: dict[str, FloatArray] = field(default_factory=dict)  # by TASK_COLUMNS
+    compared: list[float] | None = None  # by COMPARED_COLUMNS of `live_earnings`; None: nothing was estimated
 
     def add(self, records: Sequence[RoundRecord], tasks: Mapping[str, str | None]) -> None:
         """Take rounds into account. `tasks` names the task of each of their requests, as far as it is known."""
@@ -57,6 +58,10 @@ class Second:
         names = [tasks.get(name) or UNKNOWN_TASK for record in records for name in record.request_ids]
         self._add_tasks(rows, names)
 
+    def compare(self, more: Sequence[float]) -> None:
+        """Take more of what was estimated into account."""
+        self.compared = [round(a + b, 6) for a, b in zip(self.compared or [0.0] * len(more), more, strict=True)]
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
@@ -71,6 +76,7 @@ class Second:
             "depths": self.depths.tolist(),
             "reasons": self.reasons.tolist(),
             "drafters": self.drafters.tolist(),
+            "compared": self.compared,
             "tasks": {name: np.round(sums, 4).tolist() for name, sums in self.tasks.items()},
         }
 

@@ -46,12 +46,12 @@ def round_of(*names: str, accepted: int = 2) -> RoundRecord:
 
 def test_a_request_comes_runs_and_goes() -> None:
     clock = Clock()
-    feed = LiveFeed(clock)
+    feed = LiveFeed(clock=clock)
     feed.started(request("a"))
     feed.emit(round_of("a"))
     first = feed.changes(strips=True)
     assert [one["id"] for one in first.started] == ["a"]
-    assert first.bars == {"a": [(3, 3, 2, 0, int(Reason.POLICY), None)]}
+    assert first.bars == {"a": [(3, 3, 2, 3, 0, int(Reason.POLICY), None)]}
     assert feed.snapshot()["running"][0]["tokens"] == 3
     clock.now += 1.5
     feed.emit(round_of("a"))
@@ -67,14 +67,14 @@ def test_a_request_comes_runs_and_goes() -> None:
 
 
 def test_a_request_that_never_ran_is_told_of_once_it_ends() -> None:
-    feed = LiveFeed(Clock())
+    feed = LiveFeed(clock=Clock())
     waited = replace(completion("a"), timings=Timings(1.0, None, None, 4.0), finish=FinishReason.ABORT)
     feed.finished(request("a"), waited)
     assert feed.changes().finished[0]["admitted"] is None
 
 
 def test_it_says_no_text_and_no_token_ids() -> None:
-    feed = LiveFeed(Clock())
+    feed = LiveFeed(clock=Clock())
     feed.started(request("a"))
     feed.emit(round_of("a"))
     feed.finished(request("a"), completion("a"))
@@ -86,7 +86,7 @@ def test_it_says_no_text_and_no_token_ids() -> None:
 
 def test_it_stays_small_whatever_happens() -> None:
     clock = Clock()
-    feed = LiveFeed(clock)
+    feed = LiveFeed(clock=clock)
     feed.started(request("long"))
     for second in range(HISTORY_SECONDS + 20):
         clock.now = 1000.0 + second
@@ -100,7 +100,7 @@ def test_it_stays_small_whatever_happens() -> None:
 
 
 def test_rounds_that_nobody_reads_are_counted_and_dropped_but_no_request_is() -> None:
-    feed = LiveFeed(Clock())
+    feed = LiveFeed(clock=Clock())
     feed.started(request("a"))
     for _ in range(WAITING_ROUNDS + 10):
         feed.emit(round_of("a"))
@@ -117,7 +117,7 @@ def test_rounds_that_nobody_reads_are_counted_and_dropped_but_no_request_is() ->
 def test_what_updates_say_adds_up_to_the_snapshot(steps: list[tuple[str, int, bool]]) -> None:
     """However reading is cut into updates, a client that follows them holds what a new one is told."""
     clock, running = Clock(), set[str]()
-    feed = LiveFeed(clock)
+    feed = LiveFeed(clock=clock)
     seconds: dict[int, Any] = {}
     bars: dict[str, list[Any]] = {}
 
