@@ -1,4 +1,4 @@
-"""What the live feed has told so far: a snapshot, and every update after it. Knows the feed's JSON, and draws nothing."""
+"""What the live feed has told so far: a snapshot, and every update since. Knows the feed's JSON, and draws nothing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,23 @@ KEPT_REQUESTS = 50
 
 Json = Mapping[str, Any]
 Bar = Sequence[Any]  # one round of one request, by the feed's `round` columns
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How the feed is doing: `state` is one of connecting, live, lost; `text` says more."""
+
+    state: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The policy that requests get unless they ask for another: its name, and its file."""
+
+    name: str
+    description: str = ""
+    yaml: str = ""
 
 
 @dataclass
