@@ -46,6 +46,8 @@ class ServeConfig:
     compat_vllm: bool = False
     state_dir: Path | None = None
     journal: Path | None = None
+    journal_bytes: int = 64 * 2**20  # of each of its files
+    journal_files: int = 4
     admin_key: str | None = field(default=None, repr=False)
     watch_policies: bool = True
 
@@ -64,7 +66,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
             metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.name or Path(config.engine.model).name)
-            journal = None if config.journal is None else Journal(config.journal)
+            journal = _journal(config)
             if journal is not None:
                 closing.push_async_callback(asyncio.to_thread, journal.close)
             earnings = Earnings()
@@ -115,6 +117,12 @@ def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> No
     closing.callback(loop.remove_signal_handler, signal.SIGHUP)
     if config.watch_policies:
         closing.callback(asyncio.create_task(watch.run()).cancel)
+
+
+def _journal(config: ServeConfig) -> Journal | None:
+    if config.journal is None:
+        return None
+    return Journal(config.journal, max_bytes=config.journal_bytes, files=config.journal_files)
 
 
 def _watch_journal(metrics: Metrics, journal: Journal) -> None:

@@ -31,7 +31,7 @@ async def show(feed: Feed, console: Console) -> None:
     following[0].add_done_callback(lambda _: done.set())
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live, _keys(loop, done):
         while not done.is_set():
-            live.update(Page(feed.url, feed.picture, feed.connection, feed.policy), refresh=True)
+            live.update(Page(feed.url, feed.picture, feed.connection, feed.policy, "q quits"), refresh=True)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(done.wait(), 1.0 / _FRAMES_PER_SECOND)
     for task in following:

@@ -25,8 +25,12 @@ _FEW, _MANY = 3, 16  # strips
 class Page:
     """Everything at once; `picture` None: nothing has been heard yet. Rendering it asks for the figures anew."""
 
-    def __init__(self, url: str, picture: Picture | None, connection: Connection, policy: Policy | None = None) -> None:
-        self._url, self._picture, self._connection, self._policy = url, picture, connection, policy
+    def __init__(
+        self, url: str, picture: Picture | None, connection: Connection, policy: Policy | None, hint: str = ""
+    ) -> None:
+        """`hint` says what keys do."""
+        self._url, self._picture, self._connection = url, picture, connection
+        self._policy, self._hint = policy, hint
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Rich's protocol."""
@@ -39,7 +43,7 @@ class Page:
         room = min(_MANY, max(_FEW, (options.height or console.height) - _OTHER_LINES))
         yield Rule("requests", style="dim", align="left")
         yield _strips(picture, options.max_width, room, blocks=blocks)
-        yield legend()
+        yield legend().append(f"  {self._hint}", "dim")
         parts = [_tasks(figures), _tiers(figures, blocks=blocks), _reasons(figures, blocks=blocks)]
         if self._policy is not None:
             parts.append(_policy(self._policy))
@@ -75,7 +79,7 @@ def _speed(picture: Picture, figures: Summary, width: int, *, blocks: bool) -> R
     if figures.acceptance_length is not None:
         line.append(f"   acceptance length {figures.acceptance_length:.2f}")
     if figures.drafting is not None:
-        line.append(f"   drafting in {figures.drafting:.0%} of rounds")
+        line.append(f"   drafting {figures.drafting:.0%}")
     count = max(1, min(_CURVE_SECONDS, width - 12))
     end = int(picture.now())
     told = {second["at"]: second for second in latest(picture, count)}
