@@ -6,7 +6,7 @@ import { count, fixed, percent, times } from "./format.js";
 import { gutter, highlighted } from "./yaml.js";
 
 const PAUSE_MS = 350; // after the last key, before the text is checked
-const PROBLEM = /^(?:<[^>]*>|[^:]+):(\d+):(\d+): (.*)$/;
+const PLACE = /^<body>:(\d+):(\d+): (.*)$/;
 
 export class Policy {
   #feed;
@@ -146,10 +146,12 @@ export class Policy {
     const check = (this.#check = new AbortController());
     try {
       const answer = await call("admin/policies/validate", { admin: true, text: $("yaml-edit").value, signal: check.signal });
-      const { name, replaces } = await answer.json();
-      if (check === this.#check && this.#editing) this.#good(name, replaces);
+      const { valid, problems, name, replaces } = await answer.json();
+      if (check !== this.#check || !this.#editing) return;
+      if (valid) this.#good(name, replaces);
+      else this.#wrong(problems);
     } catch (error) {
-      if (error.name !== "AbortError" && this.#editing) this.#wrong(error);
+      if (error.name !== "AbortError" && this.#editing) this.#status(error.message, "error");
     }
   }
 
@@ -165,11 +167,7 @@ export class Policy {
     this.#status(unchanged ? "No changes yet." : `Valid. ${next}`, unchanged ? "muted" : "good");
   }
 
-  #wrong(error) {
-    const problems = error.message.split("\n").map((line) => {
-      const found = PROBLEM.exec(line);
-      return found ? { line: Number(found[1]), column: Number(found[2]), said: found[3] } : { line: 0, column: 0, said: line };
-    });
+  #wrong(problems) {
     const text = $("yaml-edit");
     const placed = problems.some((one) => one.line);
     text.setAttribute("aria-invalid", String(placed));
@@ -180,7 +178,7 @@ export class Policy {
     $("problems").replaceChildren(...problems.map((one) => el(
       "li",
       {},
-      el("button", { type: "button", onclick: () => goTo(text, one) }, one.line ? el("b", {}, `line ${one.line}, column ${one.column}`) : null, one.said),
+      el("button", { type: "button", onclick: () => goTo(text, one) }, one.line ? el("b", {}, `line ${one.line}, column ${one.column}`) : null, one.message),
     )));
   }
 
@@ -202,8 +200,7 @@ export class Policy {
       $("trial").replaceChildren(outcome(trial));
       this.#status("Simulated; nothing has changed yet.", "muted");
     } catch (error) {
-      if (PROBLEM.test(error.message)) this.#wrong(error);
-      else this.#status(error.message, "error");
+      this.#refused(error);
     } finally {
       $("policy").removeAttribute("aria-busy");
       button.disabled = !this.#feed.server.journal;
@@ -224,8 +221,18 @@ export class Policy {
       say($("policy-about"), `${name} ${replaced ? "was replaced" : "is served now"}${kept}. It decides from the next round on.`);
       $("policy-edit").focus();
     } catch (error) {
-      this.#wrong(error);
+      this.#refused(error);
     }
+  }
+
+  // What validation let through and the server refused all the same.
+  #refused(error) {
+    const problems = error.message.split("\n").map((said) => {
+      const found = PLACE.exec(said);
+      return found && { line: Number(found[1]), column: Number(found[2]), message: found[3] };
+    });
+    if (problems.every(Boolean)) this.#wrong(problems);
+    else this.#status(error.message, "error");
   }
 }
 

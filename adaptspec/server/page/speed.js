@@ -36,9 +36,10 @@ function series(all, now) {
   return points;
 }
 
-function ceiling(value) {
-  const unit = 10 ** Math.floor(Math.log10(Math.max(value, 10)));
-  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((step) => step * unit).find((step) => step >= value);
+// A round distance between lines, so that about four of them reach up to `value`.
+function spacing(value) {
+  const unit = 10 ** Math.floor(Math.log10(value / 4));
+  return [1, 2, 2.5, 5, 10].map((step) => step * unit).find((step) => 4 * step >= value);
 }
 
 export class Speed {
@@ -78,7 +79,8 @@ export class Speed {
     const { context: c, width, height } = prepare(canvas);
     const shown = this.#points.flatMap((one) => [one.now, one.off]).filter((value) => value !== null);
     $("speed-empty").hidden = shown.length > 0 || !this.#feed.ready;
-    const top = ceiling(Math.max(...shown, 10) * 1.08);
+    const unit = spacing(Math.max(...shown, 93) * 1.08);
+    const top = unit * Math.ceil((Math.max(...shown, 93) * 1.08) / unit);
     const [left, bottom, roof] = [44, height - 20, 6];
     const x = (i) => left + ((width - left - 4) * i) / SPAN;
     const y = (value) => bottom - ((bottom - roof) * value) / top;
@@ -86,9 +88,8 @@ export class Speed {
     c.lineWidth = 1;
     c.textBaseline = "middle";
     c.textAlign = "right";
-    for (let step = 0; step <= 4; step += 1) {
-      const value = (top * step) / 4;
-      c.strokeStyle = colour(step ? "faint" : "line");
+    for (let value = 0; value <= top; value += unit) {
+      c.strokeStyle = colour(value ? "faint" : "line");
       c.beginPath();
       c.moveTo(left, Math.round(y(value)) + 0.5);
       c.lineTo(width, Math.round(y(value)) + 0.5);

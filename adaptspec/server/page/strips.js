@@ -4,7 +4,7 @@ import { $, colour, el, prepare, say } from "./dom.js";
 import { count, percent, shortId, TIERS, tierOf } from "./format.js";
 
 const SHOWN = 64;
-const AT_LEAST = 7; // requests: those that ended last fill the places of those that do not run
+const AT_LEAST = 8; // requests: those that ended last fill the places of those that do not run
 const MANY = 12;
 const LOWEST = 7; // the depth that a strip has room for at least
 
@@ -64,7 +64,7 @@ export class Strips {
     say(row.name, one.task ?? "task unknown");
     row.name.title = `${one.id}, policy ${one.policy}${one.task_detected ? ", task read off the prompt" : ""}`;
     const state = !runs ? "ended" : one.rounds.length ? "" : "reading the prompt";
-    say(row.note, state && runs ? state : `${count(one.tokens)} tokens${state ? ", ended" : ""}`);
+    say(row.note, state && runs ? state : `${one.tokens === 1 ? "1 token" : `${count(one.tokens)} tokens`}${state ? ", ended" : ""}`);
     row.width = drawStrip(row.canvas, one.rounds, deepest);
     const drafted = one.rounds.reduce((sum, round) => sum + round[1], 0);
     const accepted = one.rounds.reduce((sum, round) => sum + round[2], 0);
