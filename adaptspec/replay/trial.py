@@ -150,6 +150,6 @@ def _copy_newest(journal: Path, to: Path) -> None:
 
 
 def _batch(journal: Path) -> int:
-    """A usual batch size there: the median over its rounds, as one of a few."""
-    rows = statistics.median(len(record.rows) or 1 for record in read_journal(journal))
+    """A usual batch size there, as one of a few: the median over the rounds of requests."""
+    rows = statistics.median(len(record.rows) for record in read_journal(journal) for _ in record.rows)
     return min(_BATCHES, key=lambda size: abs(size - rows))

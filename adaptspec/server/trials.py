@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from adaptspec.errors import ConfigError, OverloadedError, RequestError
 from adaptspec.server.admin import POLICIES, body_text, check_key
 
 TRIAL_SECONDS = 45.0
+_PLACE = re.compile(r"<body>:(\d+):(\d+): ")
 _PROGRAM = (sys.executable, "-m", "adaptspec.replay.trial_process")
 
 
@@ -82,15 +84,15 @@ def trial_routes() -> list[web.RouteDef]:
 
 
 async def validate(http: web.Request) -> web.Response:
-    """POST /admin/policies/validate: the body is a policy as YAML; nothing changes."""
+    """POST /admin/policies/validate: the body is a policy as YAML; nothing changes, and what is wrong is the answer."""
     check_key(http)
     text = await body_text(http)
     try:
         name = await asyncio.to_thread(http.app[POLICIES].check, text, "<body>")
     except ConfigError as error:
-        raise RequestError(str(error)) from error
+        return web.json_response({"valid": False, "problems": [_problem(line) for line in str(error).splitlines()]})
     served = {policy.name for policy in http.app[POLICIES].served}
-    return web.json_response({"name": name, "replaces": name in served})
+    return web.json_response({"valid": True, "name": name, "replaces": name in served})
 
 
 async def simulate(http: web.Request) -> web.Response:
@@ -106,3 +108,11 @@ async def simulate(http: web.Request) -> web.Response:
         raise RequestError(str(error)) from error
     served = {policy.name: policy.text for policy in desk.served}
     return web.json_response(await http.app[TRIALS].run(text, served.get(name, served.get(desk.default))))
+
+
+def _problem(line: str) -> dict[str, Any]:
+    """One line of an error; line and column are null where it stands nowhere in the text."""
+    found = _PLACE.match(line)
+    if found is None:
+        return {"line": None, "column": None, "message": line}
+    return {"line": int(found[1]), "column": int(found[2]), "message": line[found.end() :]}

@@ -132,11 +132,12 @@ class LiveFeed:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything as of the last `changes`, as plain data."""
-        strips = last_bars(self._kept, set(self._running), STRIP_ROUNDS)
+        wanted = {*self._running, *(one["id"] for one in self._recent)}
+        strips = last_bars(self._kept, wanted, STRIP_ROUNDS)
         return {
             "seconds": [second.to_json() for second in self._seconds],
             "running": [one.to_json() | {"rounds": strips.get(name, [])} for name, one in self._running.items()],
-            "recent": list(self._recent),
+            "recent": [one | {"rounds": strips.get(one["id"], [])} for one in self._recent],
             "earnings": earned(self._earned),
             "missed_rounds": self._refused,
         }

@@ -21,16 +21,29 @@ _SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")
 async def test_a_valid_policy_is_named_and_nothing_is_sent(admin: Client, desk: FakeDesk) -> None:  # noqa: F811
     for name, replaces in (("main", True), ("fresh", False)):
         async with admin.post("/admin/policies/validate", data=name, headers=BEARER) as response:
-            assert (response.status, await response.json()) == (200, {"name": name, "replaces": replaces})
+            assert (response.status, await response.json()) == (
+                200,
+                {"valid": True, "name": name, "replaces": replaces},
+            )
     assert desk.sent == []
 
 
-@pytest.mark.parametrize("action", ["validate", "simulate"])
-async def test_what_is_wrong_is_said_with_its_place(admin: Client, desk: FakeDesk, action: str) -> None:  # noqa: F811
-    desk.refusal = PolicyError("<body>:3:7: spec.tiers: not a list")
-    async with admin.post(f"/admin/policies/{action}", data="x", headers=BEARER) as response:
+async def test_what_is_wrong_is_said_with_its_place(admin: Client, desk: FakeDesk) -> None:  # noqa: F811
+    desk.refusal = PolicyError("<body>:3:7: spec.tiers: not a list\n... and 2 more")
+    async with admin.post("/admin/policies/validate", data="x", headers=BEARER) as response:
+        problems = (await response.json())["problems"]
+        assert response.status == 200
+    assert problems == [
+        {"line": 3, "column": 7, "message": "spec.tiers: not a list"},
+        {"line": None, "column": None, "message": "... and 2 more"},
+    ]
+    async with admin.post("/admin/policies/simulate", data="x", headers=BEARER) as response:
         assert response.status == 400
-        assert (await response.json())["error"]["message"] == "<body>:3:7: spec.tiers: not a list"
+        assert (await response.json())["error"]["message"].startswith("<body>:3:7: spec.tiers")
+
+
+@pytest.mark.parametrize("action", ["validate", "simulate"])
+async def test_looking_needs_the_admin_key_too(admin: Client, action: str) -> None:  # noqa: F811
     async with admin.post(f"/admin/policies/{action}", data="x") as response:
         assert response.status == 401
 

@@ -16,7 +16,7 @@ export class Feed extends EventTarget {
   load = { status: "unknown", running: 0, waiting: 0 };
   seconds = [];
   running = new Map();
-  recent = []; // newest first; `rounds` only of those seen while they ran
+  recent = []; // newest first; `rounds` are those that were seen
   earnings = null;
   connection = { state: "connecting", text: "connecting" };
   ready = false;
@@ -79,7 +79,8 @@ export class Feed extends EventTarget {
     this.earnings = told.earnings ?? null;
     const strips = new Map(this.recent.map((one) => [one.id, one.rounds]));
     this.running = new Map(told.running.map((one) => [one.id, one]));
-    this.recent = told.recent.map((one) => ({ ...one, rounds: strips.get(one.id) ?? [] })).reverse();
+    const seen = (one) => ((strips.get(one.id)?.length ?? 0) > one.rounds.length ? strips.get(one.id) : one.rounds);
+    this.recent = told.recent.map((one) => ({ ...one, rounds: seen(one) })).reverse();
     this.ready = true;
     this.dispatchEvent(new Event("open"));
   }
