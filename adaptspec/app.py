@@ -90,6 +90,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
             closing.push_async_callback(asyncio.to_thread, keeper.close)
         _watch(desk, config, closing)
         metrics.watch(engine.stats)
+        metrics.watch_earnings(earnings.snapshot)
         metrics.watch_shadows(desk.estimates)
         metrics.watch_reloads(lambda: desk.reloads)
         await serve_app(

@@ -146,12 +146,16 @@ class SpeculationParams:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to complete. `prompt` is token ids; `id` is unique among the running requests."""
+    """One prompt to complete. `prompt` is token ids; `id` is unique among the running requests.
+
+    `operation` is what the client called it, in OpenTelemetry's words (`chat`, `text_completion`).
+    """
 
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams = SamplingParams()
     speculation: SpeculationParams = SpeculationParams()
+    operation: str = "text_completion"
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ class ChatBody(GenerationBody):
     }
 
     prompt_field: ClassVar[str] = "messages"
+    operation: ClassVar[str] = "chat"
 
     @property
     def characters(self) -> list[int]:

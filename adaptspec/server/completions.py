@@ -50,6 +50,7 @@ class CompletionBody(GenerationBody):
     }
 
     prompt_field: ClassVar[str] = "prompt"
+    operation: ClassVar[str] = "text_completion"
 
     @property
     def characters(self) -> list[int]:

@@ -78,6 +78,7 @@ class GenerationBody(WireModel):
     """
 
     prompt_field: ClassVar[str]  # where prompts come from, for messages
+    operation: ClassVar[str]  # OpenTelemetry's name for it
 
     model: Name | None = None
     stream: bool | None = None

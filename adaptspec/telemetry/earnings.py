@@ -86,10 +86,10 @@ class EarningsSnapshot:
         return self.compared_seconds / best.seconds - 1.0 if best is not None and best.seconds else 0.0
 
     @property
-    def tier_share(self) -> dict[int, float]:
-        """Share of row-rounds by decided depth; depths that never occurred are left out."""
+    def tier_share(self) -> dict[str, float]:
+        """Share of row-rounds by decided depth, by label; depths that never occurred are left out."""
         count = int(self.totals.depths.sum())
-        return {depth: n / count for depth, n in enumerate(self.totals.depths.tolist()) if n}
+        return {depth: n / count for depth, n in self.totals.labelled_depths if n}
 
 
 class Earnings:

@@ -54,7 +54,7 @@ def test_what_a_tier_earned_is_said_against_off_and_the_best() -> None:
     assert str(seen.best_static.tier) == "draft-model at 2"
     assert seen.regret == pytest.approx(seen.compared_seconds / seen.best_static.seconds - 1.0)
     assert seen.regret > 0
-    assert seen.tier_share == {3: 1.0}
+    assert seen.tier_share == {"3": 1.0}
     assert dict(seen.drafts_by_drafter) == {"draft-model": 200}
 
 
