@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from adaptspec.telemetry.grafana.earning import EARNINGS
 from adaptspec.telemetry.grafana.overview import GLANCE, SPEED
 from adaptspec.telemetry.grafana.panels import SCHEMA_VERSION, Json, placed, source_variable, variable
 from adaptspec.telemetry.grafana.serving import SERVER
@@ -35,7 +36,7 @@ def dashboard() -> Json:
                 variable("instance", "Instance", "adaptspec_rounds_total", {"job": "$job"}),
             ]
         },
-        "panels": placed([GLANCE, SPEED, SPECULATION, POLICIES, SERVER]),
+        "panels": placed([GLANCE, SPEED, EARNINGS, SPECULATION, POLICIES, SERVER]),
     }
 
 

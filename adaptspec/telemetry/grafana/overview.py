@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from adaptspec.telemetry.grafana.panels import Panel, Query, Row, figure
-from adaptspec.telemetry.grafana.promql import now, quantiles, rate, ratio
+from adaptspec.telemetry.grafana.promql import quantiles, rate, ratio
 
 _EMITTED, _ROUNDS = "adaptspec_spec_decode_emitted_tokens_total", "adaptspec_round_seconds_total"
 _DRAFT, _VERIFY = "adaptspec_draft_seconds_total", "adaptspec_verify_seconds_total"
 _ANSWERS = "adaptspec_http_responses_total"
 _FAULTS = rate(_ANSWERS, where='status=~"5.."')
+SPEEDUP = ratio("adaptspec_static_tier_seconds_total", "adaptspec_compared_seconds_total", above_where='drafter="off"')
 ACCEPTANCE_LENGTH = "1 + " + ratio("adaptspec_spec_decode_accepted_tokens_total", "adaptspec_spec_decode_drafts_total")
 
 GLANCE = Row(
@@ -36,7 +37,14 @@ GLANCE = Row(
             quantiles("adaptspec_time_to_first_token_seconds")[1].expr,
             decimals=2,
         ),
-        figure("In the batch", "Requests that run at this moment.", "short", now("adaptspec_requests_running")),
+        figure(
+            "Speedup",
+            "Estimated time without speculation over the time that rounds took; 1: speculation earns nothing.",
+            "short",
+            SPEEDUP,
+            bounds=((None, "red"), (0.98, "orange"), (1.0, "green")),
+            decimals=2,
+        ),
         figure(
             "Server errors",
             "Share of HTTP answers that were the server's fault (5xx).",
@@ -53,9 +61,13 @@ SPEED = Row(
     [
         Panel(
             "Tokens per second",
-            "Output tokens, and prompt tokens read.",
+            "Output tokens, beside what they would have been without speculation (estimated), and prompt tokens read.",
             "short",
-            [Query(rate(_EMITTED), "output"), Query(rate("adaptspec_prefill_tokens_total"), "prompt")],
+            [
+                Query(rate(_EMITTED), "output"),
+                Query(f"{rate(_EMITTED)} / ({SPEEDUP})", "without speculation"),
+                Query(rate("adaptspec_prefill_tokens_total"), "prompt"),
+            ],
         ),
         Panel(
             "Goodput",

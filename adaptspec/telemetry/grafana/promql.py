@@ -22,9 +22,9 @@ def now(name: str, function: str = "sum", by: str = "") -> str:
     return f"{total} ({chosen(name)})"
 
 
-def ratio(above: str, below: str, by: str = "") -> str:
-    """PromQL: rates of two counters over each other."""
-    return f"{rate(above, by)} / {rate(below, by)}"
+def ratio(above: str, below: str, by: str = "", above_where: str = "") -> str:
+    """PromQL: rates of two counters over each other; `above_where` narrows the first."""
+    return f"{rate(above, by, above_where)} / {rate(below, by)}"
 
 
 def quantiles(name: str) -> list[Query]:

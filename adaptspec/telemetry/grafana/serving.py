@@ -43,6 +43,7 @@ SERVER = Row(
             "short",
             [
                 Query(growth("adaptspec_journal_dropped_lines_total"), "journal lines dropped"),
+                Query(growth("adaptspec_earnings_dropped_entries_total"), "rounds without an estimate"),
                 Query(growth("adaptspec_state_failed_saves_total"), "states not saved"),
                 Query(growth("adaptspec_state_quarantined_files_total"), "states quarantined"),
             ],

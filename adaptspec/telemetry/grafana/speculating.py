@@ -6,7 +6,6 @@ from adaptspec.telemetry.grafana.overview import ACCEPTANCE_LENGTH
 from adaptspec.telemetry.grafana.panels import Panel, Query, Row
 from adaptspec.telemetry.grafana.promql import now, rate, ratio, shares
 
-_DRAFTED, _ACCEPTED = "adaptspec_spec_decode_draft_tokens_total", "adaptspec_spec_decode_accepted_tokens_total"
 _DRAFTS, _DEPTHS = "adaptspec_spec_decode_drafts_total", "adaptspec_spec_decode_depth_total"
 _ALL_ROUNDS = "adaptspec_rounds_total"
 
@@ -35,9 +34,13 @@ SPECULATION = Row(
         ),
         Panel(
             "Drafted tokens",
-            "Kept: came out in the answer. Discarded: the target's pass over them earned nothing.",
+            "Saved: came out in the answer, each a plain round that was not needed. Wasted: the target's pass over "
+            "them earned nothing.",
             "short",
-            [Query(rate(_ACCEPTED), "kept"), Query(f"{rate(_DRAFTED)} - {rate(_ACCEPTED)}", "discarded")],
+            [
+                Query(rate("adaptspec_spec_decode_saved_tokens_total"), "saved"),
+                Query(rate("adaptspec_spec_decode_wasted_tokens_total"), "wasted"),
+            ],
             stack=True,
         ),
         Panel(
@@ -57,12 +60,28 @@ SPECULATION = Row(
             most=1.0,
         ),
         Panel(
+            "Drafters",
+            "Drafts per second, by who made them.",
+            "short",
+            [Query(rate("adaptspec_spec_decode_drafter_drafts_total", "drafter"), "{{drafter}}")],
+            stack=True,
+        ),
+        Panel(
             "Draft model",
             "Forward passes of the draft model per round, and tokens it reads to catch up after a pause.",
             "short",
             [
                 Query(ratio("adaptspec_draft_steps_total", _ALL_ROUNDS), "passes per round"),
                 Query(ratio("adaptspec_catch_up_tokens_total", _ALL_ROUNDS), "catch-up per round"),
+            ],
+        ),
+        Panel(
+            "Changes",
+            "Changes of depth and of drafter within requests, per round.",
+            "short",
+            [
+                Query(ratio("adaptspec_spec_decode_depth_switches_total", _ALL_ROUNDS), "depth"),
+                Query(ratio("adaptspec_spec_decode_drafter_switches_total", _ALL_ROUNDS), "drafter"),
             ],
         ),
     ],
