@@ -14,6 +14,9 @@ from adaptspec.types import RoundRecord
 
 WINDOW = 50_000_000  # nanoseconds: some tens of rounds of a small model, and no more than 20 values a second
 
+# What the values are: viewers show it behind the name.
+_UNITS = {"tokens per second": "output", "acceptance length": "tokens", "batch": "requests"}
+
 
 class Curves:
     """Sums rounds up in windows of `WINDOW` or more, whole rounds each; a pause ends a window and is one of its own.
@@ -64,4 +67,4 @@ class Curves:
         self._emitted = self._accepted = self._drafts = 0
 
     def _event(self, name: str, at: int, value: float) -> Event:
-        return counter_event(self._process, name, at, value)
+        return counter_event(self._process, name, _UNITS[name], at, value)

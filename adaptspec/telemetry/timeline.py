@@ -18,7 +18,11 @@ from adaptspec.telemetry.trace_events import Event, process_name, slice_event, t
 from adaptspec.types import FloatArray, Reason, RoundRecord
 
 ENGINE, REQUESTS = 1, 2  # processes of the trace
-_ROUNDS = (ENGINE, 1)  # the engine's only track
+# A track with the number of its process would be labelled as its main thread.
+_FIRST_TRACK = 10
+_ROUNDS = (ENGINE, _FIRST_TRACK)  # the engine's only track
+# Viewers colour slices by the words of their names, numbers left out: (deepest, word).
+_TIERS = ((0, "off"), (1, "single"), (3, "short"), (6, "long"), (10**9, "deep"))
 
 
 @dataclass
@@ -94,13 +98,14 @@ class Timeline:
         if before is not None:
             yield from before.waiting
         if self._only(entry.id):
-            words = [entry.id, entry.policy, entry.task]
-            yield from self._open(entry.id, " · ".join(word for word in words if word), entry.policy)
+            words = [entry.task, entry.policy, entry.id]
+            yield from self._open(entry.id, " ".join(word for word in words if word), entry.policy)
 
     def _open(self, name: str, title: str, policy: str | None) -> Iterator[Event]:
         self.tracks += 1
-        self._running[name] = _Running((REQUESTS, self.tracks), policy)
-        yield from track_name((REQUESTS, self.tracks), title)
+        track = (REQUESTS, _FIRST_TRACK + self.tracks)
+        self._running[name] = _Running(track, policy)
+        yield from track_name(track, title)
 
     def _finish(self, entry: RequestFinished) -> Iterator[Event]:
         running = self._running.pop(entry.id, None)
@@ -141,7 +146,7 @@ class Timeline:
             if name in self._running:
                 running = self._running[name]
                 told = self._of_row(record, i, running.policy)
-                event = slice_event(running.track, f"tier {record.depths[i]}", start, length, **told)
+                event = slice_event(running.track, _tier_name(int(record.depths[i])), start, length, **told)
                 running.waiting.append(event)
 
     def _of_row(self, record: RoundRecord, i: int, policy: str | None) -> dict[str, Any]:
@@ -165,6 +170,11 @@ class Timeline:
         if record.expected is not None:
             told["expected_accepted"] = _known(record.expected.accepted[i])
         return {name: value for name, value in told.items() if value is not None}
+
+
+def _tier_name(depth: int) -> str:
+    word = next(word for deepest, word in _TIERS if depth <= deepest)
+    return f"{word} {depth}" if depth else word
 
 
 def _of_round(record: RoundRecord) -> dict[str, Any]:

@@ -29,9 +29,9 @@ def slice_event(track: tuple[int, int], name: str, start: int, length: int, **de
     return {**event, "args": details} if details else event
 
 
-def counter_event(process: int, name: str, at: int, value: float) -> Event:
-    """A curve that has this value from `at` nanoseconds on."""
-    return {"ph": "C", "pid": process, "tid": 0, "name": name, "ts": at / 1e3, "args": {"value": value}}
+def counter_event(process: int, name: str, unit: str, at: int, value: float) -> Event:
+    """A curve that has this value, of so many `unit`, from `at` nanoseconds on."""
+    return {"ph": "C", "pid": process, "tid": 0, "name": name, "ts": at / 1e3, "args": {unit: value}}
 
 
 def process_name(process: int, name: str) -> Iterable[Event]:

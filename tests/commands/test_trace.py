@@ -39,6 +39,6 @@ def test_a_part_of_it_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFix
     events = json.loads(capsys.readouterr().out)["traceEvents"]
     rounds = [event for event in events if event["name"] == "round"]
     assert 0 < len(rounds) < 30
-    assert {event["tid"] for event in events if event["pid"] == 2 and event["ph"] == "X"} <= {1}
+    assert {event["tid"] for event in events if event["pid"] == 2 and event["ph"] == "X"} <= {11}
     assert main(["trace", "export", "--journal", path, "--request", "r7"]) == 2
     assert "no such request" in capsys.readouterr().err

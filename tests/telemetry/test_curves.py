@@ -23,7 +23,7 @@ def drawn(entries: Sequence[Entry]) -> Points:
     """Times and values of each curve."""
     points: Points = defaultdict(list)
     for event in _events(entries):
-        points[event["name"]].append((event["ts"], event["args"]["value"]))
+        points[event["name"]].append((event["ts"], next(iter(event["args"].values()))))
     return points
 
 

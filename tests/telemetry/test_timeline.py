@@ -59,7 +59,7 @@ def test_sums_are_those_of_the_journal(entries: list[Entry]) -> None:
     """Of a request the finish line counts the same; of the engine, the rounds' own seconds and tokens."""
     found = tracks(drawn(entries))
     rounds = rounds_of(entries)
-    engine = found.pop((ENGINE, 1))
+    engine = found.pop((ENGINE, 10))
     whole = [event for event in engine if event["name"] == "round"]
     assert sum(event["args"]["emitted"] for event in whole) == sum(int(one.emitted.sum()) for one in rounds)
     for name, seconds in (
@@ -73,7 +73,7 @@ def test_sums_are_those_of_the_journal(entries: list[Entry]) -> None:
     finished = [entry for entry in entries if isinstance(entry, RequestFinished)]
     assert len(found) == len(finished)
     for slices in found.values():
-        outer, rows = slices[0], [event["args"] for event in slices if event["name"].startswith("tier ")]
+        outer, rows = slices[0], [event["args"] for event in slices if "tier" in event.get("args", {})]
         told = outer["args"]
         assert len(rows) == told["rounds"]
         for name in ("drafted", "accepted"):
@@ -94,15 +94,15 @@ def test_a_round_says_what_was_decided_and_why() -> None:
     )
     started = RequestStarted("r0", "goodput", "code", 4, 99, None, 0.0)
     events = drawn([HEADER, started, made])
-    row = tracks(events)[REQUESTS, 1][0]
-    assert row["name"] == "tier 4"
+    row = tracks(events)[REQUESTS, 11][0]
+    assert row["name"] == "long 4"
     assert row["args"] == {
         **{"round": 0, "policy": "goodput", "reason": "policy", "tier": 4, "drafter": "ngram", "drafted": 4},
         **{"accepted": 2, "emitted": 3, "context": 100, "arm": 2, "propensity": 0.25, "expected_accepted": 1.75},
         **{"entropy": pytest.approx(0.8), "confidence": pytest.approx(0.8)},
     }
-    assert "r0 · goodput · code" in [event["args"].get("name") for event in events if event["ph"] == "M"]
-    assert tracks(events)[ENGINE, 1][0]["args"]["expected_goodput"] == 812.5
+    assert "code goodput r0" in [event["args"].get("name") for event in events if event["ph"] == "M"]
+    assert tracks(events)[ENGINE, 10][0]["args"]["expected_goodput"] == 812.5
 
 
 def test_idle_time_is_seen() -> None:
@@ -110,7 +110,7 @@ def test_idle_time_is_seen() -> None:
     one, two = rounds_of(journal([(0, 2)], [1]))
     late = replace(two, ended=one.ended + 10.0)
     events = drawn([HEADER, one, late])
-    starts = [event["ts"] for event in tracks(events)[ENGINE, 1] if event["name"] == "round"]
+    starts = [event["ts"] for event in tracks(events)[ENGINE, 10] if event["name"] == "round"]
     assert starts[1] - starts[0] == pytest.approx(1e7, rel=0.01)
 
 
@@ -119,8 +119,8 @@ def test_requests_whose_end_is_not_told_are_drawn_as_far_as_known() -> None:
     entries = journal([(0, 3)], [2])
     rounds, finish = rounds_of(entries), entries[-1]
     for cut in ([HEADER, *rounds], [HEADER, *rounds[:1], LinesDropped(4), *rounds[1:], finish]):
-        slices = tracks(drawn(cut))[REQUESTS, 1]
-        assert [event["name"] for event in slices] == ["tier 2"] * 3
+        slices = tracks(drawn(cut))[REQUESTS, 11]
+        assert [event["name"] for event in slices] == ["short 2"] * 3
 
 
 def test_a_second_process_goes_on_behind_the_first() -> None:
@@ -129,9 +129,9 @@ def test_a_second_process_goes_on_behind_the_first() -> None:
     for clock, gap in ((1e9 + 1000.0, 505.0), (1e9 - 1000.0, 0.0)):
         second = [replace(HEADER, clock=clock), *journal([(0, 2)], [2], begin=5.0)[1:]]
         events = drawn([*first, *second])
-        whole = [event for event in tracks(events)[ENGINE, 1] if event["name"] == "round"]
+        whole = [event for event in tracks(events)[ENGINE, 10] if event["name"] == "round"]
         assert (whole[2]["ts"] - whole[1]["ts"] - whole[1]["dur"]) / 1e6 == pytest.approx(gap, abs=0.01)
-        assert sorted(track for process, track in tracks(events) if process == REQUESTS) == [1, 2]
+        assert sorted(track for process, track in tracks(events) if process == REQUESTS) == [11, 12]
 
 
 def test_only_the_requests_asked_for_have_a_track() -> None:
@@ -139,7 +139,7 @@ def test_only_the_requests_asked_for_have_a_track() -> None:
     entries = journal([(0, 4), (1, 4), (2, 4)], [2])
     timeline = Timeline(lambda name: name == "r1")
     found = tracks(list(timeline.events(entries)))
-    assert (sorted(found), timeline.tracks, timeline.rounds) == ([(ENGINE, 1), (REQUESTS, 1)], 1, 6)
+    assert (sorted(found), timeline.tracks, timeline.rounds) == ([(ENGINE, 10), (REQUESTS, 11)], 1, 6)
 
 
 def test_an_id_that_comes_again_has_another_track() -> None:
@@ -147,7 +147,7 @@ def test_an_id_that_comes_again_has_another_track() -> None:
     entries = journal([(0, 2)], [2])
     again = [entry for entry in journal([(0, 2)], [2], begin=6.0) if entry is not HEADER]
     found = tracks(drawn([*entries[:-1], *again]))
-    assert [len(found[REQUESTS, track]) for track in (1, 2)] == [2, 6]
+    assert [len(found[REQUESTS, track]) for track in (11, 12)] == [2, 6]
 
 
 def test_rounds_without_a_time_are_refused() -> None:
@@ -155,3 +155,11 @@ def test_rounds_without_a_time_are_refused() -> None:
     made = replace(rounds_of(journal([(0, 1)], [2]))[0], ended=float("nan"))
     with pytest.raises(JournalError, match="does not say when"):
         drawn([HEADER, made])
+
+
+def test_depths_differ_in_colour_and_no_track_looks_special() -> None:
+    """Viewers take colours from a name's words, and call a track with its process' number the main thread."""
+    entries = journal([(0, 4)], [0, 1, 3, 9])
+    found = tracks(drawn(entries))
+    assert [event["name"] for event in found[REQUESTS, 11][-4:]] == ["off", "single 1", "short 3", "deep 9"]
+    assert all(process != thread for process, thread in found)

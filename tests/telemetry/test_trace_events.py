@@ -26,7 +26,7 @@ EVENTS = [
     *track_name((1, 2), "ü"),
     slice_event((1, 2), "round", 34_536_181_235_958, 1_234, emitted=4),
     slice_event((1, 2), "draft", 34_536_181_235_959, 1_000),
-    counter_event(1, "batch", 7_000, 3),
+    counter_event(1, "batch", "requests", 7_000, 3),
 ]
 
 
