@@ -28,6 +28,10 @@ from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.live import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.otlp_metrics import MetricsPush
+from adaptspec.telemetry.span_queue import SpanQueue
+from adaptspec.telemetry.trace_settings import PushSettings, TraceSettings
+from adaptspec.telemetry.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,18 @@ class ServeConfig:
     journal_files: int = 4
     admin_key: str | None = field(default=None, repr=False)
     watch_policies: bool = True
+    traces: TraceSettings = TraceSettings()
+    push: PushSettings = PushSettings()
 
     @property
     def name(self) -> str | None:
         """What clients call the model; None for the model's own name."""
         return self.served_model_name or (BUNDLED if self.engine.model == BUNDLED else None)
+
+    @property
+    def shown_name(self) -> str:
+        """What telemetry calls it before it is loaded."""
+        return self.name or Path(self.engine.model).name
 
 
 async def serve(config: ServeConfig, console: Console) -> None:
@@ -65,7 +76,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
     """
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
-            metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.name or Path(config.engine.model).name)
+            metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.shown_name)
             journal = _journal(config)
             if journal is not None:
                 closing.push_async_callback(asyncio.to_thread, journal.close)
@@ -73,12 +84,17 @@ async def serve(config: ServeConfig, console: Console) -> None:
             live = LiveFeed(earnings.snapshot)
             closing.push_async_callback(asyncio.to_thread, earnings.close)
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            sinks = (metrics, live, earnings) if journal is None else (metrics, live, earnings, journal)
+            traced = _tracing(config, metrics, closing)
+            sinks = [sink for sink in (metrics, live, earnings, journal, traced) if sink is not None]
             built = await asyncio.to_thread(build, config.engine, sinks)
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
-        earnings.begin(built.costs, [drafter.name for drafter in built.drafters], built.core.max_rows, TASKS)
+        drafters = [drafter.name for drafter in built.drafters]
+        earnings.begin(built.costs, drafters, built.core.max_rows, TASKS)
         desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files)
+        if traced is not None:
+            traced.start(drafters)
+            desk.listen(traced.reloaded)
         if journal is not None:
             journal.begin(_header(built, engine))
             _watch_journal(metrics, journal)
@@ -93,12 +109,14 @@ async def serve(config: ServeConfig, console: Console) -> None:
         metrics.watch_earnings(earnings.snapshot)
         metrics.watch_shadows(desk.estimates)
         metrics.watch_reloads(lambda: desk.reloads)
+        _push(config, metrics, closing)
         await serve_app(
             make_app(
                 engine,
                 built.tokenizer,
                 metrics,
                 policies=desk,
+                traces=traced,
                 admin_key=config.admin_key,
                 live=live,
                 facts=_facts(built, config),
@@ -124,6 +142,31 @@ def _journal(config: ServeConfig) -> Journal | None:
     if config.journal is None:
         return None
     return Journal(config.journal, max_bytes=config.journal_bytes, files=config.journal_files)
+
+
+def _tracing(config: ServeConfig, metrics: Metrics, closing: AsyncExitStack) -> Tracing | None:
+    """Traces, if they are wanted and there is somewhere to send them."""
+    if not config.traces.enabled:
+        return None
+    tracing = Tracing(config.traces, SpanQueue(config.traces.exporter()), config.shown_name)
+    closing.push_async_callback(asyncio.to_thread, tracing.close)
+    for name, help_text, count in (
+        ("adaptspec_trace_exported_spans", "Spans that a collector has taken", lambda: tracing.exported),
+        ("adaptspec_trace_dropped_spans", "Spans and rounds that did not get through", lambda: tracing.dropped),
+    ):
+        metrics.watch_count(name, help_text, count)
+    return tracing
+
+
+def _push(config: ServeConfig, metrics: Metrics, closing: AsyncExitStack) -> None:
+    """Send metrics, if that is wanted."""
+    if config.push.enabled:
+        push = MetricsPush(metrics.families, config.push.exporter())
+        metrics.watch_count(
+            "adaptspec_metrics_failed_pushes", "Times that metrics could not be sent", lambda: push.failed
+        )
+        push.start()
+        closing.push_async_callback(asyncio.to_thread, push.close)
 
 
 def _watch_journal(metrics: Metrics, journal: Journal) -> None:

@@ -20,3 +20,11 @@ def seconds(text: str) -> float:
     if not (math.isfinite(value) and value >= 0.0):
         raise argparse.ArgumentTypeError("must be at least 0")
     return value
+
+
+def share(text: str) -> float:
+    """A share, from 0 to 1."""
+    value = float(text)
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError("must be between 0 and 1")
+    return value

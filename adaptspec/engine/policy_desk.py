@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,6 +97,7 @@ class PolicyDesk:
         served = [ServedPolicy(spec, read_text(files[spec.name]), files[spec.name]) for spec in specs]
         self._served = {policy.name: policy for policy in served}
         self.reloads = Reloads()
+        self._listeners: list[Callable[[str], None]] = []
         self._lock = threading.Lock()  # one change at a time, and none while what was learned is read
 
     @property
@@ -108,6 +109,10 @@ class PolicyDesk:
     def default(self) -> str:
         """The policy of requests that name none."""
         return self._core.default_policy
+
+    def listen(self, reloaded: Callable[[str], None]) -> None:
+        """Have `reloaded` called with the name of every policy that comes anew, on the thread that brings it."""
+        self._listeners.append(reloaded)
 
     def on_request(self) -> tuple[ServedPolicy, ...]:
         """Those that a request may ask for: shadows only watch."""
@@ -164,6 +169,8 @@ class PolicyDesk:
             self._served = {**self._served, spec.name: new}
             now = self.reloads
             self.reloads = replace(now, applied=now.applied + 1, last_applied=time.time())
+        for listener in self._listeners:
+            listener(spec.name)
         return Applied(spec.name, before is not None, carried)
 
     @contextmanager

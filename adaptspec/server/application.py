@@ -16,9 +16,10 @@ from adaptspec.server.counting import counting
 from adaptspec.server.live import add_live
 from adaptspec.server.live_page import add_page
 from adaptspec.server.problem import problems, shape_refusal
-from adaptspec.server.protocols import AsyncEngine, Exposition, Policies, Tokenizer
+from adaptspec.server.protocols import AsyncEngine, Exposition, Policies, Tokenizer, Tracing
 from adaptspec.server.request_id import add_request_id
 from adaptspec.server.service import SERVICE, Service
+from adaptspec.server.traces import add_trace_context, tracing
 from adaptspec.telemetry.live import LiveFeed
 
 MAX_BODY_BYTES = 4 * 2**20
@@ -30,6 +31,7 @@ def make_app(
     exposition: Exposition,
     *,
     policies: Policies | None = None,
+    traces: Tracing | None = None,
     admin_key: str | None = None,
     live: LiveFeed | None = None,
     facts: Mapping[str, Any] = MappingProxyType({}),
@@ -38,17 +40,21 @@ def make_app(
 ) -> web.Application:
     """The app for an engine that runs. `exposition` is what `/metrics` shows, and counts answers.
 
-    `policies` adds the routes about them; those that change something exist only with an `admin_key`.
-    `live` adds the live feed and its page, with `facts` about the server. `journal` is what policies are tried on.
+    `policies` adds the routes about them; those that change something exist only with an `admin_key`. `traces` None:
+    nothing is traced. `live` adds the live feed and its page, with `facts` about the server. `journal` is what policies
+    are tried on.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
     """
-    app = web.Application(middlewares=[counting(exposition.responded), problems], client_max_size=max_body_bytes)
+    middlewares = [counting(exposition.responded), problems]
+    if traces is not None:
+        middlewares.insert(0, tracing(traces))
+    app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
     app[SERVICE] = Service(engine, Codec(tokenizer, engine.target.vocab_size))
     app[status.EXPOSITION] = exposition
     app[status.STARTED] = int(time.time())
-    app.on_response_prepare.extend((shape_refusal, add_request_id))
+    app.on_response_prepare.extend((shape_refusal, add_request_id, add_trace_context))
     app.add_routes(
         [
             web.post("/v1/completions", handlers.completions),

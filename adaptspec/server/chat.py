@@ -96,6 +96,11 @@ class ChatBody(GenerationBody):
         return [sum(len(message.content) for message in self.messages)]
 
     @property
+    def contents(self) -> list[dict[str, str]]:
+        """See `GenerationBody.contents`."""
+        return [message.plain() for message in self.messages]
+
+    @property
     def wanted_tokens(self) -> int | None:
         """Output tokens asked for; None is as many as the context has room for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

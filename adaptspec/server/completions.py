@@ -58,6 +58,11 @@ class CompletionBody(GenerationBody):
         return [len(prompt) if isinstance(prompt, str) else 0 for prompt in self.prompt]
 
     @property
+    def contents(self) -> list[dict[str, str]]:
+        """See `GenerationBody.contents`."""
+        return [{"role": "user", "content": prompt} for prompt in self.prompt if isinstance(prompt, str)]
+
+    @property
     def wanted_tokens(self) -> int:
         """Output tokens asked for."""
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens

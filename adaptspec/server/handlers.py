@@ -13,6 +13,7 @@ from adaptspec.server.generation import complete_all, stream_all
 from adaptspec.server.reply import Reply
 from adaptspec.server.request_id import HEADER
 from adaptspec.server.service import SERVICE, Service, read_body
+from adaptspec.server.traces import trace_of
 from adaptspec.server.wire import GenerationBody
 from adaptspec.types import Request
 
@@ -52,6 +53,9 @@ async def _tokens(service: Service, prompts: Sequence[Prompt]) -> list[tuple[int
 async def _answer(
     http: web.Request, body: GenerationBody, reply: Reply, requests: Sequence[Request]
 ) -> web.StreamResponse:
+    trace = trace_of(http)
+    if trace is not None:
+        trace.asked(requests, reply.id, body.contents if trace.wants_content else ())
     engine, headers = http.app[SERVICE].engine, {HEADER: reply.id}
     if body.stream:
         deltas = stream_all(engine, requests)

@@ -107,6 +107,11 @@ class GenerationBody(WireModel):
 
     @property
     @abstractmethod
+    def contents(self) -> list[dict[str, str]]:
+        """Roles and texts of what was sent; prompts of token ids have none."""
+
+    @property
+    @abstractmethod
     def wanted_tokens(self) -> int | None:
         """Output tokens the answer may have; None is as many as the context has room for."""
 

@@ -34,6 +34,11 @@ class Mailbox(Generic[T]):
         self._thread = threading.Thread(target=self._run, name=f"adaptspec-{name}", daemon=True)
         self.dropped = 0  # written by the putting thread, and by `work` where it failed
 
+    @property
+    def closing(self) -> bool:
+        """Whether what is handled now is the last."""
+        return self._closing.is_set()
+
     def start(self) -> None:
         """Begin to empty it; what was put in before is kept for then."""
         self._thread.start()

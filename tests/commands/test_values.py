@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from adaptspec.commands.values import positive, seconds
+from adaptspec.commands.values import positive, seconds, share
 
 
 def test_positive_numbers_are_positive() -> None:
@@ -22,3 +22,11 @@ def test_times_are_times() -> None:
     for text in ("-1", "nan", "inf"):
         with pytest.raises(argparse.ArgumentTypeError, match="at least 0"):
             seconds(text)
+
+
+def test_shares_are_shares() -> None:
+    """Percentages are asked for as 0.05, not 5."""
+    assert (share("0"), share("1")) == (0.0, 1.0)
+    for text in ("-0.1", "5", "nan"):
+        with pytest.raises(argparse.ArgumentTypeError, match="between 0 and 1"):
+            share(text)
