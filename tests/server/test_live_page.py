@@ -1,4 +1,4 @@
-"""The page's files: all that it asks for is there, nothing is inline or from elsewhere, and browsers keep what is old."""
+"""The page's files: all that it asks for is there, nothing is inline or from elsewhere, nothing else is sent."""
 
 from __future__ import annotations
 
