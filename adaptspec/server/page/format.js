@@ -3,7 +3,11 @@
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
 export const count = (value) => whole.format(value);
-export const percent = (value) => `${value > 0 && value < 0.01 ? (100 * value).toFixed(1) : Math.round(100 * value)} %`;
+export function percent(value) {
+  const hundred = 100 * value;
+  if (hundred > 0 && hundred < 0.1) return "< 0.1 %";
+  return `${hundred > 0 && hundred < 1 ? hundred.toFixed(1) : Math.round(hundred)} %`;
+}
 export const fixed = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
 export const times = (value) => `${fixed(value, 2)} ×`;
 
