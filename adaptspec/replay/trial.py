@@ -21,10 +21,12 @@ from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.journal_tape import tape_of_journal
 from adaptspec.replay.simulator import Tally, replay, static_spec
 from adaptspec.replay.streams import Schedule, Stream, in_turn, stream
+from adaptspec.replay.tape import Tape
 
-RECENT_BYTES = 4 * 2**20
-_MOST_REQUESTS = 60
-_DEPTHS = (1, 2, 3, 5, 7)  # fixed depths to compare with
+RECENT_BYTES = 2 * 2**20
+# Replaying a token under the seven or so policies takes two to three milliseconds in all.
+_MOST_TOKENS = 4_000
+_DEPTHS = (1, 2, 4, 7)  # fixed depths to compare with
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -85,7 +87,7 @@ def try_policy(journal: Path, text: str, against: str | None) -> Trial:
             batch = _batch(recent)
         except JournalError as error:
             raise JournalError(str(error).replace(f"{recent}: ", f"{journal.name}: ")) from error
-    tape = read.tape.thinned(max(1, _MOST_REQUESTS // len(set(read.tape.tasks))))
+    tape = _thinned(read.tape)
     work = stream(tape, Schedule((batch,)), in_turn(tape))
     off = replay(static_spec(0), work, read.costs)
     fixed = {depth: replay(static_spec(depth), work, read.costs) for depth in _DEPTHS}
@@ -104,6 +106,14 @@ def try_policy(journal: Path, text: str, against: str | None) -> Trial:
         known=read.known,
         left_out=tuple(name for name in edited.drafters if name not in known),
     )
+
+
+def _thinned(tape: Tape) -> Tape:
+    """As many requests of each task as there is time for, at least one."""
+    each = max(1, len(tape))
+    while each > 1 and int(tape.thinned(each).lengths.sum()) > _MOST_TOKENS:
+        each = each * 3 // 4
+    return tape.thinned(each)
 
 
 def _current(

@@ -16,7 +16,7 @@ from adaptspec.replay.trial import try_policy
 
 def main() -> int:
     """Answer one question; the exit status is 0 also where the answer is what is wrong with the policy."""
-    os.nice(10)  # whoever is served now comes first
+    os.nice(5)  # whoever is served now comes first
     asked = json.load(sys.stdin)
     try:
         answer = {"trial": try_policy(Path(asked["journal"]), asked["policy"], asked["against"]).to_json()}

@@ -19,7 +19,7 @@ from aiohttp import web
 from adaptspec.errors import ConfigError, OverloadedError, RequestError
 from adaptspec.server.admin import POLICIES, body_text, check_key
 
-TRIAL_SECONDS = 45.0
+TRIAL_SECONDS = 60.0
 _PLACE = re.compile(r"<body>:(\d+):(\d+): ")
 _PROGRAM = (sys.executable, "-m", "adaptspec.replay.trial_process")
 

@@ -21,12 +21,16 @@ const playground = new Playground(feed);
 const policy = new Policy(feed);
 const parts = [new Speed(feed), new Strips(feed), new Decisions(feed), new Waterfall(feed)];
 
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
 let asked = false;
+let drawn = 0;
 function draw() {
-  if (asked) return;
+  // Figures that change four times a second are motion, too.
+  if (asked || (calm.matches && performance.now() - drawn < 900)) return;
   asked = true;
-  requestAnimationFrame(() => {
+  requestAnimationFrame((now) => {
     asked = false;
+    drawn = now;
     if (!feed.ready) return;
     for (const part of parts) part.draw();
     const { running, waiting } = feed.load;

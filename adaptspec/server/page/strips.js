@@ -4,7 +4,7 @@ import { $, colour, el, prepare, say } from "./dom.js";
 import { count, percent, shortId, TIERS, tierOf } from "./format.js";
 
 const SHOWN = 64;
-const AT_LEAST = 8; // requests: those that ended last fill the places of those that do not run
+const AT_LEAST = 10; // requests: those that ended last fill the places of those that do not run
 const MANY = 12;
 const LOWEST = 7; // the depth that a strip has room for at least
 
