@@ -19,7 +19,7 @@ from adaptspec.server.problem import problems, shape_refusal
 from adaptspec.server.protocols import AsyncEngine, Exposition, Policies, Tokenizer, Tracing
 from adaptspec.server.request_id import add_request_id
 from adaptspec.server.service import SERVICE, Service
-from adaptspec.server.traces import add_trace_context, tracing
+from adaptspec.server.traces import tracing
 from adaptspec.telemetry.live import LiveFeed
 
 MAX_BODY_BYTES = 4 * 2**20
@@ -54,7 +54,7 @@ def make_app(
     app[SERVICE] = Service(engine, Codec(tokenizer, engine.target.vocab_size))
     app[status.EXPOSITION] = exposition
     app[status.STARTED] = int(time.time())
-    app.on_response_prepare.extend((shape_refusal, add_request_id, add_trace_context))
+    app.on_response_prepare.extend((shape_refusal, add_request_id))
     app.add_routes(
         [
             web.post("/v1/completions", handlers.completions),

@@ -6,6 +6,7 @@ Knows HTTP; what a trace says and where it goes is telemetry's affair.
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from typing import Any
 
 from aiohttp import web
@@ -14,7 +15,7 @@ from adaptspec.server.problem import Handler
 from adaptspec.server.protocols import Trace, Tracing
 
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
-TRACE = "adaptspec-trace"
+_CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
 CLIENT_CLOSED = 499  # as proxies log it: nobody was left to get a status
 
 
@@ -27,26 +28,23 @@ def tracing(traces: Tracing) -> Any:
         operation = None if resource is None else OPERATIONS.get(resource.canonical)
         if operation is None:
             return await handler(request)
-        one = request[TRACE] = traces.begin(operation, request.headers)
+        one = traces.begin(operation, request.headers)
+        before = _CURRENT.set(one)
         try:
             response = await handler(request)
         except (asyncio.CancelledError, ConnectionError):
             one.end(CLIENT_CLOSED, "client_closed_request")
             raise
+        finally:
+            _CURRENT.reset(before)
+        if not response.prepared:  # a stream has gone out by now, and says it already
+            response.headers.update(one.headers)
         one.end(response.status, str(response.status) if response.status >= 400 else None)
         return response
 
     return trace
 
 
-def trace_of(request: web.Request) -> Trace | None:
-    """The trace of a request, if it has one."""
-    found: Trace | None = request.get(TRACE)
-    return found
-
-
-async def add_trace_context(request: web.Request, response: web.StreamResponse) -> None:
-    """A response-prepare signal: the client learns which trace its answer is in."""
-    trace = trace_of(request)
-    if trace is not None:
-        response.headers.update(trace.headers)
+def current_trace() -> Trace | None:
+    """The trace of the request that is being handled, if it has one."""
+    return _CURRENT.get()

@@ -72,6 +72,8 @@ class MetricsPush:
         data = MetricsData([ResourceMetrics(resource(), [scope], "")])
         if self._exporter.export(data) is not MetricExportResult.SUCCESS:
             self.failed += 1
+            if self.failed == 1:
+                _log.warning("metrics cannot be sent (see the OTLP endpoint); their sums go out when they can")
 
     def _run(self) -> None:
         while True:

@@ -5,6 +5,7 @@ The SDK's own one keeps no count that can be read, and waits up to half a minute
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 
@@ -14,6 +15,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from adaptspec.errors import ConfigError
 from adaptspec.telemetry.mailbox import Mailbox
+
+_log = logging.getLogger(__name__)
 
 
 class SpanQueue(SpanProcessor):
@@ -33,6 +36,7 @@ class SpanQueue(SpanProcessor):
             pause=number("OTEL_BSP_SCHEDULE_DELAY", 5000) / 1e3,
         )
         self._failed = 0
+        self._failing = False
         self._giving_up = False
         self.exported = 0
         self._box.start()
@@ -70,8 +74,12 @@ class SpanQueue(SpanProcessor):
             lot = spans[start : start + self._size]
             if not self._giving_up and self._exporter.export(lot) is SpanExportResult.SUCCESS:
                 self.exported += len(lot)
-            else:
-                self._failed += len(lot)
+                self._failing = False
+                continue
+            self._failed += len(lot)
+            if not self._failing:
+                _log.warning("spans cannot be sent; they are dropped until they can (see the OTLP endpoint)")
+            self._failing = True
 
 
 def number(variable: str, default: int) -> int:

@@ -43,7 +43,8 @@ class PhaseSpans:
         if timings.admitted is None:
             return
         first = end if timings.first_token is None else timings.first_token
-        prefill = {"gen_ai.usage.input_tokens": completion.prompt_tokens}
+        # Not under the conventions' names: whoever adds up a trace would count tokens twice.
+        prefill = {"adaptspec.prompt_tokens": completion.prompt_tokens}
         self._phase("prefill", parent, (clock.at(admitted), clock.at(first)), prefill)
         if timings.first_token is not None:
             self._decode(story, completion, parent, clock, rounds=rounds, seconds=known)
@@ -69,7 +70,7 @@ class PhaseSpans:
         seconds: dict[str, float],
     ) -> None:
         start, end = completion.timings.first_token or completion.timings.finished, completion.timings.finished
-        said = of_decoding(story, self._drafters) | {"gen_ai.usage.output_tokens": len(completion.tokens)}
+        said = of_decoding(story, self._drafters) | {"adaptspec.output_tokens": len(completion.tokens)}
         said["gen_ai.latency.time_in_model_decode"] = seconds["gen_ai.latency.time_in_model_decode"]
         span = self._tracer.start_span("decode", parent, attributes=said, start_time=clock.at(start))
         for fact in story.facts:

@@ -50,7 +50,7 @@ class TraceSettings:
 
     def exporter(self) -> OTLPSpanExporter:
         """What sends spans. Raises ConfigError for a variable that cannot be used."""
-        _check_protocol("TRACES")
+        _prepare("TRACES")
         try:
             return OTLPSpanExporter(endpoint=_place(self.endpoint, "traces"))
         except (ValueError, OSError) as error:
@@ -72,7 +72,7 @@ class PushSettings:
 
     def exporter(self) -> OTLPMetricExporter:
         """What sends metrics. Raises ConfigError for a variable that cannot be used."""
-        _check_protocol("METRICS")
+        _prepare("METRICS")
         try:
             return OTLPMetricExporter(endpoint=_place(self.endpoint, "metrics"))
         except (ValueError, OSError) as error:
@@ -108,7 +108,9 @@ def _place(endpoint: str | None, signal: str) -> str | None:
     return endpoint if endpoint.endswith(path) else endpoint.rstrip("/") + path
 
 
-def _check_protocol(signal: str) -> None:
+def _prepare(signal: str) -> None:
+    # It warns at every try of a collector that is away; who sends says it once, and counts.
+    logging.getLogger("opentelemetry.exporter.otlp.proto.http").setLevel(logging.CRITICAL)
     for variable in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         protocol = os.environ.get(variable)
         if protocol not in (None, "", "http/protobuf"):
