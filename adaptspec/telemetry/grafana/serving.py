@@ -39,11 +39,13 @@ SERVER = Row(
         Panel(
             "Losses beside serving",
             "What could not be written down or kept; nothing of it touches an answer. There are curves for what is in "
-            "use: a journal, a state directory.",
+            "use: a journal, a state directory, a collector.",
             "short",
             [
                 Query(growth("adaptspec_journal_dropped_lines_total"), "journal lines dropped"),
                 Query(growth("adaptspec_earnings_dropped_entries_total"), "rounds without an estimate"),
+                Query(growth("adaptspec_trace_dropped_spans_total"), "spans dropped"),
+                Query(growth("adaptspec_metrics_failed_pushes_total"), "metrics not sent"),
                 Query(growth("adaptspec_state_failed_saves_total"), "states not saved"),
                 Query(growth("adaptspec_state_quarantined_files_total"), "states quarantined"),
             ],

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from adaptspec.telemetry.trace_settings import PushSettings, TraceSettings
 from tests.running import Running, config_of, get
 
 # Also those that rules record: level:metric:operations.
@@ -17,8 +19,14 @@ NAME = re.compile(r"\b(?:[a-z_]+:)?(?:adaptspec|gen_ai)_[a-z0-9_:]+")
 
 
 async def exported(target: Path, draft: Path, folder: Path) -> dict[str, set[str]]:
-    """Labels by metric of a server with a journal, a state directory and a shadow policy, after one answer."""
-    server = Running(config_of(target, draft, folder))
+    """Labels by metric of a server with everything on, after one answer. Its collector does not exist."""
+    nowhere = "http://127.0.0.1:9"
+    config = replace(
+        config_of(target, draft, folder),
+        traces=TraceSettings(endpoint=nowhere),
+        push=PushSettings(wanted=True, endpoint=nowhere),
+    )
+    server = Running(config)
     url = await server.url()
     async with aiohttp.ClientSession() as session:
         body = {"prompt": "Hello", "max_tokens": 20, "temperature": 0}
