@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -22,8 +24,14 @@ from adaptspec.engine.state_keeper import StateKeeper
 from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app
 from adaptspec.server.run import serve as serve_app
+from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal import Journal
+from adaptspec.telemetry.live import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.otlp_metrics import MetricsPush
+from adaptspec.telemetry.span_queue import SpanQueue
+from adaptspec.telemetry.trace_settings import PushSettings, TraceSettings
+from adaptspec.telemetry.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -42,13 +50,22 @@ class ServeConfig:
     compat_vllm: bool = False
     state_dir: Path | None = None
     journal: Path | None = None
+    journal_bytes: int = 64 * 2**20  # of each of its files
+    journal_files: int = 4
     admin_key: str | None = field(default=None, repr=False)
     watch_policies: bool = True
+    traces: TraceSettings = TraceSettings()
+    push: PushSettings = PushSettings()
 
     @property
     def name(self) -> str | None:
         """What clients call the model; None for the model's own name."""
         return self.served_model_name or (BUNDLED if self.engine.model == BUNDLED else None)
+
+    @property
+    def shown_name(self) -> str:
+        """What telemetry calls it before it is loaded."""
+        return self.name or Path(self.engine.model).name
 
 
 async def serve(config: ServeConfig, console: Console) -> None:
@@ -59,16 +76,25 @@ async def serve(config: ServeConfig, console: Console) -> None:
     """
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
-            metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.name or Path(config.engine.model).name)
-            journal = None if config.journal is None else Journal(config.journal)
+            metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.shown_name)
+            journal = _journal(config)
             if journal is not None:
                 closing.push_async_callback(asyncio.to_thread, journal.close)
+            earnings = Earnings()
+            live = LiveFeed(earnings.snapshot)
+            closing.push_async_callback(asyncio.to_thread, earnings.close)
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            sinks = (metrics,) if journal is None else (metrics, journal)
+            traced = _tracing(config, metrics, closing)
+            sinks = [sink for sink in (metrics, live, earnings, journal, traced) if sink is not None]
             built = await asyncio.to_thread(build, config.engine, sinks)
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
+        drafters = [drafter.name for drafter in built.drafters]
+        earnings.begin(built.costs, drafters, built.core.max_rows, TASKS)
         desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files)
+        if traced is not None:
+            traced.start(drafters)
+            desk.listen(traced.reloaded)
         if journal is not None:
             journal.begin(_header(built, engine))
             _watch_journal(metrics, journal)
@@ -80,10 +106,22 @@ async def serve(config: ServeConfig, console: Console) -> None:
             closing.push_async_callback(asyncio.to_thread, keeper.close)
         _watch(desk, config, closing)
         metrics.watch(engine.stats)
+        metrics.watch_earnings(earnings.snapshot)
         metrics.watch_shadows(desk.estimates)
         metrics.watch_reloads(lambda: desk.reloads)
+        _push(config, metrics, closing)
         await serve_app(
-            make_app(engine, built.tokenizer, metrics, policies=desk, admin_key=config.admin_key),
+            make_app(
+                engine,
+                built.tokenizer,
+                metrics,
+                policies=desk,
+                traces=traced,
+                admin_key=config.admin_key,
+                live=live,
+                facts=_facts(built, config),
+                journal=config.journal,
+            ),
             config.host,
             config.port,
             drain_seconds=config.drain_seconds,
@@ -98,6 +136,37 @@ def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> No
     closing.callback(loop.remove_signal_handler, signal.SIGHUP)
     if config.watch_policies:
         closing.callback(asyncio.create_task(watch.run()).cancel)
+
+
+def _journal(config: ServeConfig) -> Journal | None:
+    if config.journal is None:
+        return None
+    return Journal(config.journal, max_bytes=config.journal_bytes, files=config.journal_files)
+
+
+def _tracing(config: ServeConfig, metrics: Metrics, closing: AsyncExitStack) -> Tracing | None:
+    """Traces, if they are wanted and there is somewhere to send them."""
+    if not config.traces.enabled:
+        return None
+    tracing = Tracing(config.traces, SpanQueue(config.traces.exporter()), config.shown_name)
+    closing.push_async_callback(asyncio.to_thread, tracing.close)
+    for name, help_text, count in (
+        ("adaptspec_trace_exported_spans", "Spans that a collector has taken", lambda: tracing.exported),
+        ("adaptspec_trace_dropped_spans", "Spans and rounds that did not get through", lambda: tracing.dropped),
+    ):
+        metrics.watch_count(name, help_text, count)
+    return tracing
+
+
+def _push(config: ServeConfig, metrics: Metrics, closing: AsyncExitStack) -> None:
+    """Send metrics, if that is wanted."""
+    if config.push.enabled:
+        push = MetricsPush(metrics.families, config.push.exporter())
+        metrics.watch_count(
+            "adaptspec_metrics_failed_pushes", "Times that metrics could not be sent", lambda: push.failed
+        )
+        push.start()
+        closing.push_async_callback(asyncio.to_thread, push.close)
 
 
 def _watch_journal(metrics: Metrics, journal: Journal) -> None:
@@ -128,7 +197,19 @@ def _header(built: Built, engine: AsyncEngine) -> JournalHeader:
         default=engine.default_policy,
         tasks=TASKS,
         costs=json.loads(built.costs.to_json()),
+        clock=time.time() - time.monotonic(),
     )
+
+
+def _facts(built: Built, config: ServeConfig) -> dict[str, Any]:
+    """What the live feed says of the server itself."""
+    return {
+        "drafters": [drafter.name for drafter in built.drafters],
+        "tasks": list(TASKS),
+        "rows": config.engine.limits.max_rows,
+        "admin": config.admin_key is not None,
+        "journal": config.journal is not None,
+    }
 
 
 def _announce(console: Console, url: str, engine: AsyncEngine, built: Built) -> None:

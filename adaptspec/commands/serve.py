@@ -10,8 +10,10 @@ from pathlib import Path
 from rich.console import Console
 
 from adaptspec.app import ServeConfig, serve
-from adaptspec.commands.arguments import add_models, engine_config, positive, seconds
+from adaptspec.commands.arguments import add_models, engine_config
+from adaptspec.commands.values import positive, seconds, share
 from adaptspec.errors import ConfigError
+from adaptspec.telemetry.trace_settings import PushSettings, TraceLevel, TraceSettings
 
 ADMIN_KEY = "ADAPTSPEC_ADMIN_KEY"
 
@@ -30,6 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--state-dir", type=Path, help="keep what policies learn here, across restarts")
     group.add_argument("--journal", type=Path, metavar="FILE", help="write every round down, as JSON lines")
     group.add_argument(
+        "--journal-megabytes",
+        type=positive,
+        default=64,
+        metavar="MB",
+        help="a fuller journal goes on in a new file; FILE.1 is then the one before (default: %(default)s)",
+    )
+    group.add_argument(
+        "--journal-files",
+        type=positive,
+        default=4,
+        metavar="N",
+        help="files kept, FILE included (default: %(default)s)",
+    )
+    group.add_argument(
         "--admin-key-file",
         type=Path,
         metavar="FILE",
@@ -43,7 +59,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="reload a policy when its file changes (default: yes; SIGHUP always does)",
     )
     group.add_argument("--metrics-compat", choices=["vllm"], help="serve vLLM's metric names as well")
+    _add_telemetry(parser.add_argument_group("traces and metrics (OTEL_* variables work, too)"))
     parser.set_defaults(run=_serve)
+
+
+def _add_telemetry(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="collector to send traces to, such as http://localhost:4318 (default: none)",
+    )
+    group.add_argument(
+        "--trace-level",
+        choices=[level.value for level in TraceLevel],
+        default=TraceLevel.PHASE.value,
+        help="how much a trace says (default: %(default)s)",
+    )
+    group.add_argument(
+        "--trace-slow-seconds", type=seconds, metavar="S", help="requests that take longer get a span per round"
+    )
+    group.add_argument(
+        "--trace-round-share", type=share, default=1.0, metavar="P", help="share of traces that level round is for"
+    )
+    group.add_argument("--trace-content", action="store_true", help="send prompts and answers as well")
+    group.add_argument("--otlp-metrics", action="store_true", help="send metrics to the collector, too")
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -57,8 +96,18 @@ def _serve(arguments: argparse.Namespace) -> int:
         compat_vllm=arguments.metrics_compat == "vllm",
         state_dir=arguments.state_dir,
         journal=arguments.journal,
+        journal_bytes=arguments.journal_megabytes * 2**20,
+        journal_files=arguments.journal_files,
         admin_key=_admin_key(arguments.admin_key_file),
         watch_policies=arguments.watch_policies,
+        traces=TraceSettings(
+            TraceLevel(arguments.trace_level),
+            arguments.otlp_endpoint,
+            arguments.trace_slow_seconds,
+            arguments.trace_round_share,
+            arguments.trace_content,
+        ),
+        push=PushSettings(arguments.otlp_metrics, arguments.otlp_endpoint),
     )
     asyncio.run(serve(config, Console(stderr=True)))
     return 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,6 +97,7 @@ class PolicyDesk:
         served = [ServedPolicy(spec, read_text(files[spec.name]), files[spec.name]) for spec in specs]
         self._served = {policy.name: policy for policy in served}
         self.reloads = Reloads()
+        self._listeners: list[Callable[[str], None]] = []
         self._lock = threading.Lock()  # one change at a time, and none while what was learned is read
 
     @property
@@ -109,6 +110,10 @@ class PolicyDesk:
         """The policy of requests that name none."""
         return self._core.default_policy
 
+    def listen(self, reloaded: Callable[[str], None]) -> None:
+        """Have `reloaded` called with the name of every policy that comes anew, on the thread that brings it."""
+        self._listeners.append(reloaded)
+
     def on_request(self) -> tuple[ServedPolicy, ...]:
         """Those that a request may ask for: shadows only watch."""
         return tuple(policy for policy in self.served if not isinstance(policy.spec.rollout, ShadowSpec))
@@ -116,6 +121,17 @@ class PolicyDesk:
     def estimates(self) -> tuple[ShadowEstimate, ...]:
         """What each shadow would have earned."""
         return self._core.estimates()
+
+    def check(self, text: str, source: str = "<policy>") -> str:
+        """The name of the policy in a text, if it could be served. Changes nothing, and waits for no round.
+
+        Raises:
+            PolicyError, ConfigError: it cannot be used; says why, and where.
+        """
+        spec = parse_policy_spec(text, source, TASKS)
+        self._core.check_policy(spec.name, build_policy(spec, self._costs, self._core.max_rows, TASKS))
+        methods_of(spec)
+        return spec.name
 
     def apply(self, text: str, source: str = "<policy>", path: Path | None = None) -> Applied:
         """Serve the policy in a text from the next round on, in place of the one of its name if there is one.
@@ -153,6 +169,8 @@ class PolicyDesk:
             self._served = {**self._served, spec.name: new}
             now = self.reloads
             self.reloads = replace(now, applied=now.applied + 1, last_applied=time.time())
+        for listener in self._listeners:
+            listener(spec.name)
         return Applied(spec.name, before is not None, carried)
 
     @contextmanager

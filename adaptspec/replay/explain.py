@@ -6,13 +6,13 @@ Knows numbers; the words for them are `explain_report`'s.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from adaptspec.control.cost import CostTable
+from adaptspec.control.guarding import Guarding
 from adaptspec.errors import JournalError
 from adaptspec.replay.journal import JournalLog, LoggedRound, nothing_of
 from adaptspec.types import Reason
@@ -113,40 +113,6 @@ class RowRound:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {**vars(self), "reason": self.reason.name.lower()}
-
-
-@dataclass
-class Guarding:
-    """How often speculation was switched off and tried again, from how stretches of rounds follow each other.
-
-    A single guarded round between others is no switch: it renews the baseline that rounds are measured against.
-    """
-
-    switched_off: int = 0
-    probes: int = 0
-    came_back: int = 0
-    baselines: int = 0
-    _stance: Reason = Reason.POLICY
-    _stretch: int = 0
-    _tried: bool = False  # a probe came before this stretch of the guard
-
-    def add(self, reasons: Iterable[int]) -> None:
-        """One round's reasons."""
-        present = set(reasons)
-        stance = next((one for one in (Reason.GUARD, Reason.PROBE) if int(one) in present), Reason.POLICY)
-        if stance is self._stance:
-            self._stretch += 1
-        else:
-            self._turn(self._stance, stance)
-            self._stance, self._stretch = stance, 1
-        if stance is Reason.GUARD and self._stretch == 2 and not self._tried:
-            self.switched_off += 1
-
-    def _turn(self, before: Reason, after: Reason) -> None:
-        self.baselines += before is Reason.GUARD and after is Reason.POLICY and self._stretch == 1
-        self.probes += after is Reason.PROBE
-        self.came_back += before is Reason.PROBE and after is Reason.POLICY
-        self._tried = before is Reason.PROBE
 
 
 @dataclass

@@ -88,11 +88,17 @@ class ChatBody(GenerationBody):
     }
 
     prompt_field: ClassVar[str] = "messages"
+    operation: ClassVar[str] = "chat"
 
     @property
     def characters(self) -> list[int]:
         """Of the one prompt that all messages are together, without what the template adds."""
         return [sum(len(message.content) for message in self.messages)]
+
+    @property
+    def contents(self) -> list[dict[str, str]]:
+        """See `GenerationBody.contents`."""
+        return [message.plain() for message in self.messages]
 
     @property
     def wanted_tokens(self) -> int | None:

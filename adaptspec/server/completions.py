@@ -50,11 +50,17 @@ class CompletionBody(GenerationBody):
     }
 
     prompt_field: ClassVar[str] = "prompt"
+    operation: ClassVar[str] = "text_completion"
 
     @property
     def characters(self) -> list[int]:
         """Of every prompt; 0 for one of token ids."""
         return [len(prompt) if isinstance(prompt, str) else 0 for prompt in self.prompt]
+
+    @property
+    def contents(self) -> list[dict[str, str]]:
+        """See `GenerationBody.contents`."""
+        return [{"role": "user", "content": prompt} for prompt in self.prompt if isinstance(prompt, str)]
 
     @property
     def wanted_tokens(self) -> int:

@@ -13,6 +13,7 @@ from adaptspec.server.generation import complete_all, stream_all
 from adaptspec.server.reply import Reply
 from adaptspec.server.request_id import HEADER
 from adaptspec.server.service import SERVICE, Service, read_body
+from adaptspec.server.traces import current_trace
 from adaptspec.server.wire import GenerationBody
 from adaptspec.types import Request
 
@@ -53,6 +54,10 @@ async def _answer(
     http: web.Request, body: GenerationBody, reply: Reply, requests: Sequence[Request]
 ) -> web.StreamResponse:
     engine, headers = http.app[SERVICE].engine, {HEADER: reply.id}
+    trace = current_trace()
+    if trace is not None:
+        trace.asked(requests, reply.id, body.contents if trace.wants_content else ())
+        headers |= trace.headers
     if body.stream:
         deltas = stream_all(engine, requests)
         events = reply.chunks(deltas, len(requests), include_usage=body.include_usage)

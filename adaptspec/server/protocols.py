@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from adaptspec.models.runner import ModelInfo
@@ -159,6 +159,9 @@ class Policies(Protocol):
     def estimates(self) -> Sequence[Estimate]:
         """What shadows would have earned."""
 
+    def check(self, text: str, source: str) -> str:
+        """The name of the policy in a text, if it could be served; raises ConfigError. Changes nothing."""
+
     def apply(self, text: str, source: str) -> Applied:
         """Serve a policy from the next round on; raises ConfigError, with nothing changed, if it cannot be used."""
 
@@ -171,3 +174,28 @@ class Exposition(Protocol):
 
     def responded(self, route: str, status: int) -> None:
         """One HTTP answer has been made; `route` is one of few."""
+
+
+class Trace(Protocol):
+    """What is noted of one HTTP request."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its context, for the answer."""
+
+    @property
+    def wants_content(self) -> bool:
+        """Whether prompts may be told."""
+
+    def asked(self, requests: Sequence[Request], answer: str, content: Sequence[Mapping[str, str]]) -> None:
+        """What it becomes for the engine. `content`, roles and texts, is left empty where it is not wanted."""
+
+    def end(self, status: int, error: str | None) -> None:
+        """The answer is over; `error` is one of few words."""
+
+
+class Tracing(Protocol):
+    """Where traces begin."""
+
+    def begin(self, operation: str, headers: Mapping[str, str]) -> Trace:
+        """An HTTP request has come in; `operation` is OpenTelemetry's name for it."""

@@ -72,6 +72,7 @@ class Service:
                 prompt=prompt,
                 sampling=self._sampling(body, self.engine.target.context - len(prompt) if wanted is None else wanted),
                 speculation=speculation,
+                operation=body.operation,
             )
             for index, prompt in enumerate(prompts)
         ]

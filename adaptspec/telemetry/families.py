@@ -9,11 +9,10 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from adaptspec.telemetry.totals import RoundLedger, Totals
-from adaptspec.types import IntArray, Reason
+from adaptspec.telemetry.totals import DEPTH_LABELS, RoundLedger, Totals
+from adaptspec.types import Reason
 
 DEPTHS_AT_START = 7  # the deepest draft of the default policy: these positions are served before they are reached
-DEPTH_LABELS = 64  # more depths than any sensible policy has; keeps label values bounded
 
 
 class Load(Protocol):
@@ -161,7 +160,7 @@ def _speculation(totals: Totals) -> Iterator[Metric]:
     yield CounterMetricFamily(f"{prefix}_accepted_tokens", "Drafted tokens that were emitted", totals.accepted_tokens)
     yield CounterMetricFamily(f"{prefix}_emitted_tokens", "Tokens emitted by decoding rounds", totals.emitted)
     yield _per_position(f"{prefix}_accepted_tokens_per_pos", totals)
-    yield _labelled(f"{prefix}_depth", "Row-rounds by decided depth", "depth", _depths(totals.depths))
+    yield _labelled(f"{prefix}_depth", "Row-rounds by decided depth", "depth", totals.labelled_depths)
     decisions = ((reason.name.lower(), int(totals.reasons[reason])) for reason in Reason)
     yield _labelled(f"{prefix}_decisions", "Row-rounds by the reason of their depth", "reason", decisions)
 
@@ -197,13 +196,6 @@ def _per_position(name: str, totals: Totals, labels: dict[str, str] | None = Non
     counts += [0] * (DEPTHS_AT_START - len(counts))
     pairs = ((str(position), count) for position, count in enumerate(counts))
     return _labelled(name, "Drafted tokens accepted, by position in the draft", "position", pairs, labels)
-
-
-def _depths(tally: IntArray) -> Iterator[tuple[str, int]]:
-    for depth, count in enumerate(tally[:DEPTH_LABELS]):
-        yield str(depth), int(count)
-    if len(tally) > DEPTH_LABELS:
-        yield f"{DEPTH_LABELS}+", int(tally[DEPTH_LABELS:].sum())
 
 
 def _labelled(

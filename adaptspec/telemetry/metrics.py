@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.exposition import choose_encoder
 
+from adaptspec.telemetry.earning_families import EarningsCollector
+from adaptspec.telemetry.earnings import EarningsSnapshot
 from adaptspec.telemetry.families import (
     CountCollector,
     Estimate,
@@ -22,11 +24,33 @@ from adaptspec.telemetry.families import (
     RoundCollector,
     ShadowCollector,
 )
+from adaptspec.telemetry.server_histograms import ServerHistograms
 from adaptspec.telemetry.totals import RoundLedger
 from adaptspec.types import Completion, FinishReason, Request, RoundRecord
 
 _FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-_PER_TOKEN = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+# Speculation moves what is far below the conventions' first bound for tokens.
+_PER_TOKEN = (
+    1e-4,
+    2e-4,
+    3e-4,
+    4e-4,
+    5e-4,
+    7e-4,
+    0.001,
+    0.0015,
+    0.002,
+    0.003,
+    0.005,
+    0.007,
+    0.01,
+    0.015,
+    0.02,
+    0.05,
+    0.1,
+    0.5,
+    1.0,
+)
 _WHOLE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -67,6 +91,7 @@ class Metrics:
             "adaptspec_inter_token_seconds", "Mean time between two output tokens, one value per request", _PER_TOKEN
         )
         self._whole = self._histogram("adaptspec_request_seconds", "From arrival to the end of a request", _WHOLE)
+        self._server = ServerHistograms(self._registry, model_name)
 
     def watch(self, load: Callable[[], Load]) -> None:
         """Also serve the running and waiting gauges; `load` is called at every scrape, on the scraping thread."""
@@ -80,6 +105,10 @@ class Metrics:
         """Also serve how often policies came anew; asked at every scrape, on the scraping thread."""
         self._registry.register(ReloadCollector(reloads))
 
+    def watch_earnings(self, snapshot: Callable[[], EarningsSnapshot]) -> None:
+        """Also serve what speculation earned; asked at every scrape, on the scraping thread."""
+        self._registry.register(EarningsCollector(snapshot))
+
     def watch_count(self, name: str, help_text: str, count: Callable[[], int]) -> None:
         """Also serve a count that somebody else keeps; asked at every scrape, on the scraping thread."""
         self._registry.register(CountCollector(name, help_text, count))
@@ -91,8 +120,9 @@ class Metrics:
         """One round has ended."""
         self._ledger.note(record)
 
-    def finished(self, request: Request, completion: Completion) -> None:  # noqa: ARG002 (the Sink protocol)
+    def finished(self, request: Request, completion: Completion) -> None:
         """One request has ended."""
+        self._server.note(request, completion)
         timings, tokens = completion.timings, len(completion.tokens)
         self._requests.labels(completion.finish.value).inc()
         self._prompt.inc(completion.prompt_tokens)
@@ -114,6 +144,10 @@ class Metrics:
     def responded(self, route: str, status: int) -> None:
         """One HTTP answer was made. `route` becomes a label: it must be one of few."""
         self._responses.labels(route, str(status)).inc()
+
+    def families(self) -> list[Metric]:
+        """Everything as it is now, in prometheus_client's own words."""
+        return list(self._registry.collect())
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type, in the format an Accept header asks for."""

@@ -15,6 +15,7 @@ import numpy as np
 from adaptspec.types import IntArray, Reason, RoundRecord
 
 FOLD = 64  # rounds noted before they are added up: spreads the cost of a numpy call over many rounds
+DEPTH_LABELS = 64  # more depths than any sensible policy has; keeps label values bounded
 
 
 def _empty() -> IntArray:
@@ -65,6 +66,14 @@ class Totals:
         beyond = self.accepted[::-1].cumsum()[::-1][1:]
         reached[: len(beyond)] = beyond
         return reached
+
+    @property
+    def labelled_depths(self) -> list[tuple[str, int]]:
+        """Row-rounds by decided depth, under labels of which there are few."""
+        pairs = [(str(depth), int(count)) for depth, count in enumerate(self.depths[:DEPTH_LABELS])]
+        if len(self.depths) > DEPTH_LABELS:
+            pairs.append((f"{DEPTH_LABELS}+", int(self.depths[DEPTH_LABELS:].sum())))
+        return pairs
 
     def plus(self, records: Sequence[RoundRecord]) -> Totals:
         """These totals with some more rounds added."""

@@ -9,7 +9,7 @@ import pytest
 from adaptspec.control.library import find_policy
 from adaptspec.control.spec import load_policy_spec
 from adaptspec.errors import JournalError
-from adaptspec.replay.explain import Guarding, explain
+from adaptspec.replay.explain import explain
 from adaptspec.replay.journal import JournalLog
 from adaptspec.replay.streams import Schedule, stream
 from adaptspec.types import Reason
@@ -63,20 +63,3 @@ def test_one_request_is_explained_alone(tmp_path: Path) -> None:
         explain(JournalLog(path), "off", request=name)
     with pytest.raises(JournalError, match=r"it has rounds of: goodput"):
         explain(JournalLog(path), "off")
-
-
-@pytest.mark.parametrize(
-    ("rounds", "expected"),
-    [
-        ([POLICY] * 3 + [GUARD] + [POLICY] * 3, (0, 0, 0, 1)),
-        ([POLICY] + [GUARD] * 9 + [PROBE] * 6 + [POLICY] * 2, (1, 1, 1, 0)),
-        ([POLICY] + [GUARD] * 9 + [PROBE] * 2 + [GUARD] * 20 + [PROBE] * 2 + [GUARD], (1, 2, 0, 0)),
-        ([POLICY] + [GUARD] * 2 + [PROBE] + [POLICY] + [GUARD] * 5, (2, 1, 1, 0)),
-    ],
-)
-def test_guards_are_counted_by_stretches(rounds: list[int], expected: tuple[int, int, int, int]) -> None:
-    """A round that renews the baseline is no switch; a probe in vain goes back to the same off."""
-    guarding = Guarding()
-    for reason in rounds:
-        guarding.add([reason])
-    assert (guarding.switched_off, guarding.probes, guarding.came_back, guarding.baselines) == expected

@@ -1,0 +1,96 @@
+"""A span processor that never holds anybody up: a bounded queue, a thread, and counts of what did not get through.
+
+The SDK's own one keeps no count that can be read, and waits up to half a minute at the end. Knows exporters only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from adaptspec.errors import ConfigError
+from adaptspec.telemetry.mailbox import Mailbox
+
+_log = logging.getLogger(__name__)
+
+
+class SpanQueue(SpanProcessor):
+    """Hands spans to an exporter in lots. The sizes are those of the standard `OTEL_BSP_*` variables."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        """
+        Raises:
+            ConfigError: a variable holds no positive number.
+        """
+        self._exporter = exporter
+        self._size = number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
+        self._box: Mailbox[ReadableSpan] = Mailbox(
+            "spans",
+            self._export,
+            waiting=number("OTEL_BSP_MAX_QUEUE_SIZE", 2048),
+            pause=number("OTEL_BSP_SCHEDULE_DELAY", 5000) / 1e3,
+        )
+        self._failed = 0
+        self._failing = False
+        self._giving_up = False
+        self.exported = 0
+        self._box.start()
+
+    @property
+    def dropped(self) -> int:
+        """Spans that nobody received: no room, or refused, or nobody there."""
+        return self._box.dropped + self._failed
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Nothing happens before it ends."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue what is sampled."""
+        if span.context is not None and span.context.trace_flags.sampled:
+            self._box.put(span)
+
+    def close(self, seconds: float) -> None:
+        """Send what is left, in `seconds` at most."""
+        self._box.close(seconds)
+        self._giving_up = True
+        self._exporter.shutdown()
+
+    def shutdown(self) -> None:
+        """See `close`."""
+        self.close(1.0)
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 (the SDK's protocol)
+        """Send what is there now."""
+        self._box.work()
+        return True
+
+    def _export(self, spans: Sequence[ReadableSpan]) -> None:
+        for start in range(0, len(spans), self._size):
+            lot = spans[start : start + self._size]
+            if not self._giving_up and self._exporter.export(lot) is SpanExportResult.SUCCESS:
+                self.exported += len(lot)
+                self._failing = False
+                continue
+            self._failed += len(lot)
+            if not self._failing:
+                _log.warning("spans cannot be sent; they are dropped until they can (see the OTLP endpoint)")
+            self._failing = True
+
+
+def number(variable: str, default: int) -> int:
+    """A positive whole number from the environment.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"{variable} is {text!r}; it must be a positive whole number, or be left out")
+    return int(text)

@@ -1,0 +1,99 @@
+"""The sink: every round counts once, however it is read, and the engine thread does next to nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from adaptspec.telemetry.earnings import Earnings, EarningsSnapshot
+from adaptspec.types import Completion, FinishReason, Reason, Request, RoundRecord, SpeculationStats, Timings
+from tests.control.helpers import record, table
+
+
+def ending(name: str) -> Completion:
+    times = Timings(0.0, 0.0, 0.5, 1.0)
+    return Completion(name, "", (1,), 3, FinishReason.STOP, SpeculationStats(), times)
+
+
+def served(requests: int, rounds: int, one: RoundRecord, *, read_every: int = 10**9) -> EarningsSnapshot:
+    """Requests one after the other, all in row 0."""
+    earnings = Earnings(pause=60.0)
+    earnings.begin(table(), ("draft-model",), 1, ("code",))
+    for number in range(requests):
+        request = Request(f"r{number}", (1, 2, 3))
+        earnings.started(request)
+        for _ in range(rounds):
+            earnings.emit(replace(one, request_ids=(request.id,)))
+        earnings.finished(request, ending(request.id))
+        if number % read_every == 0:
+            earnings.snapshot()
+    earnings.close()
+    return earnings.snapshot()
+
+
+def test_every_round_is_counted_once_however_often_it_is_read() -> None:
+    """Sums do not depend on when they are looked at; guesses follow what is known by then."""
+    one = record([3], [2])
+    rarely, often = served(40, 8, one), served(40, 8, one, read_every=1)
+    assert rarely.totals.rounds == often.totals.rounds == 320
+    assert (rarely.saved_tokens, rarely.wasted_tokens) == (often.saved_tokens, often.wasted_tokens) == (640, 320)
+    assert rarely.compared_tokens == often.compared_tokens == 960
+    assert rarely.compared_seconds == pytest.approx(often.compared_seconds)
+    assert rarely.speedup == pytest.approx(often.speedup)
+    assert rarely.dropped == often.dropped == 0
+
+
+def test_what_a_tier_earned_is_said_against_off_and_the_best() -> None:
+    """Three tokens a round for two draft steps' price is a gain; depth 2 would have had it for less."""
+    seen = served(20, 10, record([3], [2]))
+    assert seen.off is not None
+    assert seen.speedup == pytest.approx(seen.off.seconds / seen.compared_seconds)
+    assert seen.speedup > 1.2
+    assert seen.best_static is not None
+    assert str(seen.best_static.tier) == "draft-model at 2"
+    assert seen.regret == pytest.approx(seen.compared_seconds / seen.best_static.seconds - 1.0)
+    assert seen.regret > 0
+    assert seen.tier_share == {"3": 1.0}
+    assert dict(seen.drafts_by_drafter) == {"draft-model": 200}
+
+
+def test_a_drafter_that_was_hardly_seen_is_no_reference() -> None:
+    """What nobody tried says nothing about what it would have earned."""
+    seen = served(1, 10, record([0], [0], depths=[0]))
+    assert [tier.known for tier in seen.tiers] == [True] + [False] * 5
+    assert (seen.speedup, seen.regret) == (pytest.approx(1.0), pytest.approx(0.0))
+
+
+def test_what_guards_do_is_counted() -> None:
+    earnings = Earnings(pause=60.0)
+    earnings.begin(table(), ("draft-model",), 1, ())
+    for reason, rounds in ((Reason.POLICY, 2), (Reason.GUARD, 5), (Reason.PROBE, 2), (Reason.POLICY, 1)):
+        one = record([1], [0])
+        one.reasons[:] = int(reason)
+        for _ in range(rounds):
+            earnings.emit(one)
+    seen = earnings.snapshot()
+    assert (seen.guard_switches, seen.probes, seen.probes_won) == (1, 1, 1)
+    earnings.close()
+
+
+def test_nothing_is_said_before_it_knows_the_machine() -> None:
+    """Rounds that come before wait for it."""
+    earnings = Earnings(pause=60.0)
+    earnings.emit(record([1], [1]))
+    before = earnings.snapshot()
+    assert (before.totals.rounds, before.tiers) == (0, ())
+    assert (before.speedup, before.regret) == (1.0, 0.0)
+    earnings.begin(table(), ("draft-model",), 1, ())
+    assert earnings.snapshot().totals.rounds == 1
+    earnings.close()
+
+
+def test_a_queue_that_overflows_says_so() -> None:
+    earnings = Earnings(waiting=5, pause=60.0)
+    earnings.begin(table(), ("draft-model",), 1, ())
+    for _ in range(9):
+        earnings.emit(record([1], [1]))
+    assert earnings.snapshot().dropped == 4
+    earnings.close()

@@ -1,0 +1,62 @@
+"""The mailbox: in order, bounded, and it outlives what its owner does wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from adaptspec.telemetry.mailbox import Mailbox
+
+
+def test_what_is_put_in_is_handled_in_order_on_another_thread() -> None:
+    """The engine thread does none of the work."""
+    seen: list[tuple[int, int]] = []
+    box: Mailbox[int] = Mailbox("test", lambda lot: seen.extend((n, threading.get_ident()) for n in lot), pause=0.001)
+    box.put(0)
+    box.start()
+    for number in range(1, 500):
+        box.put(number)
+    box.close()
+    assert [number for number, _ in seen] == list(range(500))
+    assert threading.get_ident() not in {thread for _, thread in seen}
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    """Memory stays bounded however slow the handling is."""
+    seen: list[int] = []
+    box: Mailbox[int] = Mailbox("test", seen.extend, waiting=3, pause=60.0)
+    for number in range(10):
+        box.put(number)
+    assert box.dropped == 7
+    box.work()
+    assert seen == [0, 1, 2]
+
+
+def test_a_lot_that_fails_is_lost_and_told(caplog: Any) -> None:
+    """The next one is handled."""
+    seen: list[int] = []
+
+    def handle(lot: Sequence[int]) -> None:
+        if 1 in lot:
+            raise ValueError("no ones")
+        seen.extend(lot)
+
+    box: Mailbox[int] = Mailbox("test", handle)
+    box.put(1)
+    box.work()
+    box.put(2)
+    box.work()
+    assert (seen, box.dropped) == ([2], 1)
+    assert "no ones" in caplog.text
+
+
+def test_closing_does_not_wait_for_ever() -> None:
+    """Whoever hangs is left behind after the time it was given."""
+    stuck = threading.Event()
+    box: Mailbox[int] = Mailbox("test", lambda lot: stuck.wait(30) and None, pause=0.001)
+    box.start()
+    box.put(1)
+    box.close(0.05)
+    stuck.set()
+    box.close(5.0)

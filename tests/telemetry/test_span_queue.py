@@ -1,0 +1,87 @@
+"""Collectors that are dead, slow or refuse: spans are dropped and counted, and nobody waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from adaptspec.errors import ConfigError
+from adaptspec.telemetry.span_queue import SpanQueue, number
+from adaptspec.telemetry.trace_settings import TraceSettings
+from tests.telemetry.otlp import collecting
+
+
+def spans(queue: SpanQueue, count: int) -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(queue)
+    tracer = provider.get_tracer("test")
+    for _ in range(count):
+        tracer.start_span("s").end()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+
+
+def test_what_is_taken_is_counted() -> None:
+    with collecting() as collector:
+        queue = SpanQueue(TraceSettings(endpoint=collector.url).exporter())
+        spans(queue, 1200)
+        queue.close(5.0)
+    assert (queue.exported, queue.dropped, len(collector.spans)) == (1200, 0, 1200)
+    assert collector.requests >= 3  # 512 at a time
+
+
+def test_a_collector_that_refuses_costs_spans_only() -> None:
+    with collecting(400) as collector:
+        queue = SpanQueue(TraceSettings(endpoint=collector.url).exporter())
+        spans(queue, 100)
+        queue.close(5.0)
+    assert (queue.exported, queue.dropped) == (0, 100)
+
+
+@pytest.mark.parametrize("stalled", [True, False])
+def test_one_that_hangs_or_is_away_is_left_behind_at_the_end(monkeypatch: pytest.MonkeyPatch, *, stalled: bool) -> None:
+    """The queue stays as small as it was said to be, all that does not fit is counted, and closing is bounded."""
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "50")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
+    with collecting(stall=True) as collector:
+        url = collector.url if stalled else "http://127.0.0.1:9"
+        queue = SpanQueue(TraceSettings(endpoint=url).exporter())
+        spans(queue, 10)
+        time.sleep(0.05)  # the first lot is on its way
+        spans(queue, 400)
+        assert queue.dropped >= 350
+        begun = time.monotonic()
+        queue.close(0.2)
+        assert time.monotonic() - begun < 3.0
+
+
+class Exploding(SpanExporter):
+    """An exporter with a fault of its own."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        raise RuntimeError("no such thing")
+
+    def shutdown(self) -> None:
+        """Nothing to give back."""
+
+
+def test_a_faulty_exporter_loses_spans_and_no_more() -> None:
+    queue = SpanQueue(Exploding())
+    spans(queue, 5)
+    queue.close(1.0)
+    assert queue.dropped == 5
+
+
+def test_sizes_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "many")
+    with pytest.raises(ConfigError, match="positive whole number"):
+        number("OTEL_BSP_MAX_QUEUE_SIZE", 7)
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "")
+    assert number("OTEL_BSP_MAX_QUEUE_SIZE", 7) == 7

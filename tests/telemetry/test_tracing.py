@@ -1,0 +1,259 @@
+"""Traces against a real receiver: the tree, names, attributes, parents and arrays of what really happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from adaptspec.telemetry.span_queue import SpanQueue
+from adaptspec.telemetry.trace_settings import TraceLevel, TraceSettings
+from adaptspec.telemetry.tracing import Trace, Tracing
+from adaptspec.types import (
+    Completion,
+    FinishReason,
+    Reason,
+    Request,
+    SamplingParams,
+    SpeculationParams,
+    SpeculationStats,
+    Timings,
+)
+from tests.control.helpers import record
+from tests.telemetry.otlp import Collector, SeenSpan, collecting
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+SERVER, INTERNAL, ERROR = 2, 1, 2
+REQUEST = Request("r", (5, 6, 7), SamplingParams(max_tokens=9), SpeculationParams("goodput", "code"), "chat")
+
+
+@contextmanager
+def traced(**settings: Any) -> Iterator[tuple[Tracing, Collector]]:
+    """A tracing that sends to a collector; all is there once the block has been left."""
+    with collecting() as collector:
+        wanted = TraceSettings(endpoint=collector.url, **settings)
+        tracing = Tracing(wanted, SpanQueue(wanted.exporter()), "served", pause=60.0)
+        tracing.start(("draft-model", "ngram"))
+        try:
+            yield tracing, collector
+        finally:
+            tracing.close()
+
+
+def lived(
+    tracing: Tracing,
+    request: Request = REQUEST,
+    *,
+    rounds: tuple[tuple[int, int], ...] = ((3, 2), (0, 0)),
+    finish: FinishReason = FinishReason.LENGTH,
+    headers: dict[str, str] | None = None,
+    status: int = 200,
+    seconds: float = 0.02,
+) -> Trace:
+    """A request from HTTP to its end; rounds are (drafted, accepted)."""
+    trace = tracing.begin("chat", headers or {})
+    trace.asked([request], "chatcmpl-1", [{"role": "user", "content": "secret prompt"}] if trace.wants_content else [])
+    now = time.monotonic()
+    tracing.started(request)
+    for drafted, accepted in rounds:
+        tracing.emit(replace(record([drafted], [accepted]), request_ids=(request.id,)))
+    stats = SpeculationStats(
+        "goodput", len(rounds), drafted=sum(d for d, _ in rounds), accepted=sum(a for _, a in rounds)
+    )
+    times = Timings(now, now + 0.001, now + 0.002, now + seconds)
+    error = "a fuse has blown" if finish is FinishReason.ERROR else None
+    tracing.finished(request, Completion(request.id, "secret answer", (1,) * 4, 3, finish, stats, times, error))
+    trace.end(status, None if status == 200 else str(status))
+    return trace
+
+
+def one(collector: Collector, name: str) -> SeenSpan:
+    (span,) = collector.named(name)
+    return span
+
+
+def test_a_request_is_a_tree_of_its_phases() -> None:
+    """Root below the client's span; queue, prefill and decode below it, one after the other."""
+    with traced() as (tracing, collector):
+        headers = lived(tracing, headers={"Traceparent": PARENT, "tracestate": "a=b"}).headers
+    root = one(collector, "chat served")
+    assert (root.kind, root.trace_id, root.parent) == (SERVER, PARENT.split("-")[1], PARENT.split("-")[2])
+    assert headers["traceparent"] == headers["traceresponse"] == f"00-{root.trace_id}-{root.span_id}-01"
+    assert headers["tracestate"] == "a=b"
+    queue, prefill, decode = (one(collector, name) for name in ("queue", "prefill", "decode"))
+    for span in (queue, prefill, decode):
+        assert (span.parent, span.trace_id, span.kind) == (root.span_id, root.trace_id, INTERNAL)
+    assert root.start <= queue.start <= queue.end == prefill.start <= prefill.end == decode.start < decode.end
+    assert root.service == "adaptspec"
+    assert len(collector.spans) == 4
+
+
+def test_the_root_says_what_was_asked_and_what_it_cost() -> None:
+    """Under the names of the GenAI conventions, and those of vLLM and SGLang."""
+    with traced() as (tracing, collector):
+        lived(tracing)
+    said = one(collector, "chat served").attributes
+    assert said["gen_ai.operation.name"] == "chat"
+    assert said["gen_ai.request.model"] == said["gen_ai.response.model"] == "served"
+    assert (said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"]) == (3, 4)
+    assert said["gen_ai.response.id"] == "chatcmpl-1"
+    assert said["gen_ai.request.max_tokens"] == 9
+    assert said["gen_ai.response.finish_reasons"] == ["length"]
+    assert said["http.response.status_code"] == 200
+    latency = {name.rpartition(".")[2]: value for name, value in said.items() if name.startswith("gen_ai.latency.")}
+    assert latency["time_in_queue"] == pytest.approx(0.001)
+    assert latency["time_to_first_token"] == pytest.approx(0.002)
+    assert latency["time_in_model_prefill"] == pytest.approx(0.001)
+    assert latency["time_in_model_decode"] == pytest.approx(0.018)
+    assert latency["e2e"] == pytest.approx(0.02)
+    assert not [name for name in said if "messages" in name]
+
+
+def test_decode_says_what_was_decided_round_by_round() -> None:
+    """Arrays, reasons, context and what was expected."""
+    with traced() as (tracing, collector):
+        lived(tracing, rounds=((3, 2), (0, 0), (1, 1)))
+    said = one(collector, "decode").attributes
+    assert said["adaptspec.spec.drafted"] == [3, 0, 1]
+    assert said["adaptspec.spec.accepted"] == [2, 0, 1]
+    assert said["adaptspec.spec.tier"] == [3, 0, 1]
+    assert said["adaptspec.spec.reason"] == ["policy"] * 3
+    assert said["adaptspec.spec.drafter"] == ["draft-model", "", "draft-model"]
+    assert said["adaptspec.spec.truncated"] is False
+    assert (said["adaptspec.policy"], said["adaptspec.decision.arm"]) == ("goodput", "draft-model at 1")
+    assert said["adaptspec.context.task"] == "code"
+    assert said["adaptspec.context.confidence"] == pytest.approx(0.8)
+
+
+def test_long_requests_are_cut_and_say_so() -> None:
+    """The arrays are bounded; the sums are whole."""
+    with traced() as (tracing, collector):
+        lived(tracing, rounds=((1, 1),) * 700)
+    said = one(collector, "decode").attributes
+    assert len(said["adaptspec.spec.drafted"]) == 512
+    assert said["adaptspec.spec.truncated"] is True
+    assert (said["adaptspec.spec.rounds"], said["adaptspec.spec.drafted_tokens"]) == (700, 700)
+
+
+@pytest.mark.parametrize(
+    ("level", "names"),
+    [
+        (TraceLevel.REQUEST, ["chat served"]),
+        (TraceLevel.PHASE, ["chat served", "decode", "prefill", "queue"]),
+        (TraceLevel.ROUND, ["chat served", "decode", "prefill", "queue", "round", "round"]),
+    ],
+)
+def test_levels_say_more_or_less(level: TraceLevel, names: list[str]) -> None:
+    with traced(level=level) as (tracing, collector):
+        lived(tracing)
+    assert sorted(span.name for span in collector.spans) == names
+    for span in collector.named("round"):
+        assert span.parent == one(collector, "decode").span_id
+
+
+def test_slow_requests_are_told_round_by_round() -> None:
+    """At level phase, those alone; at level round, a share of zero leaves them as well."""
+    with traced(slow_seconds=0.5) as (tracing, collector):
+        lived(tracing)
+        lived(tracing, replace(REQUEST, id="slow"), seconds=0.6)
+    assert len(collector.named("round")) == 2
+    with traced(level=TraceLevel.ROUND, round_share=0.0) as (tracing, collector):
+        lived(tracing)
+    assert not collector.named("round")
+
+
+def test_texts_are_told_only_if_asked_for() -> None:
+    with traced() as (tracing, collector):
+        lived(tracing)
+    assert "secret" not in str(collector.spans)
+    with traced(content=True) as (tracing, collector):
+        lived(tracing)
+    said = one(collector, "chat served").attributes
+    assert "secret prompt" in said["gen_ai.input.messages"]
+    assert "secret answer" in said["gen_ai.output.messages"]
+    assert '"finish_reason": ' in said["gen_ai.output.messages"]  # Phoenix shows no message without one
+
+
+def test_a_parent_that_is_not_sampled_is_heeded() -> None:
+    """And its context goes on all the same."""
+    with traced() as (tracing, collector):
+        headers = lived(tracing, headers={"traceparent": PARENT[:-1] + "0"}).headers
+    assert collector.spans == []
+    assert headers["traceparent"].split("-")[1::2] == [PARENT.split("-")[1], "00"]
+
+
+def test_the_standard_sampler_variables_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    with traced() as (tracing, collector):
+        lived(tracing)
+        lived(tracing, replace(REQUEST, id="s"), headers={"traceparent": PARENT})
+    assert len(collector.named("chat served")) == 1
+
+
+def test_rare_facts_are_events() -> None:
+    """Each once, where it began: switch, off, probe, preempt, reload."""
+    with traced() as (tracing, collector):
+        trace = tracing.begin("chat", {})
+        trace.asked([REQUEST], "chatcmpl-1", [])
+        tracing.started(REQUEST)
+        now = time.monotonic()
+        mine = replace(record([2], [1]), request_ids=("r",))
+        for reason in (Reason.POLICY, Reason.GUARD, Reason.GUARD, Reason.PROBE, Reason.PROBE):
+            told = replace(mine, reasons=mine.reasons * 0 + int(reason))
+            tracing.emit(replace(told, depths=told.depths * 0) if reason is Reason.GUARD else told)
+        tracing.emit(replace(mine, request_ids=("another",)))
+        tracing.reloaded("goodput")
+        tracing.emit(mine)
+        times = Timings(now, now, now, time.monotonic())
+        stats = SpeculationStats("goodput")
+        tracing.finished(REQUEST, Completion("r", "", (1,), 3, FinishReason.ABORT, stats, times))
+        trace.end(499, "client_closed_request")
+    decode, root = one(collector, "decode"), one(collector, "chat served")
+    assert {name for name, _ in decode.events} == {"off", "probe", "switch", "preempt", "resume", "reload", "abort"}
+    assert len(decode.events) == 7
+    for link in ("reload goodput", "speculation off"):
+        assert one(collector, link).links == [(root.trace_id, root.span_id)]
+    assert root.attributes["error.type"] == "client_closed_request"
+
+
+def test_failures_are_errors() -> None:
+    """Of the engine on the decode span, of the server on the root."""
+    with traced() as (tracing, collector):
+        lived(tracing, finish=FinishReason.ERROR, status=500)
+    assert one(collector, "decode").status == one(collector, "chat served").status == ERROR
+    assert one(collector, "chat served").attributes["error.type"] == "500"
+
+
+def test_a_request_that_never_reached_the_engine_is_told_all_the_same() -> None:
+    """Refused before, or given up while it was being handed over."""
+    with traced() as (tracing, collector):
+        tracing.begin("chat", {}).end(400, "400")
+        lost = tracing.begin("chat", {})
+        lost.asked([REQUEST], "chatcmpl-1", [])
+        lost.end(499, "client_closed_request")
+    assert [span.attributes["http.response.status_code"] for span in collector.named("chat served")] == [400, 499]
+    assert len(collector.spans) == 2
+
+
+def test_several_prompts_are_phases_of_one_answer() -> None:
+    """One root; the phases of each prompt below it, and tokens summed up."""
+    both = [replace(REQUEST, id=name) for name in ("a", "b")]
+    with traced() as (tracing, collector):
+        trace = tracing.begin("text_completion", {})
+        trace.asked(both, "cmpl-1", [])
+        for request in both:
+            tracing.started(request)
+        now = time.monotonic()
+        for request in both:
+            done = Completion(
+                request.id, "", (1, 2), 3, FinishReason.STOP, SpeculationStats(), Timings(now, now, now, now + 1)
+            )
+            tracing.finished(request, done)
+        trace.end(200, None)
+    root = one(collector, "text_completion served")
+    assert (root.attributes["gen_ai.usage.input_tokens"], root.attributes["gen_ai.usage.output_tokens"]) == (6, 4)
+    assert len(collector.named("decode")) == 2
