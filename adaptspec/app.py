@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import threading
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +23,23 @@ from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.state_keeper import StateKeeper
 from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app
+from adaptspec.server.exposure import Hosts, check_exposure, is_loopback
+from adaptspec.server.limits import ServerLimits
+from adaptspec.server.padding import Padding
 from adaptspec.server.run import serve as serve_app
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.metrics import Metrics
+
+HURRY_SECONDS = 1.5  # from a second signal to the end, come what may
 
 
 @dataclass(frozen=True)
 class ServeConfig:
     """What `adaptspec serve` was asked for. `served_model_name` None: the directory's or repository's name.
 
-    `state_dir` None: what is learned ends with the server. `admin_key` None: no admin routes.
+    `state_dir` None: what is learned ends with the server. `admin_key` None: no admin routes. Without `api_keys`
+    everybody who reaches the server may use it; it then listens on this machine only, unless `insecure`, and answers
+    to no names but its own and the `allowed_hosts`. `pad_stream` hides in streams what speculation did.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -44,6 +53,11 @@ class ServeConfig:
     journal: Path | None = None
     admin_key: str | None = field(default=None, repr=False)
     watch_policies: bool = True
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    insecure: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    pad_stream: bool = False
 
     @property
     def name(self) -> str | None:
@@ -57,6 +71,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
     Raises:
         AdaptSpecError: a model, policy, file or address cannot be used; the message says what to do.
     """
+    check_exposure(config.host, keyed=bool(config.api_keys), insecure=config.insecure)
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
             metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.name or Path(config.engine.model).name)
@@ -83,11 +98,22 @@ async def serve(config: ServeConfig, console: Console) -> None:
         metrics.watch_shadows(desk.estimates)
         metrics.watch_reloads(lambda: desk.reloads)
         await serve_app(
-            make_app(engine, built.tokenizer, metrics, policies=desk, admin_key=config.admin_key),
+            make_app(
+                engine,
+                built.tokenizer,
+                metrics,
+                policies=desk,
+                admin_key=config.admin_key,
+                api_keys=config.api_keys,
+                hosts=_hosts(config),
+                limits=config.limits,
+                padding=Padding() if config.pad_stream else None,
+            ),
             config.host,
             config.port,
             drain_seconds=config.drain_seconds,
             on_listening=lambda url: _announce(console, url, engine, built),
+            on_hurry=_exit_soon,
         )
 
 
@@ -98,6 +124,20 @@ def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> No
     closing.callback(loop.remove_signal_handler, signal.SIGHUP)
     if config.watch_policies:
         closing.callback(asyncio.create_task(watch.run()).cancel)
+
+
+def _hosts(config: ServeConfig) -> Hosts | None:
+    """Names to be called by: with keys, or open to the network on purpose, any will do."""
+    if config.api_keys or not is_loopback(config.host):
+        return None
+    return Hosts(config.allowed_hosts)
+
+
+def _exit_soon() -> None:
+    """Whoever asks twice does not want to wait for what hangs: files are always written whole or not at all."""
+    timer = threading.Timer(HURRY_SECONDS, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def _watch_journal(metrics: Metrics, journal: Journal) -> None:
