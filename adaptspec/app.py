@@ -21,6 +21,7 @@ from adaptspec.engine.front import AsyncEngine
 from adaptspec.engine.policy_desk import PolicyDesk
 from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.state_keeper import StateKeeper
+from adaptspec.engine.watchdog import Watchdog
 from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app
 from adaptspec.server.exposure import Hosts, check_exposure, is_loopback
@@ -30,6 +31,7 @@ from adaptspec.server.run import serve as serve_app
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.metrics import Metrics
 
+SLOWEST_ROUNDS = 10.0  # times the longest round that is expected: only what is slower than that hangs
 HURRY_SECONDS = 1.5  # from a second signal to the end, come what may
 
 
@@ -83,6 +85,8 @@ async def serve(config: ServeConfig, console: Console) -> None:
             built = await asyncio.to_thread(build, config.engine, sinks)
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
+        watchdog = Watchdog(engine, max(config.limits.hang_seconds, SLOWEST_ROUNDS * _longest_round(built, config)))
+        closing.callback(asyncio.create_task(watchdog.run()).cancel)
         desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files)
         if journal is not None:
             journal.begin(_header(built, engine))
@@ -124,6 +128,12 @@ def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> No
     closing.callback(loop.remove_signal_handler, signal.SIGHUP)
     if config.watch_policies:
         closing.callback(asyncio.create_task(watch.run()).cancel)
+
+
+def _longest_round(built: Built, config: ServeConfig) -> float:
+    """Seconds of a round of this machine with every row decoding and a full share of prompt tokens."""
+    limits = config.engine.limits
+    return built.costs.verify_seconds(limits.max_rows, limits.max_rows + limits.prefill_tokens)
 
 
 def _hosts(config: ServeConfig) -> Hosts | None:

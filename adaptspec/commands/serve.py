@@ -118,7 +118,9 @@ def _config(arguments: argparse.Namespace) -> ServeConfig:
 
 def _shown(config: ServeConfig) -> dict[str, Any]:
     """What a configuration says, but for its secrets: of them, how many there are."""
-    values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
+    values: dict[str, Any] = {
+        name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()
+    }
     values["engine"]["policies"] = list(config.engine.policy_names)
     values["allowed_hosts"] = list(config.allowed_hosts)
     values["api_keys"] = len(config.api_keys)

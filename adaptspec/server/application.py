@@ -46,7 +46,7 @@ def make_app(
     app = web.Application(
         middlewares=[counting(exposition.responded), problems, guard], client_max_size=limits.body_bytes
     )
-    app[SERVICE] = Service(engine, Codec(tokenizer, engine.target.vocab_size), limits, padding)
+    app[SERVICE] = Service(engine, Codec(tokenizer, engine.target.vocab_size, limits.template_seconds), limits, padding)
     app[status.EXPOSITION] = exposition
     app[status.STARTED] = int(time.time())
     app.on_response_prepare.extend((shape_refusal, add_request_id))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 
 from adaptspec.errors import ConfigError
 
@@ -46,7 +46,7 @@ class ServerLimits:
         Raises:
             ConfigError: there is no such limit, or it cannot have this value.
         """
-        kinds = {field.name: type(field.default) for field in fields(self)}
+        kinds: dict[str, Callable[[str], float]] = {name: type(value) for name, value in asdict(self).items()}
         values: dict[str, float] = {}
         for setting in settings:
             name, _, text = setting.partition("=")

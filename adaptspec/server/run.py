@@ -30,8 +30,9 @@ async def serve(
 ) -> None:
     """Listen until SIGTERM or SIGINT, then drain: refuse new requests, let those in flight finish, return.
 
-    After `drain_seconds` the rest is aborted; a second signal does so at once, and calls `on_hurry` first. Port 0 takes any free one;
-    `on_listening` gets the URL once connections are accepted. The engine is left drained, for its owner to close.
+    After `drain_seconds` the rest is aborted; a second signal does so at once, and calls `on_hurry` first. Port 0 takes
+    any free one; `on_listening` gets the URL once connections are accepted. The engine is left drained, for its owner
+    to close.
     Raises ConfigError if the address cannot be used. Needs the main thread, as signal handlers do.
     """
     logger = ClientFaults(logging.getLogger(__name__))

@@ -54,11 +54,14 @@ async def test_a_reader_that_has_gone_ends_it() -> None:
     async def gone(data: bytes) -> None:
         raise ConnectionResetError
 
-    before = len(asyncio.all_tasks())
-    with pytest.raises(ConnectionResetError):
+    async def tell() -> None:
         async with sending(gone, SMALL) as padded:
             for _ in range(1000):
                 await padded(b"x" * 64)
+
+    before = len(asyncio.all_tasks())
+    with pytest.raises(ConnectionResetError):
+        await asyncio.wait_for(tell(), 5.0)
     assert len(asyncio.all_tasks()) == before
 
 
