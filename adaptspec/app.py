@@ -26,10 +26,12 @@ from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app
 from adaptspec.server.exposure import Hosts, check_exposure, is_loopback
 from adaptspec.server.limits import ServerLimits
+from adaptspec.server.operations import Operations
 from adaptspec.server.padding import Padding
 from adaptspec.server.run import serve as serve_app
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.recent import Recent
 
 SLOWEST_ROUNDS = 10.0  # times the longest round that is expected: only what is slower than that hangs
 HURRY_SECONDS = 1.5  # from a second signal to the end, come what may
@@ -77,11 +79,12 @@ async def serve(config: ServeConfig, console: Console) -> None:
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
             metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.name or Path(config.engine.model).name)
+            recent = Recent()
             journal = None if config.journal is None else Journal(config.journal)
             if journal is not None:
                 closing.push_async_callback(asyncio.to_thread, journal.close)
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            sinks = (metrics,) if journal is None else (metrics, journal)
+            sinks = (metrics, recent) if journal is None else (metrics, recent, journal)
             built = await asyncio.to_thread(build, config.engine, sinks)
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
@@ -91,6 +94,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
         if journal is not None:
             journal.begin(_header(built, engine))
             _watch_journal(metrics, journal)
+        keeper: StateKeeper | None = None
         if config.state_dir is not None:
             store = StateStore(config.state_dir, built.pair)
             _watch_store(metrics, store)
@@ -112,6 +116,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
                 hosts=_hosts(config),
                 limits=config.limits,
                 padding=Padding() if config.pad_stream else None,
+                operations=Operations(keeper, recent, [drafter.name for drafter in built.drafters]),
             ),
             config.host,
             config.port,

@@ -14,6 +14,7 @@ from adaptspec.server.exposure import Hosts
 from adaptspec.server.gate import gate
 from adaptspec.server.keys import Keys
 from adaptspec.server.limits import ServerLimits
+from adaptspec.server.operations import OPERATIONS, Operations, operation_routes
 from adaptspec.server.padding import Padding
 from adaptspec.server.problem import problems, shape_refusal
 from adaptspec.server.protocols import AsyncEngine, Exposition, Policies, Tokenizer
@@ -32,12 +33,14 @@ def make_app(
     hosts: Hosts | None = None,
     limits: ServerLimits = ServerLimits(),
     padding: Padding | None = None,
+    operations: Operations | None = None,
 ) -> web.Application:
     """The app for an engine that runs. `exposition` is what `/metrics` shows, and counts answers.
 
     `policies` adds the routes about them; those that change something exist only with an `admin_key`. With `api_keys`,
     only who has one of them is served. `hosts` are the names it may be called by, None for any. `padding` hides in
-    streams what speculation did.
+    streams what speculation did. `operations` adds the admin routes about the server as it runs, which need an
+    `admin_key` and `policies` as well.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
@@ -67,4 +70,7 @@ def make_app(
     if policies is not None:
         app[admin.POLICIES] = policies
         app.add_routes(admin.policy_routes(admin=bool(admin_key)))
+        if operations is not None and admin_key:
+            app[OPERATIONS] = operations
+            app.add_routes(operation_routes())
     return app

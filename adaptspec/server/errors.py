@@ -6,6 +6,7 @@ RequestError
  +-- AdminKeyError    the admin key is missing or wrong
  +-- ApiKeyError      an API key is missing or wrong
  +-- HostError        the server was called by a name that is not its own
+ +-- UnknownPolicyError a policy that the admin names is not here
  +-- OverloadedError
       +-- DrainingError    the server is shutting down
 EngineError
@@ -35,6 +36,10 @@ class ApiKeyError(RequestError):
 
 class HostError(RequestError):
     """The server was called by a name that is not its own: a web page may have had it pointed here."""
+
+
+class UnknownPolicyError(RequestError):
+    """A policy that the admin names is not here."""
 
 
 class DrainingError(OverloadedError):

@@ -27,6 +27,7 @@ from adaptspec.server.errors import (
     DrainingError,
     EngineStoppedError,
     HostError,
+    UnknownPolicyError,
 )
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -71,6 +72,7 @@ _BY_CLASS: tuple[tuple[type[AdaptSpecError], Problem], ...] = (
     (BodyTypeError, Problem(415, "", code="unsupported_media_type")),
     (AdminKeyError, Problem(401, "", code="invalid_api_key", headers=_CHALLENGE)),
     (ApiKeyError, Problem(401, "", code="invalid_api_key", headers=_CHALLENGE)),
+    (UnknownPolicyError, Problem(404, "", code="policy_not_found")),
     (HostError, Problem(403, "", code="host_not_allowed")),
     (RequestError, Problem(400, "")),
     (EngineStoppedError, Problem(503, "", "server_error", "engine_stopped")),

@@ -64,6 +64,15 @@ class FakeDesk:
             raise self.refusal
         return Applied("new")
 
+    def check(self, text: str, source: str) -> str:
+        return "new"
+
+    def reload(self) -> list[dict[str, Any]]:
+        return [{"name": "main", "reloaded": True}]
+
+    def forget(self) -> list[str]:
+        return [policy.name for policy in self.served]
+
 
 @pytest.fixture
 def desk() -> FakeDesk:
