@@ -11,7 +11,9 @@ from adaptspec.engine.sequence import Sequence as Seq
 
 
 class Isolation:
-    """Suspects in groups. The first group runs until each of it has gained a token; a group of one that fails is it.
+    """Suspects in groups. The first group runs until each of it has read its tokens and decoded once; a group of one
+
+    that fails is it.
 
     A failure that goes away by itself thus harms nobody. One that takes several requests together (memory that is
     short for so many at once) is nobody's either: `bearable` says how many were seen to run well.
@@ -45,7 +47,8 @@ class Isolation:
     def went_well(self) -> bool:
         """A round has gone well. Returns whether that has just cleared the last suspects, and found no culprit."""
         group = self._groups[0]
-        if any(one.finish is None and len(one.tokens) <= self._marks[id(one)] for one in group):
+        # One token comes from reading what it had again; what fails may fail in decoding only.
+        if any(one.finish is None and len(one.tokens) < self._marks[id(one)] + 2 for one in group):
             return False
         self._groups.pop(0)
         self.bearable = max(len(group), self.bearable or 1)

@@ -80,12 +80,14 @@ def held_by(runner: TableRunner, packed: Packed, first: int) -> np.ndarray[Any, 
     return np.array([runner.held(int(row))[2:3] == [first] for row in packed.rows])
 
 
-def raises_at(length: int, *, kind: type[Exception] = RuntimeError) -> Callable[..., torch.Tensor]:
-    """A fault of the request r2, once it has so many tokens."""
+def raises_at(length: int, *, kind: type[Exception] = RuntimeError, only: bool = False) -> Callable[..., torch.Tensor]:
+    """A fault of the request r2, once it has so many tokens; `only` if it decodes, and not where it reads them."""
 
     def fault(runner: TableRunner, packed: Packed, logits: torch.Tensor) -> torch.Tensor:
-        for row in packed.rows[held_by(runner, packed, 4)].tolist():
-            if runner.length(row) >= length:
+        mine = held_by(runner, packed, 4)
+        for row, count in zip(packed.rows[mine].tolist(), packed.counts[mine].tolist(), strict=True):
+            reads = only and runner.length(row) == count
+            if runner.length(row) >= length and not reads:
                 raise kind("a fault of its own")
         return logits
 
@@ -93,14 +95,14 @@ def raises_at(length: int, *, kind: type[Exception] = RuntimeError) -> Callable[
 
 
 @settings(max_examples=25, deadline=None)
-@given(length=st.integers(1, 14), count=st.integers(1, 9), memory=st.booleans())
+@given(length=st.integers(1, 14), count=st.integers(1, 9), only=st.booleans(), memory=st.booleans())
 def test_a_request_that_makes_rounds_fail_ends_alone(
-    tokenizer: PreTrainedTokenizerFast, length: int, count: int, memory: bool
+    tokenizer: PreTrainedTokenizerFast, length: int, count: int, only: bool, memory: bool
 ) -> None:
     """Wherever it breaks (prompt, first token, decoding) and whoever runs beside it."""
     kind = MemoryError if memory else RuntimeError
     plain = run(core_of(tokenizer, TableRunner(context=512)), requests(count))
-    done = run(core_of(tokenizer, Faulty(raises_at(length, kind=kind))), requests(count))
+    done = run(core_of(tokenizer, Faulty(raises_at(length, kind=kind, only=only))), requests(count))
     assert {name: c.tokens for name, c in done.items() if name != "r2"} == {
         name: c.tokens for name, c in plain.items() if name != "r2"
     }
