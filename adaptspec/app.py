@@ -34,7 +34,7 @@ from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.recent import Recent
 
 SLOWEST_ROUNDS = 10.0  # times the longest round that is expected: only what is slower than that hangs
-HURRY_SECONDS = 1.5  # from a second signal to the end, come what may
+HURRY_SECONDS = 1.0  # from a second signal to the end, come what may
 
 
 @dataclass(frozen=True)
