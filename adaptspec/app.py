@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import threading
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,20 +22,31 @@ from adaptspec.engine.front import AsyncEngine
 from adaptspec.engine.policy_desk import PolicyDesk
 from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.state_keeper import StateKeeper
+from adaptspec.engine.watchdog import Watchdog
 from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app
+from adaptspec.server.exposure import Hosts, check_exposure, is_loopback
+from adaptspec.server.limits import ServerLimits
+from adaptspec.server.operations import Operations
+from adaptspec.server.padding import Padding
 from adaptspec.server.run import serve as serve_app
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.live import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.recent import Recent
+
+SLOWEST_ROUNDS = 10.0  # times the longest round that is expected: only what is slower than that hangs
+HURRY_SECONDS = 1.0  # from a second signal to the end, come what may
 
 
 @dataclass(frozen=True)
 class ServeConfig:
     """What `adaptspec serve` was asked for. `served_model_name` None: the directory's or repository's name.
 
-    `state_dir` None: what is learned ends with the server. `admin_key` None: no admin routes.
+    `state_dir` None: what is learned ends with the server. `admin_key` None: no admin routes. Without `api_keys`
+    everybody who reaches the server may use it; it then listens on this machine only, unless `insecure`, and answers
+    to no names but its own and the `allowed_hosts`. `pad_stream` hides in streams what speculation did.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -47,6 +60,11 @@ class ServeConfig:
     journal: Path | None = None
     admin_key: str | None = field(default=None, repr=False)
     watch_policies: bool = True
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    insecure: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    pad_stream: bool = False
 
     @property
     def name(self) -> str | None:
@@ -60,9 +78,11 @@ async def serve(config: ServeConfig, console: Console) -> None:
     Raises:
         AdaptSpecError: a model, policy, file or address cannot be used; the message says what to do.
     """
+    check_exposure(config.host, keyed=bool(config.api_keys), insecure=config.insecure)
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
             metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.name or Path(config.engine.model).name)
+            recent = Recent()
             journal = None if config.journal is None else Journal(config.journal)
             if journal is not None:
                 closing.push_async_callback(asyncio.to_thread, journal.close)
@@ -70,15 +90,18 @@ async def serve(config: ServeConfig, console: Console) -> None:
             live = LiveFeed(earnings.snapshot)
             closing.push_async_callback(asyncio.to_thread, earnings.close)
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            sinks = (metrics, live, earnings) if journal is None else (metrics, live, earnings, journal)
+            sinks = (metrics, recent, live, earnings) if journal is None else (metrics, recent, live, earnings, journal)
             built = await asyncio.to_thread(build, config.engine, sinks)
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
+        watchdog = Watchdog(engine, max(config.limits.hang_seconds, SLOWEST_ROUNDS * _longest_round(built, config)))
+        closing.callback(asyncio.create_task(watchdog.run()).cancel)
         earnings.begin(built.costs, [drafter.name for drafter in built.drafters], built.core.max_rows, TASKS)
         desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files)
         if journal is not None:
             journal.begin(_header(built, engine))
             _watch_journal(metrics, journal)
+        keeper: StateKeeper | None = None
         if config.state_dir is not None:
             store = StateStore(config.state_dir, built.pair)
             _watch_store(metrics, store)
@@ -99,11 +122,17 @@ async def serve(config: ServeConfig, console: Console) -> None:
                 live=live,
                 facts=_facts(built, config),
                 journal=config.journal,
+                api_keys=config.api_keys,
+                hosts=_hosts(config),
+                limits=config.limits,
+                padding=Padding() if config.pad_stream else None,
+                operations=Operations(keeper, recent, [drafter.name for drafter in built.drafters]),
             ),
             config.host,
             config.port,
             drain_seconds=config.drain_seconds,
             on_listening=lambda url: _announce(console, url, engine, built),
+            on_hurry=_exit_soon,
         )
 
 
@@ -114,6 +143,26 @@ def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> No
     closing.callback(loop.remove_signal_handler, signal.SIGHUP)
     if config.watch_policies:
         closing.callback(asyncio.create_task(watch.run()).cancel)
+
+
+def _longest_round(built: Built, config: ServeConfig) -> float:
+    """Seconds of a round of this machine with every row decoding and a full share of prompt tokens."""
+    limits = config.engine.limits
+    return built.costs.verify_seconds(limits.max_rows, limits.max_rows + limits.prefill_tokens)
+
+
+def _hosts(config: ServeConfig) -> Hosts | None:
+    """Names to be called by: with keys, or open to the network on purpose, any will do."""
+    if config.api_keys or not is_loopback(config.host):
+        return None
+    return Hosts(config.allowed_hosts)
+
+
+def _exit_soon() -> None:
+    """Whoever asks twice does not want to wait for what hangs: files are always written whole or not at all."""
+    timer = threading.Timer(HURRY_SECONDS, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def _watch_journal(metrics: Metrics, journal: Journal) -> None:
