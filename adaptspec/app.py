@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import threading
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -21,24 +23,35 @@ from adaptspec.engine.front import AsyncEngine
 from adaptspec.engine.policy_desk import PolicyDesk
 from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.state_keeper import StateKeeper
+from adaptspec.engine.watchdog import Watchdog
 from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app
+from adaptspec.server.exposure import Hosts, check_exposure, is_loopback
+from adaptspec.server.limits import ServerLimits
+from adaptspec.server.operations import Operations
+from adaptspec.server.padding import Padding
 from adaptspec.server.run import serve as serve_app
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.live import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_metrics import MetricsPush
+from adaptspec.telemetry.recent import Recent
 from adaptspec.telemetry.span_queue import SpanQueue
 from adaptspec.telemetry.trace_settings import PushSettings, TraceSettings
 from adaptspec.telemetry.tracing import Tracing
+
+SLOWEST_ROUNDS = 10.0  # times the longest round that is expected: only what is slower than that hangs
+HURRY_SECONDS = 1.0  # from a second signal to the end, come what may
 
 
 @dataclass(frozen=True)
 class ServeConfig:
     """What `adaptspec serve` was asked for. `served_model_name` None: the directory's or repository's name.
 
-    `state_dir` None: what is learned ends with the server. `admin_key` None: no admin routes.
+    `state_dir` None: what is learned ends with the server. `admin_key` None: no admin routes. Without `api_keys`
+    everybody who reaches the server may use it; it then listens on this machine only, unless `insecure`, and answers
+    to no names but its own and the `allowed_hosts`. `pad_stream` hides in streams what speculation did.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -56,6 +69,11 @@ class ServeConfig:
     watch_policies: bool = True
     traces: TraceSettings = TraceSettings()
     push: PushSettings = PushSettings()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    insecure: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    pad_stream: bool = False
 
     @property
     def name(self) -> str | None:
@@ -74,9 +92,11 @@ async def serve(config: ServeConfig, console: Console) -> None:
     Raises:
         AdaptSpecError: a model, policy, file or address cannot be used; the message says what to do.
     """
+    check_exposure(config.host, keyed=bool(config.api_keys), insecure=config.insecure)
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
             metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.shown_name)
+            recent = Recent()
             journal = _journal(config)
             if journal is not None:
                 closing.push_async_callback(asyncio.to_thread, journal.close)
@@ -85,10 +105,12 @@ async def serve(config: ServeConfig, console: Console) -> None:
             closing.push_async_callback(asyncio.to_thread, earnings.close)
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
             traced = _tracing(config, metrics, closing)
-            sinks = [sink for sink in (metrics, live, earnings, journal, traced) if sink is not None]
+            sinks = [sink for sink in (metrics, recent, live, earnings, journal, traced) if sink is not None]
             built = await asyncio.to_thread(build, config.engine, sinks)
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
+        watchdog = Watchdog(engine, max(config.limits.hang_seconds, SLOWEST_ROUNDS * _longest_round(built, config)))
+        closing.callback(asyncio.create_task(watchdog.run()).cancel)
         drafters = [drafter.name for drafter in built.drafters]
         earnings.begin(built.costs, drafters, built.core.max_rows, TASKS)
         desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files)
@@ -98,6 +120,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
         if journal is not None:
             journal.begin(_header(built, engine))
             _watch_journal(metrics, journal)
+        keeper: StateKeeper | None = None
         if config.state_dir is not None:
             store = StateStore(config.state_dir, built.pair)
             _watch_store(metrics, store)
@@ -121,11 +144,17 @@ async def serve(config: ServeConfig, console: Console) -> None:
                 live=live,
                 facts=_facts(built, config),
                 journal=config.journal,
+                api_keys=config.api_keys,
+                hosts=_hosts(config),
+                limits=config.limits,
+                padding=Padding() if config.pad_stream else None,
+                operations=Operations(keeper, recent, drafters),
             ),
             config.host,
             config.port,
             drain_seconds=config.drain_seconds,
             on_listening=lambda url: _announce(console, url, engine, built),
+            on_hurry=_exit_soon,
         )
 
 
@@ -167,6 +196,26 @@ def _push(config: ServeConfig, metrics: Metrics, closing: AsyncExitStack) -> Non
         )
         push.start()
         closing.push_async_callback(asyncio.to_thread, push.close)
+
+
+def _longest_round(built: Built, config: ServeConfig) -> float:
+    """Seconds of a round of this machine with every row decoding and a full share of prompt tokens."""
+    limits = config.engine.limits
+    return built.costs.verify_seconds(limits.max_rows, limits.max_rows + limits.prefill_tokens)
+
+
+def _hosts(config: ServeConfig) -> Hosts | None:
+    """Names to be called by: with keys, or open to the network on purpose, any will do."""
+    if config.api_keys or not is_loopback(config.host):
+        return None
+    return Hosts(config.allowed_hosts)
+
+
+def _exit_soon() -> None:
+    """Whoever asks twice does not want to wait for what hangs: files are always written whole or not at all."""
+    timer = threading.Timer(HURRY_SECONDS, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def _watch_journal(metrics: Metrics, journal: Journal) -> None:

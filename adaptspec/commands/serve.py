@@ -5,17 +5,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import yaml
 from rich.console import Console
 
 from adaptspec.app import ServeConfig, serve
 from adaptspec.commands.arguments import add_models, engine_config
 from adaptspec.commands.values import positive, seconds, share
 from adaptspec.errors import ConfigError
+from adaptspec.server.limits import ServerLimits
 from adaptspec.telemetry.trace_settings import PushSettings, TraceLevel, TraceSettings
 
 ADMIN_KEY = "ADAPTSPEC_ADMIN_KEY"
+API_KEY = "ADAPTSPEC_API_KEY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--metrics-compat", choices=["vllm"], help="serve vLLM's metric names as well")
     _add_telemetry(parser.add_argument_group("traces and metrics (OTEL_* variables work, too)"))
+    _add_security(parser.add_argument_group("security and limits"))
     parser.set_defaults(run=_serve)
 
 
@@ -85,8 +92,50 @@ def _add_telemetry(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--otlp-metrics", action="store_true", help="send metrics to the collector, too")
 
 
+def _add_security(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="serve only who brings one of the keys in this file, one per line "
+        f"(default: those in the environment's {API_KEY}; without, everybody)",
+    )
+    group.add_argument(
+        "--insecure", action="store_true", help="listen on an address that others reach, without any key"
+    )
+    group.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="without keys: a name by which this server may be called, beside localhost and addresses; may be repeated",
+    )
+    group.add_argument(
+        "--pad-stream",
+        action="store_true",
+        help="stream in packets of one size and pace, which do not show what speculation did",
+    )
+    group.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set one of the limits that --show-config lists; may be repeated",
+    )
+    group.add_argument("--show-config", action="store_true", help="print the whole configuration and exit")
+
+
 def _serve(arguments: argparse.Namespace) -> int:
-    config = ServeConfig(
+    config = _config(arguments)
+    if arguments.show_config:
+        yaml.safe_dump(_shown(config), sys.stdout, sort_keys=False)
+        return 0
+    asyncio.run(serve(config, Console(stderr=True)))
+    return 0
+
+
+def _config(arguments: argparse.Namespace) -> ServeConfig:
+    return ServeConfig(
         engine=engine_config(arguments),
         host=arguments.host,
         port=arguments.port,
@@ -108,21 +157,45 @@ def _serve(arguments: argparse.Namespace) -> int:
             arguments.trace_content,
         ),
         push=PushSettings(arguments.otlp_metrics, arguments.otlp_endpoint),
+        api_keys=_api_keys(arguments.api_key_file),
+        insecure=arguments.insecure,
+        allowed_hosts=tuple(arguments.allow_host),
+        limits=ServerLimits().changed(arguments.limit),
+        pad_stream=arguments.pad_stream,
     )
-    asyncio.run(serve(config, Console(stderr=True)))
-    return 0
+
+
+def _shown(config: ServeConfig) -> dict[str, Any]:
+    """What a configuration says, but for its secrets: of them, how many there are."""
+    values: dict[str, Any] = {
+        name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()
+    }
+    values["engine"]["policies"] = list(config.engine.policy_names)
+    values["allowed_hosts"] = list(config.allowed_hosts)
+    values["api_keys"] = len(config.api_keys)
+    values["admin_key"] = config.admin_key is not None
+    return values
+
+
+def _api_keys(file: Path | None) -> tuple[str, ...]:
+    """The API keys; none where everybody may use the server."""
+    text = os.environ.get(API_KEY, "") if file is None else _read(file, "--api-key-file")
+    return tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
 
 
 def _admin_key(file: Path | None) -> str | None:
     """The admin key: a file keeps it out of the list of processes; None where nobody may change anything."""
     if file is None:
         return os.environ.get(ADMIN_KEY) or None
+    return _read(file, "--admin-key-file")
+
+
+def _read(file: Path, option: str) -> str:
+    """What a file of keys holds."""
     try:
-        key = file.read_text(encoding="utf-8").strip()
+        text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"--admin-key-file {file}: cannot be read ({error}); give a file that holds the key"
-        ) from error
-    if not key:
-        raise ConfigError(f"--admin-key-file {file}: it is empty; write the key into it")
-    return key
+        raise ConfigError(f"{option} {file}: cannot be read ({error}); give a file that holds the key") from error
+    if not text:
+        raise ConfigError(f"{option} {file}: it is empty; write the key into it")
+    return text

@@ -74,18 +74,22 @@ class StateStore:
             return
         _log.warning("%s is not used: %s. It is now %s; learning starts anew", self._path, reason, aside.name)
 
-    def save(self, policies: Mapping[str, PolicyState]) -> None:
-        """Write what has been learned, if anything is new. A full disk is a line in the log: the old file stays."""
+    def save(self, policies: Mapping[str, PolicyState]) -> bool:
+        """Write what has been learned, if anything is new. A full disk is a line in the log, and False: the old file
+
+        stays.
+        """
         raw = to_bytes(LearnedState(self._pair, policies))
         if raw == self._written:
-            return
+            return True
         try:
             write_file(self._path, raw)
         except OSError as error:
             self.failed_saves += 1
             _log.warning("%s could not be saved (%s); it is tried again later", self._path, error.strerror)
-            return
+            return False
         self._written = raw
+        return True
 
     def close(self) -> None:
         """Let another engine have the directory."""

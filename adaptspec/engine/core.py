@@ -20,6 +20,7 @@ from adaptspec.control.rollout import LIVE, Rollout
 from adaptspec.control.shadow_policy import ShadowEstimate
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafting.drafter import Drafter
+from adaptspec.drafting.tolerant import tolerant
 from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.prompt_text import PromptText
@@ -75,7 +76,7 @@ class EngineCore:
         distinct = list(dict.fromkeys(m for one in methods.values() for m in (one.usual, *one.tasks.values())))
         self._rounds = RoundLoop(
             target,
-            Speculator(drafters, distinct, target.info.vocab_size, target.device),
+            Speculator([tolerant(drafter) for drafter in drafters], distinct, target.info.vocab_size, target.device),
             controller,
             {policy: one.each(distinct.index) for policy, one in methods.items()},
             sinks,
@@ -231,9 +232,9 @@ class EngineCore:
         """End every request."""
         return self._rounds.abort_all(finish, error)
 
-    def abort_running(self, finish: FinishReason, error: str) -> list[Delta]:
-        """End every request that holds a row."""
-        return self._rounds.abort_running(finish, error)
+    def recover(self, error: Exception) -> list[Delta]:
+        """After a step that raised: see `RoundLoop.recover`."""
+        return self._rounds.recover(error)
 
     def step(self) -> list[Delta]:
         """Run one round."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from adaptspec.engine.core import EngineCore
 from adaptspec.errors import EngineError, OverloadedError
@@ -48,6 +49,8 @@ class AsyncEngine:
         self._draining = False
         self._closed = False
         self._failure: str | None = None
+        self._hung: str | None = None  # why nobody should wait for the engine now, though its thread lives
+        self._beat: float | None = None  # when it last began something; None while it sleeps
         self._calls: set[Future[Any]] = set()
         self._ended = False
         self._lock = threading.Lock()  # guards the start of the thread and the calls that wait for it
@@ -80,7 +83,29 @@ class AsyncEngine:
     @property
     def alive(self) -> bool:
         """Whether it takes requests or can finish those it has."""
-        return self._failure is None and not self._closed
+        return self._failure is None and self._hung is None and not self._closed
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the engine last began a round or a command; 0 while it has nothing to do."""
+        beat = self._beat
+        return 0.0 if beat is None else time.monotonic() - beat
+
+    def give_up(self, reason: str) -> None:
+        """The engine hangs: end every stream with an error and take no requests, until `resume`. On the event loop."""
+        self._hung = reason
+        for request_id, stream in self._streams.items():
+            if stream is not None:
+                stream.put_nowait(None)
+            # Should it come back, it has nobody to work for.
+            self._streams[request_id] = None
+            self._inbox.put(lambda rid=request_id: self._core.abort(rid))  # type: ignore[misc]
+        with self._lock:
+            self._fail_calls()
+
+    def resume(self) -> None:
+        """It works again after all."""
+        self._hung = None
 
     def stats(self) -> EngineStats:
         """Requests running and waiting; those still in the inbox count as waiting."""
@@ -104,7 +129,7 @@ class AsyncEngine:
             while not done:
                 delta = await pieces.get()
                 if delta is None:
-                    raise EngineError(f"the engine has stopped: {self._failure or 'it was closed'}")
+                    raise EngineError(self._why)
                 done = delta.completion is not None
                 yield delta
         finally:
@@ -128,17 +153,23 @@ class AsyncEngine:
         future: Future[T] = Future()
 
         def command() -> list[Delta]:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(work())
-                except Exception as error:  # noqa: BLE001 - it belongs to whoever asked, not to the rounds
-                    future.set_exception(error)
-            self._calls.discard(future)
+            with self._lock:
+                if future not in self._calls or not future.set_running_or_notify_cancel():
+                    self._calls.discard(future)
+                    return []
+            try:
+                result, error = work(), None
+            except Exception as caught:  # noqa: BLE001 - it belongs to whoever asked, not to the rounds
+                result, error = None, caught
+            with self._lock:
+                if future in self._calls:  # else it took so long that its caller was sent away
+                    self._calls.discard(future)
+                    future.set_result(cast("T", result)) if error is None else future.set_exception(error)
             return []
 
         with self._lock:
-            if self._ended or self._closed:
-                future.set_exception(EngineError(f"the engine has stopped: {self._failure or 'it was closed'}"))
+            if self._ended or self._closed or self._hung is not None:
+                future.set_exception(EngineError(self._why))
                 return future
             self._calls.add(future)
             self._start()
@@ -149,7 +180,7 @@ class AsyncEngine:
         """Refuse new requests, wait up to `seconds` for the running ones, then abort what is left."""
         self._draining = True
         deadline = asyncio.get_running_loop().time() + seconds
-        while self._streams and asyncio.get_running_loop().time() < deadline:
+        while self._streams and self.alive and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         for request_id in list(self._streams):
             self._inbox.put(lambda rid=request_id: self._core.abort(rid))  # type: ignore[misc]
@@ -159,11 +190,15 @@ class AsyncEngine:
         self._draining = self._closed = True
         if self._thread.is_alive():
             self._inbox.put(None)
-            self._thread.join(timeout=10)
+            self._thread.join(timeout=0.1 if self._hung else 10)
+
+    @property
+    def _why(self) -> str:
+        return f"the engine has stopped: {self._failure or self._hung or 'it was closed'}"
 
     def _admit(self, request: Request) -> None:
-        if self._failure is not None:
-            raise EngineError(f"the engine has stopped: {self._failure}")
+        if self._failure is not None or self._hung is not None:
+            raise EngineError(self._why)
         if self._draining:
             raise OverloadedError("the server is shutting down; send the request again later")
         if len(self._streams) >= self.capacity:
@@ -193,16 +228,20 @@ class AsyncEngine:
             self._failure = f"{type(error).__name__}: {error}"
         finally:
             self._call_loop(self._give_up)
-            self._fail_calls()
+            with self._lock:
+                self._ended = True
+                self._fail_calls()
 
     def _serve(self) -> None:
         """Commands first, then a round; sleeps only when there is nothing to do."""
         while True:
             deltas: list[Delta] = []
             sleep = self._core.idle
+            self._beat = None if sleep else time.monotonic()
             while sleep or not self._inbox.empty():
                 command = self._inbox.get()
                 sleep = False
+                self._beat = time.monotonic()
                 if command is None:
                     self._deliver(deltas + self._core.abort_all(FinishReason.ABORT, "the engine was closed"))
                     return
@@ -215,12 +254,16 @@ class AsyncEngine:
         try:
             return self._core.step()
         except Exception as error:  # noqa: BLE001
-            # One broken round must not take the server down: who ran ends with the reason, who waits runs next.
-            _log.exception("a round failed; its requests end with an error")
-            reason = f"{type(error).__name__}: {error}"
-            ended = self._core.abort_running(FinishReason.ERROR, reason)
-            # With nobody running it failed before admitting anyone, and would fail for ever.
-            return ended or self._core.abort_all(FinishReason.ERROR, reason)
+            # One broken round must not take the server down, nor those who shared it with the one that broke it.
+            _log.exception("a round failed; the request that made it fail ends with an error")
+            return self._recover(error)
+
+    def _recover(self, error: Exception) -> list[Delta]:
+        try:
+            return self._core.recover(error)
+        except Exception as worse:  # noqa: BLE001
+            _log.exception("a failed round could not be undone; all requests end")
+            return self._core.abort_all(FinishReason.ERROR, f"{type(worse).__name__}: {worse}")
 
     def _deliver(self, deltas: list[Delta]) -> None:
         if deltas:
@@ -235,12 +278,11 @@ class AsyncEngine:
             _log.info("the event loop has closed; nobody is left to tell")
 
     def _fail_calls(self) -> None:
-        with self._lock:
-            self._ended = True
-            for future in self._calls:
-                if not future.done():
-                    future.set_exception(EngineError(f"the engine has stopped: {self._failure or 'it was closed'}"))
-            self._calls.clear()
+        """Whoever waits for work to be done is told that it will not be. With the lock held."""
+        for future in self._calls:
+            if not future.done():
+                future.set_exception(EngineError(self._why))
+        self._calls.clear()
 
     def _give_up(self) -> None:
         for stream in self._streams.values():

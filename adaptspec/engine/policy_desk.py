@@ -13,16 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adaptspec.control.cost import CostTable
+from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.shadow_policy import ShadowEstimate
 from adaptspec.control.spec import PolicySpec, build_policy, parse_policy_spec
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.control.tasks import TASKS
 from adaptspec.control.yaml_source import read_text
-from adaptspec.engine.by_task import methods_of
+from adaptspec.engine.by_task import ByTask, methods_of
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.front import AsyncEngine
 from adaptspec.errors import ConfigError
+from adaptspec.verification.method import Method
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,34 @@ class PolicyDesk:
             return None
         return self.apply(text, str(path), path)
 
+    def reload(self) -> list[dict[str, object]]:
+        """Read the file of every policy again. What cannot be used is told, and stays as it was."""
+        outcomes: list[dict[str, object]] = []
+        for policy in self.served:
+            if policy.path is None:
+                continue
+            outcome: dict[str, object] = {"name": policy.name, "reloaded": False, "error": None}
+            try:
+                outcome["reloaded"] = self.apply_file(policy.path) is not None
+            except ConfigError as error:
+                outcome["error"] = str(error)
+            outcomes.append(outcome)
+        return outcomes
+
+    def forget(self) -> list[str]:
+        """Have every policy learn anew, from the next round on. Raises EngineError if the engine has stopped."""
+        with self._lock:
+            for policy in self.served:
+                spec, methods = policy.spec, methods_of(policy.spec)
+                fresh = build_policy(spec, self._costs, self._core.max_rows, TASKS)
+                self._adopt(spec, fresh, methods)
+            return [policy.name for policy in self.served]
+
+    def _adopt(self, spec: PolicySpec, policy: Policy, methods: ByTask[Method], *, carry: bool = False) -> bool:
+        return self._front.call(
+            lambda: self._core.adopt(spec.name, policy, methods, spec.rollout, carry=carry)
+        ).result()
+
     def _apply(self, text: str, source: str, path: Path | None) -> Applied:
         spec = parse_policy_spec(text, source, TASKS)
         with self._lock:
@@ -162,9 +192,7 @@ class PolicyDesk:
             policy = build_policy(spec, self._costs, self._core.max_rows, TASKS)
             methods = methods_of(spec)
             same_arms = before is not None and before.signature == new.signature
-            carried = self._front.call(
-                lambda: self._core.adopt(spec.name, policy, methods, spec.rollout, carry=same_arms)
-            ).result()
+            carried = self._adopt(spec, policy, methods, carry=same_arms)
             # Others may be reading: the mapping they have stays as it is.
             self._served = {**self._served, spec.name: new}
             now = self.reloads

@@ -17,16 +17,20 @@ import torch
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.engine.by_task import ByTask
+from adaptspec.engine.isolation import Isolation
 from adaptspec.engine.scheduler import Batch, Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.engine.shadow_scores import Shadows
+from adaptspec.engine.soundness import sound
 from adaptspec.engine.speculator import Ask, Speculator
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.types import Delta, FinishReason, IntArray, RoundRecord, Sink
+from adaptspec.types import Delta, FinishReason, IntArray, Reason, RoundRecord, Sink
 from adaptspec.verification.method import Method, Verdict
 
 _log = logging.getLogger(__name__)
+COMPLAIN_EVERY = 1000  # rounds; some thousand of them fit into a second
+NOT_NUMBERS = "the model's scores for it were not numbers (NaN or infinite)"
 
 
 class RoundLoop:
@@ -56,6 +60,7 @@ class RoundLoop:
         self._sinks = tuple(sinks)
         self._number = 0
         self._outbox: list[Delta] = []
+        self._isolation = Isolation()
         self.scheduler = Scheduler(
             target,
             max_rows,
@@ -72,18 +77,42 @@ class RoundLoop:
         batch = self.scheduler.next_batch()
         ask = self._ask(batch)
         signals = self._signals(batch, ask)
-        decision = self._controller.decide(signals)
+        decision = self._decide(signals)
         clock.lap("decide")
         draft = self._speculator.propose(ask, decision)
         clock.lap("draft")
-        logits = self._verify(batch, draft)
-        verdict = self._speculator.judge(logits, ask, draft)
+        checked = sound(self._verify(batch, draft), draft.counts)
+        logits = checked.logits
+        verdict = checked.verdict(self._speculator.judge(logits, ask, draft))
+        for i in checked.broken.tolist():
+            batch.emitting[i].fail(NOT_NUMBERS)
         clock.lap("verify")
         self._speculator.tune(logits, ask, draft, verdict, decision)
         outcome = self._commit(batch, ask, decision, draft, verdict, context=signals.context)
         clock.lap("commit")
         self._report(self._record(batch, signals, decision, draft, outcome=outcome, clock=clock))
         self._hand_out(batch)
+        if self._isolation.group is not None:
+            self._clear()
+        return self._collect()
+
+    def recover(self, error: Exception) -> list[Delta]:
+        """After a round that failed half-way: end the request that made it fail, once it is known which one it is.
+
+        Nothing that was cached can be trusted. Who ran waits at the front of the queue with the tokens it has, and
+        reads them again: half of them first, until the culprit has run, and failed, by itself.
+        """
+        ran = list(self.scheduler.running)
+        for sequence in ran:
+            if sequence.finish is not None:  # it ended in this very round, before something failed
+                self._end(sequence, sequence.finish, sequence.error)
+        culprit = self._isolation.failed([sequence for sequence in ran if sequence.finish is None])
+        self.scheduler.put_back()
+        if not ran and self.scheduler.waiting:
+            culprit = self.scheduler.waiting[0]  # it could not even be admitted
+        if culprit is not None:
+            self._end(culprit, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+        self.scheduler.only = self._isolation.group
         return self._collect()
 
     def verify_by(self, policy: str, methods: ByTask[Method]) -> None:
@@ -99,17 +128,32 @@ class RoundLoop:
                 self._end(sequence, finish, error)
         return self._collect()
 
-    def abort_running(self, finish: FinishReason, error: str) -> list[Delta]:
-        """End every request that holds a row; those that wait have not been touched by anything yet."""
-        for sequence in list(self.scheduler.running):
-            self._end(sequence, finish, error)
-        return self._collect()
-
     def abort_all(self, finish: FinishReason, error: str) -> list[Delta]:
         """End every request, waiting ones too."""
         for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
             self._end(sequence, finish, error)
         return self._collect()
+
+    def _clear(self) -> None:
+        """While a culprit is sought: whoever has run well makes way for the next ones."""
+        before = self._isolation.group
+        if self._isolation.went_well() and self._isolation.bearable is not None:
+            _log.warning("no request fails by itself; at most %d run at once for a while", self._isolation.bearable)
+            self.scheduler.bear(self._isolation.bearable)
+        after = self._isolation.group
+        if after is not before and after is not None:
+            self.scheduler.put_back()
+        self.scheduler.only = after
+
+    def _decide(self, signals: BatchSignals) -> Decision:
+        """The controller's decision. A policy that fails costs its drafts: plain decoding needs no decision."""
+        try:
+            return self._controller.decide(signals)
+        except Exception:  # noqa: BLE001
+            if self._number % COMPLAIN_EVERY == 0:
+                _log.exception("round %d could not be decided; it runs without drafts", self._number + 1)
+            nothing = np.zeros(signals.batch_size, dtype=np.int64)
+            return Decision(nothing, nothing + int(Reason.GUARD), nothing)
 
     def _ask(self, batch: Batch) -> Ask:
         emitting = batch.emitting
@@ -182,10 +226,17 @@ class RoundLoop:
         emitted = np.zeros(size, dtype=np.int64)
         drafters = self._speculator.drafters
         for i, sequence in enumerate(batch.emitting):
+            if sequence.finish is not None:
+                continue  # nothing can be drawn for it
             kept, drafted = int(verdict.accepted[i]), int(draft.counts[i])
             length = len(sequence.tokens)
             by = drafters[int(decision.drafter[i])].name if kept else None
-            gained = sequence.commit([*draft.tokens[i, :kept].tolist(), int(verdict.following[i])], now, by)
+            try:
+                gained = sequence.commit([*draft.tokens[i, :kept].tolist(), int(verdict.following[i])], now, by)
+            except Exception as error:  # noqa: BLE001 - its own text is at fault; the others' is not
+                _log.exception("the tokens of %s could not be committed", sequence.request.id)
+                sequence.fail(f"{type(error).__name__}: {error}")
+                continue
             if i < size:
                 emitted[i] = gained
                 sequence.count_round(drafted, min(kept, gained))
@@ -245,7 +296,7 @@ class RoundLoop:
             if sequence.finish is None:
                 self._outbox.append(sequence.delta())
             else:
-                self._end(sequence, sequence.finish)
+                self._end(sequence, sequence.finish, sequence.error)
 
     def _collect(self) -> list[Delta]:
         """Everything that has not been handed over: also what a round left behind that failed half-way."""
@@ -259,10 +310,15 @@ class RoundLoop:
 
     def _end(self, sequence: Seq, finish: FinishReason, error: str | None = None) -> None:
         sequence.finish, sequence.error = finish, error
-        delta = sequence.delta()
         policy = self._policy(sequence)
         lossy = self._speculator.lossy(self._method(sequence))
-        completion = sequence.completion(policy, time.monotonic(), lossy=lossy)
+        try:
+            delta = sequence.delta()
+            completion = sequence.completion(policy, time.monotonic(), lossy=lossy)
+        except Exception as broken:  # noqa: BLE001 - it must leave, whatever became of its text
+            _log.exception("the text of %s is lost", sequence.request.id)
+            completion = sequence.without_text(f"{type(broken).__name__}: {broken}", time.monotonic())
+            delta = Delta(sequence.request.id, "", ())
         self._outbox.append(replace(delta, completion=completion))
         self.scheduler.leave(sequence)
         for sink in self._sinks:
@@ -293,7 +349,10 @@ class RoundLoop:
     def _on_leave(self, row: int) -> None:
         for drafter in self._speculator.drafters:
             drafter.free(row)
-        self._controller.finish(row)
+        try:
+            self._controller.finish(row)
+        except Exception:  # noqa: BLE001 - the row is free, whatever its policy makes of that
+            _log.exception("the end of row %d could not be told to its policy", row)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,16 @@ Knows sequences and how much room the target's cache has; it knows nothing of dr
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from adaptspec.engine.sequence import Sequence
 from adaptspec.errors import EngineError
 from adaptspec.models.runner import Runner
+
+BEARABLE_SECONDS = 60.0  # how long fewer rows run after more of them failed together
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Scheduler:
         self._on_start = on_start
         self._on_leave = on_leave
         self._short_of_room = False
+        self._bearable, self._bearable_until = max_rows, 0.0
+        self.only: Collection[Sequence] | None = None  # None: anybody may be admitted
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -111,15 +116,36 @@ class Scheduler:
         self._short_of_room = False
         self._give_back(sequence)
 
+    def put_back(self) -> None:
+        """Have all that run wait at the front of the queue, in their order, and read their tokens again."""
+        for sequence in reversed(self.running):
+            self._give_back(sequence)
+            self.waiting.appendleft(sequence)
+        self.running.clear()
+        self._short_of_room = False
+
+    def bear(self, rows: int) -> None:
+        """For a while, run at most so many rows: more have failed where so many went well."""
+        self._bearable, self._bearable_until = rows, time.monotonic() + BEARABLE_SECONDS
+
+    def _next(self) -> Sequence | None:
+        """Who may be admitted now."""
+        if not self.waiting or not self._free_rows or self._short_of_room:
+            return None  # who gave way waits until somebody leaves: let back in at once, it would be driven out again
+        if len(self.running) >= self._bearable and time.monotonic() < self._bearable_until:
+            return None
+        if self.only is None:
+            return self.waiting[0]
+        return next((sequence for sequence in self.waiting if sequence in self.only), None)
+
     def _admit(self) -> None:
-        # Who gave way waits until somebody leaves: let back in at once, it would soon be driven out again.
-        while self.waiting and self._free_rows and not self._short_of_room:
+        while (sequence := self._next()) is not None:
             row = self._free_rows[-1]
-            if not self._target.reserve(row, len(self.waiting[0].tokens) + 1):
+            if not self._target.reserve(row, len(sequence.tokens) + 1):
                 self._target.free(row)
                 return
             self._free_rows.pop()
-            sequence = self.waiting.popleft()
+            self.waiting.remove(sequence)
             sequence.row = row
             self.running.append(sequence)
             self._on_start(sequence)

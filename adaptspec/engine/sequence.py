@@ -94,6 +94,23 @@ class Sequence:
                 return count
         return len(tokens)
 
+    def fail(self, error: str) -> None:
+        """It cannot go on, and ends with this round."""
+        self.finish, self.error = FinishReason.ERROR, error
+
+    def without_text(self, error: str, now: float) -> Completion:
+        """Its end where even its text cannot be told."""
+        return Completion(
+            request_id=self.request.id,
+            text="",
+            tokens=(),
+            prompt_tokens=self.prompt_length,
+            finish=FinishReason.ERROR,
+            stats=SpeculationStats(),
+            timings=replace(self.timings, finished=now),
+            error=error,
+        )
+
     def _end_at(self, token: int) -> None:
         allowed = self.emitted >= self.request.sampling.min_tokens
         if (allowed and token in self.end_tokens) or self._detokenizer.push(token, may_stop=allowed):

@@ -41,14 +41,15 @@ class StateKeeper:
                 _log.info("learned state restored for %s", ", ".join(restored) or "no policy")
         self._thread.start()
 
-    def save(self) -> None:
-        """Save now. What goes wrong is a line in the log."""
+    def save(self) -> bool:
+        """Save now. What goes wrong is a line in the log, and False."""
         try:
-            self._store.save({**self._others, **self._desk.learned()})
+            return self._store.save({**self._others, **self._desk.learned()})
         except EngineError as error:
             _log.warning("what was learned since the last time is not saved: %s", error)
         except Exception:  # noqa: BLE001 - saving must go on with whatever a policy does next time
             _log.exception("what was learned could not be saved; it is tried again later")
+        return False
 
     def close(self) -> None:
         """Save for the last time, and let the directory go. The engine must still run."""

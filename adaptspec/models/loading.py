@@ -120,10 +120,17 @@ class _LeanModel:
 
 def _refuse_unsafe(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse what would run code, or what no runner here can compute."""
-    if "auto_map" in config:
+    if _anywhere(config, "auto_map"):
         raise ModelError(
             f"{folder}: config.json asks to run code from the model directory (auto_map), which is never done; "
             "use a model whose architecture transformers knows itself"
+        )
+    kernels = [value for value in _anywhere(config, "attn_implementation", "_attn_implementation") if "/" in str(value)]
+    if kernels:
+        raise ModelError(f"{folder}: config.json asks to fetch attention code from {kernels[0]}, which is never done")
+    if (folder / "adapter_config.json").is_file():
+        raise ModelError(
+            f"{folder} holds an adapter, which names another model to fetch; merge it into its model first"
         )
     if "quantization_config" in config:
         raise ModelError(f"{folder}: quantized checkpoints are not supported; use the unquantized model")
@@ -133,6 +140,15 @@ def _refuse_unsafe(folder: Path, config: Mapping[str, Any]) -> None:
     if not config.get("model_type"):
         raise ModelError(f"{folder}: config.json has no model_type; is this a Hugging Face model directory?")
     weight_files(folder)
+
+
+def _anywhere(part: object, *names: str) -> list[object]:
+    """Values under these names, however deep: models of several parts have a config for each."""
+    if isinstance(part, list):
+        return [value for inner in part for value in _anywhere(inner, *names)]
+    if not isinstance(part, Mapping):
+        return []
+    return [part[name] for name in names if name in part] + _anywhere(list(part.values()), *names)
 
 
 def _device(name: str) -> torch.device:

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from adaptspec.errors import AdaptSpecError
 from adaptspec.replay.trial import try_policy
@@ -17,7 +18,7 @@ from adaptspec.replay.trial import try_policy
 def main() -> int:
     """Answer one question; the exit status is 0 also where the answer is what is wrong with the policy."""
     os.nice(5)  # whoever is served now comes first
-    asked = json.load(sys.stdin)
+    asked, answer = json.load(sys.stdin), dict[str, Any]()
     try:
         answer = {"trial": try_policy(Path(asked["journal"]), asked["policy"], asked["against"]).to_json()}
     except AdaptSpecError as error:

@@ -1,30 +1,34 @@
 """The routes about policies: what users may ask for, and with the admin key what runs, and changing it.
 
-Knows HTTP and the policy desk; it does not know what makes a policy good.
+Knows HTTP and the policy desk; it does not know what makes a policy good. Who may come here is `gate`'s affair.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 from typing import Any
 
 from aiohttp import web
 
 from adaptspec.errors import ConfigError, RequestError
-from adaptspec.server.errors import AdminKeyError
+from adaptspec.server.errors import UnknownPolicyError
 from adaptspec.server.protocols import Policies, ServedPolicy
+from adaptspec.server.wire import shown
 
 POLICIES = web.AppKey("policies", Policies)
-ADMIN_KEY = web.AppKey("admin_key", str)
-_SCHEME = "Bearer "
 
 
 def policy_routes(admin: bool) -> list[web.RouteDef]:
     """The routes; those that need the admin key only where there is one."""
     routes = [web.get("/v1/policies", policies), web.get("/v1/policies/{policy}", policy)]
     if admin:
-        routes += [web.get("/admin/policies", running), web.post("/admin/policies", apply)]
+        routes += [
+            web.get("/admin/policies", running),
+            web.post("/admin/policies", apply),
+            web.post("/admin/policies/reload", reload),
+            web.get("/admin/policies/{name}", one),
+            web.put("/admin/policies/{name}", put),
+        ]
     return routes
 
 
@@ -46,34 +50,41 @@ async def policy(http: web.Request) -> web.Response:
 
 async def running(http: web.Request) -> web.Response:
     """GET /admin/policies: everything that runs, as YAML too, and what shadows would have earned."""
-    check_key(http)
-    desk = http.app[POLICIES]
-    estimates = {estimate.policy: estimate for estimate in desk.estimates()}
-    data = []
-    for one in desk.served:
-        card = {**_card(one, desk.default), "mode": one.mode, "yaml": one.text}
-        estimate = estimates.get(one.name)
-        if estimate is not None:
-            card["estimate"] = {
-                "against": estimate.against,
-                "rounds": estimate.rounds,
-                "goodput_ratio": estimate.goodput_ratio,
-                "guessed": estimate.guessed,
-            }
-        data.append(card)
-    return web.json_response({"object": "list", "data": data})
+    return web.json_response({"object": "list", "data": _whole_cards(http.app[POLICIES])})
+
+
+async def one(http: web.Request) -> web.Response:
+    """GET /admin/policies/{name}: the same of one policy."""
+    name = http.match_info["name"]
+    for card in _whole_cards(http.app[POLICIES]):
+        if card["id"] == name:
+            return web.json_response(card)
+    raise UnknownPolicyError(f"there is no policy {shown(name)} here; GET /admin/policies lists what there is")
 
 
 async def apply(http: web.Request) -> web.Response:
     """POST /admin/policies: the body is a policy as YAML; it serves from the next round on."""
-    check_key(http)
-    text = await body_text(http)
+    return await _apply(http, await body_text(http))
+
+
+async def put(http: web.Request) -> web.Response:
+    """PUT /admin/policies/{name}: the same under this name; with `?dry_run=true` it is looked at, and not served."""
+    text, name = await body_text(http), http.match_info["name"]
     try:
-        # It waits for a round to end; the loop has streams to serve meanwhile.
-        applied = await asyncio.to_thread(http.app[POLICIES].apply, text, "<body>")
+        found = http.app[POLICIES].check(text, "<body>")
     except ConfigError as error:
         raise RequestError(str(error)) from error
-    return web.json_response({"name": applied.name, "replaced": applied.replaced, "carried": applied.carried})
+    if found != name:
+        raise RequestError(f"the policy is called {shown(found)}, not {shown(name)}; send it under its metadata.name")
+    if http.query.get("dry_run", "false") == "true":
+        return web.json_response({"name": name, "valid": True})
+    return await _apply(http, text)
+
+
+async def reload(http: web.Request) -> web.Response:
+    """POST /admin/policies/reload: read all policy files again. One that cannot be used leaves its policy as it is."""
+    outcomes = await asyncio.to_thread(http.app[POLICIES].reload)
+    return web.json_response({"object": "list", "data": [dict(outcome) for outcome in outcomes]})
 
 
 async def body_text(http: web.Request) -> str:
@@ -84,12 +95,30 @@ async def body_text(http: web.Request) -> str:
         raise RequestError(f"the body is not UTF-8 text (byte {error.start}); send a policy as YAML") from error
 
 
-def check_key(http: web.Request) -> None:
-    """Raise AdminKeyError unless the request brings the admin key; takes the same time for all wrong ones."""
-    given = http.headers.get("Authorization", "")
-    key = given.removeprefix(_SCHEME) if given.startswith(_SCHEME) else ""
-    if not hmac.compare_digest(key.encode("utf-8", "surrogateescape"), http.app[ADMIN_KEY].encode()):
-        raise AdminKeyError("this needs the admin key: send it as Authorization: Bearer KEY")
+async def _apply(http: web.Request, text: str) -> web.Response:
+    try:
+        # It waits for a round to end; the loop has streams to serve meanwhile.
+        applied = await asyncio.to_thread(http.app[POLICIES].apply, text, "<body>")
+    except ConfigError as error:
+        raise RequestError(str(error)) from error
+    return web.json_response({"name": applied.name, "replaced": applied.replaced, "carried": applied.carried})
+
+
+def _whole_cards(desk: Policies) -> list[dict[str, Any]]:
+    estimates = {estimate.policy: estimate for estimate in desk.estimates()}
+    cards = []
+    for policy in desk.served:
+        card = {**_card(policy, desk.default), "mode": policy.mode, "yaml": policy.text}
+        estimate = estimates.get(policy.name)
+        if estimate is not None:
+            card["estimate"] = {
+                "against": estimate.against,
+                "rounds": estimate.rounds,
+                "goodput_ratio": estimate.goodput_ratio,
+                "guessed": estimate.guessed,
+            }
+        cards.append(card)
+    return cards
 
 
 def _card(policy: ServedPolicy, default: str) -> dict[str, Any]:

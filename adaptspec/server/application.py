@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,16 +13,20 @@ from aiohttp import web
 from adaptspec.server import admin, handlers, status, tokens, trials
 from adaptspec.server.codec import Codec
 from adaptspec.server.counting import counting
+from adaptspec.server.exposure import Hosts
+from adaptspec.server.gate import gate
+from adaptspec.server.keys import Keys
+from adaptspec.server.limits import ServerLimits
 from adaptspec.server.live import add_live
 from adaptspec.server.live_page import add_page
+from adaptspec.server.operations import OPERATIONS, Operations, operation_routes
+from adaptspec.server.padding import Padding
 from adaptspec.server.problem import problems, shape_refusal
 from adaptspec.server.protocols import AsyncEngine, Exposition, Policies, Tokenizer, Tracing
 from adaptspec.server.request_id import add_request_id
 from adaptspec.server.service import SERVICE, Service
 from adaptspec.server.traces import tracing
 from adaptspec.telemetry.live import LiveFeed
-
-MAX_BODY_BYTES = 4 * 2**20
 
 
 def make_app(
@@ -33,25 +37,32 @@ def make_app(
     policies: Policies | None = None,
     traces: Tracing | None = None,
     admin_key: str | None = None,
+    api_keys: Collection[str] = (),
+    hosts: Hosts | None = None,
+    limits: ServerLimits = ServerLimits(),
+    padding: Padding | None = None,
+    operations: Operations | None = None,
     live: LiveFeed | None = None,
     facts: Mapping[str, Any] = MappingProxyType({}),
     journal: Path | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
 ) -> web.Application:
     """The app for an engine that runs. `exposition` is what `/metrics` shows, and counts answers.
 
     `policies` adds the routes about them; those that change something exist only with an `admin_key`. `traces` None:
-    nothing is traced. `live` adds the live feed and its page, with `facts` about the server. `journal` is what policies
-    are tried on.
+    nothing is traced. With `api_keys`, only who has one of them is served. `hosts` are the names it may be called by,
+    None for any. `padding` hides in streams what speculation did. `operations` adds the admin routes about the server
+    as it runs, which need an `admin_key` and `policies` as well. `live` adds the live feed and its page, with `facts`
+    about the server. `journal` is what policies are tried on.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
     """
-    middlewares = [counting(exposition.responded), problems]
+    guard = gate(Keys(api_keys), Keys([admin_key] if admin_key else []), hosts)
+    middlewares = [counting(exposition.responded), problems, guard]
     if traces is not None:
         middlewares.insert(0, tracing(traces))
-    app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
-    app[SERVICE] = Service(engine, Codec(tokenizer, engine.target.vocab_size))
+    app = web.Application(middlewares=middlewares, client_max_size=limits.body_bytes)
+    app[SERVICE] = Service(engine, Codec(tokenizer, engine.target.vocab_size, limits.template_seconds), limits, padding)
     app[status.EXPOSITION] = exposition
     app[status.STARTED] = int(time.time())
     app.on_response_prepare.extend((shape_refusal, add_request_id))
@@ -64,17 +75,20 @@ def make_app(
             web.post("/tokenize", tokens.tokenize),
             web.post("/detokenize", tokens.detokenize),
             web.get("/health", status.health),
+            web.get("/ready", status.ready),
             web.get("/version", status.version),
             web.get("/metrics", status.metrics),
         ]
     )
     if policies is not None:
         app[admin.POLICIES] = policies
-        app[admin.ADMIN_KEY] = admin_key or ""
         app[trials.TRIALS] = trials.Trials(journal)
         app.add_routes(admin.policy_routes(admin=bool(admin_key)))
         if admin_key:
             app.add_routes(trials.trial_routes())
+        if operations is not None and admin_key:
+            app[OPERATIONS] = operations
+            app.add_routes(operation_routes())
     if live is not None:
         add_live(app, live, facts)
         add_page(app)

@@ -16,8 +16,10 @@ class ClientFaults(logging.LoggerAdapter[logging.Logger]):
     """The logger for aiohttp's server, which logs every error with its traceback, also those of a client's bytes."""
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **kwargs: Any) -> None:
-        """As usual, but without traceback if the client is at fault."""
-        if isinstance(exc_info, _FAULTS):
+        """As usual, but without traceback if the client is at fault, and hardly at all if it has just left."""
+        if isinstance(exc_info, ConnectionError):
+            self.debug(f"{msg}: the client has gone", *args)
+        elif isinstance(exc_info, _FAULTS):
             said = " ".join(ascii(str(exc_info)).split())[:_SHOWN]
             self.warning(f"{msg}: %s %s", *args, type(exc_info).__name__, said)
         else:

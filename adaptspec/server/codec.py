@@ -9,8 +9,10 @@ from jinja2 import TemplateError
 
 from adaptspec.errors import RequestError
 from adaptspec.server.protocols import Tokenizer
+from adaptspec.server.timed import within
 
 LONG_TEXT = 20_000  # characters; encoding more than this would be felt by the streams of other clients
+LONG_TALK = 64  # messages; rendering more than this would be, too
 
 
 class Codec:
@@ -19,8 +21,10 @@ class Codec:
     Long texts are encoded in a thread, one at a time: a tokenizer is not promised to be safe for two at once.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, template_seconds: float = 2.0) -> None:
+        """`template_seconds`: how long a chat template may take for one conversation."""
         self._tokenizer = tokenizer
+        self._template_seconds = template_seconds
         self._vocab_size = vocab_size
         self._long = asyncio.Lock()
 
@@ -38,16 +42,13 @@ class Codec:
     async def encode_chat(self, messages: list[dict[str, str]], *, answer: bool = True) -> tuple[int, ...]:
         """Token ids of a conversation; `answer` adds the opening of the assistant's turn.
 
-        Raises RequestError if the model has no chat template, or its template refuses the conversation.
+        Raises RequestError if the model has no chat template, or its template refuses the conversation or takes too
+        long for it.
         """
-        try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
-        except (TemplateError, ValueError) as error:
-            raise RequestError(
-                f"the model's chat template does not take these messages ({error}); change their roles or order, "
-                "or send a plain prompt to /v1/completions",
-                "messages",
-            ) from error
+        if len(messages) <= LONG_TALK and sum(len(message["content"]) for message in messages) <= LONG_TEXT:
+            text = self._render(messages, answer)
+        else:
+            text = await self._render_long(messages, answer)
         # The template has written the special tokens itself.
         return await self.encode(text, add_special_tokens=False)
 
@@ -61,6 +62,28 @@ class Codec:
             raise RequestError(
                 f"{param} has a token id that does not exist; ids go from 0 to {self._vocab_size - 1}", param
             )
+
+    async def _render_long(self, messages: list[dict[str, str]], answer: bool) -> str:
+        """Templates come with the model, and may do anything with what clients send: compare all messages, say."""
+        async with self._long:
+            try:
+                return await within(self._template_seconds, lambda: self._render(messages, answer))
+            except asyncio.TimeoutError as error:
+                raise RequestError(
+                    f"the model's chat template takes longer than {self._template_seconds:g} seconds for these "
+                    "messages; send fewer or shorter ones",
+                    "messages",
+                ) from error
+
+    def _render(self, messages: list[dict[str, str]], answer: bool) -> str:
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer))
+        except (TemplateError, ValueError) as error:
+            raise RequestError(
+                f"the model's chat template does not take these messages ({error}); change their roles or order, "
+                "or send a plain prompt to /v1/completions",
+                "messages",
+            ) from error
 
     def _encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[int, ...]]:
         return [tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)) for text in texts]

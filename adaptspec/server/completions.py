@@ -8,12 +8,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
-from adaptspec.errors import RequestError
 from adaptspec.server.wire import GenerationBody
 from adaptspec.types import Completion
 
 DEFAULT_MAX_TOKENS = 16  # as at OpenAI
-MAX_PROMPTS = 128
 
 Prompt = str | list[int]
 
@@ -66,14 +64,6 @@ class CompletionBody(GenerationBody):
     def wanted_tokens(self) -> int:
         """Output tokens asked for."""
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-
-    def check(self) -> None:
-        """What no single field can say. Raises RequestError."""
-        super().check()
-        if len(self.prompt) > MAX_PROMPTS:
-            raise RequestError(
-                f"prompt has {len(self.prompt)} prompts; send at most {MAX_PROMPTS} in one request", "prompt"
-            )
 
 
 class CompletionDialect:

@@ -2,7 +2,11 @@
 
 RequestError
  +-- BodyTypeError    the body is not declared to be JSON
+ +-- BodyTimeoutError the body did not arrive in time
  +-- AdminKeyError    the admin key is missing or wrong
+ +-- ApiKeyError      an API key is missing or wrong
+ +-- HostError        the server was called by a name that is not its own
+ +-- UnknownPolicyError a policy that the admin names is not here
  +-- OverloadedError
       +-- DrainingError    the server is shutting down
 EngineError
@@ -18,8 +22,24 @@ class BodyTypeError(RequestError):
     """The body is not declared to be JSON."""
 
 
+class BodyTimeoutError(RequestError):
+    """The body did not arrive in time."""
+
+
 class AdminKeyError(RequestError):
     """The admin key is missing or wrong."""
+
+
+class ApiKeyError(RequestError):
+    """An API key is missing or wrong."""
+
+
+class HostError(RequestError):
+    """The server was called by a name that is not its own: a web page may have had it pointed here."""
+
+
+class UnknownPolicyError(RequestError):
+    """A policy that the admin names is not here."""
 
 
 class DrainingError(OverloadedError):

@@ -21,6 +21,7 @@ from adaptspec.types import Request
 async def completions(http: web.Request) -> web.StreamResponse:
     """POST /v1/completions."""
     service = http.app[SERVICE]
+    service.admit()  # before the body is looked at: a full server says so at once
     body = await read_body(http, CompletionBody)
     _check(service, body)
     prompts = await _tokens(service, body.prompt)
@@ -31,6 +32,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
     service = http.app[SERVICE]
+    service.admit()
     body = await read_body(http, ChatBody)
     _check(service, body)
     prompt = await service.codec.encode_chat([message.plain() for message in body.messages])
@@ -39,7 +41,6 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
 
 
 def _check(service: Service, body: GenerationBody) -> None:
-    service.admit()
     service.check_model(body.model)
     body.check()
     service.check_size(body)
@@ -61,5 +62,5 @@ async def _answer(
     if body.stream:
         deltas = stream_all(engine, requests)
         events = reply.chunks(deltas, len(requests), include_usage=body.include_usage)
-        return await sse.respond(http, events, headers)
+        return await sse.respond(http, events, headers, http.app[SERVICE].padding)
     return web.json_response(reply.whole(await complete_all(engine, requests)), headers=headers)

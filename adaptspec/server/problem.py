@@ -19,7 +19,16 @@ from adaptspec.errors import (
     RequestError,
     UnknownModelError,
 )
-from adaptspec.server.errors import AdminKeyError, BodyTypeError, DrainingError, EngineStoppedError
+from adaptspec.server.errors import (
+    AdminKeyError,
+    ApiKeyError,
+    BodyTimeoutError,
+    BodyTypeError,
+    DrainingError,
+    EngineStoppedError,
+    HostError,
+    UnknownPolicyError,
+)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -49,6 +58,7 @@ class Problem:
 
 INTERNAL = Problem(500, "the server failed on this request; its log says why", "server_error", "internal_error")
 _RETRY = MappingProxyType({"Retry-After": RETRY_SECONDS})
+_CLOSE = MappingProxyType({"Connection": "close"})
 _CHALLENGE = MappingProxyType({"WWW-Authenticate": "Bearer"})
 
 
@@ -58,8 +68,12 @@ _BY_CLASS: tuple[tuple[type[AdaptSpecError], Problem], ...] = (
     (OverloadedError, Problem(429, "", "rate_limit_error", "overloaded", headers=_RETRY)),
     (UnknownModelError, Problem(400, "", code="policy_not_found")),
     (PromptTooLongError, Problem(400, "", code="context_length_exceeded")),
+    (BodyTimeoutError, Problem(408, "", code="request_timeout", headers=_CLOSE)),
     (BodyTypeError, Problem(415, "", code="unsupported_media_type")),
     (AdminKeyError, Problem(401, "", code="invalid_api_key", headers=_CHALLENGE)),
+    (ApiKeyError, Problem(401, "", code="invalid_api_key", headers=_CHALLENGE)),
+    (UnknownPolicyError, Problem(404, "", code="policy_not_found")),
+    (HostError, Problem(403, "", code="host_not_allowed")),
     (RequestError, Problem(400, "")),
     (EngineStoppedError, Problem(503, "", "server_error", "engine_stopped")),
     (EngineError, Problem(500, "", "server_error", "engine_error")),
@@ -124,5 +138,6 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except ConnectionError:
         raise  # the client has gone: nobody to tell
     except Exception:
-        _logger.exception("Failed on %s %s", request.method, request.path)
+        # The path as it came: decoded it could hold line ends, and make up lines of the log.
+        _logger.exception("Failed on %s %s", request.method, request.rel_url.raw_path[:200])
         return INTERNAL.response()

@@ -165,6 +165,26 @@ class Policies(Protocol):
     def apply(self, text: str, source: str) -> Applied:
         """Serve a policy from the next round on; raises ConfigError, with nothing changed, if it cannot be used."""
 
+    def reload(self) -> Sequence[Mapping[str, Any]]:
+        """Read every policy's file again; what became of each."""
+
+    def forget(self) -> Sequence[str]:
+        """Have every policy learn anew; their names."""
+
+
+class Keeper(Protocol):
+    """Keeps what was learned."""
+
+    def save(self) -> bool:
+        """Write it down now; False if it could not be."""
+
+
+class Decisions(Protocol):
+    """What was decided lately."""
+
+    def requests(self, drafters: Sequence[str]) -> list[dict[str, Any]]:
+        """The requests that run, with their decisions, as plain data."""
+
 
 class Exposition(Protocol):
     """Where `/metrics` gets its text from, and where HTTP answers are counted."""

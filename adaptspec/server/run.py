@@ -12,6 +12,7 @@ from aiohttp import web
 
 from adaptspec.errors import ConfigError
 from adaptspec.server.client_faults import ClientFaults
+from adaptspec.server.connection import Listener
 from adaptspec.server.service import SERVICE
 
 WRITE_SECONDS = 5.0  # for handlers to send what the engine has finished, after draining
@@ -25,30 +26,31 @@ async def serve(
     *,
     drain_seconds: float = 30.0,
     on_listening: Callable[[str], None],
+    on_hurry: Callable[[], object] = lambda: None,
 ) -> None:
     """Listen until SIGTERM or SIGINT, then drain: refuse new requests, let those in flight finish, return.
 
-    After `drain_seconds` the rest is aborted; a second signal does so at once. Port 0 takes any free one;
-    `on_listening` gets the URL once connections are accepted. The engine is left drained, for its owner to close.
+    After `drain_seconds` the rest is aborted; a second signal does so at once, and calls `on_hurry` first. Port 0 takes
+    any free one; `on_listening` gets the URL once connections are accepted. The engine is left drained, for its owner
+    to close.
     Raises ConfigError if the address cannot be used. Needs the main thread, as signal handlers do.
     """
     logger = ClientFaults(logging.getLogger(__name__))
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=WRITE_SECONDS, logger=logger)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=WRITE_SECONDS)
     await runner.setup()
     try:
-        site = await _listen(runner, host, port)
+        site = await _listen(Listener(runner, host, port, app[SERVICE].limits, logger=logger), host, port)
         async with _signals() as received:
             on_listening(_url(runner, host))
             await received.get()
             app[SERVICE].draining = True
             await site.stop()
-            await _drain(app, drain_seconds, received)
+            await _drain(app, drain_seconds, received, on_hurry)
     finally:
         await runner.cleanup()
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> web.TCPSite:
-    site = web.TCPSite(runner, host, port)
+async def _listen(site: Listener, host: str, port: int) -> Listener:
     try:
         await site.start()
     except (OSError, OverflowError) as error:
@@ -74,11 +76,17 @@ async def _signals() -> AsyncGenerator[asyncio.Queue[signal.Signals], None]:
             loop.remove_signal_handler(number)
 
 
-async def _drain(app: web.Application, seconds: float, received: asyncio.Queue[signal.Signals]) -> None:
+async def _drain(
+    app: web.Application,
+    seconds: float,
+    received: asyncio.Queue[signal.Signals],
+    on_hurry: Callable[[], object],
+) -> None:
     draining = asyncio.ensure_future(app[SERVICE].engine.drain(seconds))
     hurry = asyncio.ensure_future(received.get())
     await asyncio.wait([draining, hurry], return_when=asyncio.FIRST_COMPLETED)
     if hurry.done():
+        on_hurry()
         draining.cancel()
         await app[SERVICE].engine.drain(0.0)
     hurry.cancel()

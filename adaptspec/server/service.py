@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from aiohttp import web
 
-from adaptspec.errors import PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.errors import OverloadedError, PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.server.codec import Codec
-from adaptspec.server.errors import BodyTypeError, DrainingError, EngineStoppedError
+from adaptspec.server.errors import BodyTimeoutError, BodyTypeError, DrainingError, EngineStoppedError
+from adaptspec.server.limits import ServerLimits
+from adaptspec.server.padding import Padding
 from adaptspec.server.protocols import AsyncEngine
 from adaptspec.server.wire import Body, GenerationBody, parse, shown
 from adaptspec.types import Request, SamplingParams
@@ -22,17 +25,28 @@ CHARACTERS_SLACK = 20_000
 class Service:
     """One engine behind one app."""
 
-    def __init__(self, engine: AsyncEngine, codec: Codec) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        codec: Codec,
+        limits: ServerLimits = ServerLimits(),
+        padding: Padding | None = None,
+    ) -> None:
         self.engine = engine
         self.codec = codec
+        self.limits = limits
+        self.padding = padding
         self.draining = False
 
     def admit(self) -> None:
-        """Raise DrainingError or EngineStoppedError if no request can be taken."""
+        """Raise DrainingError, EngineStoppedError or OverloadedError if no request can be taken now."""
         if self.draining:
             raise DrainingError("the server is shutting down; send the request again to its successor")
         if not self.engine.alive:
             raise EngineStoppedError("the engine has stopped; restart the server and see its log")
+        load = self.engine.stats()
+        if load.running + load.waiting >= self.engine.capacity:
+            raise OverloadedError(f"{load.running} requests run and {load.waiting} wait; send the request again later")
 
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModelError unless `name` is served; None means the served one."""
@@ -117,9 +131,16 @@ async def read_body(http: web.Request, model: type[Body]) -> Body:
     """The body of a request. Raises RequestError.
 
     A JSON content type is required: browsers do not send it to other sites without asking, which keeps most web
-    pages from using a server on their reader's machine. It does not stop a page whose own name was made to point to
-    that machine (DNS rebinding), nor any program: the Host header is not looked at, and there is no password.
+    pages from using a server on their reader's machine. `exposure.Hosts` stops those whose own name was made to point
+    to that machine.
     """
     if http.content_type != "application/json":
         raise BodyTypeError("send the body as JSON, with the header Content-Type: application/json")
-    return parse(model, await http.read())
+    limits = http.app[SERVICE].limits
+    try:
+        raw = await asyncio.wait_for(http.read(), limits.body_seconds)
+    except asyncio.TimeoutError as error:
+        raise BodyTimeoutError(
+            f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster, or a shorter one"
+        ) from error
+    return parse(model, raw, limits)

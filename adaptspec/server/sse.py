@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from adaptspec.errors import AdaptSpecError
+from adaptspec.server.padding import Padding, sending
 from adaptspec.server.problem import INTERNAL, problem_of
 
 # The last keeps nginx from collecting the pieces.
@@ -19,9 +20,12 @@ _logger = logging.getLogger(__name__)
 
 
 async def respond(
-    http: web.Request, events: AsyncGenerator[dict[str, Any], None], headers: dict[str, str]
+    http: web.Request,
+    events: AsyncGenerator[dict[str, Any], None],
+    headers: dict[str, str],
+    padding: Padding | None = None,
 ) -> web.StreamResponse:
-    """Send the events, then `[DONE]`.
+    """Send the events, then `[DONE]`; with `padding`, in packets of one size and pace.
 
     Waits for the first event before it answers, so that a request the engine refuses gets a proper status.
     An error after that becomes an event with an error object.
@@ -30,18 +34,19 @@ async def respond(
     async with aclosing(events):
         first = await anext(events)
         await response.prepare(http)
-        try:
-            await response.write(_event(first))
-            async for event in events:
-                await response.write(_event(event))
-        except AdaptSpecError as error:
-            await response.write(_event(problem_of(error).body()))
-        except ConnectionError:
-            raise  # the client has gone: nobody to tell
-        except Exception:
-            _logger.exception("Failed in the middle of a stream")
-            await response.write(_event(INTERNAL.body()))
-    await response.write(b"data: [DONE]\n\n")
+        async with sending(response.write, padding) as write:
+            try:
+                await write(_event(first))
+                async for event in events:
+                    await write(_event(event))
+            except AdaptSpecError as error:
+                await write(_event(problem_of(error).body()))
+            except ConnectionError:
+                raise  # the client has gone: nobody to tell
+            except Exception:
+                _logger.exception("Failed in the middle of a stream")
+                await write(_event(INTERNAL.body()))
+            await write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response
 

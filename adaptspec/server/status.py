@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -27,12 +28,23 @@ async def model(http: web.Request) -> web.Response:
 
 
 async def health(http: web.Request) -> web.Response:
-    """GET /health: 200 while requests are taken, 503 otherwise."""
+    """GET /health: 200 while the engine lives, 503 when only a restart helps. For whoever restarts."""
+    return _state(http, well=("ok", "draining", "full"))
+
+
+async def ready(http: web.Request) -> web.Response:
+    """GET /ready: 200 while a request sent now would be taken, 503 otherwise. For whoever sends requests."""
+    return _state(http, well=("ok",))
+
+
+def _state(http: web.Request, well: Sequence[str]) -> web.Response:
     service = http.app[SERVICE]
-    status = "dead" if not service.engine.alive else "draining" if service.draining else "ok"
     load = service.engine.stats()
+    full = load.running + load.waiting >= service.engine.capacity
+    alive = service.engine.alive
+    status = "dead" if not alive else "draining" if service.draining else "full" if full else "ok"
     body = {"status": status, "running": load.running, "waiting": load.waiting}
-    return web.json_response(body, status=200 if status == "ok" else 503)
+    return web.json_response(body, status=200 if status in well else 503)
 
 
 async def version(http: web.Request) -> web.Response:  # noqa: ARG001 (aiohttp passes the request)

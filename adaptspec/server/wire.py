@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json, to_json
 
 from adaptspec.errors import RequestError
+from adaptspec.server.bounds import check_bounds, check_depth
+from adaptspec.server.limits import ServerLimits
 from adaptspec.types import SamplingParams, SpeculationParams
 
-MAX_STOPS = 32
 _SHOWN = 60  # characters of a client's own words that are repeated in a message
 
 # Within 64 bits: a number of thousands of digits could not even be printed in an error message.
@@ -153,8 +154,6 @@ class GenerationBody(WireModel):
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
             raise RequestError("stop must be a string or a list of strings", "stop")
-        if len(stops) > MAX_STOPS:
-            raise RequestError(f"stop has {len(stops)} strings; send at most {MAX_STOPS}", "stop")
         return tuple(stops)
 
     def _biases(self) -> dict[int, float]:
@@ -170,7 +169,7 @@ class GenerationBody(WireModel):
 Body = TypeVar("Body", bound=WireModel)
 
 
-def parse(model: type[Body], raw: bytes) -> Body:
+def parse(model: type[Body], raw: bytes, limits: ServerLimits = ServerLimits()) -> Body:
     """Read a body. Raises RequestError that names the field at fault."""
     try:
         document = from_json(raw, allow_inf_nan=False)
@@ -178,6 +177,8 @@ def parse(model: type[Body], raw: bytes) -> Body:
         raise RequestError(f"the body is not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise RequestError("the body must be a JSON object, such as {...}")
+    check_depth(raw, document, limits.json_depth)
+    check_bounds(document, limits)
     try:
         return model.model_validate(_without_no_ops(model, document))
     except ValidationError as error:

@@ -110,11 +110,11 @@ async def test_a_dead_engine_thread_hangs_nobody(
     """Faults: if the loop itself breaks, open streams and later requests get an error, and `alive` says so."""
     async with engine(tokenizer) as front:
 
-        def broken(error: object, message: str) -> list[object]:
+        def broken(*_: object) -> list[object]:
             raise MemoryError("gone")
 
-        monkeypatch.setattr(front._core, "step", broken)
-        monkeypatch.setattr(front._core, "abort_all", broken)
+        for name in ("step", "recover", "abort_all"):
+            monkeypatch.setattr(front._core, name, broken)
         with pytest.raises(EngineError, match="gone"):
             await front.generate(Request("r", (5, 6), GREEDY))
         assert not front.alive

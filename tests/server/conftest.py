@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from adaptspec.errors import UnknownModelError
 from adaptspec.models.runner import ModelInfo
 from adaptspec.server.application import make_app
+from adaptspec.server.limits import ServerLimits
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.types import Completion, Delta, FinishReason, Piece, Request, SpeculationStats, Timings
 
@@ -91,7 +92,7 @@ def engine() -> FakeEngine:
 def app(engine: FakeEngine, tokenizer: Any) -> web.Application:
     metrics = Metrics()
     metrics.watch(engine.stats)
-    return make_app(engine, tokenizer, metrics, max_body_bytes=150_000)
+    return make_app(engine, tokenizer, metrics, limits=ServerLimits(body_bytes=150_000))
 
 
 @pytest.fixture

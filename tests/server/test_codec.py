@@ -49,3 +49,25 @@ def test_ids_outside_of_the_vocabulary_are_refused(tokenizer: Any) -> None:
     for token in (-1, 260, 10**4000):
         with pytest.raises(RequestError, match="0 to 259"):
             codec.check([token], "prompt")
+
+
+PAIRS = "{% for a in messages %}{% for b in messages[1:]|reverse %}{% if a == b %}.{% endif %}{% endfor %}{% endfor %}"
+
+
+async def test_a_template_has_only_so_long_for_a_conversation(tokenizer: Any) -> None:
+    """A loop over every pair of messages ends, with an error that says so; the event loop is free meanwhile."""
+    messages = [{"role": "user", "content": str(i)} for i in range(4000)]
+    usual, tokenizer.chat_template = tokenizer.chat_template, PAIRS
+    try:
+        asked = asyncio.create_task(Codec(tokenizer, 260, template_seconds=0.1).encode_chat(messages))
+        await asyncio.sleep(0.05)
+        assert not asked.done()
+        with pytest.raises(RequestError, match="chat template takes longer") as caught:
+            await asked
+        assert caught.value.param == "messages"
+        slow = Codec(tokenizer, 260, template_seconds=60.0)
+        assert len(await slow.encode_chat(messages[:100])) == 99
+        while any(thread.name == "adaptspec-timed" for thread in threading.enumerate()):
+            await asyncio.sleep(0.01)
+    finally:
+        tokenizer.chat_template = usual

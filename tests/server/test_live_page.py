@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.server.application import make_app
 from adaptspec.server.live_page import CONTENT_POLICY, FOLDER
@@ -74,3 +75,17 @@ async def test_files_are_sent_under_the_policy_and_kept_by_browsers(client: Clie
 async def test_there_is_nothing_else(client: Client, name: str) -> None:
     async with client.get(f"/page/{name}") as response:
         assert response.status == 404
+
+
+async def test_the_page_is_open_and_what_it_shows_is_not(engine: FakeEngine, tokenizer: Any) -> None:
+    """It asks its reader for the key; the files themselves say nothing."""
+    app = make_app(engine, tokenizer, Metrics(), live=LiveFeed(), api_keys=["key"])
+    async with TestClient(TestServer(app)) as client:
+        for path in ("/", "/dashboard", "/page/main.js"):
+            async with client.get(path) as response:
+                assert response.status == 200
+        for path in ("/live/snapshot", "/live/events", "/page", "/page/"):
+            async with client.get(path) as response:
+                assert response.status == 401, path
+        async with client.get("/live/snapshot", headers={"Authorization": "Bearer key"}) as response:
+            assert response.status == 200

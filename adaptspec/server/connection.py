@@ -1,0 +1,148 @@
+"""One client's connection, within bounds: how many there are, how long headers may take, how long nobody reads.
+
+Knows sockets and aiohttp's handler of them; what is asked over them is the app's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from adaptspec.server.limits import ServerLimits
+from adaptspec.server.problem import Problem
+
+_SHOWN = 200  # characters of an error of aiohttp's, which may quote what the client sent
+_FULL = Problem(503, "too many connections are open; try again", "server_error", "too_many_connections")
+
+
+@dataclass
+class Slots:
+    """How many connections are open, of so many that may be."""
+
+    most: int
+    taken: int = 0
+
+
+class Connection(web.RequestHandler):
+    """aiohttp's handler, that refuses to be one too many and gives up on clients that do not read.
+
+    Headers that take too long are aiohttp's own affair: it closes a connection that has sent no whole request
+    `keepalive_timeout` after it was opened or last answered.
+    """
+
+    __slots__ = ("_refused", "_slots", "_stall_seconds", "_stalled")
+
+    def __init__(self, server: web.Server, limits: ServerLimits, slots: Slots, **settings: Any) -> None:
+        super().__init__(
+            server,
+            keepalive_timeout=limits.header_seconds,
+            max_line_size=limits.header_bytes,
+            max_field_size=limits.header_bytes,
+            access_log=None,  # type: ignore[arg-type] # aiohttp's way to say that there is none
+            **settings,
+        )
+        self._stall_seconds = limits.stall_seconds
+        self._slots = slots
+        self._refused = False
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a slot, or say that there is none."""
+        assert isinstance(transport, asyncio.Transport)
+        if self._slots.taken >= self._slots.most:
+            self._refused = True
+            _refuse(transport)
+            return
+        self._slots.taken += 1
+        _expect_acknowledgement(transport, self._stall_seconds)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Give the slot back."""
+        self.resume_timer()
+        if not self._refused:
+            self._slots.taken -= 1
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """What a refused client still sends is not read."""
+        if not self._refused:
+            super().data_received(data)
+
+    def pause_writing(self) -> None:
+        """All buffers are full: from now on the client's time runs."""
+        super().pause_writing()
+        transport = self.transport
+        if transport is not None:
+            self._stalled = asyncio.get_running_loop().call_later(self._stall_seconds, transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client reads on."""
+        self.resume_timer()
+        super().resume_writing()
+
+    def resume_timer(self) -> None:
+        """Stop the client's time."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def handle_error(
+        self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What aiohttp says of broken HTTP, in the shape of all errors."""
+        super().handle_error(request, status, exc, message)  # logs it, and raises where an answer has begun
+        said = " ".join(ascii(message or "").strip("'").replace("\\n", " ").split())[:_SHOWN]
+        text = f"the request could not be read: {said}" if status < 500 else "the server failed on this request"
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        response = Problem(status, text, kind).response()
+        response.force_close()
+        return response
+
+
+class Listener(web.BaseSite):
+    """A site of a runner whose connections are `Connection`s."""
+
+    __slots__ = ("_host", "_limits", "_port", "_settings")
+
+    def __init__(self, runner: web.AppRunner, host: str, port: int, limits: ServerLimits, **settings: Any) -> None:
+        super().__init__(runner)
+        self._host = host
+        self._port = port
+        self._limits = limits
+        self._settings = settings
+
+    @property
+    def name(self) -> str:
+        """The address, as a URL."""
+        return f"http://[{self._host}]:{self._port}" if ":" in self._host else f"http://{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen. Raises OSError or OverflowError if the address cannot be used."""
+        await super().start()
+        loop, server, slots = asyncio.get_running_loop(), self._runner.server, Slots(self._limits.connections)
+        assert server is not None
+        self._server = await loop.create_server(
+            lambda: Connection(server, self._limits, slots, loop=loop, **self._settings), self._host, self._port
+        )
+
+
+def _refuse(transport: asyncio.Transport) -> None:
+    body = _FULL.response().body
+    assert isinstance(body, bytes)
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+    )
+    transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    transport.close()
+
+
+def _expect_acknowledgement(transport: asyncio.Transport, seconds: float) -> None:
+    """Have the system give up on a client whose machine or network has gone without a word."""
+    connected = transport.get_extra_info("socket")
+    if connected is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))

@@ -1,0 +1,42 @@
+"""The middleware that every request passes before its handler: the name it was sent to, and the key it brings.
+
+What is open is decided by the route that was matched, never by the path as it was written: no encoding, slash or
+method leads around it, and what leads nowhere is as closed as the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from adaptspec.server.errors import AdminKeyError, ApiKeyError
+from adaptspec.server.exposure import Hosts
+from adaptspec.server.keys import Keys
+from adaptspec.server.problem import Handler
+
+# The page's files hold no data: it asks its reader for the key that all it shows needs.
+OPEN = frozenset({"/health", "/ready", "/", "/dashboard", "/page/{name}"})
+ADMIN = "/admin/"
+
+
+def gate(api: Keys, admin: Keys, hosts: Hosts | None) -> Any:
+    """A middleware: the admin key for `/admin/`, an API key (where there are any) for all but `OPEN`.
+
+    `hosts` None: the server may be called by any name.
+    """
+
+    @web.middleware
+    async def check(http: web.Request, handler: Handler) -> web.StreamResponse:
+        if hosts is not None:
+            hosts.check(http)
+        resource = http.match_info.route.resource
+        place = "" if resource is None else resource.canonical
+        if place.startswith(ADMIN):
+            if not admin.admit(http):
+                raise AdminKeyError("this needs the admin key: send it as Authorization: Bearer KEY")
+        elif place not in OPEN and api and not api.admit(http):
+            raise ApiKeyError("this needs an API key of this server: send it as Authorization: Bearer KEY")
+        return await handler(http)
+
+    return check

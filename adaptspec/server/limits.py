@@ -1,0 +1,60 @@
+"""Every bound of the server in one place. Knows numbers; where each is held is said beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+
+from adaptspec.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What a client may ask for, and how long it may take. Sizes in bytes or counts, times in seconds.
+
+    Prompts are bounded by the model's context, running requests by the engine's rows, waiting ones by `max_waiting`.
+    """
+
+    connections: int = 1024  # at once; more are answered with 503 and closed
+    header_bytes: int = 8190  # of one header, and of the request line
+    header_seconds: float = 10.0  # for a request's headers, and between two requests of one connection
+    body_bytes: int = 4 * 2**20  # also once unpacked
+    body_seconds: float = 30.0
+    stall_seconds: float = 50.0  # for a client to read on, while its answer fills all buffers
+    json_depth: int = 64  # objects and lists within each other
+    messages: int = 4096
+    prompts: int = 128  # of one completions request
+    choices: int = 16  # n, best_of
+    output_tokens: int = 2**20  # of one answer, where the context has room for more
+    stop_strings: int = 16
+    stop_characters: int = 1024  # of each
+    stop_tokens: int = 256
+    logit_bias: int = 1024  # entries
+    logprobs: int = 20  # alternatives per token
+    template_seconds: float = 2.0  # for the model's chat template
+    hang_seconds: float = 4.0  # without a sign of life of a busy engine, before its requests are given up
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"the limit {name} is {value}; it must be above 0")
+
+    def changed(self, settings: Iterable[str]) -> ServerLimits:
+        """The same with some of them set, each as NAME=VALUE.
+
+        Raises:
+            ConfigError: there is no such limit, or it cannot have this value.
+        """
+        kinds: dict[str, Callable[[str], float]] = {name: type(value) for name, value in asdict(self).items()}
+        values: dict[str, float] = {}
+        for setting in settings:
+            name, _, text = setting.partition("=")
+            name = name.strip().replace("-", "_")
+            if name not in kinds:
+                raise ConfigError(f"there is no limit {name!r}; there are: {', '.join(kinds)}")
+            try:
+                values[name] = kinds[name](text)
+            except ValueError as error:
+                raise ConfigError(f"the limit {name} cannot be {text!r}: it is a number above 0") from error
+        return replace(self, **values)  # type: ignore[arg-type]

@@ -1,0 +1,118 @@
+"""Connections within bounds: too many, too slow to speak, too slow to listen, and not HTTP at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from adaptspec.server.application import make_app
+from adaptspec.server.limits import ServerLimits
+from adaptspec.telemetry.metrics import Metrics
+from tests.server.test_run import start
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@asynccontextmanager
+async def serving(engine: Any, tokenizer: Any, **limits: float) -> AsyncIterator[int]:
+    url, task = await start(make_app(engine, tokenizer, Metrics(), limits=ServerLimits(**limits)))  # type: ignore[arg-type]
+    try:
+        yield int(url.rsplit(":", 1)[1])
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def talk(port: int, sent: bytes) -> tuple[int, Any]:
+    """What the server says to bytes, until it closes: status and JSON."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    try:
+        answer = await asyncio.wait_for(reader.read(), 5.0)
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]) if head else 0, json.loads(body) if body else None
+
+
+async def test_one_connection_too_many_is_told_so(engine: Any, tokenizer: Any) -> None:
+    """503 in the usual shape; when another closes there is room again."""
+    async with serving(engine, tokenizer, connections=2) as port:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        status, body = await talk(port, b"")
+        assert (status, body["error"]["code"]) == (503, "too_many_connections")
+        for _, writer in held:
+            writer.close()
+        await asyncio.sleep(0.05)
+        assert (await talk(port, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))[0] == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: x\r\nX: "])
+async def test_headers_that_do_not_come_close_the_connection(engine: Any, tokenizer: Any, sent: bytes) -> None:
+    async with serving(engine, tokenizer, header_seconds=0.05) as port:
+        assert await talk(port, sent) == (0, None)
+
+
+async def test_a_body_that_does_not_come_is_408(engine: Any, tokenizer: Any) -> None:
+    async with serving(engine, tokenizer, body_seconds=0.05) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(POST + b'Content-Length: 100\r\n\r\n{"prompt": ')
+        line = await asyncio.wait_for(reader.readline(), 5.0)
+        writer.close()
+    assert line.startswith(b"HTTP/1.1 408")
+    assert not engine.seen
+
+
+async def test_who_does_not_read_is_dropped(engine: Any, tokenizer: Any) -> None:
+    """A stream whose reader stands still with full buffers ends, and the engine is told."""
+    engine.target = engine.target.__class__(**{**engine.target.__dict__, "context": 10**6})
+    async with serving(engine, tokenizer, stall_seconds=0.2) as port:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            body = json.dumps({"prompt": "x", "max_tokens": 200_000, "stream": True}).encode()
+            client.sendall(POST + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+            async def dropped() -> None:
+                while not engine.aborted:
+                    await asyncio.sleep(0.02)
+
+            await asyncio.wait_for(dropped(), 10.0)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200,
+    ],
+)
+async def test_what_is_no_http_gets_the_usual_shape(engine: Any, tokenizer: Any, sent: bytes) -> None:
+    async with serving(engine, tokenizer) as port:
+        status, body = await talk(port, sent)
+    assert status == 400
+    assert body["error"]["type"] == "invalid_request_error"
+    assert len(body["error"]["message"]) < 300
+
+
+async def test_a_full_server_says_so_before_it_reads_the_body(engine: Any, tokenizer: Any) -> None:
+    """429 with an integer Retry-After, while the body is still on its way."""
+    engine.capacity = 0
+    async with serving(engine, tokenizer) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(POST + b"Content-Length: 1000000\r\n\r\n{")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0)
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 429")
+    assert b"Retry-After: 1\r\n" in head

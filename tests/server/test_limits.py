@@ -1,0 +1,96 @@
+"""The limits as configuration, and what a body may hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptspec.errors import ConfigError, RequestError
+from adaptspec.server.bounds import check_bounds, check_depth
+from adaptspec.server.limits import ServerLimits
+
+SMALL = ServerLimits(
+    messages=2, prompts=2, choices=2, output_tokens=9, stop_strings=2, stop_characters=3, stop_tokens=2, logit_bias=2
+)
+
+
+def test_limits_are_set_by_name() -> None:
+    """As in --limit: dashes or underscores, whole numbers where the default is one."""
+    changed = ServerLimits().changed(["body-seconds=2.5", "stop_strings=4", "body_seconds=3"])
+    assert (changed.body_seconds, changed.stop_strings) == (3.0, 4)
+    assert changed.connections == ServerLimits().connections
+
+
+@pytest.mark.parametrize("setting", ["nope=1", "prompts", "prompts=", "prompts=1.5", "prompts=0", "body_seconds=nan",
+                                     "body_seconds=inf", "body_seconds=-1", "=3"])  # fmt: skip
+def test_a_limit_that_cannot_be_is_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match="limit"):
+        ServerLimits().changed([setting])
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(ServerLimits)])
+def test_every_limit_can_be_set(name: str) -> None:
+    assert getattr(ServerLimits().changed([f"{name}=7"]), name) == 7
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 3}, "n"),
+        ({"best_of": 3}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"top_logprobs": 10**400}, "top_logprobs"),
+        ({"max_tokens": 10}, "max_tokens"),
+        ({"max_completion_tokens": 10}, "max_completion_tokens"),
+        ({"messages": [{}] * 3}, "messages"),
+        ({"stop": ["a"] * 3}, "stop"),
+        ({"stop": "abcd"}, "stop"),
+        ({"stop": ["a", "abcd"]}, "stop"),
+        ({"stop_token_ids": [1, 2, 3]}, "stop_token_ids"),
+        ({"logit_bias": {"1": 0, "2": 0, "3": 0}}, "logit_bias"),
+        ({"prompt": ["a", "b", "c"]}, "prompt"),
+        ({"prompt": [[1], [2], [3]]}, "prompt"),
+    ],
+)
+def test_more_than_allowed_is_refused_by_field(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_bounds(body, SMALL)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"n": 2, "logprobs": 20, "max_tokens": 9, "messages": [{}] * 2, "stop": ["abc", "def"], "prompt": ["a", "b"]},
+        {"prompt": [1, 2, 3, 4], "stop": "abc", "logit_bias": {"1": 1, "2": 2}, "stop_token_ids": [1, 2]},
+        {"n": "3", "prompt": 3, "stop": {"a": 1}, "logit_bias": None, "messages": "many", "logprobs": True},
+    ],
+)
+def test_what_is_within_or_of_another_kind_is_left_to_its_reader(body: dict[str, Any]) -> None:
+    check_bounds(body, SMALL)
+
+
+nested = st.recursive(st.none() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+
+
+@given(nested, st.integers(1, 6))
+def test_depth_is_the_longest_chain_of_containers(value: Any, most: int) -> None:
+    """The cheap look at the bytes never lets deeper bodies through than walking them would."""
+
+    def depth(part: Any) -> int:
+        if isinstance(part, dict):
+            part = list(part.values())
+        return 1 + max(map(depth, part), default=0) if isinstance(part, list) else 0
+
+    document = {"x": value}
+    raw = json.dumps(document).encode()
+    if depth(document) > most:
+        with pytest.raises(RequestError, match="nests"):
+            check_depth(raw, document, most)
+    else:
+        check_depth(raw, document, most)
