@@ -71,15 +71,14 @@ async def serve(config: ServeConfig, console: Console) -> None:
     """
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
-            metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.shown_name)
+            metrics, earnings = Metrics(compat_vllm=config.compat_vllm, model_name=config.shown_name), Earnings()
             journal = None if config.journal is None else Journal(config.journal)
-            if journal is not None:
-                closing.push_async_callback(asyncio.to_thread, journal.close)
-            earnings = Earnings()
-            closing.push_async_callback(asyncio.to_thread, earnings.close)
-            # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            traced = _tracing(config, metrics, closing)
+            traced = _tracing(config, metrics)
             sinks = [sink for sink in (metrics, earnings, journal, traced) if sink is not None]
+            for sink in (earnings, journal, traced):
+                if sink is not None:
+                    closing.push_async_callback(asyncio.to_thread, sink.close)
+            # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
             built = await asyncio.to_thread(build, config.engine, sinks)
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
@@ -93,11 +92,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
             journal.begin(_header(built, engine))
             _watch_journal(metrics, journal)
         if config.state_dir is not None:
-            store = StateStore(config.state_dir, built.pair)
-            _watch_store(metrics, store)
-            keeper = StateKeeper(desk, store)
-            await asyncio.to_thread(keeper.start)
-            closing.push_async_callback(asyncio.to_thread, keeper.close)
+            await _keep_state(StateStore(config.state_dir, built.pair), desk, metrics, closing)
         _watch(desk, config, closing)
         metrics.watch(engine.stats)
         metrics.watch_earnings(earnings.snapshot)
@@ -113,6 +108,14 @@ async def serve(config: ServeConfig, console: Console) -> None:
         )
 
 
+async def _keep_state(store: StateStore, desk: PolicyDesk, metrics: Metrics, closing: AsyncExitStack) -> None:
+    """Go on from what was learned before, and keep what is learned from now on."""
+    _watch_store(metrics, store)
+    keeper = StateKeeper(desk, store)
+    await asyncio.to_thread(keeper.start)
+    closing.push_async_callback(asyncio.to_thread, keeper.close)
+
+
 def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> None:
     """Reload policies on SIGHUP, and when their files change."""
     watch, loop = PolicyWatch(desk), asyncio.get_running_loop()
@@ -122,12 +125,11 @@ def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> No
         closing.callback(asyncio.create_task(watch.run()).cancel)
 
 
-def _tracing(config: ServeConfig, metrics: Metrics, closing: AsyncExitStack) -> Tracing | None:
+def _tracing(config: ServeConfig, metrics: Metrics) -> Tracing | None:
     """Traces, if they are wanted and there is somewhere to send them."""
     if not config.traces.enabled:
         return None
     tracing = Tracing(config.traces, SpanQueue(config.traces.exporter()), config.shown_name)
-    closing.push_async_callback(asyncio.to_thread, tracing.close)
     for name, help_text, count in (
         ("adaptspec_trace_exported_spans", "Spans that a collector has taken", lambda: tracing.exported),
         ("adaptspec_trace_dropped_spans", "Spans and rounds that did not get through", lambda: tracing.dropped),

@@ -30,15 +30,13 @@ def make_app(
 ) -> web.Application:
     """The app for an engine that runs. `exposition` is what `/metrics` shows, and counts answers.
 
-    `policies` adds the routes about them; those that change something exist only with an `admin_key`. `traces` None:
-    nothing is traced.
+    `policies` adds the routes about them; those that change something need an `admin_key`. Without `traces` none begin.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
     """
-    middlewares = [counting(exposition.responded), problems]
-    if traces is not None:
-        middlewares.insert(0, tracing(traces))
+    around = [] if traces is None else [tracing(traces)]
+    middlewares = [*around, counting(exposition.responded), problems]
     app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
     app[SERVICE] = Service(engine, Codec(tokenizer, engine.target.vocab_size))
     app[status.EXPOSITION] = exposition
