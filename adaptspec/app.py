@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -24,6 +26,7 @@ from adaptspec.server.application import make_app
 from adaptspec.server.run import serve as serve_app
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal import Journal
+from adaptspec.telemetry.live import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_metrics import MetricsPush
 from adaptspec.telemetry.span_queue import SpanQueue
@@ -47,6 +50,8 @@ class ServeConfig:
     compat_vllm: bool = False
     state_dir: Path | None = None
     journal: Path | None = None
+    journal_bytes: int = 64 * 2**20  # of each of its files
+    journal_files: int = 4
     admin_key: str | None = field(default=None, repr=False)
     watch_policies: bool = True
     traces: TraceSettings = TraceSettings()
@@ -72,9 +77,8 @@ async def serve(config: ServeConfig, console: Console) -> None:
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
             metrics, earnings = Metrics(compat_vllm=config.compat_vllm, model_name=config.shown_name), Earnings()
-            journal = None if config.journal is None else Journal(config.journal)
-            traced = _tracing(config, metrics)
-            sinks = [sink for sink in (metrics, earnings, journal, traced) if sink is not None]
+            live, journal, traced = LiveFeed(earnings.snapshot), _journal(config), _tracing(config, metrics)
+            sinks = [sink for sink in (metrics, live, earnings, journal, traced) if sink is not None]
             for sink in (earnings, journal, traced):
                 if sink is not None:
                     closing.push_async_callback(asyncio.to_thread, sink.close)
@@ -100,7 +104,17 @@ async def serve(config: ServeConfig, console: Console) -> None:
         metrics.watch_reloads(lambda: desk.reloads)
         _push(config, metrics, closing)
         await serve_app(
-            make_app(engine, built.tokenizer, metrics, policies=desk, traces=traced, admin_key=config.admin_key),
+            make_app(
+                engine,
+                built.tokenizer,
+                metrics,
+                policies=desk,
+                traces=traced,
+                admin_key=config.admin_key,
+                live=live,
+                facts=_facts(built, config),
+                journal=config.journal,
+            ),
             config.host,
             config.port,
             drain_seconds=config.drain_seconds,
@@ -123,6 +137,12 @@ def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> No
     closing.callback(loop.remove_signal_handler, signal.SIGHUP)
     if config.watch_policies:
         closing.callback(asyncio.create_task(watch.run()).cancel)
+
+
+def _journal(config: ServeConfig) -> Journal | None:
+    if config.journal is None:
+        return None
+    return Journal(config.journal, max_bytes=config.journal_bytes, files=config.journal_files)
 
 
 def _tracing(config: ServeConfig, metrics: Metrics) -> Tracing | None:
@@ -177,7 +197,19 @@ def _header(built: Built, engine: AsyncEngine) -> JournalHeader:
         default=engine.default_policy,
         tasks=TASKS,
         costs=json.loads(built.costs.to_json()),
+        clock=time.time() - time.monotonic(),
     )
+
+
+def _facts(built: Built, config: ServeConfig) -> dict[str, Any]:
+    """What the live feed says of the server itself."""
+    return {
+        "drafters": [drafter.name for drafter in built.drafters],
+        "tasks": list(TASKS),
+        "rows": config.engine.limits.max_rows,
+        "admin": config.admin_key is not None,
+        "journal": config.journal is not None,
+    }
 
 
 def _announce(console: Console, url: str, engine: AsyncEngine, built: Built) -> None:

@@ -18,6 +18,8 @@ COMMANDS: Mapping[str, str] = {
     "serve": "start an OpenAI-compatible HTTP server",
     "generate": "complete one prompt here in the terminal",
     "policy": "list, check, compare, import and simulate policies",
+    "top": "watch a server in the terminal",
+    "trace": "make timelines of a journal",
     "state": "look at what was learned, and merge it",
     "bench": "measure speed and exactness, record tapes",
     "train": "train models",

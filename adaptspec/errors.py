@@ -13,6 +13,7 @@ AdaptSpecError
  +-- CorpusError            a training corpus that cannot be read
  +-- StateError             learned state that cannot be used: damaged, or of other models
  +-- JournalError           a journal that cannot be read
+ +-- ServerError            a server, asked as a client, that does not answer as one
  +-- TapeError              a tape of recorded requests that cannot be read or does not fit
 """
 
@@ -77,3 +78,7 @@ class StateError(AdaptSpecError):
 
 class JournalError(AdaptSpecError):
     """A journal that cannot be read."""
+
+
+class ServerError(AdaptSpecError):
+    """A server, asked as a client, that does not answer as one."""

@@ -17,13 +17,17 @@ import numpy as np
 from adaptspec.errors import JournalError
 from adaptspec.types import Expected, FloatArray, IntArray, Missed, Provenance, RoundRecord
 
-# 2: rounds tell the draws and the worth of what was decided by chance.
-JOURNAL_VERSION = 2
+# 3: rounds and requests say when.
+JOURNAL_VERSION = 3
 
 
 @dataclass(frozen=True)
 class JournalHeader:
-    """What the rounds that follow ran on. `costs` is the cost profile as `CostTable.to_json` writes it."""
+    """What the rounds that follow ran on. `costs` is the cost profile as `CostTable.to_json` writes it.
+
+    Times in a journal are on the monotonic clock of the process that wrote it; `clock` is when that stood at 0, in
+    seconds since 1970.
+    """
 
     adaptspec: str
     target: Mapping[str, str]
@@ -33,6 +37,7 @@ class JournalHeader:
     default: str
     tasks: Sequence[str]
     costs: Mapping[str, Any]
+    clock: float = 0.0
     version: int = JOURNAL_VERSION
 
 
@@ -51,7 +56,10 @@ class RequestStarted:
 
 @dataclass(frozen=True)
 class RequestFinished:
-    """A request ended; `seconds` from arrival to the end."""
+    """A request ended; `seconds` from arrival to the end, of which it was `queued` before it was admitted.
+
+    `to_first_token` is seconds from arrival as well; it and `queued` are None for what was never reached.
+    """
 
     id: str
     policy: str
@@ -61,6 +69,9 @@ class RequestFinished:
     drafted: int
     accepted: int
     seconds: float
+    queued: float | None
+    to_first_token: float | None
+    ended: float
 
 
 @dataclass(frozen=True)
@@ -98,6 +109,7 @@ def to_line(entry: Entry) -> str:
 def round_to_plain(record: RoundRecord) -> dict[str, Any]:
     """A round as lists and numbers: NaN is null, and nulls at the end of a row are left out."""
     plain: dict[str, Any] = {name: getattr(record, name) for name in _COUNTS + _SECONDS}
+    plain["ended"] = _null(record.ended)
     plain["request_ids"] = list(record.request_ids)
     plain |= {name: getattr(record, name).tolist() for name in _PER_ROW}
     plain["deepest"] = record.confidence.shape[1]
@@ -137,6 +149,7 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
             provenance=_provenance(plain, rows) if "arms" in plain else None,
             missed=Missed(*_integers(plain["missed"], (2, rows))) if "missed" in plain else None,
             expected=_expected(plain["expected"], rows) if "expected" in plain else None,
+            ended=_number(plain["ended"]),
             **values,
         )
     except (KeyError, TypeError, ValueError) as error:

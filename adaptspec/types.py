@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
+from math import nan
 from types import MappingProxyType
 from typing import Protocol
 
@@ -45,6 +46,21 @@ class Reason(IntEnum):
     CEILING = 6  # batch too large, memory short, no room, or the task's own bound
     REQUEST = 7  # the request's own max_depth
     DWELL = 9  # kept because the last switch was too recent (8 was never given, and stays free)
+
+
+REASON_WORDS: Mapping[Reason, str] = MappingProxyType(
+    {
+        Reason.POLICY: "its own choice: what earns most, by what it has seen",
+        Reason.FIXED: "it knows only this depth",
+        Reason.EXPLORE: "to learn: it was not sure how this depth does",
+        Reason.PROBE: "off, and tried again to see whether drafting pays by now",
+        Reason.OFF: "no drafts: they were expected to lose",
+        Reason.GUARD: "drafting measured slower than plain decoding, or too little was accepted",
+        Reason.CEILING: "no room for more: the answer's end, the batch, memory, or the task's own bound",
+        Reason.REQUEST: "the request's own max_depth",
+        Reason.DWELL: "kept: the last change was too recent",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +126,7 @@ class SpeculationParams:
 
     `stop_threshold` replaces the policy's stop rule for this request: draft on while the draft gives its token at
     least this probability. It bounds drafting only, so the text stays the same. `task_detected` is for the engine: it
-    has read `task` off the prompt (None: it could not tell).
+    has read `task` off the prompt (None: it could not tell). `provenance`: deltas are to say who drafted what.
     """
 
     policy: str | None = None
@@ -118,6 +134,7 @@ class SpeculationParams:
     max_depth: int | None = None
     stop_threshold: float | None = None
     task_detected: bool = False
+    provenance: bool = False
 
     def __post_init__(self) -> None:
         if self.max_depth is not None:
@@ -182,16 +199,25 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """The text of one token, and the drafter that proposed it; None: the target wrote it by itself."""
+
+    text: str
+    drafter: str | None
+
+
+@dataclass(frozen=True)
 class Delta:
     """A piece of one request's output: text that can no longer change, and the tokens of the round.
 
-    The last piece carries the `completion`.
+    The last piece carries the `completion`. `pieces` are the same text by who drafted it; None where nobody asked.
     """
 
     request_id: str
     text: str
     tokens: tuple[int, ...]
     completion: Completion | None = None
+    pieces: tuple[Piece, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -216,7 +242,8 @@ class RoundRecord:
     `confidence` (draft's probability of its own token) and `entropy` (nats, of the draft
     distribution) are [B, D], NaN where nothing was drafted. `accepted` counts what verification
     kept, `emitted` what the client gets (cut at EOS, stop, max_tokens). A token that was drafted but
-    dropped by the stop rule counts in neither `drafted` nor `accepted`, only in `draft_seconds`.
+    dropped by the stop rule counts in neither `drafted` nor `accepted`, only in `draft_seconds`. `ended` is on the
+    monotonic clock, as `Timings` are; NaN where no clock ran (a simulation).
     """
 
     number: int
@@ -246,6 +273,7 @@ class RoundRecord:
     shadow_drafted: IntArray | None = None
     missed: Missed | None = None  # what catching up told
     expected: Expected | None = None  # None where the policy estimates nothing
+    ended: float = nan
 
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch; what the whole round cost stays."""

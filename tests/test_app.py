@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
-import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,57 +13,19 @@ import aiohttp
 import pytest
 from rich.console import Console
 
-from adaptspec.app import ServeConfig, serve
+from adaptspec.app import serve
 from adaptspec.control.state import read_state
 from adaptspec.control.state_store import FILE
-from adaptspec.engine.build import EngineConfig
-from adaptspec.engine.core import Limits
 from adaptspec.errors import JournalError
 from adaptspec.records import JournalHeader, RequestFinished, RequestStarted, read_entries, read_journal
+from tests.running import MAIN, Running, config_of, get
 
 KEY = {"Authorization": "Bearer open sesame"}
-HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: %s}\nspec:\n"
-MAIN = HEAD % "main" + "  choose: {algorithm: goodput}\n"
-SHADOW = HEAD % "watch" + "  choose: {algorithm: static, depth: 2}\n  rollout: {mode: shadow}\n"
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def config_of(target: Path, draft: Path, folder: Path) -> ServeConfig:
-    (folder / "main.yaml").write_text(MAIN)
-    (folder / "watch.yaml").write_text(SHADOW)
-    policies = (str(folder / "main.yaml"), str(folder / "watch.yaml"))
-    engine = EngineConfig(str(target), str(draft), policies, limits=Limits(max_rows=2), detect_tasks=False)
-    return ServeConfig(
-        engine, port=0, state_dir=folder / "state", journal=folder / "journal.jsonl", admin_key="open sesame"
-    )
-
-
-class Running:
-    """A server that has begun to listen."""
-
-    def __init__(self, config: ServeConfig) -> None:
-        self._out = io.StringIO()
-        self.task = asyncio.create_task(serve(config, Console(file=self._out, width=200)))
-
-    async def url(self) -> str:
-        while not (found := re.search(r"listens on (http://\S+)", self._out.getvalue())):
-            assert not self.task.done(), self.task.exception()
-            await asyncio.sleep(0.01)
-        return found[1]
-
-    async def stop(self) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(self.task, 60)
-
-
-async def get(session: aiohttp.ClientSession, url: str, **options: Any) -> Any:
-    async with session.get(url, **options) as response:
-        assert response.status == 200
-        return await response.json() if response.content_type == "application/json" else await response.text()
 
 
 async def test_it_keeps_what_it_learns_writes_its_journal_and_reloads(
@@ -119,6 +80,13 @@ def _journal_is_whole(path: Path) -> None:
     assert (started.task, started.policy) == ("code", "main")
     assert isinstance(finished, RequestFinished)
     assert finished.tokens == 40
+    assert finished.queued is not None
+    assert finished.to_first_token is not None
+    assert 0.0 <= finished.queued < finished.to_first_token < finished.seconds
+    ends = [record.ended for record in read_journal(path)]
+    assert ends == sorted(ends)
+    assert ends[-1] < finished.ended
+    assert abs(header.clock + finished.ended - time.time()) < 600.0
     emitted = [int(record.emitted.sum()) for record in read_journal(path)]
     assert sum(emitted) == 2 * 39  # the first token of each comes from reading the prompt
 

@@ -62,4 +62,4 @@ def test_every_command_is_listed() -> None:
     modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
     assert set(COMMANDS) <= modules
     assert all(hasattr(import_module(f"adaptspec.commands.{name}"), "add_arguments") for name in COMMANDS)
-    assert modules - set(COMMANDS) == {"arguments"}
+    assert modules - set(COMMANDS) == {"arguments", "values"}

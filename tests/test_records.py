@@ -63,6 +63,7 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
         shadow_drafted=draw(hindsight),
         missed=Missed(draw(small), draw(small)) if draw(st.booleans()) else None,
         expected=Expected(draw(FLOATS), draw(reals)) if draw(st.booleans()) else None,
+        ended=draw(FLOATS),
         **whole,
     )
 
@@ -92,6 +93,7 @@ def test_every_field_of_a_round_is_written() -> None:
         shadow_drafted=np.array([[5], [-1]]),
         missed=Missed(np.array([7]), np.array([6])),
         expected=Expected(812.5, np.array([1.75])),
+        ended=17.25,
     )
     assert all(getattr(full, field.name) is not None for field in fields(RoundRecord))
     assert same(round_from_plain(round_to_plain(full)), full)
@@ -105,7 +107,7 @@ def test_what_is_unknown_costs_no_room() -> None:
 
 HEADER = JournalHeader("0.1", {"name": "t"}, "f00d", ["ngram"], ["off"], "off", ["code"], {"rows": [1]})
 STARTED = RequestStarted("r", "off", None, 7, 64, None, 0.5)
-FINISHED = RequestFinished("r", "off", "stop", 12, 12, 0, 0, 0.25)
+FINISHED = RequestFinished("r", "off", "stop", 12, 12, 0, 0, 0.25, 0.01, None, 99.5)
 
 
 def write(path: Path, *entries: Any) -> None:
@@ -168,5 +170,5 @@ def test_an_older_journal_is_refused_for_its_age(tmp_path: Path) -> None:
     """Its rounds lack what is read now; the header says so before the first of them is called broken."""
     path = tmp_path / "j"
     write(path, replace(HEADER, version=1), record([1], [1]))
-    with pytest.raises(JournalError, match="a journal of version 1; this program reads 2: write a new one"):
+    with pytest.raises(JournalError, match="a journal of version 1; this program reads 3: write a new one"):
         list(read_entries(path))

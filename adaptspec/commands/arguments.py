@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 
+from adaptspec.commands.values import positive
 from adaptspec.engine.build import AUTO, BUNDLED, EngineConfig
 from adaptspec.engine.core import Limits
 
@@ -47,27 +47,3 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         limits=Limits(max_rows=arguments.max_rows),
         detect_tasks=not arguments.no_task_detection,
     )
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1, for `type=`."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
-def seconds(text: str) -> float:
-    """A time of at least 0, for `type=`."""
-    value = float(text)
-    if not (math.isfinite(value) and value >= 0.0):
-        raise argparse.ArgumentTypeError("must be at least 0")
-    return value
-
-
-def share(text: str) -> float:
-    """A share, from 0 to 1, for `type=`."""
-    value = float(text)
-    if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError("must be between 0 and 1")
-    return value

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from adaptspec.commands.arguments import add_models, engine_config, positive
+from adaptspec.commands.arguments import add_models, engine_config
+from adaptspec.commands.values import positive
 from adaptspec.engine.engine import Engine
 from adaptspec.types import SamplingParams, SpeculationParams
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from adaptspec.app import ServeConfig, serve
-from adaptspec.commands.arguments import add_models, engine_config, positive, seconds, share
+from adaptspec.commands.arguments import add_models, engine_config
+from adaptspec.commands.values import positive, seconds, share
 from adaptspec.errors import ConfigError
 from adaptspec.telemetry.trace_settings import PushSettings, TraceLevel, TraceSettings
 
@@ -30,6 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--drain-seconds", type=seconds, default=30.0, help="grace for running requests at shutdown")
     group.add_argument("--state-dir", type=Path, help="keep what policies learn here, across restarts")
     group.add_argument("--journal", type=Path, metavar="FILE", help="write every round down, as JSON lines")
+    group.add_argument(
+        "--journal-megabytes",
+        type=positive,
+        default=64,
+        metavar="MB",
+        help="a fuller journal goes on in a new file; FILE.1 is then the one before (default: %(default)s)",
+    )
+    group.add_argument(
+        "--journal-files",
+        type=positive,
+        default=4,
+        metavar="N",
+        help="files kept, FILE included (default: %(default)s)",
+    )
     group.add_argument(
         "--admin-key-file",
         type=Path,
@@ -81,6 +96,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         compat_vllm=arguments.metrics_compat == "vllm",
         state_dir=arguments.state_dir,
         journal=arguments.journal,
+        journal_bytes=arguments.journal_megabytes * 2**20,
+        journal_files=arguments.journal_files,
         admin_key=_admin_key(arguments.admin_key_file),
         watch_policies=arguments.watch_policies,
         traces=TraceSettings(

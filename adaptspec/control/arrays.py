@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from adaptspec.types import IntArray
 
 
@@ -13,6 +15,11 @@ def total(values: IntArray) -> int:
 def some(values: IntArray) -> bool:
     """Whether any value is not zero."""
     return bool(values.item()) if len(values) == 1 else bool(values.any())
+
+
+def number(values: IntArray) -> int:
+    """How many values are not zero."""
+    return int(values.item() != 0) if len(values) == 1 else int(np.count_nonzero(values))
 
 
 def alike(values: IntArray, value: int) -> bool:

@@ -138,6 +138,10 @@ class Controller:
             self._shadows.drop(name)
         self._rollouts, self._shares = rollouts, shares
 
+    def check(self, name: str, policy: Policy) -> None:
+        """Raise ConfigError if a policy wants a drafter that the engine lacks; any thread may ask."""
+        self._numbers_of(name, policy)
+
     def start(self, row: int, request: Request) -> None:
         """A request begins decoding in `row`.
 

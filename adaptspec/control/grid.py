@@ -72,6 +72,24 @@ class LearnedGrid:
             read = read + slope * np.maximum(columns - self.columns[-1], 0.0)
         return np.asarray(read, dtype=np.float64)
 
+    def along(self, row: float, columns: Sequence[float]) -> list[float]:
+        """`across` for ascending columns, one by one: quicker for few."""
+        i, f = _locate(self.rows, row)
+        line, axis = self._now[i], self.columns
+        if f:
+            line = [(1.0 - f) * above + f * below for above, below in zip(line, self._now[i + 1], strict=True)]
+        j, last, read = 0, len(axis) - 1, []
+        for column in columns:
+            while j < last and axis[j + 1] <= column:
+                j += 1
+            seconds = line[j]
+            if column > axis[j] and last:
+                k = min(j, last - 1)
+                slope = (line[k + 1] - line[k]) / (axis[k + 1] - axis[k])
+                seconds += (max(0.0, slope) if j == last else slope) * (column - axis[j])
+            read.append(seconds)
+        return read
+
     def correct(self, row: float, column: float, seconds: float, scale: float, offset: float = 0.0) -> float:
         """Note that a point took `seconds`, expected to be scale * (`at` + offset).
 

@@ -12,7 +12,7 @@ from enum import Enum
 
 import numpy as np
 
-from adaptspec.control.arrays import some, total
+from adaptspec.control.arrays import number, some, total
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.cost import CostTable, batch_bucket
 from adaptspec.control.policy import BatchSignals
@@ -199,7 +199,7 @@ class SwitchGuard:
         if self._alone and record.caught_up <= self._CATCH_UP:
             rows = len(record.rows)
             plain = self._cost.plain_seconds(rows, total(record.context))
-            kept, drafting = int(np.count_nonzero(record.accepted)), int(np.count_nonzero(record.drafted))
+            kept, drafting = number(record.accepted), number(record.drafted)
             self._window.add(total(record.emitted) / rows, record.total_seconds / plain, kept, drafting)
 
     def _judge(self) -> None:
@@ -226,7 +226,13 @@ class SwitchGuard:
 
 
 class _Window:
-    """Sums over some rounds, in units of plain rounds."""
+    """Sums over some rounds, in units of plain rounds.
+
+    The slowest round counts as `_ODD` times the second slowest at most: where the machine hesitates for a hundred
+    rounds' time, as when another process takes the core, that says nothing of drafts.
+    """
+
+    _ODD = 2.0
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -235,30 +241,50 @@ class _Window:
         self._squares = 0.0
         self._kept = 0
         self._drafting = 0
+        self._slowest, self._second = (0.0, 0.0), 0.0  # seconds and tokens of the slowest, seconds of the next
 
     def add(self, earned: float, spent: float, kept: int, drafting: int) -> None:
         self.rounds += 1
-        self._earned += earned
-        self._spent += spent
-        self._squares += (earned - spent) ** 2
+        if spent > self._slowest[0]:
+            self._settle(*self._slowest)
+            self._slowest, self._second = (spent, earned), self._slowest[0]
+        else:
+            self._second = max(self._second, spent)
+            self._settle(spent, earned)
         self._kept += kept
         self._drafting += drafting
 
+    def _settle(self, spent: float, earned: float) -> None:
+        self._earned += earned
+        self._spent += spent
+        self._squares += (earned - spent) ** 2
+
+    @property
+    def _sums(self) -> tuple[float, float, float]:
+        """Earned, spent, and squares of what was lost, the slowest round with them."""
+        spent, earned = self._slowest
+        spent = min(spent, self._ODD * self._second) if self._second else spent
+        return self._earned + earned, self._spent + spent, self._squares + (earned - spent) ** 2
+
     @property
     def ratio(self) -> float:
-        return self._earned / self._spent if self._spent else 1.0
+        earned, spent, _ = self._sums
+        return earned / spent if spent else 1.0
 
     @property
     def error(self) -> float:
         """One standard error of `ratio`."""
-        if self.rounds < 2 or not self._spent:
+        earned, spent, squares = self._sums
+        if self.rounds < 2 or not spent:
             return 0.0
-        spread = self._squares - self.lost**2 / self.rounds
-        return math.sqrt(max(spread, 0.0) * self.rounds / (self.rounds - 1)) / self._spent
+        spread = squares - (spent - earned) ** 2 / self.rounds
+        return math.sqrt(max(spread, 0.0) * self.rounds / (self.rounds - 1)) / spent
 
     @property
     def lost(self) -> float:
-        return self._spent - self._earned
+        """0 after a single round: nobody can tell yet whether it was the machine's."""
+        earned, spent, _ = self._sums
+        return spent - earned if self.rounds > 1 else 0.0
 
     @property
     def first_acceptance(self) -> float:

@@ -5,6 +5,8 @@ Knows counts; it decides nothing.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +15,8 @@ from adaptspec.types import FloatArray, IntArray
 
 # Certainty is never claimed: a hazard stays inside these bounds.
 _LEAST, _MOST = 0.005, 0.995
+# Up to so many row-rounds are counted one by one: arrays of a dozen numbers take longer, where a round is shortest.
+FEW = 16
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,30 @@ class AcceptanceSignals:
 
     def observe(self, rows: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """Note row-rounds, all [N], rows may repeat; those that drafted nothing teach nothing, but fade."""
+        if len(rows) <= FEW:
+            self.observe_few(rows.tolist(), drafted.tolist(), accepted.tolist())
+        else:
+            self.observe_many(rows, drafted, accepted)
+
+    def observe_few(self, rows: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """`observe`, one by one: quicker for few."""
+        first, tasks = self._first_row, self._task.tolist()
+        news: dict[int, _News] = {}
+        for row, tokens, kept in zip(rows, drafted, accepted, strict=True):
+            levels = (0, 1 + tasks[row], first + row) if tokens else (first + row,)
+            for level in levels:
+                if level not in news:
+                    news[level] = _News(self._counts.shape[2])
+                news[level].add(tokens, kept)
+        for level, new in news.items():
+            discount = self._discount[level] if level else self.settings.everything
+            counts = self._counts[level]
+            counts *= discount**new.rounds
+            counts += [new.reached, new.rejected]
+        self._news += news[0].rounds if 0 in news else 0
+
+    def observe_many(self, rows: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """`observe`, all at once: quicker for many."""
         size, depth = len(self._counts), self._counts.shape[2]
         levels = np.concatenate((1 + self._task[rows], self._first_row + rows)) * (depth + 1)
         reach = np.minimum(accepted + 1, drafted)
@@ -92,7 +120,7 @@ class AcceptanceSignals:
         self._news += known
 
     def observe_missed(self, rows: IntArray, judged: IntArray, agreed: IntArray) -> None:
-        """Note what a draft model found of tokens that came without it, all [B] (see `types.Missed`).
+        """Note what a draft model found of tokens that came without it, all [N], rows may repeat (see `types.Missed`).
 
         With q = agreed / judged, drafts over that text would have reached position j in proportion to q^(j - 1), and
         been rejected there with 1 - q: `judged` positions in all. A stretch that went well while speculation was off so
@@ -105,18 +133,33 @@ class AcceptanceSignals:
         reached = judged[known, None] * shares / shares.sum(axis=1, keepdims=True)
         seen = np.stack((reached, (1.0 - rate) * reached), axis=1)
         levels = self._first_row + rows[known]
-        self._counts[levels] = self._counts[levels] * self.settings.row ** judged[known, None, None] + seen
+        np.multiply.at(self._counts, levels, self.settings.row ** judged[known, None, None])
+        np.add.at(self._counts, levels, seen)
         np.add.at(self._counts, 1 + self._task[rows[known]], seen)
         self._counts[0] += seen.sum(axis=0)
         self._news += int(np.count_nonzero(known))
 
     def acceptance(self, rows: IntArray) -> FloatArray:
         """Conditional acceptance [B, depth] of the rows, after shrinkage."""
-        if self._news >= min(self._RENEW, 1 + self._total // 8):
-            self._renew()
+        self._renew_if_due()
         parent = self._hazards[self._task[rows]]
         hazards = self._shrunk(self._counts[self._first_row + rows], parent, self.settings.position_pull)
         return np.asarray(1.0 - hazards, dtype=np.float64)
+
+    def acceptance_of_one(self, row: int) -> list[float]:
+        """`acceptance` of one row, quicker."""
+        self._renew_if_due()
+        parent = self._hazards[self._task[row]].tolist()
+        reached, rejected = self._counts[self._first_row + row].tolist()
+        pull, position_pull = self.settings.pull, self.settings.position_pull
+        seen, lost = sum(reached), sum(rejected)
+        factor = (lost + pull) / (sum(map(operator.mul, reached, parent)) + pull)
+        acceptance = []
+        for here, gone, usual in zip(reached, rejected, parent, strict=True):
+            flat = (lost + pull * usual) / (seen + pull)
+            lean = 0.5 * position_pull * (min(usual * factor, 1.0) + flat)
+            acceptance.append(1.0 - min(max((gone + lean) / (here + position_pull), _LEAST), _MOST))
+        return acceptance
 
     def of_tasks(self) -> FloatArray:
         """Conditional acceptance [tasks, depth] of a new row of each task."""
@@ -143,6 +186,10 @@ class AcceptanceSignals:
         self._total = int(counts[0, 0, :1].sum())
         self._renew()
 
+    def _renew_if_due(self) -> None:
+        if self._news >= min(self._RENEW, 1 + self._total // 8):
+            self._renew()
+
     def _renew(self) -> None:
         everything = self._shrunk(self._counts[:1], self._prior, self.settings.prior_weight)
         self._hazards = self._shrunk(self._counts[1 : self._first_row], everything, self.settings.position_pull)
@@ -162,132 +209,18 @@ class AcceptanceSignals:
         return np.asarray(np.minimum(np.maximum(hazards, _LEAST), _MOST), dtype=np.float64)
 
 
-class Calibration:
-    """P(accepted | the draft's confidence in its token, the row), by bins of confidence, in decayed counts.
+class _News:
+    """What a few row-rounds add to one level."""
 
-    Starts as `_LEAST_SURE` + (1 - `_LEAST_SURE`) x confidence, worth `weight` observations per bin: small drafts are
-    right more often than unsure ones believe. Only positions that verification reached count: beyond the first
-    rejection nothing is known. Each row has a factor, how much more often it is rejected than its confidences
-    would have it: (rejections + pull x factor of its task) / (expected rejections + pull), over its last dozens of
-    tokens; a task's is (rejections + pull) / (expected + pull) over its last hundreds. A row that repeats itself is
-    surer than its draft knows, one that copies rare names less so; a draft may know a task's answers and not its words
-    for them.
-    """
+    def __init__(self, depth: int) -> None:
+        self.rounds = 0
+        self.reached = [0] * depth
+        self.rejected = [0] * depth
 
-    _LEAST_SURE = 0.35
-    _ROW_PULL, _ROW_FADE = 3.0, 0.95
-    _TASK_PULL, _TASK_FADE = 6.0, 0.995
-
-    def __init__(
-        self, rows: int = 1, tasks: int = 1, *, bins: int = 10, discount: float = 0.999, weight: float = 4.0
-    ) -> None:
-        self.bins = bins
-        self._discount = discount
-        self._weight = weight
-        self._prior: FloatArray = self._LEAST_SURE + (1.0 - self._LEAST_SURE) * (np.arange(bins) + 0.5) / bins
-        self._reached: FloatArray = np.zeros(bins)
-        self._accepted: FloatArray = np.zeros(bins)
-        self._rows: FloatArray = np.zeros((2, rows))  # rejections: seen and expected
-        self._tasks: FloatArray = np.zeros((2, tasks))
-        self._task: IntArray = np.zeros(rows, dtype=np.int64)
-
-    def start(self, row: int, task: int) -> None:
-        """A new request in `row`."""
-        self._rows[:, row] = 0.0
-        self._task[row] = task
-
-    def observe(
-        self, confidence: FloatArray, drafted: IntArray, accepted: IntArray, rows: IntArray | None = None
-    ) -> None:
-        """Note N row-rounds: `confidence` [N, D], NaN where unknown; `drafted`, `accepted` and `rows` [N]."""
-        positions = np.arange(confidence.shape[1])
-        reach = np.minimum(accepted + 1, drafted)
-        known = (positions < reach[:, None]) & ~np.isnan(confidence)
-        if not known.any():
-            return
-        which = known.nonzero()[0]
-        bins = self.index(confidence[known])
-        kept = (positions < accepted[:, None])[known]
-        if rows is not None:
-            seen = np.stack((1.0 - kept, 1.0 - self.table()[bins]))
-            who, size = rows[which], self._rows.shape[1]
-            self._rows *= self._ROW_FADE ** np.bincount(who, minlength=size)
-            self._rows += [np.bincount(who, part, minlength=size) for part in seen]
-            who, size = self._task[who], self._tasks.shape[1]
-            self._tasks *= self._TASK_FADE ** np.bincount(who, minlength=size)
-            self._tasks += [np.bincount(who, part, minlength=size) for part in seen]
-        fade = self._discount ** len(bins)
-        self._reached = self._reached * fade + np.bincount(bins, minlength=self.bins)
-        self._accepted = self._accepted * fade + np.bincount(bins, kept, minlength=self.bins)
-
-    def factors(self, rows: IntArray) -> FloatArray:
-        """How many times as often as others of its confidence a row's tokens are rejected [B]."""
-        told, expected = self._tasks + self._TASK_PULL
-        seen, due = self._rows[:, rows]
-        usual = (told / expected)[self._task[rows]]
-        return np.asarray((seen + self._ROW_PULL * usual) / (due + self._ROW_PULL), dtype=np.float64)
-
-    def index(self, confidence: FloatArray) -> IntArray:
-        """The bin of each confidence; any shape, no NaN."""
-        return np.asarray(np.minimum(confidence * self.bins, self.bins - 1).astype(np.int64))
-
-    def table(self) -> FloatArray:
-        """P(accepted) by bin [bins], whatever the row."""
-        rates = (self._accepted + self._weight * self._prior) / (self._reached + self._weight)
-        return np.asarray(rates, dtype=np.float64)
-
-    def learned(self) -> FloatArray:
-        """A copy of the counts [2, bins + tasks]: by bin reached and accepted, by task rejections seen and expected."""
-        return np.concatenate(([self._reached, self._accepted], self._tasks), axis=1)
-
-    def restore(self, counts: FloatArray) -> None:
-        """Go on from counts that `learned` once gave."""
-        (self._reached, self._accepted), self._tasks = counts[:, : self.bins].copy(), counts[:, self.bins :].copy()
-
-    @property
-    def informed(self) -> bool:
-        """Whether this drafter states its confidence at all."""
-        return bool(self._reached.any())
-
-
-class Continuation:
-    """How often a draft goes on: P(position j is drafted | j - 1 was, and the depth allowed it), in decayed counts.
-
-    Short of 1 where a stop rule cuts drafts, or a lookup finds no match. Two rates: among all drafts, which says
-    what drafting costs, and among those still accepted, which says what it earns.
-    """
-
-    def __init__(self, depth: int, discount: float = 0.995, weight: float = 4.0) -> None:
-        self._discount = discount
-        self._weight = weight
-        self._allowed: FloatArray = np.zeros((2, depth))
-        self._went: FloatArray = np.zeros((2, depth))
-
-    def observe(self, depths: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Note rounds of N rows: depth decided, tokens drafted and accepted, all [N]."""
-        fade = self._discount ** int(np.count_nonzero(depths))
-        # Position j (from 0) was allowed where j < depth and j <= drafted, drafted where j < drafted.
-        allowed = np.minimum(depths, drafted + 1)
-        alive = np.minimum(allowed, accepted + 1)
-        self._allowed = self._allowed * fade + self._beyond(allowed, alive)
-        self._went = self._went * fade + self._beyond(drafted, np.minimum(drafted, accepted + 1))
-
-    def _beyond(self, all_: IntArray, alive: IntArray) -> FloatArray:
-        """How many of each are above 0, 1, ... depth - 1: [2, depth]."""
-        size = self._allowed.shape[1] + 1
-        ends = np.array([np.bincount(all_, minlength=size), np.bincount(alive, minlength=size)])
-        beyond: FloatArray = np.cumsum(ends[:, :0:-1], axis=1, dtype=np.float64)[:, ::-1]
-        return beyond
-
-    def learned(self) -> FloatArray:
-        """A copy of the counts [2, 2, depth]: allowed and went on, each among all drafts and those still accepted."""
-        return np.array([self._allowed, self._went])
-
-    def restore(self, counts: FloatArray) -> None:
-        """Go on from counts that `learned` once gave."""
-        self._allowed, self._went = counts.copy()
-
-    def rates(self) -> tuple[FloatArray, FloatArray]:
-        """Two [depth]: P(not stopped before position j | accepted so far), P(position j is drafted)."""
-        rates = np.cumprod((self._went + self._weight) / (self._allowed + self._weight), axis=1)
-        return rates[1], rates[0]
+    def add(self, drafted: int, accepted: int) -> None:
+        self.rounds += 1
+        reach = min(accepted + 1, drafted)
+        for place in range(reach):
+            self.reached[place] += 1
+        if accepted < drafted:
+            self.rejected[reach - 1] += 1

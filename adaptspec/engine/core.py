@@ -180,16 +180,21 @@ class EngineCore:
         Raises:
             ConfigError: see `Controller.adopt`; or it drafts deeper than this engine has room for.
         """
-        if policy.max_depth > self.max_depth:
-            raise ConfigError(
-                f"policy {name} drafts up to {policy.max_depth} tokens, but this engine was started with room for "
-                f"{self.max_depth}: restart it with this policy among --policy"
-            )
+        self.check_policy(name, policy)
         before = self._controller.everyone.get(name)
         carried = carry and before is not None and _carry(before, policy, name)
         self._controller.adopt(name, policy, rollout)
         self._rounds.verify_by(name, methods)
         return carried
+
+    def check_policy(self, name: str, policy: Policy) -> None:
+        """Raise ConfigError if a policy cannot run here; touches no state, so any thread may call it."""
+        if policy.max_depth > self.max_depth:
+            raise ConfigError(
+                f"policy {name} drafts up to {policy.max_depth} tokens, but this engine was started with room for "
+                f"{self.max_depth}: restart it with this policy among --policy"
+            )
+        self._controller.check(name, policy)
 
     def learned(self) -> dict[str, dict[str, FloatArray]]:
         """Between rounds: copies of what policies have learned, by name; those that learn nothing are left out."""

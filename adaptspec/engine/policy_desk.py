@@ -122,6 +122,17 @@ class PolicyDesk:
         """What each shadow would have earned."""
         return self._core.estimates()
 
+    def check(self, text: str, source: str = "<policy>") -> str:
+        """The name of the policy in a text, if it could be served. Changes nothing, and waits for no round.
+
+        Raises:
+            PolicyError, ConfigError: it cannot be used; says why, and where.
+        """
+        spec = parse_policy_spec(text, source, TASKS)
+        self._core.check_policy(spec.name, build_policy(spec, self._costs, self._core.max_rows, TASKS))
+        methods_of(spec)
+        return spec.name
+
     def apply(self, text: str, source: str = "<policy>", path: Path | None = None) -> Applied:
         """Serve the policy in a text from the next round on, in place of the one of its name if there is one.
 

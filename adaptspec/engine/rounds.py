@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -180,10 +180,12 @@ class RoundLoop:
         now = time.monotonic()
         size = len(batch.decoding)
         emitted = np.zeros(size, dtype=np.int64)
+        drafters = self._speculator.drafters
         for i, sequence in enumerate(batch.emitting):
             kept, drafted = int(verdict.accepted[i]), int(draft.counts[i])
             length = len(sequence.tokens)
-            gained = sequence.commit([*draft.tokens[i, :kept].tolist(), int(verdict.following[i])], now)
+            by = drafters[int(decision.drafter[i])].name if kept else None
+            gained = sequence.commit([*draft.tokens[i, :kept].tolist(), int(verdict.following[i])], now, by)
             if i < size:
                 emitted[i] = gained
                 sequence.count_round(drafted, min(kept, gained))
@@ -222,6 +224,7 @@ class RoundLoop:
             draft_seconds=clock.seconds("draft"),
             verify_seconds=clock.seconds("verify"),
             total_seconds=clock.total,
+            ended=time.monotonic(),
             provenance=decision.provenance,
             expected=decision.expected,
             shadow=None if shadows is None else shadows.accepted,
@@ -260,7 +263,7 @@ class RoundLoop:
         policy = self._policy(sequence)
         lossy = self._speculator.lossy(self._method(sequence))
         completion = sequence.completion(policy, time.monotonic(), lossy=lossy)
-        self._outbox.append(Delta(delta.request_id, delta.text, delta.tokens, completion))
+        self._outbox.append(replace(delta, completion=completion))
         self.scheduler.leave(sequence)
         for sink in self._sinks:
             try:

@@ -9,6 +9,7 @@ import numpy as np
 
 from adaptspec.control.regions import OutputRegion
 from adaptspec.engine.detokenizer import Detokenizer
+from adaptspec.engine.origins import Origins
 from adaptspec.models.sampling import SamplingRow
 from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings
 
@@ -45,6 +46,7 @@ class Sequence:
         self._region: OutputRegion | None = None
         self._sent = 0
         self._counts = _Counts()
+        self._origins = Origins() if request.speculation.provenance else None
         self.timings = Timings(arrived=now, admitted=None, first_token=None, finished=now)
 
     @property
@@ -76,13 +78,18 @@ class Sequence:
         if self.timings.admitted is None:
             self.timings = replace(self.timings, admitted=now)
 
-    def commit(self, tokens: list[int], now: float) -> int:
-        """Append the tokens of one round, up to the one that ends the request; return how many were emitted."""
+    def commit(self, tokens: list[int], now: float, drafter: str | None = None) -> int:
+        """Append the tokens of one round, up to the one that ends the request; return how many were emitted.
+
+        All but the last were proposed by `drafter`.
+        """
         if self.timings.first_token is None:
             self.timings = replace(self.timings, first_token=now)
         for count, token in enumerate(tokens, start=1):
             self.tokens.append(token)
             self._end_at(token)
+            if self._origins is not None:
+                self._origins.add(len(self._detokenizer.text), drafter if count < len(tokens) else None)
             if self.finish is not None:
                 return count
         return len(tokens)
@@ -103,7 +110,7 @@ class Sequence:
         start, self._sent = self._sent, self.emitted
         text = self._detokenizer.take(final=self.finish is not None)
         tokens = tuple(self.tokens[self.prompt_length + start :])
-        return Delta(self.request.id, text, tokens)
+        return Delta(self.request.id, text, tokens, pieces=None if self._origins is None else self._origins.take(text))
 
     def completion(self, policy: str, now: float, *, lossy: bool = False) -> Completion:
         """The finished request as a whole. `lossy`: its policy's verification may have changed the text."""

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from rich.table import Table
 
 from adaptspec.control.spec import PolicySpec
 from adaptspec.replay.explain import Explanation, Group, RowRound
-from adaptspec.types import Reason
-
-_WORDS: Mapping[Reason, str] = MappingProxyType(
-    {
-        Reason.POLICY: "its own choice: what earns most, by what it has seen",
-        Reason.FIXED: "it knows only this depth",
-        Reason.EXPLORE: "to learn: it was not sure how this depth does",
-        Reason.PROBE: "off, and tried again to see whether drafting pays by now",
-        Reason.OFF: "no drafts: they were expected to lose",
-        Reason.GUARD: "drafting measured slower than plain decoding, or too little was accepted",
-        Reason.CEILING: "no room for more: the answer's end, the batch, memory, or the task's own bound",
-        Reason.REQUEST: "the request's own max_depth",
-        Reason.DWELL: "kept: the last change was too recent",
-    }
-)
+from adaptspec.types import REASON_WORDS
 
 
 def sentences(found: Explanation, spec: PolicySpec | None) -> list[str]:
@@ -54,7 +39,7 @@ def reasons_table(found: Explanation) -> Table:
     table = Table("why", "share", "depth", "accepted", "over plain", title="why depths were chosen")
     ranked = sorted(found.reasons.items(), key=lambda item: -item[1].rows)
     for reason, group in ranked:
-        table.add_row(f"{reason.name.lower()}: {_WORDS[reason]}", *_figures(group, found))
+        table.add_row(f"{reason.name.lower()}: {REASON_WORDS[reason]}", *_figures(group, found))
     return table
 
 

@@ -22,7 +22,7 @@ _SCHEME = "Bearer "
 
 def policy_routes(admin: bool) -> list[web.RouteDef]:
     """The routes; those that need the admin key only where there is one."""
-    routes = [web.get("/v1/policies", policies)]
+    routes = [web.get("/v1/policies", policies), web.get("/v1/policies/{policy}", policy)]
     if admin:
         routes += [web.get("/admin/policies", running), web.post("/admin/policies", apply)]
     return routes
@@ -31,19 +31,28 @@ def policy_routes(admin: bool) -> list[web.RouteDef]:
 async def policies(http: web.Request) -> web.Response:
     """GET /v1/policies: what a request may name."""
     desk = http.app[POLICIES]
-    cards = [_card(policy, desk.default) for policy in desk.on_request()]
+    cards = [_card(one, desk.default) for one in desk.on_request()]
     return web.json_response({"object": "list", "data": cards})
+
+
+async def policy(http: web.Request) -> web.Response:
+    """GET /v1/policies/{policy}: one of them, as YAML too."""
+    desk, name = http.app[POLICIES], http.match_info["policy"]
+    for one in desk.on_request():
+        if one.name == name:
+            return web.json_response(_card(one, desk.default) | {"yaml": one.text})
+    raise web.HTTPNotFound
 
 
 async def running(http: web.Request) -> web.Response:
     """GET /admin/policies: everything that runs, as YAML too, and what shadows would have earned."""
-    _check_key(http)
+    check_key(http)
     desk = http.app[POLICIES]
     estimates = {estimate.policy: estimate for estimate in desk.estimates()}
     data = []
-    for policy in desk.served:
-        card = {**_card(policy, desk.default), "mode": policy.mode, "yaml": policy.text}
-        estimate = estimates.get(policy.name)
+    for one in desk.served:
+        card = {**_card(one, desk.default), "mode": one.mode, "yaml": one.text}
+        estimate = estimates.get(one.name)
         if estimate is not None:
             card["estimate"] = {
                 "against": estimate.against,
@@ -57,11 +66,8 @@ async def running(http: web.Request) -> web.Response:
 
 async def apply(http: web.Request) -> web.Response:
     """POST /admin/policies: the body is a policy as YAML; it serves from the next round on."""
-    _check_key(http)
-    try:
-        text = (await http.read()).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the body is not UTF-8 text (byte {error.start}); send a policy as YAML") from error
+    check_key(http)
+    text = await body_text(http)
     try:
         # It waits for a round to end; the loop has streams to serve meanwhile.
         applied = await asyncio.to_thread(http.app[POLICIES].apply, text, "<body>")
@@ -70,7 +76,15 @@ async def apply(http: web.Request) -> web.Response:
     return web.json_response({"name": applied.name, "replaced": applied.replaced, "carried": applied.carried})
 
 
-def _check_key(http: web.Request) -> None:
+async def body_text(http: web.Request) -> str:
+    """The body as text. Raises RequestError."""
+    try:
+        return (await http.read()).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8 text (byte {error.start}); send a policy as YAML") from error
+
+
+def check_key(http: web.Request) -> None:
     """Raise AdminKeyError unless the request brings the admin key; takes the same time for all wrong ones."""
     given = http.headers.get("Authorization", "")
     key = given.removeprefix(_SCHEME) if given.startswith(_SCHEME) else ""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from aiohttp import web
 
-from adaptspec.server import admin, handlers, status, tokens
+from adaptspec.server import admin, handlers, status, tokens, trials
 from adaptspec.server.codec import Codec
 from adaptspec.server.counting import counting
+from adaptspec.server.live import add_live
+from adaptspec.server.live_page import add_page
 from adaptspec.server.problem import problems, shape_refusal
 from adaptspec.server.protocols import AsyncEngine, Exposition, Policies, Tokenizer, Tracing
 from adaptspec.server.request_id import add_request_id
 from adaptspec.server.service import SERVICE, Service
 from adaptspec.server.traces import tracing
+from adaptspec.telemetry.live import LiveFeed
 
 MAX_BODY_BYTES = 4 * 2**20
 
@@ -26,11 +33,15 @@ def make_app(
     policies: Policies | None = None,
     traces: Tracing | None = None,
     admin_key: str | None = None,
+    live: LiveFeed | None = None,
+    facts: Mapping[str, Any] = MappingProxyType({}),
+    journal: Path | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> web.Application:
     """The app for an engine that runs. `exposition` is what `/metrics` shows, and counts answers.
 
     `policies` adds the routes about them; those that change something need an `admin_key`. Without `traces` none begin.
+    `live` adds the live feed and its page, with `facts` about the server. `journal` is what policies are tried on.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
@@ -58,5 +69,11 @@ def make_app(
     if policies is not None:
         app[admin.POLICIES] = policies
         app[admin.ADMIN_KEY] = admin_key or ""
+        app[trials.TRIALS] = trials.Trials(journal)
         app.add_routes(admin.policy_routes(admin=bool(admin_key)))
+        if admin_key:
+            app.add_routes(trials.trial_routes())
+    if live is not None:
+        add_live(app, live, facts)
+        add_page(app)
     return app

@@ -159,6 +159,9 @@ class Policies(Protocol):
     def estimates(self) -> Sequence[Estimate]:
         """What shadows would have earned."""
 
+    def check(self, text: str, source: str) -> str:
+        """The name of the policy in a text, if it could be served; raises ConfigError. Changes nothing."""
+
     def apply(self, text: str, source: str) -> Applied:
         """Serve a policy from the next round on; raises ConfigError, with nothing changed, if it cannot be used."""
 

@@ -82,8 +82,11 @@ class Reply:
                 if delta.completion is not None:
                     completions[index] = ensure_complete(delta.completion)
                 last = len(completions) == count and not include_usage
-                for choice in self._choices(index, delta, new=index not in opened):
-                    yield self._envelope(self.dialect.chunk_object, [choice]) | shared
+                if index not in opened and (opening := self.dialect.opening(index)) is not None:
+                    yield self._envelope(self.dialect.chunk_object, [opening]) | shared
+                if delta.text:
+                    piece = self._envelope(self.dialect.chunk_object, [self.dialect.piece(index, delta.text)])
+                    yield piece | shared | provenance(delta)
                 opened.add(index)
                 if delta.completion is not None:
                     ending = self.dialect.ending(index, delta.completion)
@@ -92,12 +95,6 @@ class Reply:
         if include_usage:
             ended = list(completions.values())
             yield self._envelope(self.dialect.chunk_object, []) | {"usage": usage(ended), "metrics": metrics(ended)}
-
-    def _choices(self, index: int, delta: Delta, *, new: bool) -> Iterable[Json]:
-        if new and (opening := self.dialect.opening(index)) is not None:
-            yield opening
-        if delta.text:
-            yield self.dialect.piece(index, delta.text)
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
@@ -110,6 +107,13 @@ def ensure_complete(completion: Completion) -> Completion:
     if completion.finish is FinishReason.ABORT:
         raise DrainingError("the server gave up on this request because it is shutting down; send it again")
     return completion
+
+
+def provenance(delta: Delta) -> Json:
+    """Who drafted which words of a piece, token by token, for requests that asked: its texts add up to the piece's."""
+    if delta.pieces is None:
+        return {}
+    return {"adaptspec": {"provenance": [{"text": one.text, "drafter": one.drafter} for one in delta.pieces]}}
 
 
 def usage(completions: Iterable[Completion]) -> Json:

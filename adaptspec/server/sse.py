@@ -14,7 +14,7 @@ from adaptspec.errors import AdaptSpecError
 from adaptspec.server.problem import INTERNAL, problem_of
 
 # The last keeps nginx from collecting the pieces.
-_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _logger = logging.getLogger(__name__)
 
 
@@ -26,7 +26,7 @@ async def respond(
     Waits for the first event before it answers, so that a request the engine refuses gets a proper status.
     An error after that becomes an event with an error object.
     """
-    response = web.StreamResponse(headers=_HEADERS | headers)
+    response = web.StreamResponse(headers=HEADERS | headers)
     async with aclosing(events):
         first = await anext(events)
         await response.prepare(http)

@@ -49,16 +49,19 @@ class WireModel(BaseModel):
 
 
 class SpeculationFields(WireModel):
-    """The `adaptspec` object of a request."""
+    """The `adaptspec` object of a request. `provenance`: a streamed answer is to say who drafted which of its words."""
 
     policy: Name | None = None
     task: Name | None = None
     max_depth: Int | None = None
     stop_threshold: float | None = None
+    provenance: bool | None = None
 
     def speculation(self) -> SpeculationParams:
         """The same as our own type."""
-        return SpeculationParams(self.policy, self.task, self.max_depth, self.stop_threshold)
+        return SpeculationParams(
+            self.policy, self.task, self.max_depth, self.stop_threshold, provenance=bool(self.provenance)
+        )
 
 
 class StreamOptions(WireModel):
@@ -126,6 +129,10 @@ class GenerationBody(WireModel):
         """What no single field can say. Raises RequestError."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream: true; leave it out otherwise", "stream_options")
+        if self.adaptspec is not None and self.adaptspec.provenance and not self.stream:
+            raise RequestError(
+                "adaptspec.provenance needs stream: true; leave it out otherwise", "adaptspec.provenance"
+            )
 
     def sampling(self, max_tokens: int) -> SamplingParams:
         """How to draw tokens. Raises RequestError for values out of range."""

@@ -229,5 +229,8 @@ def _entry(noted: Entry | Request | Completion) -> Entry:
             drafted=stats.drafted,
             accepted=stats.accepted,
             seconds=timings.finished - timings.arrived,
+            queued=None if timings.admitted is None else timings.admitted - timings.arrived,
+            to_first_token=None if timings.first_token is None else timings.first_token - timings.arrived,
+            ended=timings.finished,
         )
     return noted

@@ -179,11 +179,15 @@ def of_round(story: Story, index: int, drafters: Sequence[str]) -> Attributes:
 
 
 def messages(texts: Sequence[Mapping[str, str]]) -> str:
-    """Roles and contents in the shape of `gen_ai.input.messages` and `gen_ai.output.messages`."""
-    return json.dumps(
-        [{"role": one["role"], "parts": [{"type": "text", "content": one["content"]}]} for one in texts],
-        ensure_ascii=False,
-    )
+    """Roles and contents in the shape of `gen_ai.input.messages` and `gen_ai.output.messages`.
+
+    Of the latter, readers need a `finish_reason` as well, and show none of those that have none.
+    """
+    shaped = []
+    for one in texts:
+        rest = {name: value for name, value in one.items() if name != "content"}
+        shaped.append({**rest, "parts": [{"type": "text", "content": one["content"]}]})
+    return json.dumps(shaped, ensure_ascii=False)
 
 
 def reason_name(code: int) -> str:

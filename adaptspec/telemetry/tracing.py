@@ -233,7 +233,9 @@ class Tracing:
         if completions:
             trace.span.set_attributes(of_answers(completions))
             if self.settings.content:
-                said = [{"role": "assistant", "content": one.text} for one in completions]
+                said = [
+                    {"role": "assistant", "content": one.text, "finish_reason": one.finish.value} for one in completions
+                ]
                 trace.span.set_attribute("gen_ai.output.messages", messages(said))
         trace.span.end(trace.ended)
 

@@ -40,7 +40,7 @@ def test_every_argument_reaches_its_setting(asked: list[ServeConfig], tmp_path: 
     models = "--model /m --draft none --policy off --policy mine.yaml --device cpu --dtype float32 --context 512"
     server = "--host 0.0.0.0 --port 0 --served-model-name fox --max-waiting 7 --drain-seconds 2.5"
     files = f"--state-dir {tmp_path} --journal {tmp_path}/j --admin-key-file {key}"
-    more = "--no-watch-policies --metrics-compat vllm"
+    more = "--no-watch-policies --metrics-compat vllm --journal-megabytes 2 --journal-files 9"
     assert main(["serve", "--max-rows", "3", "--no-task-detection", *f"{models} {server} {files} {more}".split()]) == 0
     engine = EngineConfig(
         "/m", None, ("off", "mine.yaml"), "cpu", "float32", 512, limits=Limits(max_rows=3), detect_tasks=False
@@ -56,6 +56,8 @@ def test_every_argument_reaches_its_setting(asked: list[ServeConfig], tmp_path: 
             compat_vllm=True,
             state_dir=tmp_path,
             journal=tmp_path / "j",
+            journal_bytes=2 * 2**20,
+            journal_files=9,
             admin_key="open sesame",
             watch_policies=False,
         )

@@ -79,3 +79,17 @@ def test_broken_tables_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="measure again"):
         LearnedGrid(rows, columns, seconds)
+
+
+@given(
+    row=st.floats(0.5, 12.0),
+    columns=st.lists(st.floats(0.5, 40.0), min_size=1, max_size=12),
+    seen=st.lists(st.tuples(st.sampled_from([1, 2, 8]), st.floats(1, 30), st.floats(1e-4, 1e-1)), max_size=12),
+)
+def test_columns_read_one_by_one_are_those_read_at_once(
+    row: float, columns: list[float], seen: list[tuple[int, float, float]]
+) -> None:
+    grid = LearnedGrid([1, 2, 8], [1, 2, 4, 16], [[1e-3, 2e-3, 3e-3, 9e-3], [2e-3, 3e-3, 5e-3, 9e-3], [3e-3] * 4])
+    for at, column, seconds in seen:
+        grid.correct(at, column, seconds, 1.0)
+    assert np.allclose(grid.along(row, sorted(columns)), grid.across(row, np.array(sorted(columns))), rtol=1e-9)

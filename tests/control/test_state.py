@@ -170,8 +170,13 @@ def test_goodput_goes_on_where_it_stopped() -> None:
         assert np.array_equal(new.learned()[key], array)
     first = np.array([0])
     new.start(0, 1)
-    assert np.allclose(new._signals.acceptance(first), old._signals.acceptance(first), atol=0.02)
-    assert new._signals.acceptance(first)[0, 0] > taught(0)._signals.acceptance(first)[0, 0] + 0.1
+    assert np.allclose(
+        new._estimates.acceptance.acceptance(first), old._estimates.acceptance.acceptance(first), atol=0.02
+    )
+    assert (
+        new._estimates.acceptance.acceptance(first)[0, 0]
+        > taught(0)._estimates.acceptance.acceptance(first)[0, 0] + 0.1
+    )
 
 
 @pytest.mark.parametrize("key", ["acceptance", "continuation", "calibration"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -32,10 +33,10 @@ class Server:
         return status
 
 
-def start_server(*arguments: str) -> Server:
-    """Start a server on a free port and wait until it listens."""
+def start_server(*arguments: str, **environment: str) -> Server:
+    """Start a server on a free port and wait until it listens; `environment` is added to this process's own."""
     command = [sys.executable, "-m", "adaptspec", "serve", "--port", "0", *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
     assert process.stderr is not None
     printed: list[str] = []
     for line in process.stderr:

@@ -15,6 +15,8 @@ from adaptspec.replay.simulator import replay
 from adaptspec.replay.streams import Stream
 from adaptspec.types import RoundRecord
 
+# Each request explores by itself.
+LOGGING = Path(__file__).parents[2] / "examples" / "logging_policy.yaml"
 DRAFTERS = ("draft-model", "ngram")
 
 

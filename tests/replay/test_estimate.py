@@ -16,20 +16,10 @@ from adaptspec.replay.journal import JournalLog
 from adaptspec.replay.simulator import replay, static_spec
 from adaptspec.replay.streams import Schedule, in_turn, stream
 from adaptspec.replay.tape_file import find_tape, load_tape
-from tests.replay.logs import policy, write_journal
+from tests.replay.logs import LOGGING, policy, write_journal
 from tests.replay.worlds import made_tape
 
-LOGGING = load_policy_spec(Path(__file__).parents[2] / "examples" / "logging_policy.yaml")
 SHARED = policy("{choose: {algorithm: exp3, scope: batch-bucket, rate: 0.05}, tiers: [0, 1, 3]}", "shared")
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Requests one at a time, each exploring by itself."""
-    path = tmp_path_factory.mktemp("log") / "j"
-    tape = made_tape(count=16, length=96)
-    write_journal(path, LOGGING, stream(tape, Schedule((1,)), in_turn(tape)))
-    return path
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3, 7])
@@ -80,7 +70,7 @@ def test_drafts_that_end_at_an_end_token_are_no_stop_rule(tmp_path: Path) -> Non
     path = tmp_path / "j"
     tape = load_tape(find_tape("bundled"))
     short = tape.take(np.flatnonzero(tape.lengths < 24).tolist())
-    records = write_journal(path, LOGGING, stream(short, Schedule((1,)), in_turn(short) * 4))
+    records = write_journal(path, load_policy_spec(LOGGING), stream(short, Schedule((1,)), in_turn(short) * 4))
     ended = sum(int((r.drafted < r.depths).sum()) for r in records)
     assert ended > 0.05 * sum(int((r.drafted > 0).sum()) for r in records)
     assert estimate(JournalLog(path), static_spec(1), "logging").result.matched

@@ -9,22 +9,10 @@ import pytest
 
 from adaptspec.cli import main
 from adaptspec.control.library import find_policy
-from adaptspec.control.spec import load_policy_spec
 from adaptspec.replay.simulator import static_spec
-from adaptspec.replay.streams import Schedule, in_turn, stream
+from adaptspec.replay.streams import Schedule, stream
 from tests.replay.logs import write_journal
 from tests.replay.worlds import made_tape
-
-LOGGING = load_policy_spec(Path(__file__).parents[2] / "examples" / "logging_policy.yaml")
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Requests one at a time, each exploring by itself."""
-    path = tmp_path_factory.mktemp("log") / "j"
-    tape = made_tape(count=16, length=96)
-    write_journal(path, LOGGING, stream(tape, Schedule((1,)), in_turn(tape)))
-    return path
 
 
 def test_policies_that_learn_are_told_apart(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

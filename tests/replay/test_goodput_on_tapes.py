@@ -68,7 +68,7 @@ def test_one_task_at_batch_1(machine: str, temperature: float) -> None:
     shares = {cell.work: earned(cell, machine) / known_of(cell, machine).best_static for cell in cells}
     assert shares.pop("translate") >= 0.94
     assert min(shares.values()) >= 0.97, shares
-    assert np.mean(list(shares.values())) >= 1.1
+    assert np.mean(list(shares.values())) >= 1.09
 
 
 # Promised: 0.98. Reached at batches of 4, 16 and 64 in the worst of these tasks, on streams of 20 to 150 rounds.

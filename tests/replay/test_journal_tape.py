@@ -25,7 +25,7 @@ def _journal(path: Path, depth: int, tape: Tape) -> Path:
     with path.open("a") as file:
         for one in started:
             length = int(tape.lengths[tape.ids.index(one.id.partition("#")[0])])
-            file.write(to_line(RequestFinished(one.id, "x", "stop", length, 1, 0, 0, 0.1)) + "\n")
+            file.write(to_line(RequestFinished(one.id, "x", "stop", length, 1, 0, 0, 0.1, 0.0, 0.05, 0.1)) + "\n")
     return path
 
 

@@ -15,7 +15,7 @@ from adaptspec.errors import UnknownModelError
 from adaptspec.models.runner import ModelInfo
 from adaptspec.server.application import make_app
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings
+from adaptspec.types import Completion, Delta, FinishReason, Piece, Request, SpeculationStats, Timings
 
 Client = TestClient[web.Request, web.Application]
 
@@ -52,7 +52,8 @@ class FakeEngine:
                 if self.drained or index == self.failing_at:
                     text = text[:index]
                     break
-                yield Delta(request.id, letter, (100,))
+                pieces = (Piece(letter, "ngram" if index % 2 else None),) if request.speculation.provenance else None
+                yield Delta(request.id, letter, (100,), pieces=pieces)
             ended = True
             yield Delta(request.id, "", (), self._completion(request, text))
         finally:

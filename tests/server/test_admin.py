@@ -58,6 +58,11 @@ class FakeDesk:
     def estimates(self) -> tuple[Estimate, ...]:
         return (Estimate(),)
 
+    def check(self, text: str, source: str) -> str:
+        if self.refusal is not None:
+            raise self.refusal
+        return text
+
     def apply(self, text: str, source: str) -> Applied:
         self.sent.append((text, source))
         if self.refusal is not None:
@@ -89,6 +94,15 @@ async def test_users_see_what_they_may_ask_for(admin: Client) -> None:
         {"id": "main", "object": "policy", "description": "what it is for", "default": True},
         {"id": "new", "object": "policy", "description": "what it is for", "default": False},
     ]
+
+
+async def test_users_see_the_text_of_what_they_may_ask_for(admin: Client) -> None:
+    async with admin.get("/v1/policies/new") as response:
+        told = await response.json()
+        assert (told["id"], told["default"], told["yaml"]) == ("new", False, "spec: {}")
+    for name in ("watch", "nobody's"):
+        async with admin.get(f"/v1/policies/{name}") as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (404, "not_found")
 
 
 async def test_the_admin_sees_everything_that_runs(admin: Client) -> None:

@@ -84,3 +84,16 @@ async def test_the_stream_says_what_the_whole_answer_says(post: Any, include_usa
         assert all(chunk["usage"] is None for chunk in chunks[:-1])
     else:
         assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_a_stream_says_who_drafted_which_words_to_those_who_ask(post: Any) -> None:
+    asked = {"prompt": "one", "max_tokens": 5, "stream": True}
+    _, chunks = await post(PATH, **asked, adaptspec={"provenance": True})
+    pieces = [piece for chunk in chunks for piece in chunk.get("adaptspec", {}).get("provenance", [])]
+    text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+    assert "".join(piece["text"] for piece in pieces) == text
+    assert [piece["drafter"] for piece in pieces] == [None, "ngram", None, "ngram", None]
+    _, chunks = await post(PATH, **asked)
+    assert all("adaptspec" not in chunk for chunk in chunks)
+    status, body = await post(PATH, prompt="one", adaptspec={"provenance": True})
+    assert (status, body["error"]["param"]) == (400, "adaptspec.provenance")

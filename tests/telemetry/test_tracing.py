@@ -175,6 +175,7 @@ def test_texts_are_told_only_if_asked_for() -> None:
     said = one(collector, "chat served").attributes
     assert "secret prompt" in said["gen_ai.input.messages"]
     assert "secret answer" in said["gen_ai.output.messages"]
+    assert '"finish_reason": ' in said["gen_ai.output.messages"]  # Phoenix shows no message without one
 
 
 def test_a_parent_that_is_not_sampled_is_heeded() -> None:

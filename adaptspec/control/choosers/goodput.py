@@ -10,27 +10,26 @@ from pydantic import Field
 
 from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
-from adaptspec.control.choosers.notes import Notes
+from adaptspec.control.choosers.estimates import Estimates, EstimateSettings
 from adaptspec.control.choosers.planning import Market, Plan, best_plan
 from adaptspec.control.choosers.standing import MANY, BatchPlan, Newcomers, Seats, Wishes
 from adaptspec.control.choosers.tryouts import Allowance
 from adaptspec.control.cost import CostTable
-from adaptspec.control.learned import counts
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
-from adaptspec.control.signals import AcceptanceSignals, Calibration, Continuation, SignalSettings
-from adaptspec.types import FloatArray, IntArray, Missed, Reason, RoundRecord
+from adaptspec.control.signals import SignalSettings
+from adaptspec.types import BoolArray, FloatArray, IntArray, Reason, RoundRecord
 
-# Missed tokens that are worth looking at.
-_TELLING = 8
 # Drafts that say what a drafter is worth at first.
 _KNOWN = 24
 # Share of a round that catching up may take until then.
 _ADVANCE = 0.25
-# How fast the rounds that a task's requests last are learned, per request.
-_LASTS_RATE = 0.2
 # Rounds that the first plan of a batch serves, halved.
 _SOON = 1
+# Rounds, at most, after which the first plan of a new row is no longer good for the next.
+_FRESH = 128
+_OFF: IntArray = np.array([int(Reason.OFF)])
+_POLICY: IntArray = np.array([int(Reason.POLICY)])
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,16 @@ class GoodputSettings:
     drafter: str = "draft-model"
     signals: SignalSettings = field(default_factory=SignalSettings)
     stops: bool = True
-    horizon_rounds: float = 32.0  # catching up is spread over the rounds a request lasts: at first this many
-    optimism: float = 0.1  # added to the acceptance of position j: optimism / sqrt(1 + times it was reached)
+    horizon_rounds: float = 32.0  # see `EstimateSettings`, as for optimism
+    optimism: float = 0.1
     tryouts: float = 0.01  # share of time that may be lost on trying rows that are off
     rest: int = 0  # rounds between tries in vain, see `Allowance`
     replan_rounds: int = 16  # a plan serves so many rounds at most, four times as many where it is off
+
+    @property
+    def estimates(self) -> EstimateSettings:
+        """What of it estimates rest on."""
+        return EstimateSettings(self.tiers, self.drafter, self.signals, self.horizon_rounds, self.optimism)
 
 
 class Goodput:
@@ -69,23 +73,15 @@ class Goodput:
         """`tasks` counts the known tasks and task 0, unknown."""
         self._cost = cost
         self._settings = settings
-        self._tiers: IntArray = np.array(sorted(set(settings.tiers) - {0}), dtype=np.int64)
-        self.max_depth = int(self._tiers[-1]) if len(self._tiers) else 0
-        # Beyond the rows, one for each task: what is noted of requests that have ended.
-        self._ended = rows
-        self._task: IntArray = np.zeros(rows, dtype=np.int64)
-        self._rounds: IntArray = np.zeros(rows, dtype=np.int64)  # of the request in each row
-        self._lasts: FloatArray = np.full(tasks, settings.horizon_rounds)  # rounds of a request
-        self._signals = AcceptanceSignals(rows + tasks, tasks, self.max_depth, settings.signals)
-        for task in range(tasks):
-            self._signals.start(rows + task, task)
-        self._continuation = Continuation(self.max_depth)
-        self.calibration = Calibration(rows + tasks, tasks)
-        for task in range(tasks):
-            self.calibration.start(rows + task, task)
-        self._notes = Notes(self.max_depth)
+        self._estimates = Estimates(cost, rows, tasks, settings.estimates)
+        self._tiers = self._estimates.tiers
+        self.max_depth = self._estimates.depth
+        self.calibration = self._estimates.calibration
         self._wishes = Wishes(rows, self.max_depth)
         self._plan: BatchPlan | None = None
+        self._planned_for: bytes | None = None  # these rows, while the same requests run in them
+        self._firsts: dict[tuple[int, int], _First] = {}  # by task and magnitude of the lag
+        self._learned = 0  # rounds
         self._newcomers: Newcomers | None = None
         self._seats: Seats | None = None
         self._patience, self._rounds_left = _SOON, 0
@@ -95,21 +91,16 @@ class Goodput:
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
-        self._notes.rename(row, self._ended + int(self._task[row]))
-        self._task[row] = task
-        self._signals.start(row, task)
-        self.calibration.start(row, task)
+        self._estimates.start(row, task)
         self._wishes.forget(row)
+        self._planned_for = None
         seats, self._seats = self._seats, None
         if seats is not None and seats.some_off and self._plan is not None:
             self._allowance.grant(self._plan.plain, len(seats.choice.depths))
 
     def finish(self, row: int) -> None:
         """What the row taught stays with its task; its own counts go at the next start."""
-        task, rounds = self._task[row], self._rounds[row]
-        if rounds:
-            self._lasts[task] += _LASTS_RATE * (rounds - self._lasts[task])
-        self._rounds[row] = 0
+        self._estimates.finish(row)
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
@@ -130,8 +121,9 @@ class Goodput:
 
     def market(self, signals: BatchSignals) -> Market:
         """What drafting brings and costs these rows, by all that was learned so far."""
-        self._learn_notes()
-        return self._market(signals, self._hopeful(self._signals.acceptance(signals.rows)))
+        estimates = self._estimates
+        estimates.learn()
+        return estimates.market(signals, estimates.hopeful(signals.rows))
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`. Where the drafter was off but could be scored, what it would have got counts."""
@@ -141,55 +133,40 @@ class Goodput:
 
     def learn_played(self, record: RoundRecord) -> None:
         """`learn` of a round as this drafter played it: rows that another one drafted for are off, scores left out."""
-        notes, size = self._notes, len(record.rows)
         self._rounds_left -= 1
-        self._rounds[record.rows] += 1
-        if size == 1:
-            notes.add(record)
-        for start in range(0, size if size > 1 else 0, notes.MOST):
-            if not notes.has_room:
-                self._learn_notes()
-            notes.add_part(record, slice(start, min(size, start + notes.MOST)))
+        self._learned += 1
+        self._estimates.note(record)
         if self._trying is not None:
             self._settle(record)
         if record.missed is not None:
-            self._learn_missed(record.rows, record.missed)
-        if not notes.has_room:
-            self._learn_notes()
-
-    def _learn_missed(self, rows: IntArray, missed: Missed) -> None:
-        """What a few tokens tell, drafts will tell soon enough: each new request begins with one."""
-        telling = np.flatnonzero(missed.judged >= _TELLING)
-        if len(telling):
-            self._signals.observe_missed(rows[telling], missed.judged[telling], missed.agreed[telling])
-            if MANY * len(telling) > len(rows):
+            known = self._estimates.observe_missed(record.rows, record.missed)
+            if MANY * known > len(record.rows):
                 self._rounds_left = 0
 
+    def learn_off(self, row: int) -> None:
+        """`learn_played` of a round of one row for which another drafter drafted."""
+        self._rounds_left -= 1
+        self._learned += 1
+        self._estimates.note_off(row)
+
     def learned(self) -> dict[str, FloatArray]:
-        """Counts of all traffic and of tasks, how often drafts go on, and the calibration."""
-        self._learn_notes()
-        return {
-            "acceptance": self._signals.learned(),
-            "continuation": self._continuation.learned(),
-            "calibration": self.calibration.learned(),
-        }
+        """See `Estimates.learned`."""
+        return self._estimates.learned()
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """See `Chooser.restore`."""
-        known = {name: counts(learned, name, now.shape) for name, now in self.learned().items()}
-        self._signals.restore(known["acceptance"])
-        self._continuation.restore(known["continuation"])
-        self.calibration.restore(known["calibration"])
+        self._estimates.restore(learned)
         self._plan = None
+        self._firsts.clear()
 
     def _planned(self, signals: BatchSignals) -> BatchPlan:
         """A new plan for these rows; it also says what rows that join them should do."""
-        self._learn_notes()
-        rows = signals.rows
-        hopeful = self._hopeful(self._signals.acceptance(rows))
-        market = self._market(signals, hopeful)
+        estimates, rows = self._estimates, signals.rows
+        estimates.learn()
+        hopeful = estimates.hopeful(rows)
+        market = estimates.market(signals, hopeful)
         best = self._cautious(best_plan(market), market, signals)
-        factors = self.calibration.factors(rows)
+        factors = estimates.factors(rows)
         outlook = Outlook(
             best.goodput,
             hopeful,
@@ -197,25 +174,20 @@ class Goodput:
             market.per_row,
             market.verify,
             factors,
-            *self._continuation.rates(),
+            *estimates.rates(),
+            planned=best.depths,
         )
         drafting = int(np.count_nonzero(best.depths))
         cap = None
         if drafting and self._settings.stops and self.calibration.informed:
-            cap = self._reachable(outlook, drafting)
+            cap = estimates.reachable(outlook, drafting)
         plan = BatchPlan(signals.round_size, market, best, outlook, cap, self._tryout_cost(market, drafting))
-        # A batch that stays the same is planned anew after 2, 4, 8 ... rounds: estimates settle. On tapes nothing is
-        # lost by it, and a plan takes as long as a tenth of a small model's pass. Off, there is little news to plan on.
-        most = self._settings.replan_rounds if drafting else 4 * self._settings.replan_rounds
-        self._patience = min(2 * self._patience, most)
-        self._rounds_left = self._patience
-        self._plan, self._newcomers = plan, None
-        self._wishes.note(rows, best.depths, hopeful, factors)
+        self._stand(plan, signals)
         return plan
 
     def _cautious(self, best: Plan, market: Market, signals: BatchSignals) -> Plan:
         """While nothing is known of the drafter, few rows catch up: not a whole batch of prompts."""
-        if len(best.depths) < 2 or self._signals.seen()[0] >= _KNOWN:
+        if len(best.depths) < 2 or self._estimates.acceptance.seen()[0] >= _KNOWN:
             return best
         seconds = self._cost.catch_up_seconds(self._settings.drafter, 1.0) * signals.lag[0]
         order = np.argsort(seconds, kind="stable")
@@ -226,77 +198,66 @@ class Goodput:
     def _seated(self, plan: BatchPlan, signals: BatchSignals, batch: bytes) -> Seats:
         """The plan for the rows that run now."""
         rows, wishes = signals.rows, self._wishes
-        fresh = np.flatnonzero(wishes.depths[rows] < 0)
-        if MANY * len(fresh) > len(rows):  # new neighbours change what a token is worth
-            self._patience = _SOON
-            plan, fresh = self._planned(signals), fresh[:0]
-        if len(fresh):
-            tasks, newcomers = self._task[rows[fresh]], self._newcomers
-            if newcomers is None:
-                hopeful = self._hopeful(self._signals.of_tasks())
-                newcomers = self._newcomers = Newcomers(plan, hopeful, *self._continuation.rates())
-            depths = newcomers.depths(tasks, self._entry(rows[fresh], signals.lag[0, fresh]))
-            wishes.note(rows[fresh], depths, newcomers.acceptance[tasks], 1.0)
-        depths = planned = wishes.depths[rows]
-        if plan.cap is not None:
-            depths = np.where(depths > 0, plan.cap, 0)
-        reasons = np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF))
-        outlook = replace(
-            plan.outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows], planned=planned
-        )
-        some_off = self.max_depth > 0 and not depths.all()
-        return Seats(batch, Choice(depths, reasons, outlook), some_off)
+        if self._planned_for != batch:
+            fresh = np.flatnonzero(wishes.depths[rows] < 0)
+            if MANY * len(fresh) > len(rows):  # new neighbours change what a token is worth
+                self._patience = _SOON
+                plan = self._first(signals) if signals.round_size == 1 else self._planned(signals)
+            elif len(fresh):
+                self._welcome(fresh, plan, signals)
+        outlook = plan.outlook
+        if self._planned_for == batch:
+            planned = plan.best.depths
+        else:
+            planned = wishes.depths[rows]
+            outlook = replace(
+                outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows], planned=planned
+            )
+        choice = Choice(*_asked(planned, plan.cap), outlook)
+        return Seats(batch, choice, self.max_depth > 0 and not _all(planned))
+
+    def _first(self, signals: BatchSignals) -> BatchPlan:
+        """The plan for a new row by itself: the last one's of its task, if little was learned since.
+
+        Where answers are short a plan for each would take as long as it earns.
+        """
+        row, lag = signals.rows.item(), signals.lag[0, 0].item()
+        kind = int(self._estimates.task[row]), lag.bit_length()
+        known = self._firsts.get(kind)
+        if known is None or self._learned > known.until:
+            plan = self._planned(signals)
+            self._firsts[kind] = _First(plan, self._learned + min(_FRESH, self._learned // 4))
+            return plan
+        self._stand(known.plan, signals)
+        return known.plan
+
+    def _stand(self, plan: BatchPlan, signals: BatchSignals) -> None:
+        """A plan for these rows begins to serve."""
+        # A batch that stays the same is planned anew after 2, 4, 8 ... rounds: estimates settle. On tapes nothing is
+        # lost by it, and a plan takes as long as a third of a small model's pass. Off, there is little news to plan on.
+        most = self._settings.replan_rounds * (1 if plan.best.depths.any() else 4)
+        self._patience = min(2 * self._patience, most)
+        self._rounds_left = self._patience
+        self._plan, self._newcomers, self._planned_for = plan, None, signals.rows.tobytes()
+        outlook = plan.outlook
+        factors = 1.0 if outlook.factors is None else outlook.factors
+        self._wishes.note(signals.rows, plan.best.depths, outlook.acceptance, factors)
+
+    def _welcome(self, fresh: IntArray, plan: BatchPlan, signals: BatchSignals) -> None:
+        """Wishes for rows that join a batch, at these places in it."""
+        rows = signals.rows[fresh]
+        tasks, newcomers = self._estimates.task[rows], self._newcomers
+        if newcomers is None:
+            hopeful = self._estimates.hopeful_of_tasks()
+            newcomers = self._newcomers = Newcomers(plan, hopeful, *self._estimates.rates())
+        depths = newcomers.depths(tasks, self._estimates.entry(rows, signals.lag[0, fresh]))
+        self._wishes.note(rows, depths, newcomers.acceptance[tasks], 1.0)
 
     @staticmethod
     def _tryout_cost(market: Market, drafting: int) -> tuple[float, float]:
         """Seconds for any try at all, and for each row that tries."""
         fixed = 0.0 if drafting else market.per_step + max(0.0, market.overhead - market.plain_overhead)
         return fixed, market.per_row + float(market.verify[1] - market.verify[0])
-
-    def _hopeful(self, acceptance: FloatArray) -> FloatArray:
-        """Conditional acceptance [N, D] with hope where little was seen."""
-        unsure = self._settings.optimism / np.sqrt(1.0 + self._signals.seen())
-        return np.minimum(acceptance + unsure, np.maximum(acceptance, 0.98))
-
-    def _entry(self, rows: IntArray, lag: IntArray) -> FloatArray:
-        """Seconds per round for catching up, spread over the rounds that requests of the row's task last; all [N]."""
-        each = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
-        return np.asarray(each * lag / self._lasts[self._task[rows]], dtype=np.float64)
-
-    def _market(self, signals: BatchSignals, acceptance: FloatArray) -> Market:
-        cost, name, size = self._cost, self._settings.drafter, signals.round_size
-        context = float(signals.context.sum())
-        per_step, per_row = cost.step_line(name, size)
-        survival = np.cumprod(acceptance, axis=1)
-        kept, drafted = self._continuation.rates()
-        tokens = size + np.arange(len(signals.rows) * self.max_depth + 1, dtype=np.float64)
-        return Market(
-            gains=survival * kept,
-            sizes=np.broadcast_to(drafted, survival.shape),
-            tiers=self._tiers,
-            limits=signals.limits,
-            entry=self._entry(signals.rows, signals.lag[0]),
-            base_tokens=float(size),
-            plain=cost.plain_seconds(size, context),
-            plain_overhead=cost.overhead_seconds(size, drafting=False),
-            overhead=cost.overhead_seconds(size, drafting=True) + cost.start_seconds(name),
-            per_step=per_step,
-            per_row=per_row,
-            verify=cost.verify_curve(size, tokens, context),
-        )
-
-    def _reachable(self, outlook: Outlook, rows: int) -> int:
-        """The deepest tier a stop rule could reach if every token of `rows` rows were as sure as tokens get."""
-        best = float(self.calibration.table().max())
-        verify, depth, survival = outlook.verify, 1, 1.0
-        while depth < self.max_depth:
-            survival *= best
-            done, more = rows * depth, rows * (depth + 1)
-            price = outlook.per_step / rows + outlook.per_row + float(verify[more] - verify[done]) / rows
-            if survival * float(outlook.acceptance[:, depth].max()) <= outlook.goodput * price:
-                break
-            depth += 1
-        return int(self._tiers[max(0, int(np.searchsorted(self._tiers, depth, side="right")) - 1)])
 
     def _tryout(self, plan: BatchPlan, choice: Choice, signals: BatchSignals) -> Choice | None:
         """One token for rows that are off, as far as the allowance goes: fewest rejections, then least lag first."""
@@ -317,13 +278,13 @@ class Goodput:
         entry = np.minimum(catch_up * signals.lag[0, off], 2.0 * plan.plain)
         if not self._allowance.affords(least + float(entry.min(initial=np.inf))):
             return None
-        order = np.lexsort((entry, self._signals.rejections(signals.rows[off])))
+        order = np.lexsort((entry, self._estimates.acceptance.rejections(signals.rows[off])))
         spent = fixed + np.cumsum(per_try + entry[order])
         number = self._allowance.affordable(spent)
         if not number:
             return None
         chosen = off[order[:number]]
-        self._trying = _Trying(frozenset(signals.rows[chosen].tolist()), float(spent[number - 1]), plan.plain)
+        self._trying = _Trying(self._only(signals.rows[chosen]), float(spent[number - 1]), plan.plain)
         return self._try(chosen, choice, signals)
 
     def _go_on_reading(self, choice: Choice, signals: BatchSignals) -> Choice | None:
@@ -331,7 +292,7 @@ class Goodput:
         reading, self._reading = self._reading, None
         if reading is None:
             return None
-        begun = np.isin(signals.rows, list(reading.rows)) & (choice.depths == 0)
+        begun = reading.rows[signals.rows] & (choice.depths == 0)
         chosen = np.flatnonzero(begun & (signals.limits >= self._tiers[0]))
         if not len(chosen):
             self._allowance.settle(reading.cost, 0.0)
@@ -349,32 +310,51 @@ class Goodput:
             self._rounds_left, self._patience = 0, _SOON
         return Choice(depths, reasons, choice.outlook)
 
+    def _only(self, rows: IntArray) -> BoolArray:
+        """A mask of all the engine's rows with these set."""
+        mask: BoolArray = np.zeros(len(self._wishes.depths), dtype=np.bool_)
+        mask[rows] = True
+        return mask
+
     def _settle(self, record: RoundRecord) -> None:
         trying, self._trying = self._trying, None
         if trying is not None:
-            mine = np.isin(record.rows, list(trying.rows))
+            mine = trying.rows[record.rows]
             if record.caught_up and not record.drafted[mine].any():
                 self._reading = trying
                 return
             kept = int((record.emitted[mine] - 1).sum())
             self._allowance.settle(trying.cost, kept * trying.plain / len(record.rows))
 
-    def _learn_notes(self) -> None:
-        notes = self._notes
-        if not notes.count:
-            return
-        rows, depths, drafted, kept = notes.rounds()
-        self._signals.observe(rows, drafted, kept)
-        self._continuation.observe(depths, drafted, kept)
-        self.calibration.observe(notes.confidence(), drafted, kept, rows)
-        notes.clear()
+
+def _asked(planned: IntArray, cap: int | None) -> tuple[IntArray, IntArray]:
+    """Depths to ask for where these were planned, and why: those that draft may go to the cap, if there is one."""
+    if len(planned) == 1:
+        depth = planned.item()
+        if not depth:
+            return planned, _OFF
+        return (planned if cap is None else np.array([cap])), _POLICY
+    depths = planned if cap is None else np.where(planned > 0, cap, 0)
+    return depths, np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF))
+
+
+def _all(values: IntArray) -> bool:
+    return bool(values.item()) if len(values) == 1 else bool(values.all())
+
+
+@dataclass(frozen=True)
+class _First:
+    """The plan for the first row of a kind, and after how many rounds learned in all it is out of date."""
+
+    plan: BatchPlan
+    until: int
 
 
 @dataclass(frozen=True)
 class _Trying:
     """Rows that draft against the plan this round, what that costs, and what a plain round takes."""
 
-    rows: frozenset[int]
+    rows: BoolArray  # of the engine
     cost: float
     plain: float
 

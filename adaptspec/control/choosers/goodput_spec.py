@@ -8,11 +8,9 @@ from pydantic import Field
 
 from adaptspec.control.choosers.chooser import Chooser, Parts
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings, PriorSpec
-from adaptspec.control.choosers.lookup import LookupGoodput, LookupSettings
+from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings
 from adaptspec.control.schema import Part
 from adaptspec.control.signals import SignalSettings
-
-_LOOKUP = "ngram"
 
 
 class GoodputSpec(Part):
@@ -20,6 +18,7 @@ class GoodputSpec(Part):
 
     takes_tiers: ClassVar[bool] = True
     takes_drafters: ClassVar[bool] = True
+    weighs_offers: ClassVar[bool] = True
 
     algorithm: Literal["goodput"]
     discount: float = Field(default=0.99, gt=0.5, le=1.0, description="Per round of a request: how fast counts fade.")
@@ -28,12 +27,10 @@ class GoodputSpec(Part):
 
     def build(self, parts: Parts) -> Chooser:
         """The chooser."""
-        models = [name for name in parts.drafters if name != _LOOKUP]
-        planner = self._planner(models[0], parts) if models else None
-        if planner is not None and _LOOKUP not in parts.drafters:
-            return planner
-        model = parts.drafters.index(models[0]) if models else None
-        settings = LookupSettings(parts.drafters.index(_LOOKUP), model, parts.tiers, *models[:1])
+        if LOOKUP not in parts.drafters:
+            return self._planner(parts.drafters[0], parts)
+        settings = LookupSettings.among(parts.drafters, parts.tiers)
+        planner = None if settings.model is None else self._planner(settings.drafter, parts)
         return LookupGoodput(parts.cost, parts.max_rows, parts.tasks, settings, planner)
 
     def _planner(self, drafter: str, parts: Parts) -> Goodput:

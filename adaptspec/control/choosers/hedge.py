@@ -13,7 +13,7 @@ from adaptspec.control.arrays import some
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.choosers.experts import FixedShare
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings, PriorSpec
-from adaptspec.control.choosers.lookup import LookupGoodput, LookupSettings, Prices
+from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings, Prices
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import sums
 from adaptspec.control.policy import BatchSignals
@@ -22,14 +22,13 @@ from adaptspec.control.signals import SignalSettings
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord
 
 Scope = Literal["request", "task", "global"]
-_MODEL, _LOOKUP = "draft-model", "ngram"
+_MODEL = "draft-model"
 # Columns of weights and gains: the plan, and the lookup in its place; gains also count rounds.
 _PLAN, _OFFER, _ROUNDS = 0, 1, 2
 # Tokens that an offer must net: the estimate of a lookup that is never right stays a little above 0.
 _LEAST = 0.05
 # Rounds between tries in vain of a draft model that is off.
 _REST = 28
-_POLICY: IntArray = np.array([int(Reason.POLICY)], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -185,20 +184,13 @@ class Hedge(LookupGoodput):
         self._planned[row] = planned
         if not self._offering[row] or plan.reasons.item() == Reason.EXPLORE:
             return plan
-        return Choice(
-            np.array([depth]),
-            _POLICY,
-            plan.outlook,
-            np.array([self._settings.lookup]),
-            expected=Expected(prices.goodput, np.array(expected[depth - 1 : depth])),
-        )
+        return self._taking(plan, depth, Expected(prices.goodput, np.array(expected[depth - 1 : depth])))
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
-        most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
-        allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
+        allowed = self._takable(signals)
         expected, curve = self._streaks.gains(signals.rows), prices.round.curve
         # What an offer costs more to verify is read off where the plan's drafts end.
-        beside = min(int(plan.depths.sum()) * (len(most) - 1) // len(most), len(curve) - 1 - self.max_depth)
+        beside = min(int(plan.depths.sum()) * (len(allowed) - 1) // len(allowed), len(curve) - 1 - self.max_depth)
         seconds = curve[beside + 1 : beside + 1 + self.max_depth] - curve[beside]
         nets = np.where(allowed, expected - prices.goodput * seconds, -np.inf)
         depth = np.argmax(nets, axis=1)
@@ -326,6 +318,7 @@ class HedgeSpec(Part):
 
     takes_tiers: ClassVar[bool] = True
     takes_drafters: ClassVar[bool] = True
+    weighs_offers: ClassVar[bool] = True
 
     algorithm: Literal["hedge"]
     scope: Scope = Field(default="request", description="What has weights of its own.")
@@ -340,10 +333,9 @@ class HedgeSpec(Part):
     def build(self, parts: Parts) -> Chooser:
         """The chooser; with one drafter there is nothing to hedge, and it is `goodput`."""
         planner = self._planner(parts) if _MODEL in parts.drafters else None
-        if planner is not None and _LOOKUP not in parts.drafters:
+        if planner is not None and LOOKUP not in parts.drafters:
             return planner
-        model = None if planner is None else parts.drafters.index(_MODEL)
-        lookup = LookupSettings(parts.drafters.index(_LOOKUP), model, parts.tiers)
+        lookup = LookupSettings.among(parts.drafters, parts.tiers)
         if planner is None:
             return LookupGoodput(parts.cost, parts.max_rows, parts.tasks, lookup)
         settings = HedgeSettings(self.scope, self.rate, self.share, self.dwell, self.explore)

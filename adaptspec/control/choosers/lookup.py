@@ -7,19 +7,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adaptspec.control.arrays import alike, some
+from adaptspec.control.arrays import alike, some, total
 from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
-from adaptspec.control.choosers.mixing import Bids, RoundPrices, best_mix
+from adaptspec.control.choosers.mixing import Bids, RoundPrices, Way, best_mix, mix_again
 from adaptspec.control.choosers.streaks import Streaks
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
+LOOKUP = "ngram"
 # Rounds without an offer that was worth taking, before looking gets rarer: one round in so many.
 _PATIENCE, _LOOKS_EVERY = 16, 4
+# From so many rows on the best way to sort them out serves for some rounds.
+_MANY = 32
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,14 @@ class LookupSettings:
     model: int | None
     tiers: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
     drafter: str = "draft-model"  # the model's name
+
+    @classmethod
+    def among(cls, drafters: tuple[str, ...], tiers: tuple[int, ...]) -> LookupSettings:
+        """The lookup and the model among a policy's drafters, of which the lookup is one."""
+        model = next((name for name in drafters if name != LOOKUP), None)
+        if model is None:
+            return cls(drafters.index(LOOKUP), None, tiers)
+        return cls(drafters.index(LOOKUP), drafters.index(model), tiers, model)
 
 
 class LookupGoodput:
@@ -100,10 +111,14 @@ class LookupGoodput:
         """See `Chooser.learn`."""
         taken = self._learn_one(record) if len(record.rows) == 1 else self._learn_many(record)
         self._idle = 0 if taken else self._idle + 1
-        if self._planner is not None and self._settings.model is not None:
-            if not alike(record.drafter, self._settings.model):
-                record = as_played(record, self._settings.model, self.max_depth)
+        if self._planner is None or self._settings.model is None:
+            return
+        if alike(record.drafter, self._settings.model):
             self._planner.learn_played(record)
+        elif len(record.rows) == 1 and (record.shadow is None or record.shadow[self._settings.model, 0] < 0):
+            self._planner.learn_off(record.rows.item())
+        else:
+            self._planner.learn_played(as_played(record, self._settings.model, self.max_depth))
 
     def _learn_one(self, record: RoundRecord) -> bool:
         """Whether the offer was taken."""
@@ -169,24 +184,31 @@ class LookupGoodput:
         # A try of the draft model has been paid for by now.
         if not depth or plan.reasons.item() == Reason.EXPLORE:
             return plan
-        return Choice(
-            np.array([depth]),
-            np.array([int(Reason.POLICY)]),
-            plan.outlook,
-            np.array([self._settings.lookup]),
-            expected=Expected(best, np.array(expected[depth - 1 : depth])),
-        )
+        return self._taking(plan, depth, Expected(best, np.array(expected[depth - 1 : depth])))
+
+    def _taking(self, plan: Choice, depth: int, expected: Expected) -> Choice:
+        """The offer to one row, taken to a depth in place of the plan."""
+        lookup = np.array([self._settings.lookup])
+        return Choice(np.array([depth]), np.array([int(Reason.POLICY)]), plan.outlook, lookup, expected=expected)
+
+    def _takable(self, signals: BatchSignals) -> BoolArray:
+        """To which depths 1 ... D each row may take its offer, [B, D]."""
+        most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
+        takable: BoolArray = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
+        return takable
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
-        most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
-        allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
+        allowed = self._takable(signals)
         offers = np.where(allowed, self._streaks.gains(signals.rows), -np.inf)
         bids = self._bids(plan, offers)
-        mix = best_mix(bids, prices.round)
+        # Among few rows each offer may call for another way; many average out.
+        way = prices.way if len(allowed) >= _MANY and prices.left % _LOOKS_EVERY else None
+        mix = best_mix(bids, prices.round) if way is None else mix_again(bids, prices.round, way)
+        prices.way = mix.way
         if not mix.taken.any():
             return plan
         taken, model = mix.taken > 0, self._settings.model or 0
-        kept = offers[np.arange(len(most)), mix.taken - 1]
+        kept = offers[np.arange(len(taken)), mix.taken - 1]
         return Choice(
             np.where(mix.follows, plan.depths, mix.taken),
             np.where(taken, int(Reason.POLICY), plan.reasons),
@@ -214,24 +236,19 @@ class LookupGoodput:
         if known is not None and known.serves(plan, size):
             known.left -= 1
             return known
-        cost, context = self._cost, float(signals.context.sum())
+        cost, context, outlook = self._cost, float(total(signals.context)), plan.outlook
         plain = cost.plain_seconds(size, context)
         more = cost.overhead_seconds(size, drafting=True) - cost.overhead_seconds(size, drafting=False)
-        tokens = size + np.arange(len(signals.rows) * self.max_depth + 1, dtype=np.float64)
-        curve = cost.verify_curve(size, tokens, context)
+        most = len(signals.rows) * self.max_depth
+        curve = cost.verify_line(size, most, context) if outlook is None else outlook.verify
         curve = curve - curve[0]
-        prices = RoundPrices(float(size), plain, plain + more, curve)
-        outlook = plan.outlook
-        if outlook is not None:
-            prices = replace(
-                prices,
-                start=cost.start_seconds(self._settings.drafter),
-                per_step=outlook.per_step,
-                per_row=outlook.per_row,
-                goes_on=outlook.drafted,
-            )
-        goodput = size / plain if outlook is None else outlook.goodput
-        self._prices = Prices(prices, goodput, outlook)
+        if outlook is None:
+            self._prices = Prices(RoundPrices(float(size), plain, plain + more, curve), size / plain, outlook)
+        else:
+            start = cost.start_seconds(self._settings.drafter)
+            drafting = start, outlook.per_step, outlook.per_row, outlook.drafted
+            prices = RoundPrices(float(size), plain, plain + more, curve, *drafting)
+            self._prices = Prices(prices, outlook.goodput, outlook)
         return self._prices
 
 
@@ -243,6 +260,7 @@ class Prices:
     goodput: float
     outlook: Outlook | None
     left: int = 16  # rounds
+    way: Way | None = None  # to sort many rows out
 
     def __post_init__(self) -> None:
         self.more: list[float] = (self.round.overhead + self.round.curve).tolist()

@@ -53,11 +53,23 @@ class Bids:
 
 @dataclass(frozen=True)
 class Mix:
-    """`taken` [B]: depth of the offer that a row takes, 0 for none; `follows` [B]: rows that draft as planned."""
+    """`taken` [B]: depth of the offer that a row takes, 0 for none; `follows` [B]: rows that draft as planned.
+
+    `way`: how it was found, for `mix_again`.
+    """
 
     taken: IntArray
     follows: BoolArray
     goodput: float
+    way: Way
+
+
+@dataclass(frozen=True)
+class Way:
+    """To sort rows out at a price of a verified token (its place in `_PRICES`), with the plan or without it."""
+
+    price: int
+    planned: bool
 
 
 def best_mix(bids: Bids, prices: RoundPrices) -> Mix:
@@ -72,36 +84,76 @@ def best_mix(bids: Bids, prices: RoundPrices) -> Mix:
     At a price p of a token, in shares, a row does what makes (1 + kept) / (1 + p x tokens) largest. Bound rows do as
     planned in any case.
     """
-    offers = np.zeros((len(bids.kept), 1 + bids.offers.shape[1]))
-    offers[:, 1:] = np.log1p(np.maximum(bids.offers, 0.0))
-    offers[:, 1:][bids.offers < 0.0] = -np.inf
-    # Few rows have an offer at a time.
-    some = np.flatnonzero(bids.offers.max(axis=1, initial=-np.inf) >= 0.0)
-    values = np.zeros((len(_PRICES), len(some), offers.shape[1]))
-    values[:, :, 1:] = offers[some, 1:] - np.log1p(_PRICES[:, :, None] * np.arange(1, offers.shape[1]))
-    taken, worth = np.zeros((len(_PRICES), len(offers)), dtype=np.int64), np.zeros((len(_PRICES), len(offers)))
-    taken[:, some], worth[:, some] = values.argmax(axis=2), values.max(axis=2)
-    follows = np.zeros(taken.shape, dtype=np.bool_)
-    kept = np.log1p(bids.kept)
-    if bids.drafted.any():
-        own = prices.per_row * prices.base / prices.plain
-        planning = bids.drafted > 0.0
-        planned = np.where(planning, kept - np.log1p((_PRICES + own) * np.maximum(bids.drafted, 1e-9)), -np.inf)
-        drafts = (planned > worth) | (bids.bound & planning)
-        drafts[-1] = planning  # the plan itself: beyond all prices no offer is taken
-        beside = np.where(drafts | bids.bound, 0, taken)
-        if bids.bound.any():
-            taken, follows = beside, drafts
-        else:
-            taken, follows = np.concatenate((taken, beside)), np.concatenate((follows, drafts))
-    rows = np.arange(len(kept))
+    taken, follows = _sorted_out(bids, prices, np.arange(len(_PRICES)))
+    ways = [Way(price, planned=True) for price in range(len(_PRICES))]
+    if bids.drafted.any() and not bids.bound.any():
+        alone = _taken(bids, np.arange(len(_PRICES)))
+        taken = np.concatenate((taken, alone))
+        follows = np.concatenate((follows, np.zeros(alone.shape, dtype=np.bool_)))
+        ways += [Way(price, planned=False) for price in range(len(_PRICES))]
+    kept = _kept(bids, taken, follows)
     tokens = np.where(follows, bids.drafted, taken)
     seconds, each = _seconds(tokens, follows, bids, prices)
     share = (seconds - each * tokens.sum(axis=1)) / prices.base
-    rates = np.where(follows, kept, offers[rows, taken]) - np.log(share[:, None] + each[:, None] * tokens)
+    rates = np.log1p(kept) - np.log(share[:, None] + each[:, None] * tokens)
     best = int(rates.sum(axis=1).argmax())
-    gained = np.where(follows[best], bids.kept, np.expm1(offers[rows, taken[best]])).sum()
-    return Mix(taken[best], follows[best], float((prices.base + gained) / seconds[best]))
+    goodput = float((prices.base + kept[best].sum()) / seconds[best])
+    return Mix(taken[best], follows[best], goodput, ways[best])
+
+
+def mix_again(bids: Bids, prices: RoundPrices, way: Way) -> Mix:
+    """The rows of another round sorted out in a way that was best a few rounds ago: a fifth of the time."""
+    price = np.array([way.price])
+    if way.planned or bids.bound.any():
+        taken, follows = _sorted_out(bids, prices, price)
+    else:
+        taken = _taken(bids, price)
+        follows = np.zeros(taken.shape, dtype=np.bool_)
+    tokens = np.where(follows, bids.drafted, taken)
+    seconds, _ = _seconds(tokens, follows, bids, prices)
+    goodput = float((prices.base + _kept(bids, taken, follows).sum()) / seconds[0])
+    return Mix(taken[0], follows[0], goodput, way)
+
+
+def _sorted_out(bids: Bids, prices: RoundPrices, which: IntArray) -> tuple[IntArray, BoolArray]:
+    """Offers taken and rows that follow the plan, at each of these prices: both [P, B]."""
+    taken, worth = _best_offers(bids, which)
+    if not bids.drafted.any():
+        return np.where(bids.bound, 0, taken), np.zeros(taken.shape, dtype=np.bool_)
+    own = prices.per_row * prices.base / prices.plain
+    planning = bids.drafted > 0.0
+    value = np.log1p(bids.kept) - np.log1p((_PRICES[which] + own) * np.maximum(bids.drafted, 1e-9))
+    follows = planning & ((value > worth) | bids.bound)
+    follows[which == len(_PRICES) - 1] = planning  # the plan itself: beyond all prices no offer is taken
+    return np.where(follows | bids.bound, 0, taken), follows
+
+
+def _taken(bids: Bids, which: IntArray) -> IntArray:
+    return _best_offers(bids, which)[0]
+
+
+def _best_offers(bids: Bids, which: IntArray) -> tuple[IntArray, FloatArray]:
+    """The depth of each row's offer that is worth most at each of these prices, and what it is worth: both [P, B]."""
+    shape = len(which), len(bids.kept)
+    taken, worth = np.zeros(shape, dtype=np.int64), np.zeros(shape)
+    # Few rows have an offer at a time.
+    some = np.flatnonzero(bids.offers.max(axis=1, initial=-np.inf) >= 0.0)
+    if len(some):
+        offers = bids.offers[some]
+        depth = offers.shape[1]
+        values = np.where(offers < 0.0, -np.inf, np.log1p(np.maximum(offers, 0.0)))
+        values = values - np.log1p(_PRICES[which][:, :, None] * np.arange(1, depth + 1))
+        best = values.argmax(axis=2)
+        most = np.take_along_axis(values, best[:, :, None], axis=2)[:, :, 0]
+        pays = most > 0.0
+        taken[:, some], worth[:, some] = np.where(pays, best + 1, 0), np.where(pays, most, 0.0)
+    return taken, worth
+
+
+def _kept(bids: Bids, taken: IntArray, follows: BoolArray) -> FloatArray:
+    """Tokens that each row is expected to keep [W, B]."""
+    offered = bids.offers[np.arange(len(bids.kept)), taken - 1]
+    return np.where(follows, bids.kept, np.where(taken > 0, offered, 0.0))
 
 
 def _seconds(tokens: FloatArray, follows: BoolArray, bids: Bids, prices: RoundPrices) -> tuple[FloatArray, FloatArray]:

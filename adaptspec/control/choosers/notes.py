@@ -65,6 +65,11 @@ class Notes:
             whole[3, n] = 0
         self.count = n + 1
 
+    def add_off(self, row: int) -> None:
+        """Note a round in which this row drafted nothing."""
+        self._whole[:, self.count] = row, 0, 0, 0
+        self.count += 1
+
     def add_part(self, record: RoundRecord, part: slice) -> None:
         """Note some rows of a round, at most `MOST`."""
         here = slice(self.count, self.count + part.stop - part.start)

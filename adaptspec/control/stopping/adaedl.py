@@ -13,11 +13,11 @@ import numpy as np
 from pydantic import Field
 
 from adaptspec.control.arrays import total
+from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.learned import counts
 from adaptspec.control.policy import RoundStop
 from adaptspec.control.schema import Part
-from adaptspec.control.signals import Calibration
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.control.stopping.thresholds import EntropyStop
 from adaptspec.errors import StateError

@@ -11,11 +11,12 @@ from typing import Literal
 import numpy as np
 
 from adaptspec.control.arrays import some
+from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.learned import counts
 from adaptspec.control.policy import RoundStop
 from adaptspec.control.schema import Part
-from adaptspec.control.signals import Calibration
+from adaptspec.control.signals import FEW
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
@@ -84,19 +85,26 @@ class _Lines:
         if last is not None and last.outlook.verify is outlook.verify and last.outlook.goodput == outlook.goodput:
             self.price: list[float] = last.price
         else:
-            self.price = (outlook.goodput * _slopes(outlook.verify)).tolist()
+            goodput = outlook.goodput
+            self.price = [goodput * slope for slope in _slopes(outlook.verify)]
         self.per_step = outlook.goodput * outlook.per_step
         self.per_row = outlook.goodput * outlook.per_row
 
 
-def _slopes(curve: FloatArray) -> FloatArray:
+def _slopes(curve: FloatArray) -> list[float]:
     """The price of one more token [n]: the least mean price of the next 1, 2 or 4, so that one step up is no wall."""
+    if len(curve) <= FEW:
+        line: list[float] = curve.tolist()
+        return [
+            min((line[at + ahead] - line[at]) / ahead for ahead in (1, 2, 4) if at + ahead < len(line))
+            for at in range(len(line) - 1)
+        ]
     slopes = np.diff(curve)
     for ahead in (2, 4):
-        if len(curve) > ahead:
-            mean = (curve[ahead:] - curve[:-ahead]) / ahead
-            slopes[: len(mean)] = np.minimum(slopes[: len(mean)], mean)
-    return np.asarray(slopes, dtype=np.float64)
+        mean = (curve[ahead:] - curve[:-ahead]) / ahead
+        slopes[: len(mean)] = np.minimum(slopes[: len(mean)], mean)
+    least: list[float] = slopes.tolist()
+    return least
 
 
 _YES: BoolArray = np.ones(1, dtype=np.bool_)

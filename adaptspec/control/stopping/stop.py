@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
+from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.policy import RoundStop
 from adaptspec.control.schema import Part
-from adaptspec.control.signals import Calibration
 from adaptspec.types import RoundRecord
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from adaptspec.control.calibration import Calibration
 from adaptspec.control.schema import Part
-from adaptspec.control.signals import Calibration
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.control.stopping.thresholds import EntropyStop
 

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.policy import RoundStop
 from adaptspec.control.schema import Part
-from adaptspec.control.signals import Calibration
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 

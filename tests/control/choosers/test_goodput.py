@@ -128,3 +128,20 @@ def test_catching_up_on_text_that_went_well_brings_it_back_at_once() -> None:
     made.learn(replace(record([1], [1]), missed=Missed(np.array([64]), np.array([62]))))
     depths = [live(made, 1, accepts=7)[0][0] for _ in range(4)]
     assert max(depths) > 0
+
+
+def test_a_new_request_alone_begins_as_others_of_its_task() -> None:
+    """First plans are kept by task and lag: they are not mixed up, and follow what is learned."""
+    made = Goodput(table(), 1, 3, GoodputSettings(stops=False))
+    firsts: dict[int, list[int]] = {1: [], 2: []}
+    for request in range(40):
+        task = 1 + request % 2
+        made.start(0, task)
+        for turn in range(12):
+            depth = int(made.choose(signals([7])).depths[0])
+            if not turn:
+                firsts[task].append(depth)
+            made.learn(record([depth], [depth if task == 1 else 0]))
+        made.finish(0)
+    assert firsts[1][-1] == 7
+    assert firsts[2][-1] <= 1  # a try

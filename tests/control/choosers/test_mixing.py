@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.choosers.mixing import Bids, RoundPrices, best_mix
+from adaptspec.control.choosers.mixing import Bids, RoundPrices, best_mix, mix_again
 from adaptspec.types import BoolArray, FloatArray
 
 ROWS, DEPTH = 4, 5
@@ -53,6 +53,20 @@ def test_rows_do_only_what_they_may(
     assert (mix.follows[bound] == (np.array(depths)[bound] > 0)).all()
     assert not mix.taken[bound].any()
     assert not (mix.taken[mix.follows] > 0).any()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.tuples(RATES, RATES), st.tuples(COUNTS, COUNTS), st.lists(st.booleans(), min_size=4, max_size=4), TOKEN)
+def test_the_way_that_was_best_sorts_the_same_rows_out_alike(
+    both: tuple[list[float], list[float]], counts: tuple[list[int], list[int]], tied: list[bool], token: float
+) -> None:
+    (right, rates), (offered, depths) = both, counts
+    mine = bids(gains(right, offered), rates, depths, np.array(tied))
+    best = best_mix(mine, prices(token))
+    again = mix_again(mine, prices(token), best.way)
+    assert (again.taken == best.taken).all()
+    assert (again.follows == best.follows).all()
+    assert np.isclose(again.goodput, best.goodput)
 
 
 @settings(max_examples=80, deadline=None)

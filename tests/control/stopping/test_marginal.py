@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice, Outlook
-from adaptspec.control.signals import Calibration
 from adaptspec.control.stopping.marginal import MarginalGoodputStop
 from tests.control.helpers import record
 from tests.control.stopping.asking import ask

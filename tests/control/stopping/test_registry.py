@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice, Outlook
-from adaptspec.control.signals import Calibration
 from adaptspec.control.stopping.registry import StopSpec
 from adaptspec.control.stopping.stop import StopRule
 from tests.control.helpers import record

@@ -1,0 +1,46 @@
+"""`adaptspec top`: what a server does now, in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+
+from rich.console import Console
+
+from adaptspec.top.feed import Feed
+from adaptspec.top.screen import show
+from adaptspec.top.summary import summary
+from adaptspec.top.view import Page
+
+API_KEY = "ADAPTSPEC_API_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `adaptspec top`."""
+    parser.description = (
+        "Watch a server: tokens per second against the estimate without speculation, running requests with a bar per "
+        "round, acceptance and entropy by task, depths, reasons and the policy in force. q quits."
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    parser.add_argument("--api-key", default=os.environ.get(API_KEY), help=f"its key (default: {API_KEY})")
+    parser.add_argument("--once", action="store_true", help="print it once and end; what a pipe gets anyway")
+    parser.add_argument("--json", action="store_true", help="print the figures once, as one JSON object")
+    parser.set_defaults(run=_top)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    feed, console = Feed(arguments.url, arguments.api_key or None), Console()
+    if not (arguments.once or arguments.json) and console.is_terminal:
+        asyncio.run(show(feed, console))
+        return 0
+    asyncio.run(feed.once())
+    if feed.picture is None:
+        return 0
+    if arguments.json:
+        sys.stdout.write(json.dumps(summary(feed.picture).to_json(), indent=1) + "\n")
+    else:
+        console.print(Page(feed.url, feed.picture, feed.connection, feed.policy))
+    return 0

@@ -1,0 +1,218 @@
+"""What drafting would bring and cost the rows of a round, by all that was learned of one drafter so far.
+
+Keeps acceptance, confidence, how far drafts go on and how long requests last; it chooses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from adaptspec.control.calibration import Calibration
+from adaptspec.control.choosers.chooser import Outlook
+from adaptspec.control.choosers.notes import Notes
+from adaptspec.control.choosers.planning import Market
+from adaptspec.control.continuation import Continuation
+from adaptspec.control.cost import CostTable
+from adaptspec.control.learned import counts
+from adaptspec.control.policy import BatchSignals
+from adaptspec.control.signals import AcceptanceSignals, SignalSettings
+from adaptspec.types import FloatArray, IntArray, Missed, RoundRecord
+
+# Missed tokens that are worth looking at.
+_TELLING = 8
+# How fast the rounds that a task's requests last are learned, per request.
+_LASTS_RATE = 0.2
+# What was seen too rarely is never hoped to be surer than this.
+_HOPED = 0.98
+
+
+@dataclass(frozen=True)
+class EstimateSettings:
+    """Of which drafter and tiers (beside 0), and how what is not known yet is judged."""
+
+    tiers: tuple[int, ...]
+    drafter: str
+    signals: SignalSettings = field(default_factory=SignalSettings)
+    horizon_rounds: float = 32.0  # catching up is spread over the rounds a request lasts: at first this many
+    optimism: float = 0.1  # added to the acceptance of position j: optimism / sqrt(1 + times it was reached)
+
+
+class Estimates:
+    """Counts of rounds as one drafter played them, and the markets that follow from them."""
+
+    def __init__(self, cost: CostTable, rows: int, tasks: int, settings: EstimateSettings) -> None:
+        """`tasks` counts the known tasks and task 0, unknown."""
+        self._cost = cost
+        self._settings = settings
+        self.tiers: IntArray = np.array(sorted(set(settings.tiers) - {0}), dtype=np.int64)
+        self.depth = int(self.tiers[-1]) if len(self.tiers) else 0
+        # Beyond the rows, one for each task: what is noted of requests that have ended.
+        self._ended = rows
+        self.task: IntArray = np.zeros(rows, dtype=np.int64)
+        self._rounds: IntArray = np.zeros(rows, dtype=np.int64)  # of the request in each row
+        self._lasts: FloatArray = np.full(tasks, settings.horizon_rounds)  # rounds of a request
+        self.acceptance = AcceptanceSignals(rows + tasks, tasks, self.depth, settings.signals)
+        self.calibration = Calibration(rows + tasks, tasks)
+        for task in range(tasks):
+            self.acceptance.start(rows + task, task)
+            self.calibration.start(rows + task, task)
+        self._continuation = Continuation(self.depth)
+        self._notes = Notes(self.depth)
+        self._missed: list[tuple[IntArray, IntArray, IntArray]] = []  # rows, judged, agreed
+
+    def start(self, row: int, task: int) -> None:
+        """A request begins in `row`."""
+        heir = self._ended + int(self.task[row])
+        self._notes.rename(row, heir)
+        for rows, _, _ in self._missed:
+            rows[rows == row] = heir
+        self.task[row] = task
+        self.acceptance.start(row, task)
+        self.calibration.start(row, task)
+
+    def finish(self, row: int) -> None:
+        """What the row taught stays with its task; its own counts go at the next start."""
+        task, rounds = self.task[row], self._rounds[row]
+        if rounds:
+            self._lasts[task] += _LASTS_RATE * (rounds - self._lasts[task])
+        self._rounds[row] = 0
+
+    def note(self, record: RoundRecord) -> None:
+        """Note a round as this drafter played it: rows that another one drafted for are off, scores left out."""
+        notes, size = self._notes, len(record.rows)
+        if size == 1:
+            self._rounds[record.rows.item()] += 1
+            notes.add(record)
+        else:
+            self._rounds[record.rows] += 1
+            for start in range(0, size, notes.MOST):
+                if not notes.has_room:
+                    self.learn()
+                notes.add_part(record, slice(start, min(size, start + notes.MOST)))
+        if not notes.has_room:
+            self.learn()
+
+    def note_off(self, row: int) -> None:
+        """Note a round in which the only row did not draft with this drafter."""
+        self._rounds[row] += 1
+        self._notes.add_off(row)
+        if not self._notes.has_room:
+            self.learn()
+
+    def observe_missed(self, rows: IntArray, missed: Missed) -> int:
+        """What a few tokens tell, drafts will tell soon enough: each new request begins with one.
+
+        Returns how many rows are known better now.
+        """
+        if len(rows) == 1 and missed.judged.item() < _TELLING:
+            return 0
+        telling = np.flatnonzero(missed.judged >= _TELLING)
+        if len(telling):
+            self._missed.append((rows[telling], missed.judged[telling], missed.agreed[telling]))
+        return len(telling)
+
+    def learn(self) -> None:
+        """Learn what was noted."""
+        notes = self._notes
+        if self._missed:
+            self.acceptance.observe_missed(*(np.concatenate(part) for part in zip(*self._missed, strict=True)))
+            self._missed.clear()
+        if not notes.count:
+            return
+        rows, depths, drafted, kept = notes.rounds()
+        self.acceptance.observe(rows, drafted, kept)
+        self._continuation.observe(depths, drafted, kept)
+        self.calibration.observe(notes.confidence(), drafted, kept, rows)
+        notes.clear()
+
+    def learned(self) -> dict[str, FloatArray]:
+        """Counts of all traffic and of tasks, how often drafts go on, and the calibration."""
+        self.learn()
+        return {
+            "acceptance": self.acceptance.learned(),
+            "continuation": self._continuation.learned(),
+            "calibration": self.calibration.learned(),
+        }
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Chooser.restore`."""
+        known = {name: counts(learned, name, now.shape) for name, now in self.learned().items()}
+        self.acceptance.restore(known["acceptance"])
+        self._continuation.restore(known["continuation"])
+        self.calibration.restore(known["calibration"])
+
+    def hopeful(self, rows: IntArray) -> FloatArray:
+        """Conditional acceptance [B, D] of rows, with hope where little was seen."""
+        if len(rows) > 1:
+            return self._hope(self.acceptance.acceptance(rows))
+        optimism = self._settings.optimism
+        hoped = [
+            min(rate + optimism / math.sqrt(1.0 + times), max(rate, _HOPED))
+            for rate, times in zip(
+                self.acceptance.acceptance_of_one(rows.item()), self.acceptance.seen().tolist(), strict=True
+            )
+        ]
+        return np.array([hoped])
+
+    def hopeful_of_tasks(self) -> FloatArray:
+        """The same [tasks, D] of new rows of each task."""
+        return self._hope(self.acceptance.of_tasks())
+
+    def factors(self, rows: IntArray) -> FloatArray:
+        """See `Calibration.factors`."""
+        if len(rows) == 1:
+            return np.array([self.calibration.factor_of_one(rows.item())])
+        return self.calibration.factors(rows)
+
+    def rates(self) -> tuple[FloatArray, FloatArray]:
+        """See `Continuation.rates`."""
+        return self._continuation.rates()
+
+    def entry(self, rows: IntArray, lag: IntArray) -> FloatArray:
+        """Seconds per round for catching up, spread over the rounds that requests of the row's task last; all [N]."""
+        each = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
+        return np.asarray(each * lag / self._lasts[self.task[rows]], dtype=np.float64)
+
+    def market(self, signals: BatchSignals, acceptance: FloatArray) -> Market:
+        """What tokens bring and cost rows of this acceptance [B, D]."""
+        cost, name, size = self._cost, self._settings.drafter, signals.round_size
+        alone = len(signals.rows) == 1
+        context = float(signals.context.item() if alone else signals.context.sum())
+        per_step, per_row = cost.step_line(name, size)
+        kept, drafted = self._continuation.rates()
+        return Market(
+            gains=acceptance.cumprod(axis=1) * kept,
+            sizes=drafted[None] if alone else np.broadcast_to(drafted, acceptance.shape),
+            tiers=self.tiers,
+            limits=signals.limits,
+            entry=self.entry(signals.rows, signals.lag[0]),
+            base_tokens=float(size),
+            plain=cost.plain_seconds(size, context),
+            plain_overhead=cost.overhead_seconds(size, drafting=False),
+            overhead=cost.overhead_seconds(size, drafting=True) + cost.start_seconds(name),
+            per_step=per_step,
+            per_row=per_row,
+            verify=cost.verify_line(size, len(signals.rows) * self.depth, context),
+        )
+
+    def reachable(self, outlook: Outlook, rows: int) -> int:
+        """The deepest tier a stop rule could reach if every token of `rows` rows were as sure as tokens get."""
+        best = float(self.calibration.table().max())
+        easiest: list[float] = outlook.acceptance.max(axis=0).tolist()
+        verify = outlook.verify[: rows * self.depth + 1 : rows].tolist()
+        depth, survival = 1, 1.0
+        while depth < self.depth:
+            survival *= best
+            price = outlook.per_step / rows + outlook.per_row + (verify[depth + 1] - verify[depth]) / rows
+            if survival * easiest[depth] <= outlook.goodput * price:
+                break
+            depth += 1
+        return int(self.tiers[max(0, int(np.searchsorted(self.tiers, depth, side="right")) - 1)])
+
+    def _hope(self, acceptance: FloatArray) -> FloatArray:
+        unsure = self._settings.optimism / np.sqrt(1.0 + self.acceptance.seen())
+        return np.minimum(acceptance + unsure, np.maximum(acceptance, _HOPED))

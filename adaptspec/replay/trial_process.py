@@ -1,0 +1,30 @@
+"""`python -m adaptspec.replay.trial_process`: one trial in a process of its own, so that a server can wait or give up.
+
+Reads {"journal", "policy", "against"} as JSON from standard input, and writes {"trial": ...} or {"error": ...}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from adaptspec.errors import AdaptSpecError
+from adaptspec.replay.trial import try_policy
+
+
+def main() -> int:
+    """Answer one question; the exit status is 0 also where the answer is what is wrong with the policy."""
+    os.nice(5)  # whoever is served now comes first
+    asked = json.load(sys.stdin)
+    try:
+        answer = {"trial": try_policy(Path(asked["journal"]), asked["policy"], asked["against"]).to_json()}
+    except AdaptSpecError as error:
+        answer = {"error": str(error)}
+    json.dump(answer, sys.stdout, allow_nan=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

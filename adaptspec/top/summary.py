@@ -1,0 +1,136 @@
+"""The figures of a picture: speed, acceptance, entropy, tiers and reasons over the last seconds.
+
+Rates are of whole seconds only: the one that runs is not over yet. Knows sums; it does not know how they are shown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from adaptspec.top.picture import Json, Picture
+
+RATE_SECONDS = 10
+SHARE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class TaskFigures:
+    """One task: tokens emitted, 1 + accepted per draft and the drafts' mean entropy in nats (None: no drafts)."""
+
+    emitted: int
+    acceptance_length: float | None
+    entropy: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Speed over the last `RATE_SECONDS`, all else over the last `SHARE_SECONDS`; None: nothing happened there.
+
+    `speedup` is estimated, over rounds in which no prompt was read: seconds that they would have taken without
+    speculation, over those they took. `plain_tokens_per_second` is the speed divided by it.
+    """
+
+    model: str
+    status: str
+    running: int
+    waiting: int
+    policy: str
+    tokens_per_second: float
+    plain_tokens_per_second: float | None
+    speedup: float | None
+    acceptance_length: float | None
+    acceptance_rate: float | None
+    drafting: float | None
+    tiers: Mapping[int, float]
+    reasons: Mapping[str, float]
+    tasks: Mapping[str, TaskFigures]
+    since_start: Json | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def summary(picture: Picture) -> Summary:
+    """The figures as they stand."""
+    rated, shared = latest(picture, RATE_SECONDS), latest(picture, SHARE_SECONDS)
+    drafters = picture.columns["drafter"]
+    drafts = sum(own[drafters["rounds"]] for second in shared for own in second["drafters"])
+    rows, drafted, accepted = (_sum(shared, name) for name in ("rows", "drafted", "accepted"))
+    speed, gain = _sum(rated, "emitted") / _span(picture), speedup(picture, shared)
+    return Summary(
+        model=picture.server["model"],
+        status=picture.load["status"],
+        running=picture.load["running"],
+        waiting=picture.load["waiting"],
+        policy=picture.server["default_policy"],
+        tokens_per_second=speed,
+        plain_tokens_per_second=None if gain is None else speed / gain,
+        speedup=gain,
+        acceptance_length=1.0 + accepted / drafts if drafts else None,
+        acceptance_rate=accepted / drafted if drafted else None,
+        drafting=drafts / rows if rows else None,
+        tiers={depth: share for depth, share in enumerate(_shares(shared, "depths")) if share},
+        reasons={
+            picture.reasons[code]["name"]: share for code, share in enumerate(_shares(shared, "reasons")) if share
+        },
+        tasks=_tasks(picture, shared),
+        since_start=picture.earnings,
+    )
+
+
+def latest(picture: Picture, count: int) -> list[Json]:
+    """What is known of the last `count` whole seconds."""
+    end = int(picture.now())
+    return [second for second in picture.seconds if end - count <= second["at"] < end]
+
+
+def speedup(picture: Picture, seconds: Sequence[Json]) -> float | None:
+    """Estimated time without speculation over the time that rounds took."""
+    columns = picture.columns.get("compared", {})
+    compared = [second["compared"] for second in seconds if second.get("compared")]
+    if not compared:
+        return None
+    took, plain = (sum(one[columns[name]] for one in compared) for name in ("seconds", "off_seconds"))
+    return plain / took if took and plain else None
+
+
+def _span(picture: Picture) -> int:
+    """Seconds that rates are over: a server that has just begun has fewer."""
+    known = int(picture.now()) - picture.seconds[0]["at"] if picture.seconds else 0
+    return max(1, min(RATE_SECONDS, known))
+
+
+def _sum(seconds: Sequence[Json], name: str) -> int:
+    return sum(second[name] for second in seconds)
+
+
+def _shares(seconds: Sequence[Json], name: str) -> list[float]:
+    tally: Counter[int] = Counter()
+    for second in seconds:
+        tally.update(dict(enumerate(second[name])))
+    whole = tally.total()
+    return [tally[code] / whole for code in range(max(tally, default=-1) + 1)] if whole else []
+
+
+def _tasks(picture: Picture, seconds: Sequence[Json]) -> dict[str, TaskFigures]:
+    at = picture.columns["task"]
+    totals: dict[str, list[float]] = {}
+    for second in seconds:
+        for task, own in second["tasks"].items():
+            before = totals.get(task, [0.0] * len(own))
+            totals[task] = [a + b for a, b in zip(before, own, strict=True)]
+
+    def figures(own: Sequence[float]) -> TaskFigures:
+        drafts, known = own[at["drafting"]], own[at["entropy_count"]]
+        return TaskFigures(
+            emitted=int(own[at["emitted"]]),
+            acceptance_length=1.0 + own[at["accepted"]] / drafts if drafts else None,
+            entropy=own[at["entropy_sum"]] / known if known else None,
+        )
+
+    most = sorted(totals, key=lambda task: -totals[task][at["emitted"]])
+    return {task: figures(totals[task]) for task in most}

@@ -1,0 +1,195 @@
+"""A picture of a server as rich renderables: one page, as wide and high as the terminal is.
+
+Knows figures and how they look; it does not know where they come from, nor about keys.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.rule import Rule
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from adaptspec.top.marks import TIERS, curve, legend, round_bars, share_bar, tier_of
+from adaptspec.top.picture import Connection, Picture, Policy, Seen
+from adaptspec.top.summary import SHARE_SECONDS, Summary, latest, speedup, summary
+
+_WIDE = 100  # columns from which tables stand side by side
+_CURVE_SECONDS = 60
+_OTHER_LINES = 20  # above and below the strips
+_FEW, _MANY = 3, 16  # strips
+
+
+class Page:
+    """Everything at once; `picture` None: nothing has been heard yet. Rendering it asks for the figures anew."""
+
+    def __init__(
+        self, url: str, picture: Picture | None, connection: Connection, policy: Policy | None, hint: str = ""
+    ) -> None:
+        """`hint` says what keys do."""
+        self._url, self._picture, self._connection = url, picture, connection
+        self._policy, self._hint = policy, hint
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Rich's protocol."""
+        picture, blocks = self._picture, _has_blocks(console)
+        yield _headline(self._url, picture, self._connection)
+        if picture is None:
+            return
+        figures = summary(picture)
+        yield _speed(picture, figures, options.max_width, blocks=blocks)
+        room = min(_MANY, max(_FEW, (options.height or console.height) - _OTHER_LINES))
+        yield Rule("requests", style="dim", align="left")
+        yield _strips(picture, options.max_width, room, blocks=blocks)
+        yield legend().append(f"  {self._hint}", "dim")
+        parts = [_tasks(figures), _tiers(figures, blocks=blocks), _reasons(figures, blocks=blocks)]
+        if self._policy is not None:
+            parts.append(_policy(self._policy))
+        yield _beside(parts, console, options)
+
+
+def _has_blocks(console: Console) -> bool:
+    return "utf" in console.encoding.lower()
+
+
+def _headline(url: str, picture: Picture | None, connection: Connection) -> RenderableType:
+    colour = {"live": "green", "connecting": "yellow"}.get(connection.state, "red")
+    line = Text.assemble(("AdaptSpec ", "bold"), (url, "dim"), "  ", (connection.state, colour))
+    if picture is not None:
+        status = picture.load["status"]
+        line.append(f"  {picture.server['model']}", "bold")
+        if status != "ok":
+            line.append(f"  {status}", "bold red")
+        line.append(f"  {picture.load['running']} running, {picture.load['waiting']} waiting")
+        if picture.missed:
+            line.append(f"  {picture.missed:,} rounds missed", "yellow")
+    if connection.text:
+        line.append(f"  {connection.text}", colour)
+    return line
+
+
+def _speed(picture: Picture, figures: Summary, width: int, *, blocks: bool) -> RenderableType:
+    line = Text.assemble((f"{figures.tokens_per_second:,.0f}", "bold"), " tokens/s")
+    if figures.plain_tokens_per_second is not None and figures.speedup is not None:
+        better = "green" if figures.speedup >= 1.0 else "red"
+        line.append(f"   without speculation {figures.plain_tokens_per_second:,.0f} (estimate)", "dim")
+        line.append(f"   {figures.speedup:.2f} x", f"bold {better}")
+    if figures.acceptance_length is not None:
+        line.append(f"   acceptance length {figures.acceptance_length:.2f}")
+    if figures.drafting is not None:
+        line.append(f"   drafting {figures.drafting:.0%}")
+    count = max(1, min(_CURVE_SECONDS, width - 12))
+    end = int(picture.now())
+    told = {second["at"]: second for second in latest(picture, count)}
+    speeds = [float(told[at]["emitted"]) if at in told else 0.0 for at in range(end - count, end)]
+    gains = [speedup(picture, [told[at]]) if at in told else None for at in range(end - count, end)]
+    plain = [speed / gain if gain else None for speed, gain in zip(speeds, gains, strict=True)]
+    most = max([*speeds, *(value for value in plain if value)], default=0.0)
+    curves = Table.grid(padding=(0, 1))
+    curves.add_row(curve(speeds, most, "green", blocks=blocks), Text("now", "green"))
+    curves.add_row(curve(plain, most, "bright_black", blocks=blocks), Text("plain", "dim"))
+    parts: list[RenderableType] = [line, curves]
+    if figures.since_start and width >= _WIDE:
+        parts.append(_since_start(figures))
+    return Group(*parts)
+
+
+def _since_start(figures: Summary) -> Text:
+    told = figures.since_start or {}
+    best = told["best_static"]
+    words = f"since the start: {told['speedup']:.2f} x plain; "
+    if best is not None:
+        name = "off" if best["drafter"] is None else f"{best['drafter']} at {best['depth']}"
+        words += f"{told['regret']:+.1%} time against the best fixed setting ({name}); "
+    words += f"{told['saved_tokens']:,} drafted tokens kept, {told['wasted_tokens']:,} discarded"
+    return Text(words, "dim", no_wrap=True, overflow="ellipsis")
+
+
+def _strips(picture: Picture, width: int, room: int, *, blocks: bool) -> RenderableType:
+    """Running requests first, then those that ended last, as far as there is room."""
+    ended = [seen for seen in reversed(picture.recent) if seen.bars]
+    shown = [*picture.running.values(), *ended][:room]
+    if not shown:
+        return Text("no request runs", "dim")
+    table = Table.grid(padding=(0, 1))
+    names = [_name(seen, width) for seen in shown]
+    left = width - max(len(name) for name in names) - 8
+    for seen, name in zip(shown, names, strict=True):
+        table.add_row(
+            Text(name, "dim" if seen.ended else ""),
+            Text(f"{seen.told['tokens']:>5}", "dim" if seen.ended else "bold"),
+            round_bars(_last_rounds(picture, seen, left), blocks=blocks),
+        )
+    hidden = len(picture.running) - len(shown)
+    return Group(table, Text(f"and {hidden} more", "dim")) if hidden > 0 else table
+
+
+def _name(seen: Seen, width: int) -> str:
+    first, _, rest = seen.id.partition("-")
+    short = (rest or first)[:8]
+    words = [short, seen.told["task"] or "-"]
+    if width >= _WIDE:
+        words += [seen.told["policy"] or "-", seen.told["finish"] if seen.ended else "runs"]
+    return " ".join(f"{word[:13]:<{8 if i == 0 else 11}}" for i, word in enumerate(words)).rstrip()
+
+
+def _last_rounds(picture: Picture, seen: Seen, count: int) -> list[tuple[int, int]]:
+    at = picture.columns["round"]
+    bars = list(seen.bars)[-max(1, count) :]
+    return [(bar[at["depth"]], bar[at["emitted"]]) for bar in bars]
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="dim", box=None, padding=(0, 1), show_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 or not column else "right", header_style="dim", no_wrap=True)
+    return table
+
+
+def _tasks(figures: Summary) -> RenderableType:
+    table = _table(f"tasks, last {SHARE_SECONDS} s", "task", "tokens", "length", "entropy")
+    for task, own in list(figures.tasks.items())[:10]:
+        table.add_row(task, f"{own.emitted:,}", _fixed(own.acceptance_length), _fixed(own.entropy))
+    return table
+
+
+def _tiers(figures: Summary, *, blocks: bool) -> RenderableType:
+    table = _table("depths", "depth", "", "share")
+    for name, _, colour in TIERS:
+        share = sum(share for depth, share in figures.tiers.items() if tier_of(depth)[0] == name)
+        table.add_row(name, share_bar(share, 12, colour, blocks=blocks), f"{share:.0%}")
+    return table
+
+
+def _reasons(figures: Summary, *, blocks: bool) -> RenderableType:
+    table = _table("reasons", "why", "", "share")
+    for name, share in sorted(figures.reasons.items(), key=lambda item: -item[1]):
+        table.add_row(name, share_bar(share, 12, "blue", blocks=blocks), f"{share:.0%}")
+    return table
+
+
+def _policy(policy: Policy) -> RenderableType:
+    body = policy.yaml.partition("\nspec:")[2]
+    head = Text.assemble(("policy in force  ", "dim"), (policy.name, "bold"))
+    if not body:
+        return Group(head, Text(policy.description, "dim"))
+    return Group(head, Syntax("spec:" + body.rstrip(), "yaml", background_color="default", word_wrap=False))
+
+
+def _beside(parts: list[RenderableType], console: Console, options: ConsoleOptions) -> RenderableType:
+    """Side by side as many as there is room for, the others below."""
+    widths = [Measurement.get(console, options, part).maximum + 3 for part in parts]
+    count = len(parts)
+    while count > 1 and sum(widths[:count]) > options.max_width:
+        count -= 1
+    row = Table.grid()
+    for width in widths[:count]:
+        row.add_column(no_wrap=True, overflow="crop", width=width)
+    row.add_row(*parts[:count])
+    return row if count == len(parts) else Group(row, _beside(parts[count:], console, options))
+
+
+def _fixed(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

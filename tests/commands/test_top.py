@@ -1,0 +1,18 @@
+"""`adaptspec top`: its arguments. What it shows is tested in tests/top and tests/e2e."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from adaptspec.commands.top import API_KEY, add_arguments
+
+
+def test_the_key_comes_from_the_environment_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the list of processes everybody could read it."""
+    monkeypatch.setenv(API_KEY, "from the environment")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert parser.parse_args([]).api_key == "from the environment"
+    assert parser.parse_args(["--api-key", "k"]).api_key == "k"

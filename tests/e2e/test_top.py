@@ -1,0 +1,114 @@
+"""`adaptspec top` against a real server: as JSON, as text for a pipe, and in a terminal with keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.e2e.conftest import Server
+
+COMMAND = [sys.executable, "-m", "adaptspec", "top"]
+LEAVE_SCREEN = b"\x1b[?1049l"
+
+
+def ask(server: Server, tokens: int) -> None:
+    body = {"prompt": "One two three one two three", "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response:
+        assert response.status == 200
+
+
+def test_its_json_is_what_the_server_did(server: Server) -> None:
+    """Scripts read it: tokens by task, shares that add up, the policy."""
+    ask(server, 40)
+    time.sleep(1.1)  # figures are of whole seconds
+    done = subprocess.run([*COMMAND, "--once", "--json", "--url", server.url], capture_output=True, check=True)
+    told = json.loads(done.stdout)
+    assert told["policy"] == "goodput"
+    assert sum(task["emitted"] for task in told["tasks"].values()) >= 39
+    assert sum(told["reasons"].values()) == pytest.approx(1.0)
+    assert told["tokens_per_second"] > 0.0
+
+
+def test_a_pipe_gets_plain_text(server: Server) -> None:
+    """Once, without control characters; nothing that waits for a key."""
+    environment = {**os.environ, "COLUMNS": "90", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run([*COMMAND, "--url", server.url], capture_output=True, check=True, env=environment, text=True)
+    assert "tokens/s" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 90
+
+
+def test_no_server_is_one_line() -> None:
+    """Exit status 2, like all errors of the user's to mend."""
+    done = subprocess.run(
+        [*COMMAND, "--once", "--url", "http://127.0.0.1:9"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert re.fullmatch(r"adaptspec: http://127.0.0.1:9: no answer .*\n", done.stderr)
+
+
+@contextmanager
+def terminal(url: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """It runs in a terminal of its own."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+    process = subprocess.Popen(
+        [*COMMAND, "--url", url], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, wanted: bytes, seconds: float = 30.0) -> bytes:
+    """What it wrote until something wanted came."""
+    written, end = b"", time.monotonic() + seconds
+    while wanted not in written:
+        assert time.monotonic() < end, written[-2000:]
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                written += os.read(terminal, 65536)
+            except OSError:  # Linux says so when the other end is closed
+                break
+    assert wanted in written, written[-2000:]
+    return written
+
+
+def test_it_lives_in_a_terminal_until_q(server: Server) -> None:
+    """It shows what happens, and leaves the terminal as it was."""
+    with terminal(server.url) as (process, screen):
+        read_until(screen, b"tokens/s")
+        os.write(screen, b"\x1b[A")  # an arrow key is no reason to go
+        read_until(screen, b"tokens/s")
+        assert process.poll() is None
+        os.write(screen, b"q")
+        read_until(screen, LEAVE_SCREEN)
+        assert process.wait(20) == 0
+
+
+def test_it_waits_for_a_server_that_is_not_there_yet() -> None:
+    """And says so; Ctrl-C ends it without a traceback."""
+    with terminal("http://127.0.0.1:9") as (process, screen):
+        read_until(screen, b"lost")
+        process.send_signal(2)
+        assert b"Traceback" not in read_until(screen, LEAVE_SCREEN)
+        assert process.wait(20) == 0

@@ -1,0 +1,56 @@
+"""A whole server in this process, on tiny models: for tests of what it keeps, exports and shows."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+
+from adaptspec.app import ServeConfig, serve
+from adaptspec.engine.build import EngineConfig
+from adaptspec.engine.core import Limits
+
+HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: %s}\nspec:\n"
+MAIN = HEAD % "main" + "  choose: {algorithm: goodput}\n"
+SHADOW = HEAD % "watch" + "  choose: {algorithm: static, depth: 2}\n  rollout: {mode: shadow}\n"
+
+
+def config_of(target: Path, draft: Path, folder: Path) -> ServeConfig:
+    (folder / "main.yaml").write_text(MAIN)
+    (folder / "watch.yaml").write_text(SHADOW)
+    policies = (str(folder / "main.yaml"), str(folder / "watch.yaml"))
+    engine = EngineConfig(str(target), str(draft), policies, limits=Limits(max_rows=2), detect_tasks=False)
+    return ServeConfig(
+        engine, port=0, state_dir=folder / "state", journal=folder / "journal.jsonl", admin_key="open sesame"
+    )
+
+
+class Running:
+    """A server that has begun to listen."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._out = io.StringIO()
+        self.task = asyncio.create_task(serve(config, Console(file=self._out, width=200)))
+
+    async def url(self) -> str:
+        while not (found := re.search(r"listens on (http://\S+)", self._out.getvalue())):
+            assert not self.task.done(), self.task.exception()
+            await asyncio.sleep(0.01)
+        return found[1]
+
+    async def stop(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(self.task, 60)
+
+
+async def get(session: aiohttp.ClientSession, url: str, **options: Any) -> Any:
+    async with session.get(url, **options) as response:
+        assert response.status == 200
+        return await response.json() if response.content_type == "application/json" else await response.text()

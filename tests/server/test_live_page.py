@@ -1,0 +1,76 @@
+"""The page's files: all that it asks for is there, nothing is inline or from elsewhere, nothing else is sent."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from adaptspec.server.application import make_app
+from adaptspec.server.live_page import CONTENT_POLICY, FOLDER
+from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.metrics import Metrics
+from tests.server.conftest import Client, FakeEngine
+
+TEXTS = {path.name: path.read_text() for path in FOLDER.iterdir()}
+
+
+@pytest.fixture
+def app(engine: FakeEngine, tokenizer: Any) -> web.Application:
+    return make_app(engine, tokenizer, Metrics(), live=LiveFeed())
+
+
+def test_every_file_is_asked_for_and_every_file_asked_for_is_there() -> None:
+    asked = set(re.findall(r'(?:src|href)="page/([^"]+)"', TEXTS["index.html"])) | {"index.html"}
+    for name, text in TEXTS.items():
+        if name.endswith(".js"):
+            asked |= set(re.findall(r'from "\./([^"]+)"', text))
+    assert asked == set(TEXTS)
+
+
+def test_nothing_is_inline_and_nothing_comes_from_elsewhere() -> None:
+    """The content policy would refuse it, and the page would break."""
+    page = TEXTS["index.html"]
+    assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:|<script>", page)
+    for name, text in TEXTS.items():
+        urls = [url for url in re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"')]*", text) if "www.w3.org" not in url]
+        assert urls == [], name
+    for text in TEXTS.values():
+        assert not re.search(r"innerHTML|insertAdjacentHTML|outerHTML|document\.write|eval\(", text)
+
+
+def test_every_element_that_a_script_looks_for_exists() -> None:
+    ids = re.findall(r'\sid="([^"]+)"', TEXTS["index.html"])
+    assert len(ids) == len(set(ids))
+    for name, text in TEXTS.items():
+        wanted = set(re.findall(r'\$\("([^"]+)"\)', text))
+        assert wanted <= set(ids), name
+
+
+def test_every_colour_that_is_used_is_there_in_both_themes() -> None:
+    style = TEXTS["page.css"]
+    light, dark = (set(re.findall(r"(--[\w-]+):", part)) for part in style.split(':root[data-theme="dark"]', 1))
+    dark &= light
+    used = set(re.findall(r"var\((--[\w-]+)\)", style))
+    assert used <= light
+    unchanging = {"--sans", "--mono"}
+    assert light - dark == unchanging
+
+
+@pytest.mark.parametrize("path", ["/", "/dashboard", "/page/main.js", "/page/page.css", "/page/icon.svg"])
+async def test_files_are_sent_under_the_policy_and_kept_by_browsers(client: Client, path: str) -> None:
+    async with client.get(path) as response:
+        assert response.status == 200
+        assert response.headers["Content-Security-Policy"] == CONTENT_POLICY
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        tag = response.headers["ETag"]
+    async with client.get(path, headers={"If-None-Match": tag}) as response:
+        assert (response.status, await response.read()) == (304, b"")
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "..%2Flive_page.py", "%2Fetc%2Fpasswd", ""])
+async def test_there_is_nothing_else(client: Client, name: str) -> None:
+    async with client.get(f"/page/{name}") as response:
+        assert response.status == 404

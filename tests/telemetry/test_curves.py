@@ -1,0 +1,68 @@
+"""Curves over a journal: they hold every token, and fall to nothing where nothing ran."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+
+from adaptspec.records import Entry
+from adaptspec.telemetry.curves import WINDOW, Curves
+from adaptspec.telemetry.trace_events import Event
+from adaptspec.types import RoundRecord
+from tests.telemetry.logs import JOURNALS, journal
+
+Points = dict[str, list[tuple[float, float]]]
+
+
+def drawn(entries: Sequence[Entry]) -> Points:
+    """Times and values of each curve."""
+    points: Points = defaultdict(list)
+    for event in _events(entries):
+        points[event["name"]].append((event["ts"], next(iter(event["args"].values()))))
+    return points
+
+
+def _events(entries: Sequence[Entry]) -> Iterator[Event]:
+    curves = Curves(1)
+    for entry in entries:
+        if isinstance(entry, RoundRecord):
+            length = round(1e9 * entry.total_seconds)
+            yield from curves.add(entry, round(1e9 * entry.ended) - length, length)
+    yield from curves.end()
+
+
+@given(JOURNALS)
+@settings(max_examples=40, deadline=None)
+def test_curves_hold_every_token_and_the_batch(entries: list[Entry]) -> None:
+    """The area under tokens per second is the number of tokens; the batch is that of the rounds."""
+    curves, rounds = drawn(entries), [entry for entry in entries if isinstance(entry, RoundRecord)]
+    for points in curves.values():
+        assert points == sorted(points, key=lambda point: point[0])
+    rate = curves["tokens per second"]
+    area = sum(value * (later - at) / 1e6 for (at, value), (later, _) in pairwise(rate))
+    assert area == pytest.approx(sum(int(one.emitted.sum()) for one in rounds))
+    assert {value for _, value in curves["batch"]} == {len(one.rows) for one in rounds} | {0}
+    if any((one.drafted > 0).any() for one in rounds):
+        assert all(1.0 <= value <= 8.0 for _, value in curves["acceptance length"])
+
+
+def test_a_pause_has_no_tokens() -> None:
+    """It is not averaged away into the rounds around it."""
+    one, two = [entry for entry in journal([(0, 2)], [1]) if isinstance(entry, RoundRecord)]
+    late = replace(two, ended=one.ended + 10.0)
+    rates = drawn([one, late])["tokens per second"]
+    assert [rate > 0 for _, rate in rates] == [True, False, True, False]
+
+
+def test_a_value_is_that_of_a_window() -> None:
+    """One per round would be noise, and most of the file."""
+    rounds = 200
+    entries = journal([(0, rounds)], [3])
+    times = [at for at, _ in drawn(entries)["tokens per second"]]
+    assert len(times) < rounds / 5
+    assert all(later - at >= WINDOW / 1e3 for at, later in pairwise(times[:-1]))

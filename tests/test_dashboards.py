@@ -1,0 +1,67 @@
+"""dashboards/: rules about metrics that exist, and a compose file that finds everything it mounts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.telemetry.grafana.exported import exported, unknown
+
+FOLDER = Path(__file__).parents[1] / "dashboards"
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text())
+
+
+async def test_rules_ask_for_what_there_is(
+    target_path: Path, draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule about a metric of another name never fires, and nobody would notice."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    known = await exported(target_path, draft_path, tmp_path)
+    rules = [rule for group in read("rules.yml")["groups"] for rule in group["rules"]]
+    known |= {rule["record"]: {"policy"} for rule in rules if "record" in rule}
+    for rule in rules:
+        assert not unknown(rule["expr"], known), rule["expr"]
+
+
+def test_every_alert_says_what_to_do_and_every_rule_is_tested() -> None:
+    """promtool runs the tests; here it is that none was forgotten."""
+    tested = (FOLDER / "rules_test.yml").read_text()
+    for group in read("rules.yml")["groups"]:
+        for rule in group["rules"]:
+            assert rule.get("record", rule.get("alert")) in tested, rule
+            if "alert" in rule:
+                assert rule["labels"]["severity"] in ("critical", "warning")
+                assert all(rule["annotations"][name] for name in ("summary", "description"))
+
+
+def test_the_compose_file_mounts_what_is_here_and_pins_what_it_runs() -> None:
+    """A path that does not exist becomes an empty folder; an image without a version becomes another one next month."""
+    compose = read("compose.yml")
+    for service in compose["services"].values():
+        assert re.fullmatch(r"[a-z/-]+:v?\d+\.\d+\.\d+", service["image"])
+        assert service["network_mode"] == "host"
+        for mount in service.get("volumes", []):
+            source = mount.split(":")[0]
+            assert (FOLDER / source).is_file() if source.startswith(".") else source in compose["volumes"]
+
+
+def test_each_finds_the_others() -> None:
+    """Who sends where somebody listens; all on loopback."""
+    collector, tempo = read("collector.yml"), read("tempo.yml")
+    exporters, listener = collector["exporters"], tempo["distributor"]["receivers"]["otlp"]["protocols"]["grpc"]
+    assert exporters["otlp/tempo"]["endpoint"] == listener["endpoint"]
+    sources = {source["type"]: source["url"] for source in read("grafana/datasources.yml")["datasources"]}
+    command = " ".join(read("compose.yml")["services"]["prometheus"]["command"])
+    assert f"--web.listen-address={sources['prometheus'].removeprefix('http://')} " in command
+    assert sources["tempo"] == f"http://{tempo['server']['http_listen_address']}:{tempo['server']['http_listen_port']}"
+    assert exporters["otlphttp/prometheus"]["endpoint"].startswith(sources["prometheus"])
+    for pipeline in collector["service"]["pipelines"].values():
+        for kind, names in pipeline.items():
+            assert set(names) <= collector[kind].keys()

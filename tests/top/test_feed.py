@@ -1,0 +1,128 @@
+"""The connection to a server: through restarts, silence and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from adaptspec.errors import ServerError
+from adaptspec.top import feed as module
+from adaptspec.top.feed import Feed
+from tests.top.recorded import recorded
+
+SNAPSHOT, UPDATES = recorded()
+POLICY = {"id": "goodput", "description": "d", "yaml": "spec: {}\n"}
+
+
+class Fake:
+    """A server that tells a snapshot and so many updates, then ends the connection or falls silent."""
+
+    def __init__(self, *, updates: int = 1, silent: bool = False, status: int = 200) -> None:
+        self.updates, self.silent, self.status = updates, silent, status
+        self.asked: list[str] = []
+        self.keys: set[str | None] = set()
+
+    async def events(self, http: web.Request) -> web.StreamResponse:
+        self.asked.append(http.path)
+        self.keys.add(http.headers.get("Authorization"))
+        if self.status != 200:
+            return web.Response(status=self.status)
+        response = web.StreamResponse()
+        await response.prepare(http)
+        told = [("snapshot", SNAPSHOT), *[("update", update) for update in UPDATES[: self.updates]]]
+        data = "".join(f"event: {name}\ndata: {json.dumps(body)}\n\n" for name, body in told).encode()
+        for start in range(0, len(data), 7001):  # pieces end where they like
+            await response.write(data[start : start + 7001])
+        if self.silent:
+            await asyncio.sleep(30)
+        return response
+
+    async def answer(self, http: web.Request) -> web.Response:
+        self.asked.append(http.path)
+        return web.json_response(POLICY if "policies" in http.path else SNAPSHOT, status=self.status)
+
+
+@asynccontextmanager
+async def serving(fake: Fake) -> AsyncIterator[str]:
+    app = web.Application()
+    app.add_routes([web.get("/live/events", fake.events), web.get("/{rest:.*}", fake.answer)])
+    server = TestServer(app)
+    await server.start_server()
+    try:
+        yield str(server.make_url("/"))
+    finally:
+        await server.close()
+
+
+async def states(
+    fake: Fake, until: Callable[[list[str]], bool], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Feed, list[str]]:
+    """The states that a feed goes through."""
+    monkeypatch.setattr(module, "_FIRST_WAIT", 0.01)
+    seen: list[str] = []
+    async with serving(fake) as url:
+        feed = Feed(url, "k", lambda: seen.append(feed.connection.state))
+        following = asyncio.create_task(feed.follow())
+        while not until(seen) and not following.done():
+            await asyncio.sleep(0.005)
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+    return feed, seen
+
+
+async def test_it_comes_back_after_the_server_ended_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart: lost, then live again, with what was known shown meanwhile."""
+    fake = Fake(updates=2)
+    feed, seen = await states(fake, lambda seen: seen.count("lost") >= 2, monkeypatch)
+    assert fake.keys == {"Bearer k"}
+    assert seen[:5] == ["live", "live", "live", "lost", "live"]
+    assert feed.picture is not None
+    assert feed.policy is not None
+    assert feed.policy.name == "goodput"
+
+
+async def test_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network went away without a word: the server has a beat, and it is missed."""
+    monkeypatch.setattr(module, "_TIMEOUT", module.aiohttp.ClientTimeout(total=None, sock_read=0.05))
+    feed, seen = await states(Fake(silent=True), lambda seen: "lost" in seen, monkeypatch)
+    assert seen[-1] == "lost"
+    assert "silent" in feed.connection.text
+
+
+@pytest.mark.parametrize(("status", "words"), [(401, "--api-key"), (404, "no live feed")])
+async def test_what_cannot_get_better_ends_it(monkeypatch: pytest.MonkeyPatch, status: int, words: str) -> None:
+    """A missing key, or another program's server: asking again is of no use."""
+    with pytest.raises(ServerError, match=words):
+        await states(Fake(status=status), lambda seen: False, monkeypatch)
+
+
+async def test_a_full_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """503: too many watch already."""
+    feed, _ = await states(Fake(status=503), lambda seen: seen.count("lost") >= 2, monkeypatch)
+    assert "503" in feed.connection.text
+
+
+async def test_once_asks_for_a_snapshot_only() -> None:
+    """And for the policy in force."""
+    fake = Fake()
+    async with serving(fake) as url:
+        feed = Feed(url, None)
+        await feed.once()
+    assert fake.asked == ["/live/snapshot", "/v1/policies/goodput"]
+    assert feed.connection.state == "live"
+
+
+async def test_once_says_that_nobody_answers() -> None:
+    """And what to look at."""
+    with pytest.raises(ServerError, match="is the server running there"):
+        await Feed("http://127.0.0.1:9", None).once()
+    async with serving(Fake(status=500)) as url:
+        with pytest.raises(ServerError, match="status 500"):
+            await Feed(url, None).once()

@@ -1,0 +1,67 @@
+"""Figures of a picture: ratios of sums over the seconds that are meant."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from adaptspec.top.picture import Picture
+from adaptspec.top.summary import summary
+from tests.top.recorded import picture, recorded
+
+
+def empty() -> dict[str, Any]:
+    """A server that nobody has asked anything."""
+    snapshot, _ = recorded()
+    return {**snapshot, "seconds": [], "running": [], "recent": [], "earnings": None}
+
+
+def second(at: int, **told: Any) -> dict[str, Any]:
+    plain = {"rounds": 0, "rows": 0, "emitted": 0, "drafted": 0, "accepted": 0, "prefill_tokens": 0, "busy": 0.0}
+    return {**plain, "at": at, "depths": [], "reasons": [], "drafters": [], "tasks": {}, "compared": None, **told}
+
+
+def test_figures_are_ratios_of_sums() -> None:
+    """Speed over ten seconds, shares over sixty; the second that runs is not over."""
+    snapshot = {**empty(), "now": 1000.5}
+    snapshot["seconds"] = [
+        second(905, emitted=9999, depths=[7]),
+        second(950, rows=20, emitted=50, drafted=30, accepted=10, depths=[10, 0, 10], drafters=[[10, 30, 10]]),
+        second(992, rows=30, emitted=100, drafted=20, accepted=20, depths=[25, 5], drafters=[[0, 0, 0], [5, 20, 20]])
+        | {"compared": [100.0, 0.5, 1.0, 0.4], "tasks": {"code": [30.0, 5.0, 20.0, 20.0, 100.0, 12.0, 8.0]}},
+        second(1000, emitted=7777, depths=[7]),
+    ]
+    told = summary(Picture.of(snapshot))
+    assert told.tokens_per_second == 10.0
+    assert told.speedup == 2.0
+    assert told.plain_tokens_per_second == 5.0
+    assert told.acceptance_length == 1.0 + 30 / 15
+    assert told.acceptance_rate == 30 / 50
+    assert told.drafting == 15 / 50
+    assert told.tiers == {0: 0.7, 1: 0.1, 2: 0.2}
+    assert (told.tasks["code"].acceptance_length, told.tasks["code"].entropy) == (5.0, 1.5)
+
+
+def test_nothing_is_no_number() -> None:
+    """Ratios of nothing are unknown, not 0 and not an error."""
+    told = summary(Picture.of(empty()))
+    assert told.tokens_per_second == 0.0
+    assert (told.speedup, told.acceptance_length, told.drafting, told.tiers, told.tasks) == (None, None, None, {}, {})
+
+
+def test_a_server_that_has_just_begun_is_not_slow() -> None:
+    """Its first seconds are not spread over ten."""
+    snapshot = {**empty(), "now": 1002.1, "seconds": [second(1000, emitted=100), second(1001, emitted=300)]}
+    assert summary(Picture.of(snapshot)).tokens_per_second == 200.0
+
+
+def test_a_recording_makes_sense() -> None:
+    """Shares add up to one, and reasons have the names of journals and metrics."""
+    told = summary(picture())
+    assert sum(told.tiers.values()) == pytest.approx(1.0)
+    assert sum(told.reasons.values()) == pytest.approx(1.0)
+    assert {"policy", "off"} <= told.reasons.keys()
+    assert told.speedup == pytest.approx(told.tokens_per_second / (told.plain_tokens_per_second or 0.0))
+    assert json.loads(json.dumps(told.to_json()))["policy"] == "goodput"
