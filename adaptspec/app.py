@@ -95,17 +95,14 @@ async def serve(config: ServeConfig, console: Console) -> None:
     check_exposure(config.host, keyed=bool(config.api_keys), insecure=config.insecure)
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
-            metrics = Metrics(compat_vllm=config.compat_vllm, model_name=config.shown_name)
+            metrics, earnings = Metrics(compat_vllm=config.compat_vllm, model_name=config.shown_name), Earnings()
+            live, journal, traced = LiveFeed(earnings.snapshot), _journal(config), _tracing(config, metrics)
             recent = Recent()
-            journal = _journal(config)
-            if journal is not None:
-                closing.push_async_callback(asyncio.to_thread, journal.close)
-            earnings = Earnings()
-            live = LiveFeed(earnings.snapshot)
-            closing.push_async_callback(asyncio.to_thread, earnings.close)
-            # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            traced = _tracing(config, metrics, closing)
             sinks = [sink for sink in (metrics, recent, live, earnings, journal, traced) if sink is not None]
+            for sink in (earnings, journal, traced):
+                if sink is not None:
+                    closing.push_async_callback(asyncio.to_thread, sink.close)
+            # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
             built = await asyncio.to_thread(build, config.engine, sinks)
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
@@ -122,11 +119,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
             _watch_journal(metrics, journal)
         keeper: StateKeeper | None = None
         if config.state_dir is not None:
-            store = StateStore(config.state_dir, built.pair)
-            _watch_store(metrics, store)
-            keeper = StateKeeper(desk, store)
-            await asyncio.to_thread(keeper.start)
-            closing.push_async_callback(asyncio.to_thread, keeper.close)
+            keeper = await _keep_state(StateStore(config.state_dir, built.pair), desk, metrics, closing)
         _watch(desk, config, closing)
         metrics.watch(engine.stats)
         metrics.watch_earnings(earnings.snapshot)
@@ -158,6 +151,15 @@ async def serve(config: ServeConfig, console: Console) -> None:
         )
 
 
+async def _keep_state(store: StateStore, desk: PolicyDesk, metrics: Metrics, closing: AsyncExitStack) -> StateKeeper:
+    """Go on from what was learned before, and keep what is learned from now on."""
+    _watch_store(metrics, store)
+    keeper = StateKeeper(desk, store)
+    await asyncio.to_thread(keeper.start)
+    closing.push_async_callback(asyncio.to_thread, keeper.close)
+    return keeper
+
+
 def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> None:
     """Reload policies on SIGHUP, and when their files change."""
     watch, loop = PolicyWatch(desk), asyncio.get_running_loop()
@@ -173,12 +175,11 @@ def _journal(config: ServeConfig) -> Journal | None:
     return Journal(config.journal, max_bytes=config.journal_bytes, files=config.journal_files)
 
 
-def _tracing(config: ServeConfig, metrics: Metrics, closing: AsyncExitStack) -> Tracing | None:
+def _tracing(config: ServeConfig, metrics: Metrics) -> Tracing | None:
     """Traces, if they are wanted and there is somewhere to send them."""
     if not config.traces.enabled:
         return None
     tracing = Tracing(config.traces, SpanQueue(config.traces.exporter()), config.shown_name)
-    closing.push_async_callback(asyncio.to_thread, tracing.close)
     for name, help_text, count in (
         ("adaptspec_trace_exported_spans", "Spans that a collector has taken", lambda: tracing.exported),
         ("adaptspec_trace_dropped_spans", "Spans and rounds that did not get through", lambda: tracing.dropped),

@@ -1,4 +1,4 @@
-"""`adaptspec bench quick|exactness`: their arguments, what they run and print (`--json`: one object)."""
+"""`adaptspec bench quick|exactness|decisions|telemetry`: arguments, what they run and print (`--json`: one object)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.table import Table
 from adaptspec.bench.decisions import DecisionSettings, run_decisions
 from adaptspec.bench.exactness import DEPTHS, run_exactness
 from adaptspec.bench.quick import QuickSettings, run_quick
+from adaptspec.bench.telemetry import TelemetrySettings, run_telemetry, show_telemetry
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.library import find_policy, shipped_policies
 from adaptspec.control.spec import load_policy_spec
@@ -49,6 +50,10 @@ def add_benchmarks(parser: argparse.ArgumentParser) -> Any:
     decisions.add_argument("--cost", default="cpu-2-cores", metavar="NAME|FILE", help="(default: %(default)s)")
     decisions.add_argument("--json", action="store_true", help="print one JSON object")
     decisions.set_defaults(run=lambda arguments: _finish(arguments, _decisions(arguments), _show_decisions))
+    telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
+    telemetry.add_argument("--requests", type=int, default=400, help="requests per collector (default: %(default)s)")
+    telemetry.add_argument("--json", action="store_true", help="print one JSON object")
+    telemetry.set_defaults(run=lambda arguments: _finish(arguments, _telemetry(arguments), show_telemetry))
     for command in (quick, exact):
         command.add_argument("--json", action="store_true", help="print one JSON object")
         command.add_argument("--tokens", type=int, default=128, help="tokens per answer (default: %(default)s)")
@@ -96,6 +101,13 @@ def _decisions(arguments: argparse.Namespace) -> Result:
     with Progress(console=Console(stderr=True)) as progress:
         work = progress.add_task("decisions", total=len(policies) * len(settings.batches))
         return run_decisions(policies, tape, costs, settings, lambda: progress.advance(work))
+
+
+def _telemetry(arguments: argparse.Namespace) -> Result:
+    settings = TelemetrySettings(requests=arguments.requests)
+    with Progress(console=Console(stderr=True)) as progress:
+        work = progress.add_task("telemetry", total=settings.steps)
+        return run_telemetry(settings, lambda: progress.advance(work))
 
 
 def _show_decisions(result: Result, console: Console) -> None:

@@ -171,6 +171,7 @@ def _shown(config: ServeConfig) -> dict[str, Any]:
         name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()
     }
     values["engine"]["policies"] = list(config.engine.policy_names)
+    values["traces"]["level"] = config.traces.level.value
     values["allowed_hosts"] = list(config.allowed_hosts)
     values["api_keys"] = len(config.api_keys)
     values["admin_key"] = config.admin_key is not None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from adaptspec.types import Reason
+
+_GUARD, _PROBE = int(Reason.GUARD), int(Reason.PROBE)
 
 
 @dataclass
@@ -23,10 +25,9 @@ class Guarding:
     _stretch: int = 0
     _tried: bool = False  # a probe came before this stretch of the guard
 
-    def add(self, reasons: Iterable[int]) -> None:
+    def add(self, reasons: Collection[int]) -> None:
         """One round's reasons."""
-        present = set(reasons)
-        stance = next((one for one in (Reason.GUARD, Reason.PROBE) if int(one) in present), Reason.POLICY)
+        stance = Reason.GUARD if _GUARD in reasons else Reason.PROBE if _PROBE in reasons else Reason.POLICY
         if stance is self._stance:
             self._stretch += 1
         else:

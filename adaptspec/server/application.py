@@ -58,9 +58,8 @@ def make_app(
     aborts a request whose client has gone.
     """
     guard = gate(Keys(api_keys), Keys([admin_key] if admin_key else []), hosts)
-    middlewares = [counting(exposition.responded), problems, guard]
-    if traces is not None:
-        middlewares.insert(0, tracing(traces))
+    around = [] if traces is None else [tracing(traces)]
+    middlewares = [*around, counting(exposition.responded), problems, guard]
     app = web.Application(middlewares=middlewares, client_max_size=limits.body_bytes)
     app[SERVICE] = Service(engine, Codec(tokenizer, engine.target.vocab_size, limits.template_seconds), limits, padding)
     app[status.EXPOSITION] = exposition

@@ -101,7 +101,7 @@ class MetricsPush:
             yield Metric(name, family.documentation, unit, data)
 
     def _number(self, sample: Sample, now: int) -> NumberDataPoint:
-        return NumberDataPoint(attributes_of(sample.labels), self._began, now, sample.value)
+        return NumberDataPoint(attributes_of(sample.labels), self._began, now, float(sample.value))
 
     def _histograms(self, samples: Iterable[Sample], now: int) -> Iterator[HistogramDataPoint]:
         """One point per set of labels; buckets come summed up to their bounds, and go out apart."""

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from adaptspec.control.arrays import total
 from adaptspec.types import Completion, Reason, Request, RoundRecord
 
 # So many rounds of a request are kept one by one, so many of its rare facts; sums go on.
@@ -71,6 +70,14 @@ class Story:
         """Whether rounds are missing from the lists."""
         return self.rounds > len(self.tiers)
 
+    def keep(self, drafted: int, accepted: int, tier: int, reason: int, drafter: int) -> None:
+        """Note one round by itself."""
+        self.drafted.append(drafted)
+        self.accepted.append(accepted)
+        self.tiers.append(tier)
+        self.reasons.append(reason)
+        self.drafters.append(drafter)
+
     def tell(self, fact: Fact) -> None:
         """Note something rare."""
         if len(self.facts) < FACTS_KEPT:
@@ -111,7 +118,7 @@ class Stories:
         """A round ended; the stories of its rows."""
         if record.request_ids != self._batch:
             self._change_batch(record, ended - record.total_seconds)
-        accepted = np.minimum(record.accepted, record.emitted).tolist()
+        accepted = list(map(min, record.accepted.tolist(), record.emitted.tolist()))
         told, hopes = record.provenance, record.expected
         columns = zip(
             self._decoding,
@@ -122,8 +129,8 @@ class Stories:
             record.drafter.tolist(),
             strict=True,
         )
-        goodput = np.nan if hopes is None else hopes.goodput
-        emitted = int(record.emitted.sum())
+        goodput = math.nan if hopes is None else hopes.goodput
+        emitted = total(record.emitted)
         for i, (story, drafted, kept, depth, reason, drafter) in enumerate(columns):
             if story is None:
                 continue
@@ -139,11 +146,7 @@ class Stories:
             if drafted:
                 self._note_draft(story, record, i)
             if len(story.tiers) < ROUNDS_KEPT:
-                story.drafted.append(drafted)
-                story.accepted.append(kept)
-                story.tiers.append(depth)
-                story.reasons.append(reason)
-                story.drafters.append(drafter)
+                story.keep(drafted, kept, depth, reason, drafter)
                 story.ends.append(ended)
                 story.seconds.append(record.total_seconds)
                 if told is not None:
@@ -152,7 +155,7 @@ class Stories:
         return [story for story in self._decoding if story is not None]
 
     def _note_draft(self, story: Story, record: RoundRecord, i: int) -> None:
-        sure = record.confidence.item(i, 0) if record.confidence.shape[1] else np.nan
+        sure = record.confidence.item(i, 0) if record.confidence.shape[1] else math.nan
         if not math.isnan(sure):
             story.scored += 1
             story.confidence += sure

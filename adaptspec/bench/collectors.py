@@ -1,0 +1,156 @@
+"""First tokens beside collectors that are well, dead, slow or refuse spans: what tracing costs users at its worst."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+
+from adaptspec.engine.build import Built, EngineConfig, build
+from adaptspec.engine.front import AsyncEngine
+from adaptspec.telemetry.span_queue import SpanQueue
+from adaptspec.telemetry.trace_settings import TraceLevel, TraceSettings
+from adaptspec.telemetry.tracing import Tracing
+from adaptspec.types import Completion, Delta, Request, RoundRecord, SamplingParams, Sink
+
+COLLECTORS = ("none", "well", "dead", "slow", "refusing")
+_SLOW_SECONDS = 5.0
+
+
+async def run_collectors(requests: int, block: int, tick: Callable[[], None]) -> dict[str, Any]:
+    """First tokens of `requests` beside each collector, in turn and in blocks, so that the machine's moods hit all.
+
+    Raises:
+        ModelError, ConfigError: the bundled pair cannot be served.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in COLLECTORS}
+    closing: dict[str, float] = {}
+    relay = _Relay()
+    built = await asyncio.to_thread(build, EngineConfig(), [relay])
+    engine = AsyncEngine(built.core)
+    drafters = [drafter.name for drafter in built.drafters]
+    watching = {name: _Watching(name, drafters) for name in COLLECTORS}
+    try:
+        await _serve(engine, built, None, block)  # warm
+        for _ in range(requests // block):
+            for name, watch in watching.items():
+                relay.sink = watch.tracing
+                seconds[name] += await _serve(engine, built, watch.tracing, block)
+                tick()
+    finally:
+        relay.sink = None
+        for name, watch in watching.items():
+            closing[name] = watch.close()
+        engine.close()
+    base = float(np.quantile(seconds["none"], 0.99))
+    return {
+        name: {
+            "p50_ms": 1e3 * float(np.quantile(times, 0.5)),
+            "p99_ms": 1e3 * float(np.quantile(times, 0.99)),
+            "p99_over_none": float(np.quantile(times, 0.99)) / base,
+            "dropped_spans": watching[name].dropped,
+            "closing_seconds": closing[name],
+        }
+        for name, times in seconds.items()
+    }
+
+
+async def _serve(engine: AsyncEngine, built: Built, tracing: Tracing | None, count: int) -> list[float]:
+    """Requests one after the other; seconds to the first token of each."""
+    prompt = tuple(built.tokenizer.encode("Once upon a time, in a village by the sea,"))
+    firsts = []
+    for number in range(count):
+        request = Request(f"b{time.monotonic_ns()}-{number}", prompt, SamplingParams(max_tokens=6, temperature=0.0))
+        began = time.perf_counter()
+        trace = None if tracing is None else tracing.begin("chat", {})
+        if trace is not None:
+            trace.asked([request], request.id, ())
+        deltas: list[Delta] = []
+        async for delta in engine.stream(request):
+            if not deltas:
+                firsts.append(time.perf_counter() - began)
+            deltas.append(delta)
+        if trace is not None:
+            trace.end(200, None)
+    return firsts
+
+
+class _Relay:
+    """A sink that hands on to another, which may change between requests."""
+
+    def __init__(self) -> None:
+        self.sink: Sink | None = None
+
+    def started(self, request: Request) -> None:
+        if self.sink is not None:
+            self.sink.started(request)
+
+    def emit(self, record: RoundRecord) -> None:
+        if self.sink is not None:
+            self.sink.emit(record)
+
+    def finished(self, request: Request, completion: Completion) -> None:
+        if self.sink is not None:
+            self.sink.finished(request, completion)
+
+
+class _Watching:
+    """Tracing towards one kind of collector; none for `none`."""
+
+    def __init__(self, kind: str, drafters: Sequence[str]) -> None:
+        self._collector = collector(kind)
+        url = self._collector.__enter__()
+        self.tracing: Tracing | None = None
+        if kind != "none":
+            settings = TraceSettings(TraceLevel.PHASE, url)
+            self.tracing = Tracing(settings, SpanQueue(settings.exporter()), "bench")
+            self.tracing.start(drafters)
+
+    @property
+    def dropped(self) -> int:
+        return 0 if self.tracing is None else self.tracing.dropped
+
+    def close(self) -> float:
+        began = time.perf_counter()
+        if self.tracing is not None:
+            self.tracing.close()
+        took = time.perf_counter() - began
+        self._collector.__exit__(None, None, None)
+        return took
+
+
+@contextmanager
+def collector(kind: str) -> Iterator[str]:
+    """The URL of a collector that is `well`, `slow`, `refusing`, or not there at all."""
+    if kind in ("none", "dead"):
+        yield "http://127.0.0.1:9"
+        return
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if kind == "slow":
+                over.wait(_SLOW_SECONDS)
+            self.send_response(400 if kind == "refusing" else 200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            """Standard error is for our own words."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        over.set()
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,190 @@
+"""What watching costs: microseconds per round by trace level, and first tokens beside collectors that misbehave.
+
+The first is what the engine thread pays for its sinks, and what all threads together do. The second serves requests
+with the bundled pair while spans go to a collector that is well, dead, slow or refuses (see `collectors`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from adaptspec.bench.collectors import COLLECTORS, collector, run_collectors
+from adaptspec.control.cost import CostProfile, CostTable
+from adaptspec.telemetry.earnings import Earnings
+from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.span_queue import SpanQueue
+from adaptspec.telemetry.trace_settings import TraceLevel, TraceSettings
+from adaptspec.telemetry.tracing import Tracing
+from adaptspec.types import (
+    Completion,
+    FinishReason,
+    Reason,
+    Request,
+    RoundRecord,
+    Sink,
+    SpeculationStats,
+    Timings,
+)
+
+BATCHES = (1, 16)
+DRAFTERS = ("draft-model", "ngram")
+_TINY = CostProfile((1, 16), (1, 8), ((1e-3, 2e-3), (3e-3, 9e-3)), overhead=1e-4)
+
+
+@dataclass(frozen=True)
+class TelemetrySettings:
+    """How many rounds are timed, in lots that are emptied in between; how many requests each collector sees."""
+
+    rounds: int = 512
+    lots: int = 40
+    requests: int = 400
+    block: int = 25
+
+    @property
+    def steps(self) -> int:
+        """How often progress is told."""
+        return len(BATCHES) * len(_SINKS) + len(COLLECTORS) * (self.requests // self.block)
+
+
+def run_telemetry(settings: TelemetrySettings, tick: Callable[[], None]) -> dict[str, Any]:
+    """Both parts; `tick` is called after each row of them.
+
+    Raises:
+        ModelError, ConfigError: the bundled pair cannot be served.
+    """
+    rows = []
+    for batch in BATCHES:
+        for name, make in _SINKS.items():
+            with collector("well") as url:
+                rows.append({"batch": batch, "sink": name, **_cost(make(url), batch, settings)})
+            tick()
+    return {
+        "benchmark": "telemetry",
+        "per_round": rows,
+        "collectors": asyncio.run(run_collectors(settings.requests, settings.block, tick)),
+    }
+
+
+def _tracing(level: TraceLevel) -> Callable[[str], Sink | None]:
+    def make(url: str) -> Sink | None:
+        settings = TraceSettings(level, url)
+        if not settings.enabled:
+            return None
+        tracing = Tracing(settings, SpanQueue(settings.exporter()), "bench", pause=3600.0)
+        tracing.start(DRAFTERS)
+        return tracing
+
+    return make
+
+
+def _earnings(_: str) -> Sink:
+    earnings = Earnings(pause=3600.0)
+    earnings.begin(CostTable(_TINY), DRAFTERS, max(BATCHES), ())
+    return earnings
+
+
+_SINKS: dict[str, Callable[[str], Sink | None]] = {
+    "metrics": lambda _: Metrics(),
+    "earnings": _earnings,
+    **{f"traces: {level.value}": _tracing(level) for level in TraceLevel},
+}
+
+
+def _cost(sink: Sink | None, batch: int, settings: TelemetrySettings) -> dict[str, float]:
+    """Microseconds per round of the thread that emits, and of all work that follows, per row of the round."""
+    records, emitting, working = _rounds(batch, settings.rounds), [], 0.0
+    requests = [Request(name, (1,) * 64) for name in records[0].request_ids]
+    sinks = () if sink is None else (sink,)
+    for lot in range(settings.lots):
+        traces = _begin(sink, requests)
+        for one in sinks:
+            for request in requests:
+                one.started(request)
+        began = time.perf_counter()
+        for record in records:
+            for one in sinks:
+                one.emit(record)
+        emitting.append((time.perf_counter() - began) / len(records))
+        for one in sinks:
+            for request in requests:
+                one.finished(request, _done(request))
+        for trace in traces:
+            trace.end(200, None)
+        began = time.process_time()
+        _work(sink)
+        working += time.process_time() - began if lot else 0.0
+    _close(sink)
+    rounds = settings.rounds * max(settings.lots - 1, 1)
+    return {
+        "engine_us_per_round": statistics.median(emitting) * 1e6,
+        "engine_us_per_row": statistics.median(emitting) * 1e6 / batch,
+        "elsewhere_us_per_row": working / rounds / batch * 1e6,
+    }
+
+
+def _begin(sink: Sink | None, requests: list[Request]) -> list[Any]:
+    traces = []
+    for request in requests if isinstance(sink, Tracing) else ():
+        assert isinstance(sink, Tracing)
+        trace = sink.begin("chat", {})
+        trace.asked([request], request.id, ())
+        traces.append(trace)
+    return traces
+
+
+def _work(sink: Sink | None) -> None:
+    if isinstance(sink, Tracing):
+        sink.box.work()
+    elif isinstance(sink, Earnings):
+        sink.snapshot()
+
+
+def _close(sink: Sink | None) -> None:
+    if isinstance(sink, Tracing | Earnings):
+        sink.close()
+
+
+def _rounds(batch: int, count: int) -> list[RoundRecord]:
+    rng = np.random.default_rng(0)
+    ids, rows = tuple(f"r{i}" for i in range(batch)), np.arange(batch)
+    made = []
+    for number in range(count):
+        drafted = rng.integers(0, 4, batch)
+        accepted = rng.integers(0, drafted + 1)
+        sure = np.where(np.arange(3) < drafted[:, None], 0.8, np.nan)
+        reasons = np.where(drafted > 0, int(Reason.POLICY), int(Reason.OFF))
+        made.append(
+            RoundRecord(
+                number, ids, rows, drafted, reasons, rows * 0, drafted, accepted, accepted + 1, rows * 0 + 64 + number,
+                sure, sure, 0, 3, 0, batch + int(drafted.sum()), 4e-4, 1e-3, 1.6e-3,
+            )
+        )  # fmt: skip
+    return made
+
+
+def _done(request: Request) -> Completion:
+    now = time.monotonic()
+    times = Timings(now - 1.0, now - 0.9, now - 0.8, now)
+    return Completion(request.id, "", (1,) * 64, 64, FinishReason.LENGTH, SpeculationStats("bench"), times)
+
+
+def show_telemetry(result: dict[str, Any], console: Console) -> None:
+    """Both parts as tables."""
+    table = Table(*result["per_round"][0], title="microseconds per round (and per row of it)")
+    for row in result["per_round"]:
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    console.print(table)
+    columns = next(iter(result["collectors"].values()))
+    table = Table("collector", *columns, title="time to first token")
+    for name, row in result["collectors"].items():
+        table.add_row(name, *(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    console.print(table)

@@ -1,0 +1,51 @@
+"""What watching costs, as `adaptspec bench telemetry` says it: every row is there, and figures are figures."""
+
+from __future__ import annotations
+
+import io
+import urllib.error
+import urllib.request
+
+import pytest
+from rich.console import Console
+
+from adaptspec.bench import telemetry as module
+from adaptspec.bench.collectors import COLLECTORS, collector
+from adaptspec.bench.telemetry import BATCHES, TelemetrySettings, run_telemetry, show_telemetry
+from adaptspec.telemetry.trace_settings import TraceLevel
+
+
+def test_every_level_and_collector_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emitting is timed for each sink, and what follows for those that have a thread."""
+    told: list[int] = []
+
+    async def unserved(requests: int, block: int, tick: object) -> dict[str, dict[str, float]]:
+        return {name: {"p99_ms": float(requests // block)} for name in COLLECTORS}
+
+    monkeypatch.setattr(module, "run_collectors", unserved)
+    result = run_telemetry(TelemetrySettings(rounds=8, lots=3, requests=4, block=2), lambda: told.append(1))
+    rows = result["per_round"]
+    assert len(rows) == len(told) == len(BATCHES) * (2 + len(TraceLevel))
+    assert all(row["engine_us_per_round"] > 0 for row in rows)
+    working = {row["sink"]: row["elsewhere_us_per_row"] for row in rows}
+    assert working["traces: off"] < working["traces: request"] < working["traces: round"]
+    out = io.StringIO()
+    show_telemetry(result, Console(file=out, width=200))
+    assert "traces: phase" in out.getvalue()
+    assert "refusing" in out.getvalue()
+
+
+def test_collectors_are_what_they_are_called() -> None:
+    def answer(kind: str) -> int:
+        with collector(kind) as url:
+            request = urllib.request.Request(url, b"x", {"Content-Type": "application/x-protobuf"}, method="POST")
+            try:
+                with urllib.request.urlopen(request, timeout=5) as response:
+                    return int(response.status)
+            except urllib.error.HTTPError as error:
+                error.close()
+                return error.code
+
+    assert (answer("well"), answer("refusing")) == (200, 400)
+    with pytest.raises(urllib.error.URLError):
+        answer("dead")

@@ -1,0 +1,77 @@
+"""The whole exposition, held to the rules of `promtool check metrics`, and to promtool itself where it is installed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from adaptspec.telemetry.earnings import Earnings
+from adaptspec.telemetry.metrics import Metrics
+from adaptspec.types import Request
+from tests.control.helpers import record, table
+from tests.telemetry.test_metrics import Estimate
+from tests.telemetry.test_server_histograms import DONE
+
+UNITS = ("milliseconds", "ms", "minutes", "hours", "kilobytes", "percent")
+
+
+@dataclass(frozen=True)
+class Load:
+    running: int = 1
+    waiting: int = 0
+
+
+@dataclass(frozen=True)
+class Reloads:
+    applied: int = 1
+    refused: int = 0
+    last_applied: float | None = 1.7e9
+
+
+def exposition() -> str:
+    """Everything that a server can show, after a request and some rounds."""
+    metrics, earnings = Metrics(model_name="tiny"), Earnings(pause=60.0)
+    earnings.begin(table(), ("draft-model", "ngram"), 1, ())
+    metrics.watch(Load)
+    metrics.watch_earnings(earnings.snapshot)
+    metrics.watch_shadows(lambda: [Estimate("watch", 1.1, 0.2)])
+    metrics.watch_reloads(Reloads)
+    metrics.watch_count("adaptspec_trace_dropped_spans", "Spans that nobody received", lambda: 3)
+    metrics.responded("/v1/completions", 200)
+    for sink in (metrics, earnings):
+        sink.started(Request("0", (1,)))
+        for _ in range(80):
+            sink.emit(record([3], [2]))
+        sink.finished(Request("0", (1,), operation="chat"), DONE)
+    text = metrics.render()[0].decode()
+    earnings.close()
+    return text
+
+
+def test_names_and_types_are_what_prometheus_expects() -> None:
+    """Counters end in _total and nothing else does; base units; help for all; labels that are no reserved word."""
+    families = list(text_string_to_metric_families(exposition()))
+    assert len(families) > 40
+    for family in families:
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", family.name)
+        assert family.documentation
+        assert family.type in ("counter", "gauge", "histogram")
+        assert not family.name.endswith(UNITS)
+        assert family.type == "gauge" or "_ratio" not in family.name
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (family.type == "counter")
+            assert "le" not in sample.labels or family.type == "histogram"
+
+
+def test_promtool_finds_nothing() -> None:
+    """Prometheus' own linter; it reads what it is given even where there is nothing to complain of."""
+    if promtool := shutil.which("promtool"):
+        for text, clean in ((exposition(), True), ("a:b 1\n", False)):
+            done = subprocess.run(
+                [promtool, "check", "metrics"], check=False, input=text, text=True, capture_output=True, timeout=60
+            )
+            assert (done.returncode == 0) is clean, done.stderr
