@@ -52,7 +52,7 @@ PHASES: dict[str, Phase] = {
 def test_a_thousand_clients_leave_nothing_behind(server: Server, whole: bool) -> None:
     """Every phase in turn; each time the engine lets go within a second, and in the end all is as it was."""
     luck, usual = chance(1), server.canary()
-    before = server.footprint()
+    before = server.baseline()
     names = list(PHASES)
     slowest, took = 0.0, dict.fromkeys(names, 0.0)
     for cycle in range(1000 if whole else 44):
@@ -88,7 +88,7 @@ def storm(server: Server, clients: int, seed: int) -> None:
 def test_an_abort_storm_while_policies_reload(server: Server, whole: bool) -> None:
     """500 clients at once, policies ten times a second, good ones and broken ones: afterwards all is as it was."""
     usual = server.canary()
-    before, stop = server.footprint(), threading.Event()
+    before, stop = server.baseline(), threading.Event()
     good = next(policy.text for policy in server.desk.served if policy.name == server.desk.default)
     statuses: list[int] = []
 
