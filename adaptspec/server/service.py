@@ -137,10 +137,13 @@ async def read_body(http: web.Request, model: type[Body]) -> Body:
     if http.content_type != "application/json":
         raise BodyTypeError("send the body as JSON, with the header Content-Type: application/json")
     limits = http.app[SERVICE].limits
+    late = BodyTimeoutError(
+        f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster, or a shorter one"
+    )
+    # Not asyncio.wait_for: before Python 3.12 it forgets to be cancelled when a client has gone just as its body came.
+    timer = asyncio.get_running_loop().call_later(limits.body_seconds, http.content.set_exception, late)
     try:
-        raw = await asyncio.wait_for(http.read(), limits.body_seconds)
-    except asyncio.TimeoutError as error:
-        raise BodyTimeoutError(
-            f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster, or a shorter one"
-        ) from error
+        raw = await http.read()
+    finally:
+        timer.cancel()
     return parse(model, raw, limits)

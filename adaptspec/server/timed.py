@@ -38,9 +38,13 @@ async def within(seconds: float, work: Callable[[], T]) -> T:
     thread = threading.Thread(target=run, name="adaptspec-timed", daemon=True)
     thread.start()
     try:
-        return await asyncio.wait_for(future, seconds)
+        await asyncio.wait([future], timeout=seconds)  # wait_for may forget to be cancelled before Python 3.12
+        if not future.done():
+            raise asyncio.TimeoutError
+        return future.result()
     finally:
-        if not future.done() or future.cancelled():
+        if not future.done():
+            future.cancel()
             _interrupt(thread)
 
 

@@ -142,6 +142,15 @@ class Server:
             threads=sum(not thread.name.startswith("asyncio_") for thread in threading.enumerate()),
         )
 
+    def baseline(self) -> Footprint:
+        """The footprint once nothing of what was asked before is left."""
+        before = self.footprint()
+        while True:
+            time.sleep(0.2)
+            if (now := self.footprint()) == before:
+                return now
+            before = now
+
     def settled(self, before: Footprint, seconds: float = 10.0) -> Footprint:
         """The footprint, as soon as it is that of `before`, or after so long."""
         deadline = time.monotonic() + seconds

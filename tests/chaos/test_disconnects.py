@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from tests.chaos.harness import ADMIN, CHAT, COMPLETIONS, Server, chance, post, vanish
@@ -19,7 +20,8 @@ Phase = Callable[[Server, float], Any]
 def read_some(server: Server, sent: bytes, wait: float) -> Any:
     """Leave in the middle of a stream."""
     connection = server.connect(sent)
-    connection.recv(1 + int(3000 * wait))
+    with suppress(TimeoutError):  # it has waited in the queue for longer than it cares to
+        connection.recv(1 + int(3000 * wait))
     return connection
 
 
@@ -50,7 +52,7 @@ PHASES: dict[str, Phase] = {
 def test_a_thousand_clients_leave_nothing_behind(server: Server, whole: bool) -> None:
     """Every phase in turn; each time the engine lets go within a second, and in the end all is as it was."""
     luck, usual = chance(1), server.canary()
-    before = server.footprint()
+    before = server.baseline()
     names = list(PHASES)
     slowest, took = 0.0, dict.fromkeys(names, 0.0)
     for cycle in range(1000 if whole else 44):
@@ -72,7 +74,8 @@ def storm(server: Server, clients: int, seed: int) -> None:
     wishes = [(luck.choice(list(PHASES.values())), luck.random(), luck.random() < 0.5) for _ in range(clients)]
 
     def one(phase: Phase, wait: float, politely: bool) -> None:
-        vanish(phase(server, wait), politely=politely)
+        with suppress(ConnectionError):  # one too many at once
+            vanish(phase(server, wait), politely=politely)
 
     threads = [threading.Thread(target=one, args=wish) for wish in wishes]
     for thread in threads:
@@ -85,7 +88,7 @@ def storm(server: Server, clients: int, seed: int) -> None:
 def test_an_abort_storm_while_policies_reload(server: Server, whole: bool) -> None:
     """500 clients at once, policies ten times a second, good ones and broken ones: afterwards all is as it was."""
     usual = server.canary()
-    before, stop = server.footprint(), threading.Event()
+    before, stop = server.baseline(), threading.Event()
     good = next(policy.text for policy in server.desk.served if policy.name == server.desk.default)
     statuses: list[int] = []
 

@@ -83,7 +83,7 @@ def test_a_fault_in_the_target_ends_one_request(
 ) -> None:
     """The victim gets 500 and the reason; all others get exactly their usual text."""
     usual = [server.ask(COMPLETIONS, body).text for body in BESIDE]
-    before = server.footprint()
+    before = server.baseline()
     slowest = 0.0
     with failing(server.built.target, fault(server)):
         for _ in range(20 if whole else 3):

@@ -116,7 +116,7 @@ def test_no_request_breaks_the_server_or_another_answer(server: Server, whole: b
     """10,000 requests of every kind: no undocumented answer, and a greedy canary beside them never changes a byte."""
     usual, statuses, stop = server.canary(), Counter[int](), threading.Event()
     changed: list[str] = []
-    before = server.footprint()
+    before = server.baseline()
 
     def sing() -> None:
         while not stop.wait(0.2):
