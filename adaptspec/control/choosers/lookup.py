@@ -241,7 +241,8 @@ class LookupGoodput:
         more = cost.overhead_seconds(size, drafting=True) - cost.overhead_seconds(size, drafting=False)
         most = len(signals.rows) * self.max_depth
         curve = cost.verify_line(size, most, context) if outlook is None else outlook.verify
-        curve = curve - curve[0]
+        # As learned it may fall here and there; no round takes less for verifying more.
+        curve = np.maximum(curve - curve[0], 0.0)
         if outlook is None:
             self._prices = Prices(RoundPrices(float(size), plain, plain + more, curve), size / plain, outlook)
         else:
