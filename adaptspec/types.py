@@ -22,6 +22,7 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 MAX_SEED = 2**63 - 1
+MAX_LOGPROBS = 20  # alternatives told per token, as at OpenAI
 
 
 class FinishReason(str, Enum):
@@ -51,8 +52,9 @@ class Reason(IntEnum):
 class SamplingParams:
     """How tokens are drawn and when to end. Defaults are OpenAI's; temperature 0 is greedy.
 
-    `max_tokens` beyond what the context has room for ends there. `top_k` 0 means all tokens. `seed` None: the engine
-    gives the request a random one.
+    `max_tokens` beyond what the context has room for ends there; 0 only reads the prompt. `top_k` 0 means all tokens.
+    `seed` None: the engine gives the request a random one. `logprobs` and `prompt_logprobs` ask for the
+    log-probabilities of output and prompt tokens with so many alternatives each (see `TokenLogprob`); None: none.
     """
 
     max_tokens: int = 128
@@ -69,9 +71,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        _check("max_tokens", self.max_tokens, self.max_tokens >= 0, "0 (only read the prompt) or more")
         _check("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "between 0 and 100")
         _check("top_k", self.top_k, self.top_k >= 0, "0 (all tokens) or more")
         _check("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
@@ -80,6 +84,9 @@ class SamplingParams:
         _check("frequency_penalty", self.frequency_penalty, -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2")
         _check("repetition_penalty", self.repetition_penalty, 0.0 < self.repetition_penalty <= 100.0, "above 0")
         _check("min_tokens", self.min_tokens, 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens")
+        for name, most in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if most is not None:
+                _check(name, most, 0 <= most <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
         for token, bias in self.logit_bias.items():
             _check("logit_bias", bias, token >= 0 and -100.0 <= bias <= 100.0, "token ids to values of -100 to 100")
         if self.seed is not None:
@@ -178,16 +185,33 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the target found a token where it stands: natural logarithms, float32.
+
+    Log-softmax of the target's own logits, before temperature, penalties, bias and masks: what the model says, the same
+    whatever the sampling settings, and never 0.0 just because a token was drafted and accepted. `top` are the likeliest
+    tokens there, most likely first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Delta:
     """A piece of one request's output: text that can no longer change, and the tokens of the round.
 
-    The last piece carries the `completion`.
+    The last piece carries the `completion`. Of a request that asked for them, `logprobs` has an entry for each of
+    `tokens`, and the first piece has those of all prompt tokens but the first, which nothing comes before.
     """
 
     request_id: str
     text: str
     tokens: tuple[int, ...]
     completion: Completion | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,6 +226,8 @@ class Completion:
     stats: SpeculationStats
     timings: Timings
     error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)

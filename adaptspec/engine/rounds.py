@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.engine.by_task import ByTask
+from adaptspec.engine.logprobs import score_output, score_prompts
 from adaptspec.engine.scheduler import Batch, Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.engine.shadow_scores import Shadows
@@ -81,6 +82,7 @@ class RoundLoop:
         clock.lap("verify")
         self._speculator.tune(logits, ask, draft, verdict, decision)
         outcome = self._commit(batch, ask, decision, draft, verdict, context=signals.context)
+        score_output(batch, logits, draft)
         clock.lap("commit")
         self._report(self._record(batch, signals, decision, draft, outcome=outcome, clock=clock))
         self._hand_out(batch)
@@ -165,13 +167,13 @@ class RoundLoop:
             rows.append(sequence.row)
             counts.append(count + 1)
             wanted.append(count + 1)
-        for chunk in sorted(batch.chunks, key=lambda c: not c.last):
+        for chunk in batch.ordered_chunks:
             tokens.extend(chunk.sequence.tokens[chunk.start : chunk.start + chunk.count])
             rows.append(chunk.sequence.row)
             counts.append(chunk.count)
-            wanted.append(int(chunk.last))
+            wanted.append(chunk.count if chunk.scored else int(chunk.last))
         arrays = [np.array(part, dtype=np.int64) for part in (rows, counts, tokens, wanted)]
-        return self._target.forward(Packed(*arrays))
+        return score_prompts(batch, self._target.forward(Packed(*arrays)))
 
     def _commit(
         self, batch: Batch, ask: Ask, decision: Decision, draft: Draft, verdict: Verdict, *, context: IntArray
@@ -260,7 +262,7 @@ class RoundLoop:
         policy = self._policy(sequence)
         lossy = self._speculator.lossy(self._method(sequence))
         completion = sequence.completion(policy, time.monotonic(), lossy=lossy)
-        self._outbox.append(Delta(delta.request_id, delta.text, delta.tokens, completion))
+        self._outbox.append(replace(delta, completion=completion))
         self.scheduler.leave(sequence)
         for sink in self._sinks:
             try:

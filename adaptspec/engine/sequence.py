@@ -10,14 +10,14 @@ import numpy as np
 from adaptspec.control.regions import OutputRegion
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.models.sampling import SamplingRow
-from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings
+from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings, TokenLogprob
 
 
 class Sequence:
     """Travels through queue, rounds and commit. `tokens` is prompt + output, and only grows.
 
     `row` is its place in every cache while it runs, None while it waits. `end_tokens` end it. `continued` gives the
-    text that the output goes on from.
+    text that the output goes on from. `logprobs` and `prompt_logprobs` grow as tokens are scored, if it asks for them.
     """
 
     def __init__(
@@ -44,6 +44,9 @@ class Sequence:
         self._continued = continued
         self._region: OutputRegion | None = None
         self._sent = 0
+        self._prompt_told = False
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
         self._counts = _Counts()
         self.timings = Timings(arrived=now, admitted=None, first_token=None, finished=now)
 
@@ -80,6 +83,9 @@ class Sequence:
         """Append the tokens of one round, up to the one that ends the request; return how many were emitted."""
         if self.timings.first_token is None:
             self.timings = replace(self.timings, first_token=now)
+        if not self.max_tokens:  # the prompt was to be read, and nothing else
+            self.finish = FinishReason.LENGTH
+            return 0
         for count, token in enumerate(tokens, start=1):
             self.tokens.append(token)
             self._end_at(token)
@@ -103,7 +109,9 @@ class Sequence:
         start, self._sent = self._sent, self.emitted
         text = self._detokenizer.take(final=self.finish is not None)
         tokens = tuple(self.tokens[self.prompt_length + start :])
-        return Delta(self.request.id, text, tokens)
+        logprobs, of_prompt = tuple(self.logprobs[start:]), () if self._prompt_told else tuple(self.prompt_logprobs)
+        self._prompt_told = True
+        return Delta(self.request.id, text, tokens, logprobs=logprobs, prompt_logprobs=of_prompt)
 
     def completion(self, policy: str, now: float, *, lossy: bool = False) -> Completion:
         """The finished request as a whole. `lossy`: its policy's verification may have changed the text."""
@@ -123,6 +131,8 @@ class Sequence:
             ),
             timings=replace(self.timings, finished=now),
             error=self.error,
+            logprobs=tuple(self.logprobs),
+            prompt_logprobs=tuple(self.prompt_logprobs),
         )
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from adaptspec.errors import RequestError
-from adaptspec.server.wire import GenerationBody, Int, WireModel, without_no_ops
-from adaptspec.types import Completion
+from adaptspec.server.logprobs import Bytes, chat_logprobs
+from adaptspec.server.wire import Alternatives, GenerationBody, Int, WireModel, without_no_ops
+from adaptspec.types import Completion, Delta, TokenLogprob
+
+Json = dict[str, Any]
 
 
 def _text(value: object) -> str:
@@ -63,13 +66,12 @@ class ChatBody(GenerationBody):
 
     messages: Messages
     max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
     safety_identifier: str | None = None  # the newer name of user
     prompt_cache_key: str | None = None  # a hint to a cache; changes no answer
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "n": (1, None),
-        "logprobs": (False, None),
-        "top_logprobs": (None,),
         "response_format": ({"type": "text"}, None),
         "tools": (None, []),
         "tool_choice": (None, "none"),
@@ -104,9 +106,16 @@ class ChatBody(GenerationBody):
         """See `GenerationBody.tokens_field`."""
         return super().tokens_field if self.max_completion_tokens is None else "max_completion_tokens"
 
+    @property
+    def alternatives(self) -> int | None:
+        """See `GenerationBody.alternatives`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
     def check(self) -> None:
         """What no single field can say. Raises RequestError."""
         super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true; leave it out otherwise", "top_logprobs")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise RequestError("send max_completion_tokens or max_tokens, not both", "max_tokens")
 
@@ -118,23 +127,29 @@ class ChatDialect:
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+    def __init__(self, bytes_of: Bytes, *, logprobs: bool = False) -> None:
+        """`logprobs`: tell those of every token."""
+        self._bytes_of = bytes_of
+        self._logprobs = logprobs
+
+    def choice(self, index: int, completion: Completion) -> Json:
         """A whole answer."""
         message = {"role": "assistant", "content": completion.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": completion.finish.value}
+        logprobs = self._written(completion.logprobs)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": completion.finish.value}
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """Who speaks."""
-        return _choice(index, {"role": "assistant", "content": ""}, None)
+    def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterator[Json]:
+        """What one piece of an answer adds; who speaks comes first."""
+        if first:
+            yield _choice(index, {"role": "assistant", "content": ""}, None, None)
+        if delta.text or (self._logprobs and delta.tokens):
+            yield _choice(index, {"content": delta.text}, self._written(delta.logprobs), None)
+        if delta.completion is not None:
+            yield _choice(index, {}, None, delta.completion.finish.value)
 
-    def piece(self, index: int, text: str) -> dict[str, Any]:
-        """A piece of an answer."""
-        return _choice(index, {"content": text}, None)
-
-    def ending(self, index: int, completion: Completion) -> dict[str, Any]:
-        """The end of an answer."""
-        return _choice(index, {}, completion.finish.value)
+    def _written(self, entries: Sequence[TokenLogprob]) -> Json | None:
+        return chat_logprobs(entries, self._bytes_of) if self._logprobs else None
 
 
-def _choice(index: int, delta: dict[str, str], finish: str | None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+def _choice(index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}

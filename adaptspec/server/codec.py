@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from jinja2 import TemplateError
 
 from adaptspec.errors import RequestError
+from adaptspec.models.token_bytes import TokenBytes
 from adaptspec.server.protocols import Tokenizer
 
 LONG_TEXT = 20_000  # characters; encoding more than this would be felt by the streams of other clients
@@ -23,6 +25,11 @@ class Codec:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._long = asyncio.Lock()
+
+    @cached_property
+    def bytes_of(self) -> TokenBytes:
+        """Gives the bytes of a token."""
+        return TokenBytes(self._tokenizer)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a text."""

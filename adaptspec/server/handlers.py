@@ -8,7 +8,7 @@ from aiohttp import web
 
 from adaptspec.server import sse
 from adaptspec.server.chat import ChatBody, ChatDialect
-from adaptspec.server.completions import CompletionBody, CompletionDialect, Prompt
+from adaptspec.server.completions import CompletionBody, CompletionDialect, Echo, Prompt
 from adaptspec.server.generation import complete_all, stream_all
 from adaptspec.server.reply import Reply
 from adaptspec.server.request_id import HEADER
@@ -23,7 +23,9 @@ async def completions(http: web.Request) -> web.StreamResponse:
     body = await read_body(http, CompletionBody)
     _check(service, body)
     prompts = await _tokens(service, body.prompt)
-    reply = Reply(CompletionDialect(), service.engine.target.name)
+    echoes = _echoes(service, body, prompts) if body.echoes else []
+    dialect = CompletionDialect(service.codec.bytes_of, logprobs=body.logprobs is not None, prompts=echoes)
+    reply = Reply(dialect, service.engine.target.name, body.choices)
     return await _answer(http, body, reply, service.requests(reply.id, body, prompts))
 
 
@@ -33,7 +35,8 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     body = await read_body(http, ChatBody)
     _check(service, body)
     prompt = await service.codec.encode_chat([message.plain() for message in body.messages])
-    reply = Reply(ChatDialect(), service.engine.target.name)
+    dialect = ChatDialect(service.codec.bytes_of, logprobs=bool(body.logprobs))
+    reply = Reply(dialect, service.engine.target.name, body.choices)
     return await _answer(http, body, reply, service.requests(reply.id, body, [prompt]))
 
 
@@ -47,6 +50,13 @@ def _check(service: Service, body: GenerationBody) -> None:
 async def _tokens(service: Service, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
     encoded = iter(await service.codec.encode_all([prompt for prompt in prompts if isinstance(prompt, str)]))
     return [next(encoded) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
+
+
+def _echoes(service: Service, body: CompletionBody, prompts: Sequence[tuple[int, ...]]) -> list[Echo]:
+    """What each choice begins with. Token ids are echoed as the text they stand for."""
+    texts = [given if isinstance(given, str) else service.codec.decode(given) for given in body.prompt]
+    each = [Echo(text, prompt[0] if prompt else 0) for text, prompt in zip(texts, prompts, strict=True)]
+    return [echo for echo in each for _ in range(body.choices)]
 
 
 async def _answer(

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from adaptspec.models.runner import ModelInfo
+from adaptspec.models.token_bytes import Vocabulary
 from adaptspec.types import Completion, Delta, Request
 
 # The pieces of one answer, in order; the last one carries the completion. `aclose` aborts what has not ended.
@@ -67,8 +68,8 @@ class AsyncEngine(Protocol):
         """Take no new requests, wait until those in flight have ended, abort what is left after `seconds`."""
 
 
-class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that the server uses."""
+class Tokenizer(Vocabulary, Protocol):
+    """The part of a fast transformers tokenizer that the server uses."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Text to token ids."""

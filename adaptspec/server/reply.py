@@ -35,22 +35,17 @@ class Dialect(Protocol):
     def choice(self, index: int, completion: Completion) -> Json:
         """A whole answer."""
 
-    def opening(self, index: int) -> Json | None:
-        """What comes before the first piece, if anything does."""
-
-    def piece(self, index: int, text: str) -> Json:
-        """A piece of an answer."""
-
-    def ending(self, index: int, completion: Completion) -> Json:
-        """The end of an answer."""
+    def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterable[Json]:
+        """What a piece of an answer adds; its end is the last of the piece with the completion."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer in the making: what all its parts share."""
+    """One answer in the making: what all its parts share. `choices` answers go to each prompt, in a row."""
 
     dialect: Dialect
     model: str
+    choices: int = 1
     created: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -65,7 +60,7 @@ class Reply:
             ensure_complete(completion)
         choices = [self.dialect.choice(index, completion) for index, completion in enumerate(completions)]
         body = self._envelope(self.dialect.whole_object, choices)
-        return body | {"usage": usage(completions), "metrics": metrics(completions)}
+        return body | {"usage": usage(completions, self.choices), "metrics": metrics(completions)}
 
     async def chunks(
         self, deltas: AsyncGenerator[tuple[int, Delta], None], count: int, *, include_usage: bool
@@ -77,27 +72,21 @@ class Reply:
         opened: set[int] = set()
         completions: dict[int, Completion] = {}
         shared: Json = {"usage": None} if include_usage else {}
+        kind = self.dialect.chunk_object
         async with aclosing(deltas):
             async for index, delta in deltas:
                 if delta.completion is not None:
                     completions[index] = ensure_complete(delta.completion)
-                last = len(completions) == count and not include_usage
-                for choice in self._choices(index, delta, new=index not in opened):
-                    yield self._envelope(self.dialect.chunk_object, [choice]) | shared
+                written = list(self.dialect.chunks(index, delta, first=index not in opened))
                 opened.add(index)
-                if delta.completion is not None:
-                    ending = self.dialect.ending(index, delta.completion)
+                for place, choice in enumerate(written, start=1):
+                    last = place == len(written) and len(completions) == count and not include_usage
                     extra = {"metrics": metrics(completions.values())} if last else shared
-                    yield self._envelope(self.dialect.chunk_object, [ending]) | extra
+                    yield self._envelope(kind, [choice]) | extra
         if include_usage:
             ended = list(completions.values())
-            yield self._envelope(self.dialect.chunk_object, []) | {"usage": usage(ended), "metrics": metrics(ended)}
-
-    def _choices(self, index: int, delta: Delta, *, new: bool) -> Iterable[Json]:
-        if new and (opening := self.dialect.opening(index)) is not None:
-            yield opening
-        if delta.text:
-            yield self.dialect.piece(index, delta.text)
+            told = {"usage": usage(ended, self.choices), "metrics": metrics(ended)}
+            yield self._envelope(kind, []) | told
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
@@ -112,12 +101,13 @@ def ensure_complete(completion: Completion) -> Completion:
     return completion
 
 
-def usage(completions: Iterable[Completion]) -> Json:
-    """Tokens read and written, in OpenAI's shape."""
+def usage(completions: Iterable[Completion], choices: int = 1) -> Json:
+    """Tokens read and written, in OpenAI's shape: a prompt counts once, however many `choices` are answers to it."""
     prompt, output = 0, 0
     for completion in completions:
         prompt += completion.prompt_tokens
         output += len(completion.tokens)
+    prompt //= choices
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 

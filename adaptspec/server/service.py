@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from aiohttp import web
 
 from adaptspec.errors import PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.server.choices import seed_of_choice
 from adaptspec.server.codec import Codec
 from adaptspec.server.errors import BodyTypeError, DrainingError, EngineStoppedError
 from adaptspec.server.protocols import AsyncEngine
@@ -44,13 +46,19 @@ class Service:
         """Refuse what can never be served, before its texts are encoded.
 
         Raises:
-            RequestError: more prompts than the engine can hold.
+            RequestError: more prompts, or choices of them, than the engine can hold.
             PromptTooLongError: a text so long that its tokens cannot fit.
         """
         sizes, target, param = body.characters, self.engine.target, body.prompt_field
         if len(sizes) > self.engine.capacity:
             raise RequestError(
                 f"{param} has {len(sizes)} prompts; this server holds {self.engine.capacity} at once: send fewer", param
+            )
+        if len(sizes) * body.choices > self.engine.capacity:
+            raise RequestError(
+                f"n is {body.choices} for {len(sizes)} prompts; this server holds {self.engine.capacity} at once: ask "
+                "for fewer",
+                "n",
             )
         limit = CHARACTERS_PER_TOKEN * target.context + CHARACTERS_SLACK
         if max(sizes) > limit:
@@ -61,20 +69,22 @@ class Service:
             )
 
     def requests(self, identity: str, body: GenerationBody, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
-        """One engine request per prompt, all of which the engine can serve. Raises RequestError if one cannot be."""
+        """One engine request per prompt and choice, prompt by prompt, all of which the engine can serve.
+
+        Raises RequestError if one cannot be.
+        """
         for prompt in prompts:
             self._check_prompt(prompt, body.prompt_field)
             self._check_room(prompt, body)
         speculation, wanted = body.speculation(), body.wanted_tokens
-        requests = [
-            Request(
-                id=identity if len(prompts) == 1 else f"{identity}-{index}",
-                prompt=prompt,
-                sampling=self._sampling(body, self.engine.target.context - len(prompt) if wanted is None else wanted),
-                speculation=speculation,
-            )
-            for index, prompt in enumerate(prompts)
-        ]
+        requests: list[Request] = []
+        for prompt in prompts:
+            sampling = self._sampling(body, self.engine.target.context - len(prompt) if wanted is None else wanted)
+            for choice in range(body.choices):
+                alone = len(prompts) * body.choices == 1
+                own = replace(sampling, seed=seed_of_choice(sampling.seed, choice))
+                name = identity if alone else f"{identity}-{len(requests)}"
+                requests.append(Request(name, prompt, own, speculation))
         for request in requests:
             self.engine.check(request)
         return requests

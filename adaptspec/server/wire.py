@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json, to_json
 
 from adaptspec.errors import RequestError
-from adaptspec.types import SamplingParams, SpeculationParams
+from adaptspec.server.choices import MAX_CHOICES
+from adaptspec.types import MAX_LOGPROBS, SamplingParams, SpeculationParams
 
 MAX_STOPS = 32
 _SHOWN = 60  # characters of a client's own words that are repeated in a message
@@ -23,6 +24,7 @@ _SHOWN = 60  # characters of a client's own words that are repeated in a message
 # Within 64 bits: a number of thousands of digits could not even be printed in an error message.
 Int = Annotated[int, Field(ge=-(2**63) + 1, le=2**63 - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+Alternatives = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 _PLAIN_SAMPLING = (
     "temperature",
@@ -79,6 +81,7 @@ class GenerationBody(WireModel):
     model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -112,6 +115,21 @@ class GenerationBody(WireModel):
         return None if self.max_tokens is None else "max_tokens"
 
     @property
+    def choices(self) -> int:
+        """Answers wanted to each prompt."""
+        return self.n or 1
+
+    @property
+    def alternatives(self) -> int | None:
+        """Alternatives to tell per token with its log-probability; None where no log-probabilities are wanted."""
+        return None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer begins with its prompt."""
+        return False
+
+    @property
     def include_usage(self) -> bool:
         """Whether a streamed answer ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -120,6 +138,8 @@ class GenerationBody(WireModel):
         """What no single field can say. Raises RequestError."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream: true; leave it out otherwise", "stream_options")
+        if self.wanted_tokens is not None and self.wanted_tokens < 1 and not self.echoes:
+            raise RequestError(f"{self.tokens_field} is {self.wanted_tokens}; it must be at least 1", self.tokens_field)
 
     def sampling(self, max_tokens: int) -> SamplingParams:
         """How to draw tokens. Raises RequestError for values out of range."""
@@ -129,6 +149,8 @@ class GenerationBody(WireModel):
             logit_bias=self._biases(),
             stop=self._stops(),
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            logprobs=self.alternatives,
+            prompt_logprobs=self.alternatives if self.echoes else None,
             **given,
         )
 

@@ -15,7 +15,8 @@ GOOD: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": "x"}, CHAT: {"message
 HUGE = int("9" * 4000)
 
 BOTH = [
-    ({"n": 2}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": 0}, "n"),
     ({"n": True}, "n"),
     ({"n": "1"}, "n"),
     ({"frobnicate": None}, "frobnicate"),
@@ -71,9 +72,10 @@ BOTH = [
     ({"user": 1}, "user"),
 ]
 ONLY_COMPLETIONS = [
-    ({"echo": True}, "echo"),
-    ({"logprobs": 1}, "logprobs"),
-    ({"logprobs": 0}, "logprobs"),
+    ({"echo": 1}, "echo"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"max_tokens": -1, "echo": True}, "max_tokens"),
     ({"logprobs": False}, "logprobs"),
     ({"best_of": 2}, "best_of"),
     ({"suffix": "end"}, "suffix"),
@@ -91,8 +93,12 @@ ONLY_COMPLETIONS = [
     ({"prompt": ["a"] * 129}, "prompt"),
 ]
 ONLY_CHAT = [
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"echo": False}, "echo"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
