@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from types import MappingProxyType
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,12 +49,22 @@ class Reason(IntEnum):
 
 
 @dataclass(frozen=True)
+class Grammar:
+    """What an output must be: a JSON schema, or a grammar in llguidance's Lark dialect. `param` names it in errors."""
+
+    text: str
+    syntax: Literal["json-schema", "lark"] = "json-schema"
+    param: str = "response_format"
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """How tokens are drawn and when to end. Defaults are OpenAI's; temperature 0 is greedy.
 
     `max_tokens` beyond what the context has room for ends there; 0 only reads the prompt. `top_k` 0 means all tokens.
     `seed` None: the engine gives the request a random one. `logprobs` and `prompt_logprobs` ask for the
     log-probabilities of output and prompt tokens with so many alternatives each (see `TokenLogprob`); None: none.
+    `grammar` bounds what may be written; it says where the output ends, so `ignore_eos` and `min_tokens` cannot.
     """
 
     max_tokens: int = 128
@@ -73,6 +83,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, self.max_tokens >= 0, "0 (only read the prompt) or more")
@@ -91,6 +102,9 @@ class SamplingParams:
             _check("logit_bias", bias, token >= 0 and -100.0 <= bias <= 100.0, "token ids to values of -100 to 100")
         if self.seed is not None:
             _check("seed", self.seed, -MAX_SEED <= self.seed <= MAX_SEED, "a 64-bit integer")
+        if self.grammar is not None and (self.ignore_eos or self.min_tokens):
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise RequestError(f"{name} cannot be kept where {self.grammar.param} says when to end; leave it out", name)
         if any(not text for text in self.stop):
             raise RequestError("stop must not hold an empty string; leave it out", "stop")
 

@@ -189,7 +189,9 @@ class RoundLoop:
             if i < size:
                 emitted[i] = gained
                 sequence.count_round(drafted, min(kept, gained))
-                self._roll_back(held_row(sequence), length + kept, int(decision.drafter[i]) if drafted else None)
+                # A drafter may have read on though all it drafted was cut: what was asked for tells, not what is left.
+                drafter = int(decision.drafter[i]) if decision.depths[i] else None
+                self._roll_back(held_row(sequence), length + kept, drafter)
         return _Outcome(verdict.accepted[:size], emitted, self._speculator.shadows(ask, decision, context))
 
     def _record(
@@ -244,7 +246,7 @@ class RoundLoop:
             if sequence.finish is None:
                 self._outbox.append(sequence.delta())
             else:
-                self._end(sequence, sequence.finish)
+                self._end(sequence, sequence.finish, sequence.error)
 
     def _collect(self) -> list[Delta]:
         """Everything that has not been handed over: also what a round left behind that failed half-way."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from adaptspec.control.regions import OutputRegion
 from adaptspec.engine.detokenizer import Detokenizer
+from adaptspec.models.constraint import Constraint
 from adaptspec.models.sampling import SamplingRow
 from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings, TokenLogprob
 
@@ -17,7 +18,8 @@ class Sequence:
     """Travels through queue, rounds and commit. `tokens` is prompt + output, and only grows.
 
     `row` is its place in every cache while it runs, None while it waits. `end_tokens` end it. `continued` gives the
-    text that the output goes on from. `logprobs` and `prompt_logprobs` grow as tokens are scored, if it asks for them.
+    text that the output goes on from; `constraint` is its grammar at work. `logprobs` and `prompt_logprobs` grow as
+    tokens are scored, if it asks for them.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class Sequence:
         context: int,
         now: float,
         continued: Callable[[], str],
+        constraint: Constraint | None = None,
     ) -> None:
         sampling = request.sampling
         self.request = request
@@ -39,7 +42,7 @@ class Sequence:
         self.error: str | None = None
         self.max_tokens = min(sampling.max_tokens, context - len(request.prompt))
         self.end_tokens = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos))
-        self.sampling = SamplingRow(sampling, seed, self.tokens, len(request.prompt), eos)
+        self.sampling = SamplingRow(sampling, seed, self.tokens, len(request.prompt), eos, constraint)
         self._detokenizer = detokenizer
         self._continued = continued
         self._region: OutputRegion | None = None
@@ -86,12 +89,21 @@ class Sequence:
         if not self.max_tokens:  # the prompt was to be read, and nothing else
             self.finish = FinishReason.LENGTH
             return 0
+        gained = len(tokens)
         for count, token in enumerate(tokens, start=1):
             self.tokens.append(token)
             self._end_at(token)
             if self.finish is not None:
-                return count
-        return len(tokens)
+                gained = count
+                break
+        if self.sampling.constraint is not None:
+            self._keep_to(self.sampling.constraint, tokens[:gained])
+        return gained
+
+    def _keep_to(self, constraint: Constraint, tokens: list[int]) -> None:
+        constraint.commit(tokens)
+        if constraint.error is not None:
+            self.finish, self.error = FinishReason.ERROR, f"its grammar could not be followed: {constraint.error}"
 
     def _end_at(self, token: int) -> None:
         allowed = self.emitted >= self.request.sampling.min_tokens
