@@ -30,7 +30,7 @@ from adaptspec.errors import ConfigError, PromptTooLongError, RequestError, Stat
 from adaptspec.models.grammars import Grammars
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.sampling import check_vocabulary
-from adaptspec.types import Delta, FinishReason, FloatArray, Request, Sink
+from adaptspec.types import Delta, FinishReason, FloatArray, Grammar, Request, Sink
 from adaptspec.verification.method import Method
 
 _log = logging.getLogger(__name__)
@@ -145,6 +145,10 @@ class EngineCore:
             raise UnknownModelError(
                 f"there is no policy {policy!r} here; served are: {', '.join(self.policies)}", "adaptspec.policy"
             )
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Compile it, unless that was done a while ago; any thread may call it. Raises RequestError."""
+        self._grammars.check(grammar)
 
     def with_task(self, request: Request) -> Request:
         """The request with its task detected, if it names none; touches no state, so any thread may call it."""

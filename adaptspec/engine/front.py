@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from adaptspec.engine.core import EngineCore
 from adaptspec.errors import EngineError, OverloadedError
 from adaptspec.models.runner import ModelInfo
-from adaptspec.types import Completion, Delta, FinishReason, Request
+from adaptspec.types import Completion, Delta, FinishReason, Grammar, Request
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -76,6 +76,10 @@ class AsyncEngine:
     def check(self, request: Request) -> None:
         """Refuse what can never be served, without queueing anything. Raises RequestError."""
         self._core.check(request)
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Compile it, from any thread. Raises RequestError if it cannot be used."""
+        self._core.check_grammar(grammar)
 
     @property
     def alive(self) -> bool:

@@ -10,7 +10,9 @@ from jinja2 import TemplateError
 
 from adaptspec.errors import RequestError
 from adaptspec.models.token_bytes import TokenBytes
+from adaptspec.server.messages import Message
 from adaptspec.server.protocols import Tokenizer
+from adaptspec.server.tools import Tool, written_out
 
 LONG_TEXT = 20_000  # characters; encoding more than this would be felt by the streams of other clients
 
@@ -42,13 +44,22 @@ class Codec:
         async with self._long:
             return await asyncio.to_thread(self._encode_all, texts, add_special_tokens)
 
-    async def encode_chat(self, messages: list[dict[str, str]], *, answer: bool = True) -> tuple[int, ...]:
+    async def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answer: bool = True
+    ) -> tuple[int, ...]:
         """Token ids of a conversation; `answer` adds the opening of the assistant's turn.
 
-        Raises RequestError if the model has no chat template, or its template refuses the conversation.
+        A template that knows nothing of tools gets them as text. Raises RequestError if the model has no chat template,
+        or its template refuses the conversation.
         """
+        plain, options = [message.plain() for message in messages], {}
+        template = str(self._tokenizer.chat_template)
+        if tools and "tools" in template:
+            options["tools"] = [tool.plain() for tool in tools]
+        elif tools or ("tool_calls" not in template and any(m.tool_calls or m.role == "tool" for m in messages)):
+            plain = written_out(plain, tools)
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
+            text = self._tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=answer, **options)
         except (TemplateError, ValueError) as error:
             raise RequestError(
                 f"the model's chat template does not take these messages ({error}); change their roles or order, "

@@ -34,8 +34,9 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     service = http.app[SERVICE]
     body = await read_body(http, ChatBody)
     _check(service, body)
-    prompt = await service.codec.encode_chat([message.plain() for message in body.messages])
-    dialect = ChatDialect(service.codec.bytes_of, logprobs=bool(body.logprobs))
+    await service.check_grammar(body)
+    prompt = await service.codec.encode_chat(body.messages, body.tools or ())
+    dialect = ChatDialect(service.codec.bytes_of, logprobs=bool(body.logprobs), calls=body.calls)
     reply = Reply(dialect, service.engine.target.name, body.choices)
     return await _answer(http, body, reply, service.requests(reply.id, body, [prompt]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -67,6 +68,11 @@ class Service:
                 f"texts above {limit} characters are not even counted: send less",
                 param,
             )
+
+    async def check_grammar(self, body: GenerationBody) -> None:
+        """Compile what the answer must be, where streams do not wait for it. Raises RequestError."""
+        if body.grammar is not None:
+            await asyncio.to_thread(self.engine.check_grammar, body.grammar)
 
     def requests(self, identity: str, body: GenerationBody, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
         """One engine request per prompt and choice, prompt by prompt, all of which the engine can serve.

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError, from_json, to_json
 
 from adaptspec.errors import RequestError
 from adaptspec.server.choices import MAX_CHOICES
-from adaptspec.types import MAX_LOGPROBS, SamplingParams, SpeculationParams
+from adaptspec.types import MAX_LOGPROBS, Grammar, SamplingParams, SpeculationParams
 
 MAX_STOPS = 32
 _SHOWN = 60  # characters of a client's own words that are repeated in a message
@@ -125,6 +125,11 @@ class GenerationBody(WireModel):
         return None
 
     @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must be; None where any text will do."""
+        return None
+
+    @property
     def echoes(self) -> bool:
         """Whether the answer begins with its prompt."""
         return False
@@ -150,6 +155,7 @@ class GenerationBody(WireModel):
             stop=self._stops(),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logprobs=self.alternatives,
+            grammar=self.grammar,
             prompt_logprobs=self.alternatives if self.echoes else None,
             **given,
         )
@@ -187,10 +193,12 @@ def parse(model: type[Body], raw: bytes) -> Body:
         raise RequestError(f"the body is not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise RequestError("the body must be a JSON object, such as {...}")
+    document = _without_no_ops(model, document)
     try:
-        return model.model_validate(_without_no_ops(model, document))
+        return model.model_validate(document)
     except ValidationError as error:
-        raise _refusal(model, error.errors(include_url=False, include_input=False)[0]) from error
+        detail = error.errors(include_url=False, include_input=False)[0]
+        raise _refusal(model, detail, _place(document, detail)) from error
 
 
 def without_no_ops(model: type[WireModel]) -> Any:
@@ -228,16 +236,29 @@ def _spelled(value: object) -> str:
     return to_json(value).decode()
 
 
-def _refusal(model: type[WireModel], detail: ErrorDetails) -> RequestError:
-    path = _path(detail["loc"])
+def _refusal(model: type[WireModel], detail: ErrorDetails, place: tuple[int | str, ...]) -> RequestError:
+    path = _path(place)
     if detail["type"] == "extra_forbidden":
-        known = _fields_at(model, detail["loc"][:-1])
-        close = get_close_matches(str(detail["loc"][-1]), known, n=1)
-        hint = f" (did you mean {_path((*detail['loc'][:-1], close[0]))}?)" if close else ""
+        known = _fields_at(model, place[:-1])
+        close = get_close_matches(str(place[-1]), known, n=1)
+        hint = f" (did you mean {_path((*place[:-1], close[0]))}?)" if close else ""
         return RequestError(f"{shown(path)} is not a field this server supports; leave it out{hint}", path[:_SHOWN])
     if detail["type"] == "missing":
         return RequestError(f"{path} is missing; add it", path)
     return RequestError(f"{shown(path)} {_reason(detail)}", path[:_SHOWN])
+
+
+def _place(document: dict[str, Any], detail: ErrorDetails) -> tuple[int | str, ...]:
+    """Where in the document it is: pydantic also names the kinds that it tried where several are possible."""
+    at: Any = document
+    place: list[int | str] = []
+    for step, name in enumerate(detail["loc"], start=1):
+        inside = name in at if isinstance(at, dict) else isinstance(at, list) and isinstance(name, int)
+        if inside:
+            at = at[name]
+        if inside or (detail["type"] == "missing" and step == len(detail["loc"])):
+            place.append(name)
+    return tuple(place)
 
 
 def _reason(detail: ErrorDetails) -> str:

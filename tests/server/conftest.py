@@ -15,7 +15,7 @@ from adaptspec.errors import UnknownModelError
 from adaptspec.models.runner import ModelInfo
 from adaptspec.server.application import make_app
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings
+from adaptspec.types import Completion, Delta, FinishReason, Grammar, Request, SpeculationStats, Timings
 
 Client = TestClient[web.Request, web.Application]
 
@@ -33,6 +33,7 @@ class FakeEngine:
         self.failing_at: int | None = None  # ends there with FinishReason.ERROR
         self.seen: list[Request] = []
         self.aborted: list[str] = []
+        self.grammars: list[Grammar] = []
 
     def stats(self) -> FakeEngine:
         return self
@@ -40,6 +41,9 @@ class FakeEngine:
     def check(self, request: Request) -> None:
         if request.speculation.policy not in (None, *self.policies):
             raise UnknownModelError("no such policy; ask for goodput or static", "adaptspec.policy")
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        self.grammars.append(grammar)
 
     async def stream(self, request: Request) -> AsyncIterator[Delta]:
         self.seen.append(request)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.fixture
-async def live(target_path: Path, draft_path: Path, tokenizer: Any) -> AsyncIterator[Client]:
-    with live_app(target_path, draft_path, tokenizer) as app:
+async def live(make_model: Callable[..., Path], tokenizer: Any) -> AsyncIterator[Client]:
+    paths = [make_model("llama", seed=seed, max_position_embeddings=1024) for seed in (0, 1)]
+    with live_app(*paths, tokenizer) as app:
         async with TestClient(TestServer(app)) as client:
             yield client
 
@@ -164,3 +166,55 @@ async def test_bytes_of_a_chat_are_its_text(live: Client) -> None:
     (choice,) = answer["choices"]
     raw = b"".join(bytes(entry["bytes"]) for entry in choice["logprobs"]["content"])
     assert raw.removesuffix(b"<|end|>").decode(errors="replace") == choice["message"]["content"]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["fox", "fog"]}, "ok": {"type": "boolean"}},
+    "required": ["kind", "ok"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "see", "parameters": SCHEMA}}
+ASKED = [{"role": "user", "content": "What is it?"}]
+
+
+async def test_an_answer_in_a_format_is_in_it_and_the_same_under_every_policy(live: Client) -> None:
+    """Speculation and grammar at once, whole and streamed."""
+    formats = [
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
+        {"type": "text"},
+    ]
+    body = {"messages": ASKED, "max_tokens": 200, "seed": 3, "response_format": formats[0]}
+    answers = [told(await ask(live, CHAT, **body, adaptspec={"policy": policy})) for policy in POLICIES]
+    assert answers[0] == answers[1] == answers[2] == joined(await ask(live, CHAT, **body, stream=True), 1)
+    assert json.loads(answers[0][0]["text"]).keys() == SCHEMA["properties"].keys()
+    assert answers[0][0]["finish"] == "stop"
+    free = await ask(live, CHAT, **{**body, "response_format": formats[1], "max_tokens": 5})
+    assert free["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "see"}}])
+async def test_a_tool_that_must_be_called_is_called(live: Client, choice: Any) -> None:
+    """The call parses, comes whole in a stream too, and can be sent back with its result."""
+    body = {"messages": ASKED, "max_tokens": 220, "temperature": 0, "tools": [TOOL], "tool_choice": choice}
+    body["parallel_tool_calls"] = False
+    (choice,) = (await ask(live, CHAT, **body))["choices"]
+    message = choice["message"]
+    assert (choice["finish_reason"], message["content"]) == ("tool_calls", None)
+    (call,) = message["tool_calls"]
+    assert json.loads(call["function"]["arguments"]).keys() == SCHEMA["properties"].keys()
+    streamed = {"name": "", "arguments": ""}
+    for chunk in await ask(live, CHAT, **body, stream=True):
+        for piece in chunk["choices"][0]["delta"].get("tool_calls", ()):
+            streamed["name"] += piece["function"].get("name", "")
+            streamed["arguments"] += piece["function"]["arguments"]
+    assert streamed == call["function"]
+    result = {"role": "tool", "content": "seen", "tool_call_id": call["id"]}
+    await ask(live, CHAT, messages=[*ASKED, message, result], max_tokens=3, tools=[TOOL], tool_choice="none")
+
+
+async def test_text_beside_tools_streams_as_it_is(live: Client) -> None:
+    """`auto`: a model that calls nothing answers as if there were no tools, but for what they add to its prompt."""
+    body = {"messages": ASKED, "max_tokens": 30, "seed": 4, "tools": [TOOL]}
+    (whole,) = told(await ask(live, CHAT, **body))
+    assert joined(await ask(live, CHAT, **body, stream=True), 1) == [whole]
