@@ -150,12 +150,16 @@ class SpeculationParams:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to complete. `prompt` is token ids; `id` is unique among the running requests."""
+    """One prompt to complete. `prompt` is token ids; `id` is unique among the running requests.
+
+    `prediction` is what the output is expected to be, to draft from; it changes no output.
+    """
 
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams = SamplingParams()
     speculation: SpeculationParams = SpeculationParams()
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,11 @@ class Delta:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished request. `error` says what happened when `finish` is ERROR."""
+    """A finished request. `error` says what happened when `finish` is ERROR.
+
+    Of the request's `prediction`, `prediction_accepted` tokens are in the output and `prediction_rejected` are not,
+    whether or not anybody drafted them.
+    """
 
     request_id: str
     text: str
@@ -242,6 +250,8 @@ class Completion:
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    prediction_accepted: int = 0
+    prediction_rejected: int = 0
 
 
 @dataclass(frozen=True)

@@ -290,6 +290,9 @@ class RoundLoop:
             self._tell_started(sequence)
         sequence.admit(time.monotonic())
         self._controller.start(held_row(sequence), sequence.request)
+        if sequence.request.prediction:
+            for lookup in self._speculator.lookups.values():
+                lookup.expect(held_row(sequence), sequence.request.prediction, sequence.prompt_length)
 
     def _on_leave(self, row: int) -> None:
         for drafter in self._speculator.drafters:

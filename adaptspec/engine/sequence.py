@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from adaptspec.control.regions import OutputRegion
+from adaptspec.drafting.prediction import Prediction
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.models.constraint import Constraint
 from adaptspec.models.sampling import SamplingRow
@@ -50,6 +51,7 @@ class Sequence:
         self._prompt_told = False
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []
+        self._prediction = Prediction(request.prediction, len(request.prompt)) if request.prediction else None
         self._counts = _Counts()
         self.timings = Timings(arrived=now, admitted=None, first_token=None, finished=now)
 
@@ -96,6 +98,8 @@ class Sequence:
             if self.finish is not None:
                 gained = count
                 break
+        if self._prediction is not None:
+            self._prediction.read(self.tokens, len(self.tokens))
         if self.sampling.constraint is not None:
             self._keep_to(self.sampling.constraint, tokens[:gained])
         return gained
@@ -145,6 +149,8 @@ class Sequence:
             error=self.error,
             logprobs=tuple(self.logprobs),
             prompt_logprobs=tuple(self.prompt_logprobs),
+            prediction_accepted=0 if self._prediction is None else self._prediction.accepted,
+            prediction_rejected=0 if self._prediction is None else self._prediction.rejected,
         )
 
 

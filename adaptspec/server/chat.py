@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from adaptspec.errors import RequestError
 from adaptspec.server.logprobs import Bytes, chat_logprobs
-from adaptspec.server.messages import Messages, check_messages
+from adaptspec.server.messages import Messages, Text, check_messages
 from adaptspec.server.structure import ResponseFormat, grammar_of
 from adaptspec.server.tool_text import Arguments, Opened, Part, ToolText, Words
 from adaptspec.server.tools import ToolChoice, Tools, check_tools, tool_grammar
-from adaptspec.server.wire import Alternatives, GenerationBody, Int
+from adaptspec.server.wire import Alternatives, GenerationBody, Int, WireModel
 from adaptspec.types import Completion, Delta, FinishReason, Grammar, TokenLogprob
 
 Json = dict[str, Any]
+
+
+class PredictedText(WireModel):
+    """What the answer is expected to be."""
+
+    type: Literal["content"]
+    content: Text
 
 
 class ChatBody(GenerationBody):
@@ -26,6 +33,7 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     response_format: ResponseFormat | None = None
+    prediction: PredictedText | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -37,7 +45,6 @@ class ChatBody(GenerationBody):
         "function_call": (None, "none"),
         "modalities": (["text"], None),
         "audio": (None,),
-        "prediction": (None,),
         "reasoning_effort": (None,),
         "verbosity": (None,),
         "store": (False, None),

@@ -38,7 +38,8 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     prompt = await service.codec.encode_chat(body.messages, body.tools or ())
     dialect = ChatDialect(service.codec.bytes_of, logprobs=bool(body.logprobs), calls=body.calls)
     reply = Reply(dialect, service.engine.target.name, body.choices)
-    return await _answer(http, body, reply, service.requests(reply.id, body, [prompt]))
+    prediction = await service.predicted(body.prediction.content) if body.prediction is not None else ()
+    return await _answer(http, body, reply, service.requests(reply.id, body, [prompt], prediction))
 
 
 def _check(service: Service, body: GenerationBody) -> None:

@@ -23,9 +23,9 @@ _NULLABLE: dict[str, Any] = {"anyOf": [*TEXT_SCHEMA["anyOf"], {"type": "null"}]}
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-def _text(value: object) -> str | None:
-    """A message's content as one string: text parts are joined by line ends, as chat templates expect."""
-    if value is None or isinstance(value, str):
+def _text(value: object) -> str:
+    """Content as one string: text parts are joined by line ends, as chat templates expect."""
+    if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(_is_text_part(part) for part in value):
         return "\n".join(part["text"] for part in value)
@@ -41,6 +41,13 @@ def _is_text_part(part: object) -> bool:
         and part["type"] == "text"
         and isinstance(part["text"], str)
     )
+
+
+def _text_if_any(value: object) -> str | None:
+    return None if value is None else _text(value)
+
+
+Text = Annotated[str, PlainValidator(_text), WithJsonSchema(TEXT_SCHEMA)]
 
 
 class CalledFunction(WireModel):
@@ -62,7 +69,7 @@ class Message(WireModel):
     """One message of a conversation; `content` is a string once read, None only beside tool calls."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, PlainValidator(_text), WithJsonSchema(_NULLABLE)] = None
+    content: Annotated[str | None, PlainValidator(_text_if_any), WithJsonSchema(_NULLABLE)] = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 

@@ -103,12 +103,18 @@ def ensure_complete(completion: Completion) -> Completion:
 
 def usage(completions: Iterable[Completion], choices: int = 1) -> Json:
     """Tokens read and written, in OpenAI's shape: a prompt counts once, however many `choices` are answers to it."""
-    prompt, output = 0, 0
-    for completion in completions:
-        prompt += completion.prompt_tokens
-        output += len(completion.tokens)
-    prompt //= choices
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    ended = list(completions)
+    prompt = sum(completion.prompt_tokens for completion in ended) // choices
+    output = sum(len(completion.tokens) for completion in ended)
+    counted: Json = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    accepted = sum(completion.prediction_accepted for completion in ended)
+    rejected = sum(completion.prediction_rejected for completion in ended)
+    if accepted or rejected:
+        counted["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return counted
 
 
 def metrics(completions: Iterable[Completion]) -> Json:

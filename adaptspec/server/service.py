@@ -50,7 +50,7 @@ class Service:
             RequestError: more prompts, or choices of them, than the engine can hold.
             PromptTooLongError: a text so long that its tokens cannot fit.
         """
-        sizes, target, param = body.characters, self.engine.target, body.prompt_field
+        sizes, param = body.characters, body.prompt_field
         if len(sizes) > self.engine.capacity:
             raise RequestError(
                 f"{param} has {len(sizes)} prompts; this server holds {self.engine.capacity} at once: send fewer", param
@@ -61,20 +61,26 @@ class Service:
                 "for fewer",
                 "n",
             )
-        limit = CHARACTERS_PER_TOKEN * target.context + CHARACTERS_SLACK
-        if max(sizes) > limit:
-            raise PromptTooLongError(
-                f"{param} has a text of {max(sizes)} characters; {target.name} holds {target.context} tokens, and "
-                f"texts above {limit} characters are not even counted: send less",
-                param,
-            )
+        self._check_length(max(sizes), param)
 
     async def check_grammar(self, body: GenerationBody) -> None:
         """Compile what the answer must be, where streams do not wait for it. Raises RequestError."""
         if body.grammar is not None:
             await asyncio.to_thread(self.engine.check_grammar, body.grammar)
 
-    def requests(self, identity: str, body: GenerationBody, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
+    async def predicted(self, text: str) -> tuple[int, ...]:
+        """Token ids of what an answer is expected to be, as far as the context goes. Raises PromptTooLongError."""
+        self._check_length(len(text), "prediction")
+        tokens = await self.codec.encode(text, add_special_tokens=False)
+        return tokens[: self.engine.target.context]
+
+    def requests(
+        self,
+        identity: str,
+        body: GenerationBody,
+        prompts: Sequence[tuple[int, ...]],
+        prediction: tuple[int, ...] = (),
+    ) -> list[Request]:
         """One engine request per prompt and choice, prompt by prompt, all of which the engine can serve.
 
         Raises RequestError if one cannot be.
@@ -90,10 +96,20 @@ class Service:
                 alone = len(prompts) * body.choices == 1
                 own = replace(sampling, seed=seed_of_choice(sampling.seed, choice))
                 name = identity if alone else f"{identity}-{len(requests)}"
-                requests.append(Request(name, prompt, own, speculation))
+                requests.append(Request(name, prompt, own, speculation, prediction))
         for request in requests:
             self.engine.check(request)
         return requests
+
+    def _check_length(self, characters: int, param: str) -> None:
+        target = self.engine.target
+        limit = CHARACTERS_PER_TOKEN * target.context + CHARACTERS_SLACK
+        if characters > limit:
+            raise PromptTooLongError(
+                f"{param} has a text of {characters} characters; {target.name} holds {target.context} tokens, and "
+                f"texts above {limit} characters are not even counted: send less",
+                param,
+            )
 
     def _check_prompt(self, prompt: tuple[int, ...], param: str) -> None:
         target = self.engine.target

@@ -218,3 +218,21 @@ async def test_text_beside_tools_streams_as_it_is(live: Client) -> None:
     body = {"messages": ASKED, "max_tokens": 30, "seed": 4, "tools": [TOOL]}
     (whole,) = told(await ask(live, CHAT, **body))
     assert joined(await ask(live, CHAT, **body, stream=True), 1) == [whole]
+
+
+async def test_a_prediction_is_counted_and_changes_nothing(live: Client) -> None:
+    """`usage` tells how many of its tokens came true; streams say the same."""
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}  # what it writes is no noise then
+    body = {"messages": ASKED, "max_tokens": 100, "seed": 1, "response_format": schema}
+    plain = await ask(live, CHAT, **body)
+    text = plain["choices"][0]["message"]["content"]
+    prediction = {"type": "content", "content": [{"type": "text", "text": text}]}
+    body |= {"prediction": prediction}
+    answer = await ask(live, CHAT, **body)
+    assert told(answer) == told(plain)
+    details = answer["usage"]["completion_tokens_details"]
+    tokens = answer["usage"]["completion_tokens"]
+    assert details == {"accepted_prediction_tokens": tokens - 1, "rejected_prediction_tokens": 0}, "all but the end"
+    assert "completion_tokens_details" not in plain["usage"]
+    chunks = await ask(live, CHAT, **body, stream=True, stream_options={"include_usage": True})
+    assert chunks[-1]["usage"] == answer["usage"]
