@@ -42,6 +42,7 @@ def make_app(
         [
             web.post("/v1/completions", handlers.completions),
             web.post("/v1/chat/completions", handlers.chat_completions),
+            web.post("/v1/responses", handlers.responses),
             web.get("/v1/models", status.models),
             web.get("/v1/models/{model:.+}", status.model),
             web.post("/tokenize", tokens.tokenize),

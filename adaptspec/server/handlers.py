@@ -1,4 +1,4 @@
-"""The handlers that run prompts: completions and chat completions."""
+"""The handlers that run prompts: completions, chat completions and responses."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from adaptspec.errors import RequestError
 from adaptspec.server import sse
 from adaptspec.server.chat import ChatBody, ChatDialect
 from adaptspec.server.completions import CompletionBody, CompletionDialect, Echo, Prompt
 from adaptspec.server.generation import complete_all, stream_all
 from adaptspec.server.reply import Reply
 from adaptspec.server.request_id import HEADER
+from adaptspec.server.response_reply import ResponseReply
+from adaptspec.server.responses import ResponsesBody, in_own_words
 from adaptspec.server.service import SERVICE, Service, read_body
 from adaptspec.server.wire import GenerationBody
 from adaptspec.types import Request
@@ -40,6 +43,26 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     reply = Reply(dialect, service.engine.target.name, body.choices)
     prediction = await service.predicted(body.prediction.content) if body.prediction is not None else ()
     return await _answer(http, body, reply, service.requests(reply.id, body, [prompt], prediction))
+
+
+async def responses(http: web.Request) -> web.StreamResponse:
+    """POST /v1/responses."""
+    service = http.app[SERVICE]
+    body = await read_body(http, ResponsesBody)
+    try:
+        chat = body.chat()
+        _check(service, chat)
+        await service.check_grammar(chat)
+        prompt = await service.codec.encode_chat(chat.messages, chat.tools or ())
+        reply = ResponseReply(body, service.engine.target.name, chat.calls)
+        requests = service.requests(reply.id, chat, [prompt])
+    except RequestError as error:
+        raise in_own_words(error) from error
+    if chat.stream:
+        events = reply.events(stream_all(service.engine, requests))
+        return await sse.respond(http, events, {HEADER: reply.id}, named=True)
+    (completion,) = await complete_all(service.engine, requests)
+    return web.json_response(reply.whole(completion), headers={HEADER: reply.id})
 
 
 def _check(service: Service, body: GenerationBody) -> None:

@@ -19,9 +19,9 @@ _logger = logging.getLogger(__name__)
 
 
 async def respond(
-    http: web.Request, events: AsyncGenerator[dict[str, Any], None], headers: dict[str, str]
+    http: web.Request, events: AsyncGenerator[dict[str, Any], None], headers: dict[str, str], *, named: bool = False
 ) -> web.StreamResponse:
-    """Send the events, then `[DONE]`.
+    """Send the events, then `[DONE]`. `named`: they have a `type`, which the stream says as well.
 
     Waits for the first event before it answers, so that a request the engine refuses gets a proper status.
     An error after that becomes an event with an error object.
@@ -31,9 +31,9 @@ async def respond(
         first = await anext(events)
         await response.prepare(http)
         try:
-            await response.write(_event(first))
+            await response.write(_event(first, named=named))
             async for event in events:
-                await response.write(_event(event))
+                await response.write(_event(event, named=named))
         except AdaptSpecError as error:
             await response.write(_event(problem_of(error).body()))
         except ConnectionError:
@@ -46,5 +46,6 @@ async def respond(
     return response
 
 
-def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+def _event(body: dict[str, Any], *, named: bool = False) -> bytes:
+    name = b"event: " + str(body["type"]).encode() + b"\n" if named else b""
+    return name + b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"

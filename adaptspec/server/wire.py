@@ -197,7 +197,10 @@ def parse(model: type[Body], raw: bytes) -> Body:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        detail = error.errors(include_url=False, include_input=False)[0]
+        details = error.errors(include_url=False, include_input=False)
+        # Where several kinds are possible, the one that fits furthest is what was meant.
+        same = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
+        detail = max(same, key=lambda one: len(_place(document, one)))
         raise _refusal(model, detail, _place(document, detail)) from error
 
 
