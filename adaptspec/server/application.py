@@ -9,6 +9,7 @@ from aiohttp import web
 from adaptspec.server import admin, handlers, status, tokens
 from adaptspec.server.codec import Codec
 from adaptspec.server.counting import counting
+from adaptspec.server.openapi import openapi
 from adaptspec.server.problem import problems, shape_refusal
 from adaptspec.server.protocols import AsyncEngine, Exposition, Policies, Tokenizer
 from adaptspec.server.request_id import add_request_id
@@ -50,6 +51,7 @@ def make_app(
             web.get("/health", status.health),
             web.get("/version", status.version),
             web.get("/metrics", status.metrics),
+            web.get("/openapi.json", openapi),
         ]
     )
     if policies is not None:

@@ -12,7 +12,7 @@ from adaptspec.server.messages import Messages, Text, check_messages
 from adaptspec.server.structure import ResponseFormat, grammar_of
 from adaptspec.server.tool_text import Arguments, Opened, Part, ToolText, Words
 from adaptspec.server.tools import ToolChoice, Tools, check_tools, tool_grammar
-from adaptspec.server.wire import Alternatives, GenerationBody, Int, WireModel
+from adaptspec.server.wire import Alternatives, AtLeastOne, GenerationBody, WireModel
 from adaptspec.types import Completion, Delta, FinishReason, Grammar, TokenLogprob
 
 Json = dict[str, Any]
@@ -29,7 +29,7 @@ class ChatBody(GenerationBody):
     """A request for the next message of a conversation."""
 
     messages: Messages
-    max_completion_tokens: Int | None = None
+    max_completion_tokens: AtLeastOne | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     response_format: ResponseFormat | None = None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import PlainValidator
+from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from adaptspec.errors import RequestError
@@ -39,10 +39,22 @@ def _is_tokens(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT = {"type": "string", "minLength": 1}
+_PROMPTS: dict[str, Any] = {
+    "anyOf": [
+        _TEXT,
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
+    ]
+}
+
+
 class CompletionBody(GenerationBody):
     """A request for completions of one or several prompts. `prompt` is always a list once read."""
 
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
+    prompt: Annotated[list[Prompt], PlainValidator(_prompts), WithJsonSchema(_PROMPTS)]
     echo: bool | None = None
     logprobs: Alternatives | None = None
 

@@ -16,7 +16,7 @@ from adaptspec.server.chat import ChatBody
 from adaptspec.server.messages import FunctionName
 from adaptspec.server.structure import JsonObjectFormat, TextFormat
 from adaptspec.server.tools import MAX_TOOLS
-from adaptspec.server.wire import Int, Name, SpeculationFields, WireModel
+from adaptspec.server.wire import AtLeastOne, Name, SpeculationFields, Temperature, TopP, WireModel, without_no_ops
 
 # What a chat calls a field that a response calls otherwise.
 _OWN_NAMES: Mapping[str, str] = {
@@ -44,6 +44,9 @@ class InputMessage(WireModel):
     id: str | None = None
     status: str | None = None
 
+    # Clients send items back as they parsed them, with every field that they know of.
+    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {"agent": (None,), "phase": (None,), "created_by": (None,)}
+
     @property
     def text(self) -> str:
         """All of its text."""
@@ -59,6 +62,14 @@ class FunctionCall(WireModel):
     arguments: str
     id: str | None = None
     status: str | None = None
+
+    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "agent": (None,),
+        "async": (None, False),
+        "caller": (None,),
+        "created_by": (None,),
+        "namespace": (None,),
+    }
 
 
 class FunctionCallOutput(WireModel):
@@ -77,14 +88,9 @@ def _kind(item: object) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _without_nulls(item: object) -> object:
-    """Clients send items back as they parsed them, with every field that they know of, most of them null."""
-    return {name: value for name, value in item.items() if value is not None} if isinstance(item, dict) else item
-
-
 Item = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[FunctionCall, Tag("function_call")]
+    Annotated[InputMessage, BeforeValidator(without_no_ops(InputMessage)), Tag("message")]
+    | Annotated[FunctionCall, BeforeValidator(without_no_ops(FunctionCall)), Tag("function_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")],
     Discriminator(_kind),
 ]
@@ -135,11 +141,11 @@ class ResponsesBody(WireModel):
     """A request for a response."""
 
     model: Name | None = None
-    input: str | Annotated[list[Annotated[Item, BeforeValidator(_without_nulls)]], Field(min_length=1, max_length=4096)]
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
-    max_output_tokens: Int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    max_output_tokens: AtLeastOne | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     stream: bool | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None

@@ -7,7 +7,7 @@ from aiohttp import web
 from adaptspec.errors import RequestError
 from adaptspec.server.messages import Messages, check_messages
 from adaptspec.server.service import SERVICE, read_body
-from adaptspec.server.wire import Int, Name, WireModel
+from adaptspec.server.wire import Name, TokenId, WireModel
 
 
 class TokenizeBody(WireModel):
@@ -24,7 +24,7 @@ class DetokenizeBody(WireModel):
     """Token ids to read."""
 
     model: Name | None = None
-    tokens: list[Int]
+    tokens: list[TokenId]
 
 
 async def tokenize(http: web.Request) -> web.Response:

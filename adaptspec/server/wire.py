@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError, from_json, to_json
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError, WithJsonSchema
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_json, to_json
 
 from adaptspec.errors import RequestError
 from adaptspec.server.choices import MAX_CHOICES
@@ -25,6 +25,35 @@ _SHOWN = 60  # characters of a client's own words that are repeated in a message
 Int = Annotated[int, Field(ge=-(2**63) + 1, le=2**63 - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Alternatives = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Temperature = Annotated[float, Field(ge=0, le=100)]
+Share = Annotated[float, Field(ge=0, le=1)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+AtLeastNone = Annotated[int, Field(ge=0, le=2**63 - 1)]
+AtLeastOne = Annotated[int, Field(ge=1, le=2**63 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Stops = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOPS},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+Biases = Annotated[
+    dict[str, float],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,18}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
+]
 
 _PLAIN_SAMPLING = (
     "temperature",
@@ -49,14 +78,22 @@ class WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {}
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Its JSON schema, no-ops included."""
+        written = handler.resolve_ref_schema(handler(schema))
+        for name, allowed in cls.no_ops.items():
+            written.setdefault("properties", {})[name] = {"enum": list(allowed)}
+        return written
+
 
 class SpeculationFields(WireModel):
     """The `adaptspec` object of a request."""
 
     policy: Name | None = None
     task: Name | None = None
-    max_depth: Int | None = None
-    stop_threshold: float | None = None
+    max_depth: AtLeastNone | None = None
+    stop_threshold: Share | None = None
 
     def speculation(self) -> SpeculationParams:
         """The same as our own type."""
@@ -82,20 +119,20 @@ class GenerationBody(WireModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    max_tokens: Int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    max_tokens: AtLeastNone | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: AtLeastNone | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: Biases | None = None
     seed: Int | None = None
-    stop: Any = None  # a string or a list of strings; looked at in stops()
-    stop_token_ids: list[Int] | None = None
+    stop: Stops = None  # looked at in _stops()
+    stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
-    min_tokens: Int | None = None
+    min_tokens: AtLeastNone | None = None
     user: str | None = None  # for the provider's abuse watch at OpenAI; changes no answer
     adaptspec: SpeculationFields | None = None
 
@@ -165,7 +202,7 @@ class GenerationBody(WireModel):
         return self.adaptspec.speculation() if self.adaptspec is not None else SpeculationParams()
 
     def _stops(self) -> tuple[str, ...]:
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stops = [self.stop] if isinstance(self.stop, str) else [] if self.stop is None else self.stop
         if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
             raise RequestError("stop must be a string or a list of strings", "stop")
         if len(stops) > MAX_STOPS:

@@ -50,6 +50,8 @@ BOTH = [
     ({"seed": "7"}, "seed"),
     ({"stop": ""}, "stop"),
     ({"stop": 5}, "stop"),
+    ({"stop": {}}, "stop"),
+    ({"stop": False}, "stop"),
     ({"stop": ["a", 1]}, "stop"),
     ({"stop": ["a"] * 33}, "stop"),
     ({"stop_token_ids": [260]}, "stop_token_ids"),
