@@ -57,7 +57,7 @@ def test_openai_for_node(server: Server, story: str) -> None:
 
 def test_litellm(server: Server, story: str) -> None:
     """Completion, stream, tools, log-probabilities."""
-    python = environment("litellm", "litellm") / "python"
+    python = environment("litellm", "litellm", "mcp") / "python"  # it imports mcp for tools, and does not ask for it
     program, local = PROGRAMS / "litellm_client.py", {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     read = _last_line(run(python, program, ADAPTSPEC_URL=f"{server.url}/v1", **local))
     assert read["whole"] == read["streamed"] == story
