@@ -16,7 +16,7 @@ from adaptspec.server.request_id import HEADER
 from adaptspec.server.response_reply import ResponseReply
 from adaptspec.server.responses import ResponsesBody, in_own_words
 from adaptspec.server.service import SERVICE, Service, read_body
-from adaptspec.server.wire import GenerationBody
+from adaptspec.server.wire import GenerationBody, StreamOptions
 from adaptspec.types import Request
 
 
@@ -90,6 +90,6 @@ async def _answer(
     engine, headers = http.app[SERVICE].engine, {HEADER: reply.id}
     if body.stream:
         deltas = stream_all(engine, requests)
-        events = reply.chunks(deltas, len(requests), include_usage=body.include_usage)
+        events = reply.chunks(deltas, requests, body.stream_options or StreamOptions())
         return await sse.respond(http, events, headers)
     return web.json_response(reply.whole(await complete_all(engine, requests)), headers=headers)

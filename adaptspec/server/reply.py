@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from adaptspec.errors import EngineError
 from adaptspec.server.errors import DrainingError
-from adaptspec.types import Completion, Delta, FinishReason, SpeculationStats
+from adaptspec.server.wire import StreamOptions
+from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats
 
 Json = dict[str, Any]
 
@@ -63,27 +64,32 @@ class Reply:
         return body | {"usage": usage(completions, self.choices), "metrics": metrics(completions)}
 
     async def chunks(
-        self, deltas: AsyncGenerator[tuple[int, Delta], None], count: int, *, include_usage: bool
+        self,
+        deltas: AsyncGenerator[tuple[int, Delta], None],
+        requests: Sequence[Request],
+        options: StreamOptions = StreamOptions(),  # noqa: B008 (frozen)
     ) -> AsyncGenerator[Json, None]:
-        """The answer in pieces. `deltas` belong to `count` prompts; nothing comes before the first delta.
+        """The answer in pieces. `deltas` belong to the `requests`; nothing comes before the first delta.
 
         The metrics travel with the usage if that was asked for, else with the last ending.
         """
         opened: set[int] = set()
         completions: dict[int, Completion] = {}
-        shared: Json = {"usage": None} if include_usage else {}
+        prompt, output = sum(len(request.prompt) for request in requests) // self.choices, 0
         kind = self.dialect.chunk_object
         async with aclosing(deltas):
             async for index, delta in deltas:
+                output += len(delta.tokens)
                 if delta.completion is not None:
                     completions[index] = ensure_complete(delta.completion)
                 written = list(self.dialect.chunks(index, delta, first=index not in opened))
                 opened.add(index)
+                extra = _beside(options, prompt, output)
                 for place, choice in enumerate(written, start=1):
-                    last = place == len(written) and len(completions) == count and not include_usage
-                    extra = {"metrics": metrics(completions.values())} if last else shared
+                    if place == len(written) and len(completions) == len(requests) and not options.include_usage:
+                        extra = extra | {"metrics": metrics(completions.values())}
                     yield self._envelope(kind, [choice]) | extra
-        if include_usage:
+        if options.include_usage:
             ended = list(completions.values())
             told = {"usage": usage(ended, self.choices), "metrics": metrics(ended)}
             yield self._envelope(kind, []) | told
@@ -99,6 +105,13 @@ def ensure_complete(completion: Completion) -> Completion:
     if completion.finish is FinishReason.ABORT:
         raise DrainingError("the server gave up on this request because it is shutting down; send it again")
     return completion
+
+
+def _beside(options: StreamOptions, prompt: int, output: int) -> Json:
+    """What a piece says of usage."""
+    if options.continuous_usage_stats:
+        return {"usage": {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}}
+    return {"usage": None} if options.include_usage else {}
 
 
 def usage(completions: Iterable[Completion], choices: int = 1) -> Json:

@@ -66,6 +66,7 @@ class FunctionCall(WireModel):
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "agent": (None,),
         "async": (None, False),
+        "async_": (None,),  # as OpenAI's Python models dump it
         "caller": (None,),
         "created_by": (None,),
         "namespace": (None,),

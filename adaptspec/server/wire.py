@@ -101,9 +101,10 @@ class SpeculationFields(WireModel):
 
 
 class StreamOptions(WireModel):
-    """Options of a streamed answer."""
+    """Options of a streamed answer. `continuous_usage_stats` tells the usage so far with every piece, as vLLM does."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class GenerationBody(WireModel):
@@ -170,11 +171,6 @@ class GenerationBody(WireModel):
     def echoes(self) -> bool:
         """Whether the answer begins with its prompt."""
         return False
-
-    @property
-    def include_usage(self) -> bool:
-        """Whether a streamed answer ends with its usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
     def check(self) -> None:
         """What no single field can say. Raises RequestError."""

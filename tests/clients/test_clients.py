@@ -125,13 +125,13 @@ def _likelihood(question: str, choice: str) -> tuple[float, bool]:
 @pytest.mark.nightly
 def test_guidellm(server: Server, tmp_path: Path) -> None:
     """A load generator's whole run: every request of it succeeds."""
-    program = environment("guidellm", "guidellm") / "guidellm"
-    out = tmp_path / "report.json"
+    program, out = environment("guidellm", "guidellm") / "guidellm", tmp_path / "report.json"
     run(
-        *(program, "benchmark", "run", "--target", server.url, "--model", "bundled"),
-        *("--processor", model_place("bundled", "target"), "--profile", "concurrent", "--rate", "2"),
-        *("--data", "prompt_tokens=16,output_tokens=16", "--max-requests", "8"),
-        *("--output-path", out, "--disable-console"),
+        *(program, "run", "--disable-console", "--output", f"kind=json,path={out}"),
+        *("--backend", f"kind=openai_http,target={server.url},model=bundled"),
+        *("--tokenizer", f"kind=hf_auto,model={model_place('bundled', 'target')}"),
+        *("--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=8"),
+        *("--data", "kind=synthetic_text,prompt_tokens=16,output_tokens=16"),
         timeout=300,
         HF_HUB_OFFLINE="1",
     )

@@ -28,7 +28,17 @@ def test_schemathesis_finds_nothing(tmp_path: Path, examples: int) -> None:
         run(
             environment("schemathesis", "schemathesis") / "schemathesis",
             *("--config-file", config, "run", f"{server.url}/openapi.json", "--checks", "all", "--workers", "2"),
-            *("--max-examples", str(examples), "--seed", "1", "--no-color", "--request-timeout", "60", "--max-response-time", "60"),
+            *(
+                "--max-examples",
+                str(examples),
+                "--seed",
+                "1",
+                "--no-color",
+                "--request-timeout",
+                "60",
+                "--max-response-time",
+                "60",
+            ),
             timeout=900,
         )
     finally:

@@ -87,7 +87,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(options=OPTIONS, chat=st.booleans(), logprobs=st.booleans(), echo=st.booleans())
 async def test_a_stream_is_the_whole_answer_in_pieces_under_every_policy(
     live: Client, options: dict[str, Any], chat: bool, logprobs: bool, echo: bool
