@@ -48,6 +48,8 @@ def score_prompts(batch: Batch, logits: torch.Tensor) -> torch.Tensor:
 
     A prompt that is read again, its request having given way, is not scored twice.
     """
+    if not batch.chunks:
+        return logits
     chunks = batch.ordered_chunks
     if not any(chunk.scored for chunk in chunks):
         return logits
