@@ -82,15 +82,26 @@ class Constraint:
             del self._ahead[shared:]
             self._masks = {place: mask for place, mask in self._masks.items() if place <= shared}
         for token in draft[shared:]:
-            if token in self._ends or self._matcher.try_consume_tokens([token]) != 1:
+            if token in self._ends or not self._takes(token):
                 break
             self._ahead.append(token)
         return len(self._ahead)
 
+    def _takes(self, token: int) -> bool:
+        try:
+            return self._matcher.try_consume_tokens([token]) == 1
+        except Exception as error:  # noqa: BLE001 - a parser that fails must end its own request, not the round
+            self.error = self.error or f"{type(error).__name__}: {error}"
+            return False
+
     def _compute(self) -> BoolArray:
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        try:
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        except Exception as error:  # noqa: BLE001 - as above
+            self.error = self.error or f"{type(error).__name__}: {error}"
+            bits = np.zeros(0, dtype=np.uint8)
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
         if not allowed.any():
-            self.error = self.error or self._matcher.get_error() or "its grammar leaves no token to go on with"
+            self.error = self.error or self._matcher.get_error() or "it leaves no token to go on with"
             return np.ones(self._vocab_size, dtype=np.bool_)
         return allowed

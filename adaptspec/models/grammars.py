@@ -40,21 +40,24 @@ class Grammars:
         Raises:
             RequestError: it cannot be used, or llguidance is not installed.
         """
-        with self._lock:
-            self._find(grammar)
+        self._find(grammar)
 
     def start(self, grammar: Grammar) -> Constraint:
         """A request begins to write what `grammar` says. Raises as `check` does."""
+        matcher = self._find(grammar)
         with self._lock:
-            return Constraint(self._find(grammar).deep_copy(), self._vocab_size, self._ends)
+            return Constraint(matcher.deep_copy(), self._vocab_size, self._ends)
 
     def _find(self, grammar: Grammar) -> Any:
-        matcher = self._compiled.get(grammar)
-        if matcher is None:
-            matcher = self._compiled[grammar] = self._compile(grammar)
+        with self._lock:
+            matcher = self._compiled.get(grammar)
+        # Without the lock: a large schema takes half a second, and rounds start the requests of others meanwhile.
+        matcher = matcher or self._compile(grammar)
+        with self._lock:
+            self._compiled[grammar] = matcher
+            self._compiled.move_to_end(grammar)
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
         return matcher
 
     def _compile(self, grammar: Grammar) -> Any:
@@ -70,18 +73,29 @@ class Grammars:
             self._vocabulary = from_tokenizer(
                 self._tokenizer, n_vocab=self._vocab_size, eos_token=list(self._ends) or None
             )
+        try:
+            matcher = self._matcher(llguidance, grammar)
+        except (ValueError, RuntimeError, RecursionError) as error:
+            raise _unusable(grammar, str(error)) from error
+        if matcher.is_error():
+            raise _unusable(grammar, matcher.get_error())
+        return matcher
+
+    def _matcher(self, llguidance: Any, grammar: Grammar) -> Any:
         text = grammar.text
         if grammar.syntax == "json-schema":
             text = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_STYLE)
+        # Its errors quote the output where they are verbose.
         limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
-        if matcher.is_error():
-            reason = " ".join(matcher.get_error().split())[:300]
-            raise RequestError(
-                f"{grammar.param} cannot be turned into a grammar: {reason}; change or leave out that part of it",
-                grammar.param,
-            )
-        return matcher
+        return llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
+
+
+def _unusable(grammar: Grammar, reason: str) -> RequestError:
+    return RequestError(
+        f"{grammar.param} cannot be turned into a grammar: {' '.join(reason.split())[:300]}; change or leave out that "
+        "part of it",
+        grammar.param,
+    )
 
 
 def _library(param: str) -> Any:

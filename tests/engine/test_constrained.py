@@ -125,6 +125,7 @@ def test_lookup_drafts_are_cut_before_they_are_verified(cores: Cores) -> None:
     [
         ('{"type": "nonsense"}', "Invalid type"),
         ('{"not": {}}', "Unimplemented"),
+        ('{"items": ' * 150 + "{}" + "}" * 150, "recursion limit"),
         ('{"$ref": "http://example.com/schema.json"}', "not present"),
         ('{"enum": ["' + "x" * 100_000 + '"]}', "at most 100000"),
     ],

@@ -63,4 +63,20 @@ def test_a_grammar_with_nothing_left_says_so_and_masks_nothing() -> None:
 
     constraint = Constraint(Stuck(), VOCAB, (END,))
     assert constraint.mask([]).all()
-    assert constraint.error == "its grammar leaves no token to go on with"
+    assert constraint.error == "it leaves no token to go on with"
+
+
+def test_a_parser_that_raises_ends_its_request_alone() -> None:
+    """The round goes on for all others."""
+
+    class Broken(Climb):
+        def try_consume_tokens(self, tokens: list[int]) -> int:
+            raise ValueError("lexer")
+
+        def compute_bitmask(self) -> bytes:
+            raise ValueError("lexer")
+
+    for look in (lambda one: one.mask([]), lambda one: one.valid([1]), lambda one: one.commit([1])):
+        constraint = Constraint(Broken(), VOCAB, (END,))
+        look(constraint)
+        assert constraint.error == "ValueError: lexer"
