@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from math import nan
 from types import MappingProxyType
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 MAX_SEED = 2**63 - 1
+MAX_LOGPROBS = 20  # alternatives told per token, as at OpenAI
 
 
 class FinishReason(str, Enum):
@@ -64,11 +65,22 @@ REASON_WORDS: Mapping[Reason, str] = MappingProxyType(
 
 
 @dataclass(frozen=True)
+class Grammar:
+    """What an output must be: a JSON schema, or a grammar in llguidance's Lark dialect. `param` names it in errors."""
+
+    text: str
+    syntax: Literal["json-schema", "lark"] = "json-schema"
+    param: str = "response_format"
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """How tokens are drawn and when to end. Defaults are OpenAI's; temperature 0 is greedy.
 
-    `max_tokens` beyond what the context has room for ends there. `top_k` 0 means all tokens. `seed` None: the engine
-    gives the request a random one.
+    `max_tokens` beyond what the context has room for ends there; 0 only reads the prompt. `top_k` 0 means all tokens.
+    `seed` None: the engine gives the request a random one. `logprobs` and `prompt_logprobs` ask for the
+    log-probabilities of output and prompt tokens with so many alternatives each (see `TokenLogprob`); None: none.
+    `grammar` bounds what may be written; it says where the output ends, so `ignore_eos` and `min_tokens` cannot.
     """
 
     max_tokens: int = 128
@@ -85,9 +97,12 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        _check("max_tokens", self.max_tokens, self.max_tokens >= 0, "0 (only read the prompt) or more")
         _check("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "between 0 and 100")
         _check("top_k", self.top_k, self.top_k >= 0, "0 (all tokens) or more")
         _check("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
@@ -96,10 +111,16 @@ class SamplingParams:
         _check("frequency_penalty", self.frequency_penalty, -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2")
         _check("repetition_penalty", self.repetition_penalty, 0.0 < self.repetition_penalty <= 100.0, "above 0")
         _check("min_tokens", self.min_tokens, 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens")
+        for name, most in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if most is not None:
+                _check(name, most, 0 <= most <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
         for token, bias in self.logit_bias.items():
             _check("logit_bias", bias, token >= 0 and -100.0 <= bias <= 100.0, "token ids to values of -100 to 100")
         if self.seed is not None:
             _check("seed", self.seed, -MAX_SEED <= self.seed <= MAX_SEED, "a 64-bit integer")
+        if self.grammar is not None and (self.ignore_eos or self.min_tokens):
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise RequestError(f"{name} cannot be kept where {self.grammar.param} says when to end; leave it out", name)
         if any(not text for text in self.stop):
             raise RequestError("stop must not hold an empty string; leave it out", "stop")
 
@@ -148,7 +169,8 @@ class SpeculationParams:
 class Request:
     """One prompt to complete. `prompt` is token ids; `id` is unique among the running requests.
 
-    `operation` is what the client called it, in OpenTelemetry's words (`chat`, `text_completion`).
+    `operation` is what the client called it, in OpenTelemetry's words (`chat`, `text_completion`). `prediction` is what
+    the output is expected to be, to draft from; it changes no output.
     """
 
     id: str
@@ -156,6 +178,7 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     speculation: SpeculationParams = SpeculationParams()
     operation: str = "text_completion"
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -207,10 +230,26 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the target found a token where it stands: natural logarithms, float32.
+
+    Log-softmax of the target's own logits, before temperature, penalties, bias and masks: what the model says, the same
+    whatever the sampling settings, and never 0.0 just because a token was drafted and accepted. `top` are the likeliest
+    tokens there, most likely first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Delta:
     """A piece of one request's output: text that can no longer change, and the tokens of the round.
 
     The last piece carries the `completion`. `pieces` are the same text by who drafted it; None where nobody asked.
+    Of a request that asked for them, `logprobs` has an entry for each of `tokens`, and the first piece has those of all
+    prompt tokens but the first, which nothing comes before.
     """
 
     request_id: str
@@ -218,11 +257,17 @@ class Delta:
     tokens: tuple[int, ...]
     completion: Completion | None = None
     pieces: tuple[Piece, ...] | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished request. `error` says what happened when `finish` is ERROR."""
+    """A finished request. `error` says what happened when `finish` is ERROR.
+
+    Of the request's `prediction`, `prediction_accepted` tokens are in the output and `prediction_rejected` are not,
+    whether or not anybody drafted them.
+    """
 
     request_id: str
     text: str
@@ -232,6 +277,10 @@ class Completion:
     stats: SpeculationStats
     timings: Timings
     error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    prediction_accepted: int = 0
+    prediction_rejected: int = 0
 
 
 @dataclass(frozen=True)

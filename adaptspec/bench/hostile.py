@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -60,6 +61,10 @@ class WrongLookup(WrongDrafter):
     def offer(self, row: int, tokens: list[int], most: int) -> int:
         """See `Lookup.offer`."""
         return self._lookup.offer(row, tokens, most)
+
+    def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """See `Lookup.expect`."""
+        self._lookup.expect(row, tokens, start)
 
     def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
         """See `Lookup.shadow`."""

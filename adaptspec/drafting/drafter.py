@@ -86,6 +86,9 @@ class Lookup(Protocol):
     def offer(self, row: int, tokens: list[int], most: int) -> int:
         """How many tokens it would draft after `tokens` if asked for `most`."""
 
+    def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """The request in `row`, whose output begins at place `start`, says what it expects that to be."""
+
     def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
         """What it would have got after `tokens[:start]`, asked for as many as were emitted since: `tokens[start:]`.
 

@@ -1,17 +1,19 @@
 """Drafting by lookup: the tokens that followed the last time the output ended like this.
 
 Prompt-lookup decoding (Saxena 2023) over prompt and output. The suffix is matched again after every
-drafted token, longest first, so a draft does not depend on the round it is made in.
+drafted token, longest first, so a draft does not depend on the round it is made in. A text that the request predicted
+comes first, where the output is in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from adaptspec.drafting.drafter import DraftJob, Shadow
+from adaptspec.drafting.prediction import Prediction
 from adaptspec.models.draft import Draft
 
 
@@ -26,6 +28,7 @@ class NgramDrafter:
         self._sizes = range(longest, shortest - 1, -1)
         self._memory: dict[int, _Memory] = {}
         self._offers: dict[int, _Offer] = {}
+        self._predictions: dict[int, Prediction] = {}
 
     def lag(self, row: int, length: int) -> int:  # noqa: ARG002 -- reading is free of charge
         """See `Drafter.lag`: always 0."""
@@ -59,6 +62,10 @@ class NgramDrafter:
             accepted += 1
         return Shadow(len(found), accepted)
 
+    def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """See `Lookup.expect`."""
+        self._predictions[row] = Prediction(tokens, start)
+
     def commit(self, row: int, valid: int) -> None:
         """See `Drafter.commit`: only committed tokens are ever read, so nothing is forgotten."""
 
@@ -66,15 +73,27 @@ class NgramDrafter:
         """See `Drafter.free`."""
         self._memory.pop(row, None)
         self._offers.pop(row, None)
+        self._predictions.pop(row, None)
 
     def _look(self, row: int, tokens: list[int], start: int, most: int) -> list[int]:
         """Up to `most` tokens after `tokens[:start]`: what was offered there, or found now."""
         offer = self._offers.get(row)
         if offer is not None and offer.start == start and offer.most >= most:
             return offer.found[:most]
+        if self._predictions and (predicted := self._predicted(row, tokens, start, most)):
+            return predicted
         memory = self._memory.setdefault(row, _Memory(self._sizes, self._ends))
         memory.read(tokens, start)
         return memory.continuation(tokens[max(0, start - self._sizes.start) : start], most)
+
+    def _predicted(self, row: int, tokens: list[int], start: int, most: int) -> list[int]:
+        prediction = self._predictions.get(row)
+        if prediction is None:
+            return []
+        prediction.read(tokens, start)
+        found = prediction.continuation(most)
+        end = next((i for i, token in enumerate(found, start=1) if token in self._ends), len(found))
+        return found[:end]
 
 
 class _Offer(NamedTuple):

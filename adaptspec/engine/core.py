@@ -28,9 +28,10 @@ from adaptspec.engine.rounds import RoundLoop
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.engine.speculator import Speculator
 from adaptspec.errors import ConfigError, PromptTooLongError, RequestError, StateError, UnknownModelError
+from adaptspec.models.grammars import Grammars
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.sampling import check_vocabulary
-from adaptspec.types import Delta, FinishReason, FloatArray, Request, Sink
+from adaptspec.types import Delta, FinishReason, FloatArray, Grammar, Request, Sink
 from adaptspec.verification.method import Method
 
 _log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class EngineCore:
         self._runner = target
         self._tokenizer = tokenizer
         self._text = PromptText(tokenizer, detector)
+        self._grammars = Grammars(tokenizer, target.info.vocab_size, target.info.eos_token_ids)
         self._controller = controller
         distinct = list(dict.fromkeys(m for one in methods.values() for m in (one.usual, *one.tasks.values())))
         self._rounds = RoundLoop(
@@ -132,6 +134,8 @@ class EngineCore:
             worst = min(prompt) if min(prompt) < 0 else max(prompt)
             raise RequestError(f"prompt has token id {worst}; {info.name} has 0 to {info.vocab_size - 1}", "prompt")
         check_vocabulary(request.sampling, info.vocab_size)
+        if request.sampling.grammar is not None:
+            self._grammars.check(request.sampling.grammar)
         task, tasks = request.speculation.task, self._controller.tasks
         if task is not None and task not in tasks:
             raise RequestError(
@@ -143,6 +147,10 @@ class EngineCore:
                 f"there is no policy {policy!r} here; served are: {', '.join(self.policies)}", "adaptspec.policy"
             )
 
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Compile it, unless that was done a while ago; any thread may call it. Raises RequestError."""
+        self._grammars.check(grammar)
+
     def with_task(self, request: Request) -> Request:
         """The request with its task detected, if it names none; touches no state, so any thread may call it."""
         return self._text.tagged(request)
@@ -152,7 +160,7 @@ class EngineCore:
         request = self._with_policy(self.with_task(request))
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         detokenizer = Detokenizer(self._tokenizer, request.sampling.stop)
-        info = self.target
+        info, grammar = self.target, request.sampling.grammar
         sequence = Seq(
             request,
             detokenizer,
@@ -161,6 +169,7 @@ class EngineCore:
             context=info.context,
             now=time.monotonic(),
             continued=partial(self._text.continued, request.prompt),
+            constraint=None if grammar is None else self._grammars.start(grammar),
         )
         self._rounds.scheduler.add(sequence)
         return []

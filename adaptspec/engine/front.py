@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from adaptspec.engine.core import EngineCore
 from adaptspec.errors import EngineError, OverloadedError
 from adaptspec.models.runner import ModelInfo
-from adaptspec.types import Completion, Delta, FinishReason, Request
+from adaptspec.types import Completion, Delta, FinishReason, Grammar, Request
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -79,6 +79,10 @@ class AsyncEngine:
     def check(self, request: Request) -> None:
         """Refuse what can never be served, without queueing anything. Raises RequestError."""
         self._core.check(request)
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Compile it, from any thread. Raises RequestError if it cannot be used."""
+        self._core.check_grammar(grammar)
 
     @property
     def alive(self) -> bool:

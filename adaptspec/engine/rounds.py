@@ -18,6 +18,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.isolation import Isolation
+from adaptspec.engine.logprobs import score_output, score_prompts
 from adaptspec.engine.scheduler import Batch, Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.engine.shadow_scores import Shadows
@@ -89,6 +90,7 @@ class RoundLoop:
         clock.lap("verify")
         self._speculator.tune(logits, ask, draft, verdict, decision)
         outcome = self._commit(batch, ask, decision, draft, verdict, context=signals.context)
+        score_output(batch, logits, draft)
         clock.lap("commit")
         self._report(self._record(batch, signals, decision, draft, outcome=outcome, clock=clock))
         self._hand_out(batch)
@@ -209,13 +211,13 @@ class RoundLoop:
             rows.append(sequence.row)
             counts.append(count + 1)
             wanted.append(count + 1)
-        for chunk in sorted(batch.chunks, key=lambda c: not c.last):
+        for chunk in batch.ordered_chunks:
             tokens.extend(chunk.sequence.tokens[chunk.start : chunk.start + chunk.count])
             rows.append(chunk.sequence.row)
             counts.append(chunk.count)
-            wanted.append(int(chunk.last))
+            wanted.append(chunk.count if chunk.scored else int(chunk.last))
         arrays = [np.array(part, dtype=np.int64) for part in (rows, counts, tokens, wanted)]
-        return self._target.forward(Packed(*arrays))
+        return score_prompts(batch, self._target.forward(Packed(*arrays)))
 
     def _commit(
         self, batch: Batch, ask: Ask, decision: Decision, draft: Draft, verdict: Verdict, *, context: IntArray
@@ -240,7 +242,9 @@ class RoundLoop:
             if i < size:
                 emitted[i] = gained
                 sequence.count_round(drafted, min(kept, gained))
-                self._roll_back(held_row(sequence), length + kept, int(decision.drafter[i]) if drafted else None)
+                # A drafter may have read on though all it drafted was cut: what was asked for tells, not what is left.
+                drafter = int(decision.drafter[i]) if decision.depths[i] else None
+                self._roll_back(held_row(sequence), length + kept, drafter)
         return _Outcome(verdict.accepted[:size], emitted, self._speculator.shadows(ask, decision, context))
 
     def _record(
@@ -345,6 +349,9 @@ class RoundLoop:
             self._tell_started(sequence)
         sequence.admit(time.monotonic())
         self._controller.start(held_row(sequence), sequence.request)
+        if sequence.request.prediction:
+            for lookup in self._speculator.lookups.values():
+                lookup.expect(held_row(sequence), sequence.request.prediction, sequence.prompt_length)
 
     def _on_leave(self, row: int) -> None:
         for drafter in self._speculator.drafters:

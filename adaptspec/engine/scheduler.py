@@ -26,6 +26,12 @@ class Chunk:
     count: int
     last: bool
 
+    @property
+    def scored(self) -> bool:
+        """Whether log-probabilities of prompt tokens that it predicts are still wanted."""
+        wanted = self.sequence.request.sampling.prompt_logprobs is not None
+        return wanted and len(self.sequence.prompt_logprobs) < self.sequence.prompt_length - 1
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -34,6 +40,11 @@ class Batch:
     decoding: list[Sequence] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def ordered_chunks(self) -> list[Chunk]:
+        """Those that yield a token first, as `emitting` has them."""
+        return sorted(self.chunks, key=lambda chunk: not chunk.last)
 
     @property
     def emitting(self) -> list[Sequence]:

@@ -8,17 +8,20 @@ from dataclasses import replace
 import numpy as np
 
 from adaptspec.control.regions import OutputRegion
+from adaptspec.drafting.prediction import Prediction
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.origins import Origins
+from adaptspec.models.constraint import Constraint
 from adaptspec.models.sampling import SamplingRow
-from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings
+from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings, TokenLogprob
 
 
 class Sequence:
     """Travels through queue, rounds and commit. `tokens` is prompt + output, and only grows.
 
     `row` is its place in every cache while it runs, None while it waits. `end_tokens` end it. `continued` gives the
-    text that the output goes on from.
+    text that the output goes on from; `constraint` is its grammar at work. `logprobs` and `prompt_logprobs` grow as
+    tokens are scored, if it asks for them.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class Sequence:
         context: int,
         now: float,
         continued: Callable[[], str],
+        constraint: Constraint | None = None,
     ) -> None:
         sampling = request.sampling
         self.request = request
@@ -40,11 +44,15 @@ class Sequence:
         self.error: str | None = None
         self.max_tokens = min(sampling.max_tokens, context - len(request.prompt))
         self.end_tokens = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos))
-        self.sampling = SamplingRow(sampling, seed, self.tokens, len(request.prompt), eos)
+        self.sampling = SamplingRow(sampling, seed, self.tokens, len(request.prompt), eos, constraint)
         self._detokenizer = detokenizer
         self._continued = continued
         self._region: OutputRegion | None = None
         self._sent = 0
+        self._prompt_told = False
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self._prediction = Prediction(request.prediction, len(request.prompt)) if request.prediction else None
         self._counts = _Counts()
         self._origins = Origins() if request.speculation.provenance else None
         self.timings = Timings(arrived=now, admitted=None, first_token=None, finished=now)
@@ -85,14 +93,28 @@ class Sequence:
         """
         if self.timings.first_token is None:
             self.timings = replace(self.timings, first_token=now)
+        if not self.max_tokens:  # the prompt was to be read, and nothing else
+            self.finish = FinishReason.LENGTH
+            return 0
+        gained = len(tokens)
         for count, token in enumerate(tokens, start=1):
             self.tokens.append(token)
             self._end_at(token)
             if self._origins is not None:
                 self._origins.add(len(self._detokenizer.text), drafter if count < len(tokens) else None)
             if self.finish is not None:
-                return count
-        return len(tokens)
+                gained = count
+                break
+        if self._prediction is not None:
+            self._prediction.read(self.tokens, len(self.tokens))
+        if self.sampling.constraint is not None:
+            self._keep_to(self.sampling.constraint, tokens[:gained])
+        return gained
+
+    def _keep_to(self, constraint: Constraint, tokens: list[int]) -> None:
+        constraint.commit(tokens)
+        if constraint.error is not None:
+            self.finish, self.error = FinishReason.ERROR, f"its grammar could not be followed: {constraint.error}"
 
     def fail(self, error: str) -> None:
         """It cannot go on, and ends with this round."""
@@ -127,7 +149,10 @@ class Sequence:
         start, self._sent = self._sent, self.emitted
         text = self._detokenizer.take(final=self.finish is not None)
         tokens = tuple(self.tokens[self.prompt_length + start :])
-        return Delta(self.request.id, text, tokens, pieces=None if self._origins is None else self._origins.take(text))
+        logprobs, of_prompt = tuple(self.logprobs[start:]), () if self._prompt_told else tuple(self.prompt_logprobs)
+        self._prompt_told = True
+        pieces = None if self._origins is None else self._origins.take(text)
+        return Delta(self.request.id, text, tokens, pieces=pieces, logprobs=logprobs, prompt_logprobs=of_prompt)
 
     def completion(self, policy: str, now: float, *, lossy: bool = False) -> Completion:
         """The finished request as a whole. `lossy`: its policy's verification may have changed the text."""
@@ -147,6 +172,10 @@ class Sequence:
             ),
             timings=replace(self.timings, finished=now),
             error=self.error,
+            logprobs=tuple(self.logprobs),
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            prediction_accepted=0 if self._prediction is None else self._prediction.accepted,
+            prediction_rejected=0 if self._prediction is None else self._prediction.rejected,
         )
 
 

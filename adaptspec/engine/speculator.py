@@ -12,6 +12,7 @@ from adaptspec.control.arrays import some
 from adaptspec.control.draft_temperature import CANDIDATES
 from adaptspec.control.policy import Decision
 from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup
+from adaptspec.engine.prevalidation import cut_refused
 from adaptspec.engine.shadow_scores import Shadows, ShadowScores
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
@@ -87,7 +88,8 @@ class Speculator:
                 keep_scores=temperature is not None and temperature.scored,
             )
             parts.append(self.drafters[which].propose(job))
-        return parts[0] if len(parts) == 1 else _merge(parts)
+        draft = parts[0] if len(parts) == 1 else _merge(parts)
+        return cut_refused(draft, ask.sampling.constraints) if ask.sampling.constrained else draft
 
     def judge(self, logits: torch.Tensor, ask: Ask, draft: Draft) -> Verdict:
         """Verify each row by its own method. `logits` [sum(counts + 1), V]."""

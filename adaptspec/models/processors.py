@@ -2,7 +2,7 @@
 
 Each processor is built once per batch, keeps what it needs as tensors, and maps scores [N, V] to new
 scores without writing on its input. It touches only the positions of rows that use it. Order, as in
-`transformers` and vLLM: repetition, presence and frequency penalties, logit bias, min_tokens, temperature,
+`transformers` and vLLM: repetition, presence and frequency penalties, logit bias, min_tokens, grammar, temperature,
 then top-k, top-p, min-p. Removed tokens score -inf. Knows nothing of noise or of choosing.
 """
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from adaptspec.models.constraint import Constraint
 from adaptspec.types import BoolArray, IntArray, SamplingParams
 
 # Below this float32 scores are so far apart that sampling is greedy; smaller divisors would overflow.
@@ -37,6 +38,7 @@ class SamplingRow:
     tokens: list[int]
     prompt_length: int
     eos_token_ids: tuple[int, ...]
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def build(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) ->
         (Penalties, [row.params.penalised for row in rows]),
         (LogitBias, [bool(row.params.logit_bias) for row in rows]),
         (MinTokens, [bool(_masked_early(row, vocab_size)) for row in rows]),
+        (GrammarMask, [row.constraint is not None for row in rows]),
         (Temperature, [s and row.params.temperature != 1.0 for s, row in zip(sampled, rows, strict=True)]),
         (Truncation, [s and truncates(row.params, vocab_size) for s, row in zip(sampled, rows, strict=True)]),
     ]
@@ -203,6 +206,20 @@ class MinTokens(_RowProcessor):
 
     def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
         return scores.scatter(1, self._tokens[part.slot], -math.inf)
+
+
+class GrammarMask(_RowProcessor):
+    """Masks what a row's grammar refuses at each position, the drafted tokens before it read."""
+
+    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
+        places = zip(part.slots.tolist(), part.at.index.tolist(), part.at.offsets.tolist(), strict=True)
+        allowed = [self._mask(slot, part.at.drafted[row, :offset].tolist()) for slot, row, offset in places]
+        return scores.masked_fill(self._index(~np.stack(allowed)), -math.inf)
+
+    def _mask(self, slot: int, draft: list[int]) -> BoolArray:
+        constraint = self._rows[slot].constraint
+        assert constraint is not None
+        return constraint.mask(draft)
 
 
 class Temperature(_RowProcessor):

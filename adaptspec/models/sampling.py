@@ -54,6 +54,7 @@ class SamplingBatch:
     """
 
     def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> None:
+        """`constraints` are the rows' own grammars at work, and `constrained` says whether there is one."""
         self._rows = tuple(rows)
         self._vocab_size = vocab_size
         self._device = device
@@ -62,6 +63,8 @@ class SamplingBatch:
         self._seeds = seed_keys(np.array([row.seed for row in rows], dtype=np.int64))
         self._few_left = all(row.params.greedy or truncates(row.params, vocab_size) for row in rows)
         self._plain_greedy = not self._processors and not bool(self._sampled.any())
+        self.constraints = [row.constraint for row in rows]
+        self.constrained = any(constraint is not None for constraint in self.constraints)
 
     @property
     def vocab_size(self) -> int:
@@ -75,8 +78,9 @@ class SamplingBatch:
 
     @property
     def replayable(self) -> IntArray:
-        """Output tokens [B] whose scores logits alone give again: none where penalties count what stood before."""
-        own = [0 if row.params.penalised else len(row.tokens) - row.prompt_length for row in self._rows]
+        """Output tokens [B] whose scores logits alone give again: none where what stood before changes them."""
+        fixed = [not row.params.penalised and row.constraint is None for row in self._rows]
+        own = [len(row.tokens) - row.prompt_length if f else 0 for row, f in zip(self._rows, fixed, strict=True)]
         return np.array(own, dtype=np.int64)
 
     def take(self, members: IntArray) -> SamplingBatch:

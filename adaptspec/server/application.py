@@ -19,6 +19,7 @@ from adaptspec.server.keys import Keys
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.live import add_live
 from adaptspec.server.live_page import add_page
+from adaptspec.server.openapi import openapi
 from adaptspec.server.operations import OPERATIONS, Operations, operation_routes
 from adaptspec.server.padding import Padding
 from adaptspec.server.problem import problems, shape_refusal
@@ -69,6 +70,7 @@ def make_app(
         [
             web.post("/v1/completions", handlers.completions),
             web.post("/v1/chat/completions", handlers.chat_completions),
+            web.post("/v1/responses", handlers.responses),
             web.get("/v1/models", status.models),
             web.get("/v1/models/{model:.+}", status.model),
             web.post("/tokenize", tokens.tokenize),
@@ -77,6 +79,7 @@ def make_app(
             web.get("/ready", status.ready),
             web.get("/version", status.version),
             web.get("/metrics", status.metrics),
+            web.get("/openapi.json", openapi),
         ]
     )
     if policies is not None:

@@ -2,83 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import BeforeValidator, Field, PlainValidator
-from pydantic_core import PydanticCustomError
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from adaptspec.errors import RequestError
-from adaptspec.server.wire import GenerationBody, Int, WireModel, without_no_ops
-from adaptspec.types import Completion
+from adaptspec.server.logprobs import Bytes, chat_logprobs
+from adaptspec.server.messages import Messages, Text, check_messages
+from adaptspec.server.structure import ResponseFormat, grammar_of
+from adaptspec.server.tool_text import Arguments, Opened, Part, ToolText, Words
+from adaptspec.server.tools import ToolChoice, Tools, check_tools, tool_grammar
+from adaptspec.server.wire import Alternatives, AtLeastOne, GenerationBody, WireModel
+from adaptspec.types import Completion, Delta, FinishReason, Grammar, TokenLogprob
+
+Json = dict[str, Any]
 
 
-def _text(value: object) -> str:
-    """A message's content as one string: text parts are joined by line ends, as chat templates expect."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and value and all(_is_text_part(part) for part in value):
-        return "\n".join(part["text"] for part in value)
-    raise PydanticCustomError(
-        "content", "it must be a string or a list of text parts {example}", {"example": '{"type": "text", "text": ...}'}
-    )
+class PredictedText(WireModel):
+    """What the answer is expected to be."""
 
-
-def _is_text_part(part: object) -> bool:
-    return (
-        isinstance(part, dict)
-        and part.keys() == {"type", "text"}
-        and part["type"] == "text"
-        and isinstance(part["text"], str)
-    )
-
-
-class Message(WireModel):
-    """One message of a conversation; `content` is always a string once read."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, PlainValidator(_text)]
-
-    # What an assistant's message carries when a client sends it back as it came.
-    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "refusal": (None,),
-        "tool_calls": (None, []),
-        "function_call": (None,),
-        "audio": (None,),
-        "annotations": (None, []),
-    }
-
-    def plain(self) -> dict[str, str]:
-        """For a chat template; developer is the newer word for system."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
-
-
-Messages = Annotated[
-    list[Annotated[Message, BeforeValidator(without_no_ops(Message))]], Field(min_length=1, max_length=4096)
-]
+    type: Literal["content"]
+    content: Text
 
 
 class ChatBody(GenerationBody):
     """A request for the next message of a conversation."""
 
     messages: Messages
-    max_completion_tokens: Int | None = None
+    max_completion_tokens: AtLeastOne | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    response_format: ResponseFormat | None = None
+    prediction: PredictedText | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     safety_identifier: str | None = None  # the newer name of user
     prompt_cache_key: str | None = None  # a hint to a cache; changes no answer
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "n": (1, None),
-        "logprobs": (False, None),
-        "top_logprobs": (None,),
-        "response_format": ({"type": "text"}, None),
-        "tools": (None, []),
-        "tool_choice": (None, "none"),
-        "parallel_tool_calls": (None,),
         "functions": (None, []),
         "function_call": (None, "none"),
         "modalities": (["text"], None),
         "audio": (None,),
-        "prediction": (None,),
         "reasoning_effort": (None,),
         "verbosity": (None,),
         "store": (False, None),
@@ -93,7 +59,7 @@ class ChatBody(GenerationBody):
     @property
     def characters(self) -> list[int]:
         """Of the one prompt that all messages are together, without what the template adds."""
-        return [sum(len(message.content) for message in self.messages)]
+        return [sum(message.characters for message in self.messages)]
 
     @property
     def contents(self) -> list[dict[str, str]]:
@@ -110,9 +76,34 @@ class ChatBody(GenerationBody):
         """See `GenerationBody.tokens_field`."""
         return super().tokens_field if self.max_completion_tokens is None else "max_completion_tokens"
 
+    @property
+    def alternatives(self) -> int | None:
+        """See `GenerationBody.alternatives`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def calls(self) -> bool:
+        """Whether the answer may call tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """See `GenerationBody.grammar`."""
+        parallel = self.parallel_tool_calls is not False
+        return tool_grammar(self.tools or (), self.tool_choice, parallel=parallel) or grammar_of(self.response_format)
+
     def check(self) -> None:
         """What no single field can say. Raises RequestError."""
         super().check()
+        check_messages(self.messages)
+        check_tools(self.tools or (), self.tool_choice)
+        if self.calls and grammar_of(self.response_format) is not None:
+            raise RequestError(
+                "response_format and tools cannot both say what to write; send one of them, or tool_choice none",
+                "response_format",
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true; leave it out otherwise", "top_logprobs")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise RequestError("send max_completion_tokens or max_tokens, not both", "max_tokens")
 
@@ -124,23 +115,81 @@ class ChatDialect:
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+    def __init__(self, bytes_of: Bytes, *, logprobs: bool = False, calls: bool = False) -> None:
+        """`logprobs`: tell those of every token. `calls`: answers may call tools."""
+        self._bytes_of = bytes_of
+        self._logprobs = logprobs
+        self._calls = calls
+        self._readers: dict[int, ToolText] = {}
+
+    def choice(self, index: int, completion: Completion) -> Json:
         """A whole answer."""
-        message = {"role": "assistant", "content": completion.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": completion.finish.value}
+        message: Json = {"role": "assistant", "content": completion.text, "refusal": None}
+        finish = completion.finish.value
+        if self._calls:
+            reader = ToolText()
+            content, calls = gathered([*reader.feed(completion.text), *reader.end()])
+            message["content"] = content
+            if calls:
+                message["tool_calls"] = calls
+                finish = _finish(completion, reader)
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._written(completion.logprobs),
+            "finish_reason": finish,
+        }
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """Who speaks."""
-        return _choice(index, {"role": "assistant", "content": ""}, None)
+    def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterator[Json]:
+        """What one piece of an answer adds; who speaks comes first."""
+        if first:
+            yield _choice(index, {"role": "assistant", "content": ""}, None, None)
+        finish, pieces = None if delta.completion is None else delta.completion.finish.value, [{"content": delta.text}]
+        if self._calls:
+            reader = self._readers.setdefault(index, ToolText())
+            parts = [*reader.feed(delta.text), *(reader.end() if delta.completion is not None else ())]
+            pieces = [_piece(part) for part in parts]
+            finish = None if delta.completion is None else _finish(delta.completion, reader)
+        elif not delta.text:
+            pieces = []
+        logprobs = self._written(delta.logprobs) if delta.tokens else None
+        if logprobs is not None and not pieces:
+            pieces = [{"content": ""}]
+        for place, piece in enumerate(pieces):  # the tokens of a round are told once
+            yield _choice(index, piece, logprobs if place == 0 else None, None)
+        if finish is not None:
+            yield _choice(index, {}, None, finish)
 
-    def piece(self, index: int, text: str) -> dict[str, Any]:
-        """A piece of an answer."""
-        return _choice(index, {"content": text}, None)
-
-    def ending(self, index: int, completion: Completion) -> dict[str, Any]:
-        """The end of an answer."""
-        return _choice(index, {}, completion.finish.value)
+    def _written(self, entries: Sequence[TokenLogprob]) -> Json | None:
+        return chat_logprobs(entries, self._bytes_of) if self._logprobs else None
 
 
-def _choice(index: int, delta: dict[str, str], finish: str | None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+def gathered(parts: Sequence[Part]) -> tuple[str | None, list[Json]]:
+    """The content of a message, None where there are only calls, and its tool calls."""
+    content = "".join(part.text for part in parts if isinstance(part, Words))
+    calls = [_call(part.name) for part in parts if isinstance(part, Opened)]
+    for part in parts:
+        if isinstance(part, Arguments):
+            calls[part.index]["function"]["arguments"] += part.text
+    return content if content or not calls else None, calls
+
+
+def _call(name: str) -> Json:
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": {"name": name, "arguments": ""}}
+
+
+def _piece(part: Part) -> Json:
+    if isinstance(part, Words):
+        return {"content": part.text}
+    if isinstance(part, Opened):
+        return {"tool_calls": [{"index": part.index, **_call(part.name)}]}
+    return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+
+
+def _finish(completion: Completion, reader: ToolText) -> str:
+    stopped = completion.finish is FinishReason.STOP
+    return "tool_calls" if stopped and reader.calls else completion.finish.value
+
+
+def _choice(index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from jinja2 import TemplateError
 
 from adaptspec.errors import RequestError
+from adaptspec.models.token_bytes import TokenBytes
+from adaptspec.server.messages import Message
 from adaptspec.server.protocols import Tokenizer
 from adaptspec.server.timed import within
+from adaptspec.server.tools import Tool, written_out
 
 LONG_TEXT = 20_000  # characters; encoding more than this would be felt by the streams of other clients
 LONG_TALK = 64  # messages; rendering more than this would be, too
@@ -28,6 +32,11 @@ class Codec:
         self._vocab_size = vocab_size
         self._long = asyncio.Lock()
 
+    @cached_property
+    def bytes_of(self) -> TokenBytes:
+        """Gives the bytes of a token."""
+        return TokenBytes(self._tokenizer)
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a text."""
         return (await self.encode_all([text], add_special_tokens=add_special_tokens))[0]
@@ -39,16 +48,18 @@ class Codec:
         async with self._long:
             return await asyncio.to_thread(self._encode_all, texts, add_special_tokens)
 
-    async def encode_chat(self, messages: list[dict[str, str]], *, answer: bool = True) -> tuple[int, ...]:
+    async def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answer: bool = True
+    ) -> tuple[int, ...]:
         """Token ids of a conversation; `answer` adds the opening of the assistant's turn.
 
-        Raises RequestError if the model has no chat template, or its template refuses the conversation or takes too
-        long for it.
+        A template that knows nothing of tools gets them as text. Raises RequestError if the model has no chat template,
+        or its template refuses the conversation or takes too long for it.
         """
-        if len(messages) <= LONG_TALK and sum(len(message["content"]) for message in messages) <= LONG_TEXT:
-            text = self._render(messages, answer)
+        if len(messages) <= LONG_TALK and sum(message.characters for message in messages) <= LONG_TEXT:
+            text = self._render(messages, tools, answer)
         else:
-            text = await self._render_long(messages, answer)
+            text = await self._render_long(messages, tools, answer)
         # The template has written the special tokens itself.
         return await self.encode(text, add_special_tokens=False)
 
@@ -63,11 +74,11 @@ class Codec:
                 f"{param} has a token id that does not exist; ids go from 0 to {self._vocab_size - 1}", param
             )
 
-    async def _render_long(self, messages: list[dict[str, str]], answer: bool) -> str:
+    async def _render_long(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
         """Templates come with the model, and may do anything with what clients send: compare all messages, say."""
         async with self._long:
             try:
-                return await within(self._template_seconds, lambda: self._render(messages, answer))
+                return await within(self._template_seconds, lambda: self._render(messages, tools, answer))
             except asyncio.TimeoutError as error:
                 raise RequestError(
                     f"the model's chat template takes longer than {self._template_seconds:g} seconds for these "
@@ -75,9 +86,17 @@ class Codec:
                     "messages",
                 ) from error
 
-    def _render(self, messages: list[dict[str, str]], answer: bool) -> str:
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
+        plain, options = [message.plain() for message in messages], {}
+        template = str(self._tokenizer.chat_template)
+        if tools and "tools" in template:
+            options["tools"] = [tool.plain() for tool in tools]
+        elif tools or ("tool_calls" not in template and any(m.tool_calls or m.role == "tool" for m in messages)):
+            plain = written_out(plain, tools)
         try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer))
+            return str(
+                self._tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=answer, **options)
+            )
         except (TemplateError, ValueError) as error:
             raise RequestError(
                 f"the model's chat template does not take these messages ({error}); change their roles or order, "

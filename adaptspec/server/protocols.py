@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from adaptspec.models.runner import ModelInfo
-from adaptspec.types import Completion, Delta, Request
+from adaptspec.models.token_bytes import Vocabulary
+from adaptspec.types import Completion, Delta, Grammar, Request
 
 # The pieces of one answer, in order; the last one carries the completion. `aclose` aborts what has not ended.
 DeltaStream = AsyncGenerator[Delta, None]
@@ -57,6 +58,9 @@ class AsyncEngine(Protocol):
     def check(self, request: Request) -> None:
         """Raise `RequestError` if the request could never be served. Starts nothing."""
 
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Compile it; RequestError if it cannot be used. Any thread may ask, and should: it takes its time."""
+
     def stream(self, request: Request) -> DeltaStream:
         """The answer, piece by piece."""
 
@@ -67,8 +71,8 @@ class AsyncEngine(Protocol):
         """Take no new requests, wait until those in flight have ended, abort what is left after `seconds`."""
 
 
-class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that the server uses."""
+class Tokenizer(Vocabulary, Protocol):
+    """The part of a fast transformers tokenizer that the server uses."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Text to token ids."""
@@ -76,10 +80,14 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str | list[str]:
         """Token ids to text; transformers types it for batches too."""
 
+    @property
+    def chat_template(self) -> Any:
+        """How conversations become prompts."""
+
     def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+        self, conversation: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool, **options: Any
     ) -> Any:
-        """The prompt of a conversation; a string when `tokenize` is False."""
+        """The prompt of a conversation; a string when `tokenize` is False. `options` are for the template."""
 
 
 class ServedPolicy(Protocol):

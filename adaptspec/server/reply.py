@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from adaptspec.errors import EngineError
 from adaptspec.server.errors import DrainingError
-from adaptspec.types import Completion, Delta, FinishReason, SpeculationStats
+from adaptspec.server.wire import StreamOptions
+from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats
 
 Json = dict[str, Any]
 
@@ -35,22 +36,17 @@ class Dialect(Protocol):
     def choice(self, index: int, completion: Completion) -> Json:
         """A whole answer."""
 
-    def opening(self, index: int) -> Json | None:
-        """What comes before the first piece, if anything does."""
-
-    def piece(self, index: int, text: str) -> Json:
-        """A piece of an answer."""
-
-    def ending(self, index: int, completion: Completion) -> Json:
-        """The end of an answer."""
+    def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterable[Json]:
+        """What a piece of an answer adds; its end is the last of the piece with the completion."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer in the making: what all its parts share."""
+    """One answer in the making: what all its parts share. `choices` answers go to each prompt, in a row."""
 
     dialect: Dialect
     model: str
+    choices: int = 1
     created: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -65,36 +61,38 @@ class Reply:
             ensure_complete(completion)
         choices = [self.dialect.choice(index, completion) for index, completion in enumerate(completions)]
         body = self._envelope(self.dialect.whole_object, choices)
-        return body | {"usage": usage(completions), "metrics": metrics(completions)}
+        return body | {"usage": usage(completions, self.choices), "metrics": metrics(completions)}
 
     async def chunks(
-        self, deltas: AsyncGenerator[tuple[int, Delta], None], count: int, *, include_usage: bool
+        self,
+        deltas: AsyncGenerator[tuple[int, Delta], None],
+        requests: Sequence[Request],
+        options: StreamOptions = StreamOptions(),  # noqa: B008 (frozen)
     ) -> AsyncGenerator[Json, None]:
-        """The answer in pieces. `deltas` belong to `count` prompts; nothing comes before the first delta.
+        """The answer in pieces. `deltas` belong to the `requests`; nothing comes before the first delta.
 
         The metrics travel with the usage if that was asked for, else with the last ending.
         """
         opened: set[int] = set()
         completions: dict[int, Completion] = {}
-        shared: Json = {"usage": None} if include_usage else {}
+        prompt, output = sum(len(request.prompt) for request in requests) // self.choices, 0
+        kind = self.dialect.chunk_object
         async with aclosing(deltas):
             async for index, delta in deltas:
+                output += len(delta.tokens)
                 if delta.completion is not None:
                     completions[index] = ensure_complete(delta.completion)
-                last = len(completions) == count and not include_usage
-                if index not in opened and (opening := self.dialect.opening(index)) is not None:
-                    yield self._envelope(self.dialect.chunk_object, [opening]) | shared
-                if delta.text:
-                    piece = self._envelope(self.dialect.chunk_object, [self.dialect.piece(index, delta.text)])
-                    yield piece | shared | provenance(delta)
+                written = list(self.dialect.chunks(index, delta, first=index not in opened))
                 opened.add(index)
-                if delta.completion is not None:
-                    ending = self.dialect.ending(index, delta.completion)
-                    extra = {"metrics": metrics(completions.values())} if last else shared
-                    yield self._envelope(self.dialect.chunk_object, [ending]) | extra
-        if include_usage:
+                extra, told = _beside(options, prompt, output), provenance(delta)
+                for place, choice in enumerate(written, start=1):
+                    if place == len(written) and len(completions) == len(requests) and not options.include_usage:
+                        extra = extra | {"metrics": metrics(completions.values())}
+                    yield self._envelope(kind, [choice]) | extra | (told if _words(choice) else {})
+        if options.include_usage:
             ended = list(completions.values())
-            yield self._envelope(self.dialect.chunk_object, []) | {"usage": usage(ended), "metrics": metrics(ended)}
+            told = {"usage": usage(ended, self.choices), "metrics": metrics(ended)}
+            yield self._envelope(kind, []) | told
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
@@ -116,13 +114,32 @@ def provenance(delta: Delta) -> Json:
     return {"adaptspec": {"provenance": [{"text": one.text, "drafter": one.drafter} for one in delta.pieces]}}
 
 
-def usage(completions: Iterable[Completion]) -> Json:
-    """Tokens read and written, in OpenAI's shape."""
-    prompt, output = 0, 0
-    for completion in completions:
-        prompt += completion.prompt_tokens
-        output += len(completion.tokens)
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+def _words(choice: Json) -> bool:
+    """Whether a choice of a chunk has text of the answer."""
+    return bool(choice.get("text") or choice.get("delta", {}).get("content"))
+
+
+def _beside(options: StreamOptions, prompt: int, output: int) -> Json:
+    """What a piece says of usage."""
+    if options.continuous_usage_stats:
+        return {"usage": {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}}
+    return {"usage": None} if options.include_usage else {}
+
+
+def usage(completions: Iterable[Completion], choices: int = 1) -> Json:
+    """Tokens read and written, in OpenAI's shape: a prompt counts once, however many `choices` are answers to it."""
+    ended = list(completions)
+    prompt = sum(completion.prompt_tokens for completion in ended) // choices
+    output = sum(len(completion.tokens) for completion in ended)
+    counted: Json = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    accepted = sum(completion.prediction_accepted for completion in ended)
+    rejected = sum(completion.prediction_rejected for completion in ended)
+    if accepted or rejected:
+        counted["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return counted
 
 
 def metrics(completions: Iterable[Completion]) -> Json:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from aiohttp import web
 
 from adaptspec.errors import OverloadedError, PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.server.choices import seed_of_choice
 from adaptspec.server.codec import Codec
 from adaptspec.server.errors import BodyTimeoutError, BodyTypeError, DrainingError, EngineStoppedError
 from adaptspec.server.limits import ServerLimits
@@ -58,41 +60,69 @@ class Service:
         """Refuse what can never be served, before its texts are encoded.
 
         Raises:
-            RequestError: more prompts than the engine can hold.
+            RequestError: more prompts, or choices of them, than the engine can hold.
             PromptTooLongError: a text so long that its tokens cannot fit.
         """
-        sizes, target, param = body.characters, self.engine.target, body.prompt_field
+        sizes, param = body.characters, body.prompt_field
         if len(sizes) > self.engine.capacity:
             raise RequestError(
                 f"{param} has {len(sizes)} prompts; this server holds {self.engine.capacity} at once: send fewer", param
             )
-        limit = CHARACTERS_PER_TOKEN * target.context + CHARACTERS_SLACK
-        if max(sizes) > limit:
-            raise PromptTooLongError(
-                f"{param} has a text of {max(sizes)} characters; {target.name} holds {target.context} tokens, and "
-                f"texts above {limit} characters are not even counted: send less",
-                param,
+        if len(sizes) * body.choices > self.engine.capacity:
+            raise RequestError(
+                f"n is {body.choices} for {len(sizes)} prompts; this server holds {self.engine.capacity} at once: ask "
+                "for fewer",
+                "n",
             )
+        self._check_length(max(sizes), param)
 
-    def requests(self, identity: str, body: GenerationBody, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
-        """One engine request per prompt, all of which the engine can serve. Raises RequestError if one cannot be."""
+    async def check_grammar(self, body: GenerationBody) -> None:
+        """Compile what the answer must be, where streams do not wait for it. Raises RequestError."""
+        if body.grammar is not None:
+            await asyncio.to_thread(self.engine.check_grammar, body.grammar)
+
+    async def predicted(self, text: str) -> tuple[int, ...]:
+        """Token ids of what an answer is expected to be, as far as the context goes. Raises PromptTooLongError."""
+        self._check_length(len(text), "prediction")
+        tokens = await self.codec.encode(text, add_special_tokens=False)
+        return tokens[: self.engine.target.context]
+
+    def requests(
+        self,
+        identity: str,
+        body: GenerationBody,
+        prompts: Sequence[tuple[int, ...]],
+        prediction: tuple[int, ...] = (),
+    ) -> list[Request]:
+        """One engine request per prompt and choice, prompt by prompt, all of which the engine can serve.
+
+        Raises RequestError if one cannot be.
+        """
         for prompt in prompts:
             self._check_prompt(prompt, body.prompt_field)
             self._check_room(prompt, body)
         speculation, wanted = body.speculation(), body.wanted_tokens
-        requests = [
-            Request(
-                id=identity if len(prompts) == 1 else f"{identity}-{index}",
-                prompt=prompt,
-                sampling=self._sampling(body, self.engine.target.context - len(prompt) if wanted is None else wanted),
-                speculation=speculation,
-                operation=body.operation,
-            )
-            for index, prompt in enumerate(prompts)
-        ]
+        requests: list[Request] = []
+        for prompt in prompts:
+            sampling = self._sampling(body, self.engine.target.context - len(prompt) if wanted is None else wanted)
+            for choice in range(body.choices):
+                alone = len(prompts) * body.choices == 1
+                own = replace(sampling, seed=seed_of_choice(sampling.seed, choice))
+                name = identity if alone else f"{identity}-{len(requests)}"
+                requests.append(Request(name, prompt, own, speculation, body.operation, prediction))
         for request in requests:
             self.engine.check(request)
         return requests
+
+    def _check_length(self, characters: int, param: str) -> None:
+        target = self.engine.target
+        limit = CHARACTERS_PER_TOKEN * target.context + CHARACTERS_SLACK
+        if characters > limit:
+            raise PromptTooLongError(
+                f"{param} has a text of {characters} characters; {target.name} holds {target.context} tokens, and "
+                f"texts above {limit} characters are not even counted: send less",
+                param,
+            )
 
     def _check_prompt(self, prompt: tuple[int, ...], param: str) -> None:
         target = self.engine.target

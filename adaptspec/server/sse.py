@@ -24,8 +24,12 @@ async def respond(
     events: AsyncGenerator[dict[str, Any], None],
     headers: dict[str, str],
     padding: Padding | None = None,
+    *,
+    named: bool = False,
 ) -> web.StreamResponse:
     """Send the events, then `[DONE]`; with `padding`, in packets of one size and pace.
+
+    `named`: the events have a `type`, which the stream says as well.
 
     Waits for the first event before it answers, so that a request the engine refuses gets a proper status.
     An error after that becomes an event with an error object.
@@ -36,9 +40,9 @@ async def respond(
         await response.prepare(http)
         async with sending(response.write, padding) as write:
             try:
-                await write(_event(first))
+                await write(_event(first, named=named))
                 async for event in events:
-                    await write(_event(event))
+                    await write(_event(event, named=named))
             except AdaptSpecError as error:
                 await write(_event(problem_of(error).body()))
             except ConnectionError:
@@ -51,5 +55,6 @@ async def respond(
     return response
 
 
-def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+def _event(body: dict[str, Any], *, named: bool = False) -> bytes:
+    name = b"event: " + str(body["type"]).encode() + b"\n" if named else b""
+    return name + b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from aiohttp import web
 
 from adaptspec.errors import RequestError
-from adaptspec.server.chat import Messages
+from adaptspec.server.messages import Messages, check_messages
 from adaptspec.server.service import SERVICE, read_body
-from adaptspec.server.wire import Int, Name, WireModel
+from adaptspec.server.wire import Name, TokenId, WireModel
 
 
 class TokenizeBody(WireModel):
@@ -24,7 +24,7 @@ class DetokenizeBody(WireModel):
     """Token ids to read."""
 
     model: Name | None = None
-    tokens: list[Int]
+    tokens: list[TokenId]
 
 
 async def tokenize(http: web.Request) -> web.Response:
@@ -35,8 +35,8 @@ async def tokenize(http: web.Request) -> web.Response:
     if body.prompt is not None and body.messages is None:
         tokens = await service.codec.encode(body.prompt, add_special_tokens=body.add_special_tokens)
     elif body.messages is not None and body.prompt is None:
-        messages = [message.plain() for message in body.messages]
-        tokens = await service.codec.encode_chat(messages, answer=body.add_generation_prompt)
+        check_messages(body.messages)
+        tokens = await service.codec.encode_chat(body.messages, answer=body.add_generation_prompt)
     elif body.prompt is None:
         raise RequestError("there is nothing to tokenize; send prompt (a text) or messages (a conversation)", "prompt")
     else:

@@ -11,19 +11,53 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError, from_json, to_json
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError, WithJsonSchema
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_json, to_json
 
 from adaptspec.errors import RequestError
 from adaptspec.server.bounds import check_bounds, check_depth
 from adaptspec.server.limits import ServerLimits
-from adaptspec.types import SamplingParams, SpeculationParams
+from adaptspec.types import MAX_LOGPROBS, Grammar, SamplingParams, SpeculationParams
 
 _SHOWN = 60  # characters of a client's own words that are repeated in a message
 
 # Within 64 bits: a number of thousands of digits could not even be printed in an error message.
 Int = Annotated[int, Field(ge=-(2**63) + 1, le=2**63 - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+# `ServerLimits` may be set otherwise; what is told of them is what they are by default.
+Choices = Annotated[
+    int, Field(ge=1), WithJsonSchema({"type": "integer", "minimum": 1, "maximum": ServerLimits().choices})
+]
+Alternatives = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Temperature = Annotated[float, Field(ge=0, le=100)]
+Share = Annotated[float, Field(ge=0, le=1)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+AtLeastNone = Annotated[int, Field(ge=0, le=2**63 - 1)]
+AtLeastOne = Annotated[int, Field(ge=1, le=2**63 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Stops = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": ServerLimits().stop_strings},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+Biases = Annotated[
+    dict[str, float],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,18}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
+]
 
 _PLAIN_SAMPLING = (
     "temperature",
@@ -48,14 +82,22 @@ class WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {}
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Its JSON schema, no-ops included."""
+        written = handler.resolve_ref_schema(handler(schema))
+        for name, allowed in cls.no_ops.items():
+            written.setdefault("properties", {})[name] = {"enum": list(allowed)}
+        return written
+
 
 class SpeculationFields(WireModel):
     """The `adaptspec` object of a request. `provenance`: a streamed answer is to say who drafted which of its words."""
 
     policy: Name | None = None
     task: Name | None = None
-    max_depth: Int | None = None
-    stop_threshold: float | None = None
+    max_depth: AtLeastNone | None = None
+    stop_threshold: Share | None = None
     provenance: bool | None = None
 
     def speculation(self) -> SpeculationParams:
@@ -66,9 +108,10 @@ class SpeculationFields(WireModel):
 
 
 class StreamOptions(WireModel):
-    """Options of a streamed answer."""
+    """Options of a streamed answer. `continuous_usage_stats` tells the usage so far with every piece, as vLLM does."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class GenerationBody(WireModel):
@@ -84,20 +127,21 @@ class GenerationBody(WireModel):
     model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    n: Choices | None = None
+    max_tokens: AtLeastNone | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: AtLeastNone | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: Biases | None = None
     seed: Int | None = None
-    stop: Any = None  # a string or a list of strings; looked at in stops()
-    stop_token_ids: list[Int] | None = None
+    stop: Stops = None  # looked at in _stops()
+    stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
-    min_tokens: Int | None = None
+    min_tokens: AtLeastNone | None = None
     user: str | None = None  # for the provider's abuse watch at OpenAI; changes no answer
     adaptspec: SpeculationFields | None = None
 
@@ -122,9 +166,24 @@ class GenerationBody(WireModel):
         return None if self.max_tokens is None else "max_tokens"
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a streamed answer ends with its usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def choices(self) -> int:
+        """Answers wanted to each prompt."""
+        return self.n or 1
+
+    @property
+    def alternatives(self) -> int | None:
+        """Alternatives to tell per token with its log-probability; None where no log-probabilities are wanted."""
+        return None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must be; None where any text will do."""
+        return None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer begins with its prompt."""
+        return False
 
     def check(self) -> None:
         """What no single field can say. Raises RequestError."""
@@ -134,6 +193,8 @@ class GenerationBody(WireModel):
             raise RequestError(
                 "adaptspec.provenance needs stream: true; leave it out otherwise", "adaptspec.provenance"
             )
+        if self.wanted_tokens is not None and self.wanted_tokens < 1 and not self.echoes:
+            raise RequestError(f"{self.tokens_field} is {self.wanted_tokens}; it must be at least 1", self.tokens_field)
 
     def sampling(self, max_tokens: int) -> SamplingParams:
         """How to draw tokens. Raises RequestError for values out of range."""
@@ -143,6 +204,9 @@ class GenerationBody(WireModel):
             logit_bias=self._biases(),
             stop=self._stops(),
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            logprobs=self.alternatives,
+            grammar=self.grammar,
+            prompt_logprobs=self.alternatives if self.echoes else None,
             **given,
         )
 
@@ -151,7 +215,7 @@ class GenerationBody(WireModel):
         return self.adaptspec.speculation() if self.adaptspec is not None else SpeculationParams()
 
     def _stops(self) -> tuple[str, ...]:
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stops = [self.stop] if isinstance(self.stop, str) else [] if self.stop is None else self.stop
         if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
             raise RequestError("stop must be a string or a list of strings", "stop")
         return tuple(stops)
@@ -179,10 +243,15 @@ def parse(model: type[Body], raw: bytes, limits: ServerLimits = ServerLimits()) 
         raise RequestError("the body must be a JSON object, such as {...}")
     check_depth(raw, document, limits.json_depth)
     check_bounds(document, limits)
+    document = _without_no_ops(model, document)
     try:
-        return model.model_validate(_without_no_ops(model, document))
+        return model.model_validate(document)
     except ValidationError as error:
-        raise _refusal(model, error.errors(include_url=False, include_input=False)[0]) from error
+        details = error.errors(include_url=False, include_input=False)
+        # Where several kinds are possible, the one that fits furthest is what was meant.
+        same = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
+        detail = max(same, key=lambda one: len(_place(document, one)))
+        raise _refusal(model, detail, _place(document, detail)) from error
 
 
 def without_no_ops(model: type[WireModel]) -> Any:
@@ -220,16 +289,29 @@ def _spelled(value: object) -> str:
     return to_json(value).decode()
 
 
-def _refusal(model: type[WireModel], detail: ErrorDetails) -> RequestError:
-    path = _path(detail["loc"])
+def _refusal(model: type[WireModel], detail: ErrorDetails, place: tuple[int | str, ...]) -> RequestError:
+    path = _path(place)
     if detail["type"] == "extra_forbidden":
-        known = _fields_at(model, detail["loc"][:-1])
-        close = get_close_matches(str(detail["loc"][-1]), known, n=1)
-        hint = f" (did you mean {_path((*detail['loc'][:-1], close[0]))}?)" if close else ""
+        known = _fields_at(model, place[:-1])
+        close = get_close_matches(str(place[-1]), known, n=1)
+        hint = f" (did you mean {_path((*place[:-1], close[0]))}?)" if close else ""
         return RequestError(f"{shown(path)} is not a field this server supports; leave it out{hint}", path[:_SHOWN])
     if detail["type"] == "missing":
         return RequestError(f"{path} is missing; add it", path)
     return RequestError(f"{shown(path)} {_reason(detail)}", path[:_SHOWN])
+
+
+def _place(document: dict[str, Any], detail: ErrorDetails) -> tuple[int | str, ...]:
+    """Where in the document it is: pydantic also names the kinds that it tried where several are possible."""
+    at: Any = document
+    place: list[int | str] = []
+    for step, name in enumerate(detail["loc"], start=1):
+        inside = name in at if isinstance(at, dict) else isinstance(at, list) and isinstance(name, int)
+        if inside:
+            at = at[name]
+        if inside or (detail["type"] == "missing" and step == len(detail["loc"])):
+            place.append(name)
+    return tuple(place)
 
 
 def _reason(detail: ErrorDetails) -> str:

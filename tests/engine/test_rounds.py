@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -65,6 +67,39 @@ def test_seeded_sampling_is_plain_decoding_under_any_depths(
         outputs.append([done[f"r{i}"].tokens for i in range(len(prompts))])
     alone = [run(_plain_core(), [Request("x", tuple(p), s)])["x"].tokens for p, s in zip(prompts, params, strict=True)]
     assert outputs[0] == outputs[1] == alone
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    prompts=st.lists(PROMPT, min_size=1, max_size=6),
+    depths=st.lists(st.integers(0, 7), min_size=1, max_size=40),
+    edit=st.integers(0, 10),
+)
+def test_predictions_change_no_output_and_what_they_foretell_is_drafted(
+    prompts: list[list[int]], depths: list[int], edit: int
+) -> None:
+    """Predicted outputs, right but for one token, beside requests without: the tokens stay; a lookup drafts from them,
+
+    also after a request gave way and came back.
+    """
+    params = [SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)] * len(prompts)
+    requests = _requests(prompts, params)
+    plain = run(_plain_core(), requests)
+    policy = Dictated(("ngram",), lambda n, size: [depths[(n + i) % len(depths)] for i in range(size)])
+    core = make_core(_TOKENIZER, TableRunner(capacity=70), [NgramDrafter()], {"p": (policy, "coupled")})
+    for i, request in enumerate(requests):
+        tokens = list(plain[request.id].tokens)
+        tokens[edit] = 1
+        if i % 2 == 0:
+            requests[i] = replace(request, prediction=tuple(tokens))
+    done = run(core, requests)
+    for i, request in enumerate(requests):
+        own = done[request.id]
+        assert own.tokens == plain[request.id].tokens
+        assert own.prediction_accepted + own.prediction_rejected == len(request.prediction)
+        assert i % 2 or own.prediction_accepted >= 10
+    if len(requests) == 1 and min(depths) >= 2:
+        assert done["r0"].stats.accepted >= 8
 
 
 @settings(max_examples=30, deadline=None)

@@ -16,7 +16,7 @@ from adaptspec.models.runner import ModelInfo
 from adaptspec.server.application import make_app
 from adaptspec.server.limits import ServerLimits
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.types import Completion, Delta, FinishReason, Piece, Request, SpeculationStats, Timings
+from adaptspec.types import Completion, Delta, FinishReason, Grammar, Piece, Request, SpeculationStats, Timings
 
 Client = TestClient[web.Request, web.Application]
 
@@ -34,6 +34,7 @@ class FakeEngine:
         self.failing_at: int | None = None  # ends there with FinishReason.ERROR
         self.seen: list[Request] = []
         self.aborted: list[str] = []
+        self.grammars: list[Grammar] = []
 
     def stats(self) -> FakeEngine:
         return self
@@ -41,6 +42,9 @@ class FakeEngine:
     def check(self, request: Request) -> None:
         if request.speculation.policy not in (None, *self.policies):
             raise UnknownModelError("no such policy; ask for goodput or static", "adaptspec.policy")
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        self.grammars.append(grammar)
 
     async def stream(self, request: Request) -> AsyncIterator[Delta]:
         self.seen.append(request)

@@ -46,7 +46,7 @@ async def test_errors_become_the_clients_own(api: openai.AsyncOpenAI, engine: An
         await api.chat.completions.create(model="gpt-9", messages=HELLO)
     assert unknown.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as refused:
-        await api.chat.completions.create(model="tiny", messages=HELLO, n=2)
+        await api.chat.completions.create(model="tiny", messages=HELLO, n=200)
     assert refused.value.param == "n"
     engine.failing_at = 1
     stream = await api.chat.completions.create(model="tiny", messages=HELLO, stream=True)

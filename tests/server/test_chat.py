@@ -62,3 +62,14 @@ async def test_a_conversation_the_template_refuses_is_the_clients_error(post: An
     assert status == 400
     assert "roles must alternate" in body["error"]["message"]
     assert body["error"]["param"] == "messages"
+
+
+async def test_usage_can_come_with_every_piece(post: Any) -> None:
+    """As load generators ask for it: growing by each piece's tokens, up to the whole."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    status, chunks = await post(PATH, messages=HELLO, max_tokens=6, stream=True, stream_options=options)
+    assert status == 200
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[0] == 1
+    assert chunks[-2]["usage"] == chunks[-1]["usage"]

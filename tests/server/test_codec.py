@@ -10,6 +10,7 @@ import pytest
 
 from adaptspec.errors import RequestError
 from adaptspec.server.codec import LONG_TEXT, Codec
+from adaptspec.server.messages import Message
 
 
 async def test_long_texts_leave_the_event_loop_free_and_encode_the_same(tokenizer: Any) -> None:
@@ -38,7 +39,7 @@ async def test_a_model_without_a_template_says_what_to_use_instead(tokenizer: An
     template, tokenizer.chat_template = tokenizer.chat_template, None
     try:
         with pytest.raises(RequestError, match="/v1/completions"):
-            await Codec(tokenizer, 260).encode_chat([{"role": "user", "content": "x"}])
+            await Codec(tokenizer, 260).encode_chat([Message(role="user", content="x")])
     finally:
         tokenizer.chat_template = template
 

@@ -43,7 +43,7 @@ async def test_metrics_are_prometheus_text(client: Any) -> None:
 
 
 async def test_answers_are_counted_by_route_and_status_and_refusals_too(client: Any) -> None:
-    for body in ({"prompt": "x", "max_tokens": 1}, {"prompt": "x", "n": 2}, {"prompt": "x", "n": 3}):
+    for body in ({"prompt": "x", "max_tokens": 1}, {"prompt": "x", "n": 0}, {"prompt": "x", "n": 999}):
         async with client.post("/v1/completions", json=body):
             pass
     for path in ("/v1/models/some", "/v1/models/other", "/nowhere", "/elsewhere", "/v1/completions"):

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 GOOD: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": "x"}, CHAT: {"messages": HELLO}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 HUGE = int("9" * 4000)
 
 BOTH = [
-    ({"n": 2}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": 0}, "n"),
     ({"n": True}, "n"),
     ({"n": "1"}, "n"),
     ({"frobnicate": None}, "frobnicate"),
@@ -47,6 +50,8 @@ BOTH = [
     ({"seed": "7"}, "seed"),
     ({"stop": ""}, "stop"),
     ({"stop": 5}, "stop"),
+    ({"stop": {}}, "stop"),
+    ({"stop": False}, "stop"),
     ({"stop": ["a", 1]}, "stop"),
     ({"stop": ["a"] * 33}, "stop"),
     ({"stop_token_ids": [260]}, "stop_token_ids"),
@@ -71,9 +76,10 @@ BOTH = [
     ({"user": 1}, "user"),
 ]
 ONLY_COMPLETIONS = [
-    ({"echo": True}, "echo"),
-    ({"logprobs": 1}, "logprobs"),
-    ({"logprobs": 0}, "logprobs"),
+    ({"echo": 1}, "echo"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"max_tokens": -1, "echo": True}, "max_tokens"),
     ({"logprobs": False}, "logprobs"),
     ({"best_of": 2}, "best_of"),
     ({"suffix": "end"}, "suffix"),
@@ -91,12 +97,30 @@ ONLY_COMPLETIONS = [
     ({"prompt": ["a"] * 129}, "prompt"),
 ]
 ONLY_CHAT = [
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"echo": False}, "echo"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [TOOL, TOOL]}, "tools"),
+    ({"tools": [TOOL] * 129}, "tools"),
     ({"tool_choice": "auto"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+    ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [TOOL], "ignore_eos": True}, "ignore_eos"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_object"}, "min_tokens": 1}, "min_tokens"),
     ({"functions": [1]}, "functions"),
+    ({"prediction": {"type": "content"}}, "prediction.content"),
+    ({"prediction": {"type": "content", "content": [1]}}, "prediction.content"),
+    ({"prediction": {"type": "content", "content": "x" * 40_000}}, "prediction"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"store": True}, "store"),
     ({"metadata": {"a": "b"}}, "metadata"),
@@ -107,13 +131,16 @@ ONLY_CHAT = [
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
     ({"messages": [1]}, "messages[0]"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "user", "content": "x", "tool_call_id": "y"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[0].name"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}, "messages[0]"),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls[0]"),
 ]
 CASES = [(path, *case) for path in GOOD for case in BOTH]
 CASES += [(COMPLETIONS, *case) for case in ONLY_COMPLETIONS] + [(CHAT, *case) for case in ONLY_CHAT]

@@ -1,0 +1,128 @@
+"""A conversation on the wire, tool calls and their results included, and as chat templates want it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from adaptspec.errors import RequestError
+from adaptspec.server.wire import WireModel, without_no_ops
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+TEXT_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART, "minItems": 1}]}
+_NULLABLE: dict[str, Any] = {"anyOf": [*TEXT_SCHEMA["anyOf"], {"type": "null"}]}
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+def _text(value: object) -> str:
+    """Content as one string: text parts are joined by line ends, as chat templates expect."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(_is_text_part(part) for part in value):
+        return "\n".join(part["text"] for part in value)
+    raise PydanticCustomError(
+        "content", "it must be a string or a list of text parts {example}", {"example": '{"type": "text", "text": ...}'}
+    )
+
+
+def _is_text_part(part: object) -> bool:
+    return (
+        isinstance(part, dict)
+        and part.keys() == {"type", "text"}
+        and part["type"] == "text"
+        and isinstance(part["text"], str)
+    )
+
+
+def _text_if_any(value: object) -> str | None:
+    return None if value is None else _text(value)
+
+
+Text = Annotated[str, PlainValidator(_text), WithJsonSchema(TEXT_SCHEMA)]
+
+
+class CalledFunction(WireModel):
+    """What an assistant called: a function's name, and its arguments as the text of a JSON object."""
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(WireModel):
+    """One call in an assistant's message."""
+
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(WireModel):
+    """One message of a conversation; `content` is a string once read, None only beside tool calls."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, PlainValidator(_text_if_any), WithJsonSchema(_NULLABLE)] = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    # What an assistant's message carries when a client sends it back as it came.
+    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "refusal": (None,),
+        "function_call": (None,),
+        "audio": (None,),
+        "annotations": (None, []),
+    }
+
+    def check(self, place: str) -> None:
+        """What no single field can say; `place` is where the message stands. Raises RequestError."""
+        if self.tool_calls and self.role != "assistant":
+            raise RequestError(f"{place}.tool_calls: only an assistant's message has calls", f"{place}.tool_calls")
+        if (self.tool_call_id is None) is (self.role == "tool"):
+            raise RequestError(
+                f"{place}.tool_call_id belongs to messages of the role tool, and these need it", f"{place}.tool_call_id"
+            )
+        if self.content is None and not self.tool_calls:
+            raise RequestError(f"{place}.content is missing; add the text of the message", f"{place}.content")
+
+    @property
+    def characters(self) -> int:
+        """How long its text is."""
+        calls = sum(len(call.function.arguments) for call in self.tool_calls or ())
+        return len(self.content or "") + calls
+
+    def plain(self) -> dict[str, Any]:
+        """For a chat template; developer is the newer word for system."""
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": self.content or ""}
+        if self.tool_calls:
+            message["tool_calls"] = [_plain_call(call) for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = call.function.arguments
+    return {"type": "function", "id": call.id, "function": {"name": call.function.name, "arguments": arguments}}
+
+
+Messages = Annotated[
+    list[Annotated[Message, BeforeValidator(without_no_ops(Message))]], Field(min_length=1, max_length=4096)
+]
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raise RequestError for the first message that is none."""
+    for index, message in enumerate(messages):
+        message.check(f"messages[{index}]")

@@ -1,0 +1,244 @@
+"""`/v1/responses` on the wire, turned into a chat: its body, and the chat completion that it asks for.
+
+Nothing is stored: every request brings its whole conversation. Knows both shapes; what a chat then does is the business
+of `chat`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
+
+from adaptspec.errors import RequestError
+from adaptspec.server.chat import ChatBody
+from adaptspec.server.messages import FunctionName
+from adaptspec.server.structure import JsonObjectFormat, TextFormat
+from adaptspec.server.tools import MAX_TOOLS
+from adaptspec.server.wire import AtLeastOne, Name, SpeculationFields, Temperature, TopP, WireModel, without_no_ops
+
+# What a chat calls a field that a response calls otherwise.
+_OWN_NAMES: Mapping[str, str] = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+
+
+class TextPart(WireModel):
+    """A piece of a message; what an answer carries beside its text is not looked at."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputMessage(WireModel):
+    """A message, the client's or one of ours that comes back."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    id: str | None = None
+    status: str | None = None
+
+    # Clients send items back as they parsed them, with every field that they know of.
+    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {"agent": (None,), "phase": (None,), "created_by": (None,)}
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+
+
+class FunctionCall(WireModel):
+    """A call that an earlier answer made."""
+
+    type: Literal["function_call"]
+    call_id: Name
+    name: FunctionName
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "agent": (None,),
+        "async": (None, False),
+        "async_": (None,),  # as OpenAI's Python models dump it
+        "caller": (None,),
+        "created_by": (None,),
+        "namespace": (None,),
+    }
+
+
+class FunctionCallOutput(WireModel):
+    """What came of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: str
+    id: str | None = None
+    status: str | None = None
+
+
+def _kind(item: object) -> str | None:
+    """What an item is: clients leave out that a message is one."""
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+Item = Annotated[
+    Annotated[InputMessage, BeforeValidator(without_no_ops(InputMessage)), Tag("message")]
+    | Annotated[FunctionCall, BeforeValidator(without_no_ops(FunctionCall)), Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    Discriminator(_kind),
+]
+
+
+class FunctionTool(WireModel):
+    """A function that may be called."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def chat(self) -> dict[str, Any]:
+        """As a chat has it."""
+        return {"type": "function", "function": self.model_dump(exclude={"type"})}
+
+
+class NamedFunctionTool(WireModel):
+    """The one function that is to be called."""
+
+    type: Literal["function"]
+    name: FunctionName
+
+
+class SchemaFormat(WireModel):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    name: FunctionName
+    description: str | None = None
+    definition: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+    def chat(self) -> dict[str, Any]:
+        """As a chat has it."""
+        return {"type": "json_schema", "json_schema": self.model_dump(exclude={"type"}, by_alias=True)}
+
+
+class TextOptions(WireModel):
+    """What the text is to be like."""
+
+    format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+
+
+class ResponsesBody(WireModel):
+    """A request for a response."""
+
+    model: Name | None = None
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=4096)]
+    instructions: str | None = None
+    max_output_tokens: AtLeastOne | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    stream: bool | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    adaptspec: SpeculationFields | None = None
+
+    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "store": (False, None),
+        "previous_response_id": (None,),
+        "conversation": (None,),
+        "prompt": (None,),
+        "background": (False, None),
+        "include": (None, []),
+        "reasoning": (None,),
+        "truncation": (None, "disabled"),
+        "service_tier": (None, "auto", "default"),
+        "max_tool_calls": (None,),
+        "top_logprobs": (None, 0),
+        "stream_options": (None,),
+    }
+
+    def chat(self) -> ChatBody:
+        """The same as a chat. Raises RequestError in the words of this body."""
+        same = {
+            name: getattr(self, name) for name in ("model", "temperature", "top_p", "stream", "parallel_tool_calls")
+        }
+        document = same | {
+            "messages": self._messages(),
+            "max_completion_tokens": self.max_output_tokens,
+            "response_format": self._format(),
+            "tools": None if self.tools is None else [tool.chat() for tool in self.tools],
+            "tool_choice": self._choice(),
+            "adaptspec": None if self.adaptspec is None else self.adaptspec.model_dump(),
+        }
+        try:
+            body = ChatBody.model_validate(document)
+        except ValidationError as error:
+            raise RequestError(
+                f"input cannot be read as a conversation: {error.errors()[0]['msg']}", "input"
+            ) from error
+        return body
+
+    def _messages(self) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = []
+        if self.instructions is not None:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        return messages + _conversation(self.input)
+
+    def _format(self) -> dict[str, Any] | None:
+        wanted = None if self.text is None else self.text.format
+        if wanted is None:
+            return None
+        return wanted.chat() if isinstance(wanted, SchemaFormat) else wanted.model_dump()
+
+    def _choice(self) -> Any:
+        if isinstance(self.tool_choice, NamedFunctionTool):
+            return {"type": "function", "function": {"name": self.tool_choice.name}}
+        return self.tool_choice
+
+
+def _conversation(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput]) -> list[dict[str, Any]]:
+    """Items as messages: calls belong to the assistant's message before them."""
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, InputMessage):
+            messages.append({"role": item.role, "content": item.text})
+        elif isinstance(item, FunctionCallOutput):
+            messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
+        else:
+            call = {
+                "id": item.call_id,
+                "type": "function",
+                "function": {"name": item.name, "arguments": item.arguments},
+            }
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None, "tool_calls": []})
+            messages[-1].setdefault("tool_calls", []).append(call)
+    return messages
+
+
+def in_own_words(error: RequestError) -> RequestError:
+    """An error about the chat, told in a response's words."""
+    for theirs, ours in _OWN_NAMES.items():
+        if error.param is not None and error.param.split("[")[0] == theirs:
+            told = type(error)(str(error).replace(theirs, ours), ours)
+            told.__cause__ = error
+            return told
+    return error

@@ -1,0 +1,82 @@
+"""Predicted outputs: drafts where the output is in the prediction, and back on track after a difference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafting.prediction import Prediction
+from tests.drafting.test_ngram import _propose
+
+TOKENS = st.lists(st.integers(0, 4), max_size=30)
+TEXT = list(range(100, 160))
+PROMPT = [1, 2, 3]
+
+
+def _right(output: list[int], predicted: list[int], depth: int = 4) -> int:
+    """Output tokens that drafts of `depth` would have got right, one round after another."""
+    prediction, done, right = Prediction(predicted, len(PROMPT)), 0, 0
+    while done < len(output):
+        prediction.read(PROMPT + output[:done], len(PROMPT) + done)
+        kept = 0
+        for guess, token in zip(prediction.continuation(depth), output[done:], strict=False):
+            if guess != token:
+                break
+            kept += 1
+        right += kept
+        done += kept + 1
+    return right
+
+
+def test_what_comes_as_predicted_is_drafted_from_the_first_token_on() -> None:
+    """60 tokens in rounds of 4 drafts and a bonus: 48 drafts, all right."""
+    assert _right(TEXT, TEXT) == 48
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        [*TEXT[:20], 7, *TEXT[21:]],
+        [*TEXT[:20], 7, 8, 9, *TEXT[20:]],
+        TEXT[:20] + TEXT[26:],
+        TEXT[:20] + TEXT[45:] + TEXT[20:45],
+        [7, *TEXT],
+    ],
+    ids=["replaced", "added", "left out", "moved", "begun otherwise"],
+)
+def test_it_comes_back_after_a_difference(output: list[int]) -> None:
+    """Drafts are lost only around it."""
+    assert _right(output, TEXT) >= 0.8 * len(output) - 8
+
+
+@given(output=TOKENS, predicted=TOKENS, pieces=st.lists(st.integers(1, 5), max_size=30))
+def test_accounts_add_up_and_do_not_depend_on_the_rounds(
+    output: list[int], predicted: list[int], pieces: list[int]
+) -> None:
+    """Every predicted token is accepted or rejected, and none accepted that the output does not have."""
+    whole, bits = Prediction(predicted, 3), Prediction(predicted, 3)
+    whole.read(PROMPT + output, 3 + len(output))
+    for end in np.minimum(np.cumsum(pieces), len(output)).tolist():
+        bits.read(PROMPT + output, 3 + end)
+    bits.read(PROMPT + output, 3 + len(output))
+    assert (whole.accepted, whole.rejected) == (bits.accepted, bits.rejected)
+    assert whole.continuation(9) == bits.continuation(9)
+    assert whole.accepted + whole.rejected == len(predicted)
+    for token in set(predicted) - set(output):
+        assert whole.rejected >= predicted.count(token)
+    alike = Prediction(output, 3)
+    alike.read(PROMPT + output, 3 + len(output))
+    assert alike.rejected == 0
+
+
+def test_the_lookup_drafts_from_the_prediction_first_and_forgets_it_with_the_row() -> None:
+    """An end of text ends a draft; without a prediction the prompt and the output are looked up as ever."""
+    drafter = NgramDrafter(2, 1, ends=(9,))
+    drafter.expect(0, [5, 6, 9, 6], 3)
+    assert _propose(drafter, [1, 2, 1], 4) == [5, 6, 9]
+    assert drafter.offer(0, [1, 2, 1, 5], 4) == 2
+    drafter.free(0)
+    assert _propose(drafter, [1, 2, 1], 1) == [2]

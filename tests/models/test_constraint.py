@@ -1,0 +1,82 @@
+"""A grammar at work: masks see the output and the draft before them, whatever was looked at in between."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptspec.models.constraint import Constraint
+from tests.models.matchers import VOCAB, Climb, allowed_after
+
+END = 0
+DRAFTS = st.lists(st.lists(st.integers(-1, VOCAB - 1), max_size=6), max_size=4)
+
+
+def _fits(tokens: list[int]) -> int:
+    """How many of `tokens` the grammar takes, worked out afresh."""
+    for i, token in enumerate(tokens):
+        if token < 0 or not allowed_after(tokens[:i])[token]:
+            return i
+        if token == END:
+            return i + 1
+    return len(tokens)
+
+
+@given(rounds=st.lists(st.tuples(DRAFTS, st.integers(0, 6), st.integers(1, VOCAB - 1)), max_size=6))
+def test_masks_are_those_of_a_fresh_start_whatever_was_drafted_before(
+    rounds: list[tuple[list[list[int]], int, int]],
+) -> None:
+    """Rule 4, and the roll-back: by exactly what was rejected. Drafts may hold -1 padding, refused tokens and ends."""
+    matcher = Climb()
+    constraint, output = Constraint(matcher, VOCAB, (END,)), []
+    for drafts, kept, following in rounds:
+        for draft in drafts:
+            valid = constraint.valid(draft)
+            assert valid == _fits(output + draft) - len(output)
+            for j in range(valid):
+                assert np.array_equal(constraint.mask(draft[:j]), allowed_after(output + draft[:j]))
+            if valid < len(draft):  # nothing is known behind a token that does not fit, and nothing breaks
+                assert constraint.mask(draft).all()
+        fitting = [token for token in drafts[-1][: constraint.valid(drafts[-1])] if token != END] if drafts else []
+        new = fitting[:kept]
+        new += [token for token in [following] if allowed_after(output + new)[token]]
+        constraint.commit(new)
+        output += new
+        assert constraint.error is None
+        assert matcher.read == output
+
+
+def test_an_output_that_leaves_the_grammar_says_so() -> None:
+    """What a lossy method lets through ends the request, not the batch."""
+    constraint = Constraint(Climb(), VOCAB, (END,))
+    constraint.commit([3, 1])
+    assert constraint.error == "the output left its grammar at token 1"
+
+
+def test_a_grammar_with_nothing_left_says_so_and_masks_nothing() -> None:
+    """-inf everywhere would be a NaN distribution for the whole round."""
+
+    class Stuck(Climb):
+        def compute_bitmask(self) -> bytes:
+            return bytes(VOCAB)
+
+    constraint = Constraint(Stuck(), VOCAB, (END,))
+    assert constraint.mask([]).all()
+    assert constraint.error == "it leaves no token to go on with"
+
+
+def test_a_parser_that_raises_ends_its_request_alone() -> None:
+    """The round goes on for all others."""
+
+    class Broken(Climb):
+        def try_consume_tokens(self, tokens: list[int]) -> int:
+            raise ValueError("lexer")
+
+        def compute_bitmask(self) -> bytes:
+            raise ValueError("lexer")
+
+    for look in (lambda one: one.mask([]), lambda one: one.valid([1]), lambda one: one.commit([1])):
+        constraint = Constraint(Broken(), VOCAB, (END,))
+        look(constraint)
+        assert constraint.error == "ValueError: lexer"
