@@ -45,7 +45,7 @@ class TelemetrySettings:
     """How many rounds are timed, in lots that are emptied in between; how many requests each collector sees."""
 
     rounds: int = 512
-    lots: int = 40
+    lots: int = 20
     requests: int = 400
     block: int = 25
 
