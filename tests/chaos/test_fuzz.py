@@ -125,7 +125,7 @@ def test_no_request_breaks_the_server_or_another_answer(server: Server, whole: b
 
     @seed(part)
     @settings(
-        max_examples=1250 if whole else 30,
+        max_examples=1250 if whole else 12,
         deadline=None,
         database=None,
         phases=[Phase.generate],
