@@ -5,7 +5,9 @@ Knows logits and who owns them; it does not know where a NaN comes from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +18,7 @@ from adaptspec.verification.method import Verdict
 _NOBODY: IntArray = np.zeros(0, dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class Sound:
+class Sound(NamedTuple):
     """Logits that can be judged, and the rows (positions in the round) whose own could not: theirs are zeros now."""
 
     logits: torch.Tensor  # [N, V]
@@ -35,11 +36,11 @@ class Sound:
 def sound(logits: torch.Tensor, counts: IntArray) -> Sound:
     """Row i of the round owns counts[i] + 1 of the logits [sum(counts + 1), V].
 
-    One sum tells that all is well: it is a number only if all of them are. A sum that overflows, or tokens that a
-    model rules out with -inf, cost a closer look and nothing else.
+    One product tells that all is well: the sum of their squares is a number only if all of them are. A sum that
+    overflows, or tokens that a model rules out with -inf, cost a closer look and nothing else.
     """
-    all_of_them = logits.numpy().sum() if logits.is_cpu else logits.sum().item()
-    if np.isfinite(all_of_them):
+    flat = logits.numpy().reshape(-1) if logits.is_cpu else logits.reshape(-1)
+    if math.isfinite(flat @ flat):
         return Sound(logits, _NOBODY)
     best = logits.amax(1)  # NaN if one of them is, -inf if none is left, inf if one cannot be compared
     bad = ~torch.isfinite(best).cpu().numpy()

