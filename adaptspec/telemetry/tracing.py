@@ -40,6 +40,8 @@ class Trace:
     span: Span
     tracing: Tracing
     requests: dict[str, Request] = field(default_factory=dict)
+    answer: str = ""
+    content: Sequence[Mapping[str, str]] = ()
     stories: list[Story] = field(default_factory=list)
     ended: int | None = None  # nanoseconds since 1970
     gone: float = 0.0  # the same on the monotonic clock
@@ -60,9 +62,8 @@ class Trace:
         """The requests to the engine that it has become; `content` is told only if it is wanted."""
         if not self.span.is_recording():
             return
-        self.span.set_attributes(of_request(requests[0], answer))
-        if self.wants_content:
-            self.span.set_attribute("gen_ai.input.messages", messages(content))
+        # What it says waits for its end: the first token is on its way now.
+        self.answer, self.content = answer, content
         self.requests = {request.id: request for request in requests}
         self.tracing.box.put(_Asked(self))
 
@@ -229,6 +230,10 @@ class Tracing:
         self._over = waiting
 
     def _write_root(self, trace: Trace) -> None:
+        if trace.requests:
+            trace.span.set_attributes(of_request(next(iter(trace.requests.values())), trace.answer))
+        if trace.content:
+            trace.span.set_attribute("gen_ai.input.messages", messages(trace.content))
         completions = [story.completion for story in trace.stories if story.completion is not None]
         if completions:
             trace.span.set_attributes(of_answers(completions))
