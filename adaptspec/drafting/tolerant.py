@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -103,6 +103,13 @@ class TolerantLookup(TolerantDrafter):
         except Exception as error:  # noqa: BLE001
             self._failed(error, np.array([row]))
             return 0
+
+    def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """See `Lookup.expect`."""
+        try:
+            self._lookup.expect(row, tokens, start)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error, np.array([row]))
 
     def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
         """See `Lookup.shadow`."""

@@ -57,7 +57,7 @@ PAIRS = "{% for a in messages %}{% for b in messages[1:]|reverse %}{% if a == b 
 
 async def test_a_template_has_only_so_long_for_a_conversation(tokenizer: Any) -> None:
     """A loop over every pair of messages ends, with an error that says so; the event loop is free meanwhile."""
-    messages = [{"role": "user", "content": str(i)} for i in range(4000)]
+    messages = [Message(role="user", content=str(i)) for i in range(4000)]
     usual, tokenizer.chat_template = tokenizer.chat_template, PAIRS
     try:
         asked = asyncio.create_task(Codec(tokenizer, 260, template_seconds=0.1).encode_chat(messages))

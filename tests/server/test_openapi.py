@@ -12,7 +12,7 @@ from adaptspec.server import answers
 from adaptspec.server.application import make_app
 from adaptspec.server.openapi import OPERATIONS, describe
 from adaptspec.telemetry.metrics import Metrics
-from tests.server.test_live import TOOL, ask, live
+from tests.server.test_live_answers import TOOL, ask, live
 from tests.server.test_wire import CASES, GOOD
 
 __all__ = ["live"]  # the fixture
