@@ -1,4 +1,8 @@
-"""The shapes of answers, for `openapi.json` alone: dialects write what is sent, and tests hold it to these shapes."""
+"""The shapes of answers to users, for `openapi.json` alone.
+
+Handlers and dialects write what is sent, and tests hold it to these shapes. What the admin is answered is in
+`admin_answers`, the live feed in `live_answers`.
+"""
 
 from __future__ import annotations
 
@@ -222,6 +226,12 @@ class PolicyCard(Answer):
     default: bool
 
 
+class PolicyText(PolicyCard):
+    """The same, with its YAML."""
+
+    yaml: str
+
+
 class PolicyList(Answer):
     """All of them."""
 
@@ -252,7 +262,7 @@ class Version(Answer):
 class Health(Answer):
     """Whether requests are taken, and how many are in flight."""
 
-    status: Literal["ok", "draining", "dead"]
+    status: Literal["ok", "draining", "full", "dead"]
     running: int
     waiting: int
 
@@ -263,35 +273,3 @@ class OpenApi(BaseModel):
     openapi: str
     info: dict[str, Any]
     paths: dict[str, Any]
-
-
-class ShadowEstimate(Answer):
-    """What a shadow policy would have earned."""
-
-    against: str
-    rounds: int
-    goodput_ratio: float
-    guessed: float
-
-
-class RunningPolicy(PolicyCard):
-    """A policy that runs, as YAML too."""
-
-    mode: str
-    yaml: str
-    estimate: ShadowEstimate | None = None
-
-
-class RunningPolicies(Answer):
-    """All of them."""
-
-    object: Literal["list"]
-    data: list[RunningPolicy]
-
-
-class AppliedPolicy(Answer):
-    """What became of a policy that was sent."""
-
-    name: str
-    replaced: bool
-    carried: bool

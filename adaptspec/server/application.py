@@ -19,7 +19,7 @@ from adaptspec.server.keys import Keys
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.live import add_live
 from adaptspec.server.live_page import add_page
-from adaptspec.server.openapi import openapi
+from adaptspec.server.openapi import KEYED, openapi
 from adaptspec.server.operations import OPERATIONS, Operations, operation_routes
 from adaptspec.server.padding import Padding
 from adaptspec.server.problem import problems, shape_refusal
@@ -65,6 +65,7 @@ def make_app(
     app[SERVICE] = Service(engine, Codec(tokenizer, engine.target.vocab_size, limits.template_seconds), limits, padding)
     app[status.EXPOSITION] = exposition
     app[status.STARTED] = int(time.time())
+    app[KEYED] = bool(api_keys)
     app.on_response_prepare.extend((shape_refusal, add_request_id))
     app.add_routes(
         [

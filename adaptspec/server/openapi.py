@@ -1,12 +1,12 @@
 """`/openapi.json`: what this server takes and answers, from the very models that read its requests.
 
-Knows routes by their pattern; a test holds them to those of the app, and its claims to a running server.
+Writes OpenAPI; what there is to say of each route is in `openapi_routes`, and which keys it needs in `gate`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -15,66 +15,48 @@ from pydantic.json_schema import models_json_schema
 
 from adaptspec import __version__
 from adaptspec.server import answers
-from adaptspec.server.chat import ChatBody
-from adaptspec.server.completions import CompletionBody
-from adaptspec.server.responses import ResponsesBody
-from adaptspec.server.tokens import DetokenizeBody, TokenizeBody
+from adaptspec.server.gate import ADMIN, OPEN
+from adaptspec.server.openapi_routes import OPERATIONS, Operation
 
 Json = dict[str, Any]
+KEYED = web.AppKey("keyed", bool)  # whether users need an API key
 _TEMPLATE = "#/components/schemas/{model}"
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One route: what it is for, what it takes, what it answers (None: something that is not JSON)."""
-
-    summary: str
-    body: type[BaseModel] | None = None
-    answer: type[BaseModel] | None = None
-    streams: bool = False
-    admin: bool = False
-    plain: tuple[str, ...] = ()  # media types of an answer, or of a body that is no JSON
-    also: tuple[int, ...] = ()  # other statuses it has with its usual answer
-
-
-OPERATIONS: Mapping[tuple[str, str], Operation] = {
-    ("/v1/completions", "post"): Operation("Complete prompts", CompletionBody, answers.Completion, streams=True),
-    ("/v1/chat/completions", "post"): Operation(
-        "Answer a conversation", ChatBody, answers.ChatCompletion, streams=True
-    ),
-    ("/v1/responses", "post"): Operation("Make a response", ResponsesBody, answers.Response, streams=True),
-    ("/v1/models", "get"): Operation("What is served", answer=answers.ModelList),
-    ("/v1/models/{model}", "get"): Operation("The model by its name", answer=answers.Model),
-    ("/v1/policies", "get"): Operation("Policies that requests may name", answer=answers.PolicyList),
-    ("/tokenize", "post"): Operation("Token ids of a text or a conversation", TokenizeBody, answers.Tokens),
-    ("/detokenize", "post"): Operation("The text of token ids", DetokenizeBody, answers.Text),
-    ("/health", "get"): Operation("Whether requests are taken", answer=answers.Health, also=(503,)),
-    ("/version", "get"): Operation("The version of AdaptSpec", answer=answers.Version),
-    ("/metrics", "get"): Operation("Metrics for Prometheus", plain=("text/plain", "application/openmetrics-text")),
-    ("/openapi.json", "get"): Operation("This description", answer=answers.OpenApi),
-    ("/admin/policies", "get"): Operation("All policies that run", answer=answers.RunningPolicies, admin=True),
-    ("/admin/policies", "post"): Operation("Serve a policy, sent as YAML", answer=answers.AppliedPolicy, admin=True),
+_SCHEMES: Mapping[str, Json] = {
+    "api_key": {"type": "http", "scheme": "bearer", "description": "One of the API keys of the server"},
+    "admin_key": {"type": "http", "scheme": "bearer", "description": "The admin key of the server"},
 }
 # What a request can come to besides its answer; every one of them has an error object.
 _REFUSALS: Mapping[int, str] = {
     400: "The request cannot be served; `param` names the field at fault",
-    404: "There is no such model, or path",
+    401: "The key is missing or wrong",
+    403: "The server was called by a name that is not its own",
+    404: "There is nothing of this name",
+    408: "The body did not arrive in time",
     413: "The body is too large",
     415: "The body is not declared to be JSON",
-    429: "Too many requests are in flight; try again later",
+    429: "Too many of these are in flight; try again later",
     500: "The server failed on this request",
     503: "The server is shutting down, or its engine has stopped",
 }
-_BODILESS = (404, 500, 503)
+_ANYWHERE = (403, 500, 503)
+_OF_JSON = (400, 404, 408, 413, 415)  # 404: a body may name the model
+_OF_POLICY = (400, 413)
+_DRY_RUN: Json = {
+    "name": "dry_run",
+    "in": "query",
+    "description": "Whether to look at the policy only, and not to serve it",
+    "schema": {"type": "boolean", "default": False},
+}
 
 
 async def openapi(http: web.Request) -> web.Response:
     """GET /openapi.json."""
-    return web.json_response(describe({resource.canonical for resource in http.app.router.resources()}))
+    routes = {resource.canonical for resource in http.app.router.resources()}
+    return web.json_response(describe(routes, keyed=http.app[KEYED]))
 
 
-def describe(routes: set[str]) -> Json:
-    """The description of a server with these routes."""
+def describe(routes: set[str], *, keyed: bool = False) -> Json:
+    """The description of a server with these routes, whose users need an API key if it is `keyed`."""
     served = {place: operation for place, operation in OPERATIONS.items() if place[0] in routes}
     models: list[type[BaseModel]] = [answers.Error]
     for operation in served.values():
@@ -85,35 +67,46 @@ def describe(routes: set[str]) -> Json:
     named = {model: reference for (model, _), reference in references.items()}
     paths: dict[str, Json] = {}
     for (path, method), operation in served.items():
-        paths.setdefault(path, {})[method] = _written(path, method, operation, named)
+        paths.setdefault(path, {})[method] = _written(path, method, operation, named, _scheme(path, keyed=keyed))
     return {
         "openapi": "3.1.0",
         "info": {"title": "AdaptSpec", "version": __version__, "license": {"name": "Apache-2.0"}},
         "paths": paths,
-        "components": {
-            "schemas": shared.get("$defs", {}),
-            "securitySchemes": {"admin": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": shared.get("$defs", {}), "securitySchemes": dict(_SCHEMES)},
     }
 
 
-def _written(path: str, method: str, operation: Operation, named: Mapping[Any, Json]) -> Json:
-    written: Json = {"summary": operation.summary, "operationId": f"{method}_{path.strip('/').replace('/', '_')}"}
-    if "{model}" in path:
-        written["parameters"] = [
-            {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        ]
+def _scheme(path: str, *, keyed: bool) -> str | None:
+    """The key that a path needs, as the gate has it."""
+    if path.startswith(ADMIN):
+        return "admin_key"
+    return "api_key" if keyed and path not in OPEN else None
+
+
+def _written(path: str, method: str, operation: Operation, named: Mapping[Any, Json], scheme: str | None) -> Json:
+    words = re.sub(r"\W+", "_", path).strip("_") or "root"
+    written: Json = {"summary": operation.summary, "operationId": f"{method}_{words}"}
+    if operation.more:
+        written["description"] = operation.more
+    parameters = [_path_parameter(name) for name in re.findall(r"{(\w+)}", path)]
+    parameters += [_DRY_RUN] if operation.dry_run else []
+    if parameters:
+        written["parameters"] = parameters
     if operation.body is not None:
         written["requestBody"] = {"required": True, "content": {"application/json": {"schema": named[operation.body]}}}
-    elif operation.admin and method == "post":
+    elif operation.policy:
         written["requestBody"] = {"required": True, "content": {"application/yaml": {"schema": {"type": "string"}}}}
-    if operation.admin:
-        written["security"] = [{"admin": []}]
-    written["responses"] = _responses(operation, named, sends=method == "post")
+    if scheme is not None:
+        written["security"] = [{scheme: []}]
+    written["responses"] = _responses(operation, named, keyed=scheme is not None)
     return written
 
 
-def _responses(operation: Operation, named: Mapping[Any, Json], *, sends: bool) -> Json:
+def _path_parameter(name: str) -> Json:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def _responses(operation: Operation, named: Mapping[Any, Json], *, keyed: bool) -> Json:
     content: Json = {kind: {"schema": {"type": "string"}} for kind in operation.plain}
     if operation.answer is not None:
         content["application/json"] = {"schema": named[operation.answer]}
@@ -121,10 +114,18 @@ def _responses(operation: Operation, named: Mapping[Any, Json], *, sends: bool) 
         content["text/event-stream"] = {}
     usual = {"description": operation.summary, "content": content}
     responses: Json = {"200": usual} | {str(status): usual for status in operation.also}
+    if operation.cached:
+        responses["304"] = {"description": "The client has it already: If-None-Match names it"}
     refusal = {"application/json": {"schema": named[answers.Error]}}
-    for status, reason in _REFUSALS.items():
-        if sends or status in _BODILESS:
-            responses.setdefault(str(status), {"description": reason, "content": refusal})
-    if operation.admin:
-        responses["401"] = {"description": "The admin key is missing or wrong", "content": refusal}
+    for status in sorted(_refusals(operation, keyed=keyed)):
+        responses.setdefault(str(status), {"description": _REFUSALS[status], "content": refusal})
     return responses
+
+
+def _refusals(operation: Operation, *, keyed: bool) -> set[int]:
+    found = {*_ANYWHERE, *operation.refused}
+    if operation.body is not None:
+        found.update(_OF_JSON)
+    if operation.policy:
+        found.update(_OF_POLICY)
+    return found | {401} if keyed else found

@@ -70,7 +70,7 @@ class FakeDesk:
         return Applied("new")
 
     def reload(self) -> list[dict[str, Any]]:
-        return [{"name": "main", "reloaded": True}]
+        return [{"name": "main", "reloaded": True, "error": None}]
 
     def forget(self) -> list[str]:
         return [policy.name for policy in self.served]

@@ -2,35 +2,102 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import re
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from pydantic import BaseModel
 
-from adaptspec.server import answers
+from adaptspec.errors import PolicyError
+from adaptspec.replay.trial import Run, Trial
+from adaptspec.server import admin_answers, answers, live_answers
+from adaptspec.server.admin import POLICIES
 from adaptspec.server.application import make_app
-from adaptspec.server.openapi import OPERATIONS, describe
+from adaptspec.server.openapi import describe
+from adaptspec.server.openapi_routes import OPERATIONS
+from adaptspec.server.operations import Operations
+from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.live_requests import BAR_COLUMNS
 from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.recent import Recent
+from tests.server.test_admin import FakeDesk
 from tests.server.test_live_answers import TOOL, ask, live
+from tests.server.test_operations import Keeper
 from tests.server.test_wire import CASES, GOOD
+from tests.telemetry.test_live import completion, request, round_of
 
 __all__ = ["live"]  # the fixture
 
 HELLO = [{"role": "user", "content": "x"}]
 
 
-def test_every_route_is_described_and_nothing_else(engine: Any, tokenizer: Any) -> None:
+BEARER = {"Authorization": "Bearer k"}
+
+
+@pytest.fixture
+def whole(engine: Any, tokenizer: Any, tmp_path: Path) -> web.Application:
+    """An app with all routes there are, and keys for them."""
+    facts = {"drafters": ["ngram"], "tasks": ["code"], "rows": 8, "admin": True, "journal": False}
+    recent, feed = Recent(), LiveFeed()
+    for sink in (recent, feed):
+        for name in "ab":
+            sink.started(request(name))
+            sink.emit(round_of(name))
+        sink.finished(request("b"), completion("b"))
+    feed.changes()
+    return make_app(
+        engine,
+        tokenizer,
+        Metrics(),
+        policies=FakeDesk(),
+        admin_key="k",
+        api_keys=("k",),
+        operations=Operations(Keeper(), recent, ["ngram"]),
+        live=feed,
+        facts=facts,
+        journal=tmp_path / "journal",
+    )
+
+
+def test_every_route_is_described_and_nothing_else(whole: web.Application) -> None:
     """A new route needs an entry."""
-    desk: Any = object()
-    app = make_app(engine, tokenizer, Metrics(), policies=desk, admin_key="k")
     served = {
         (route.resource.canonical, route.method.lower())
-        for route in app.router.routes()
+        for route in whole.router.routes()
         if route.resource is not None and route.method != "HEAD"
     }
     assert served == set(OPERATIONS)
     assert "/admin/policies" not in describe({"/health"})["paths"]
+
+
+def test_operations_have_names_that_a_generated_client_can_use() -> None:
+    paths = describe({path for path, _ in OPERATIONS})["paths"]
+    names = [operation["operationId"] for path in paths.values() for operation in path.values()]
+    assert len(set(names)) == len(OPERATIONS)
+    assert all(name.isidentifier() for name in names)
+
+
+async def test_the_keys_it_asks_for_are_those_that_open(whole: web.Application) -> None:
+    """A route answers 401 to whoever brings none exactly where it says that it needs one."""
+    async with TestClient(TestServer(whole)) as client:
+        assert (await client.get("/openapi.json")).status == 401
+        described = await (await client.get("/openapi.json", headers=BEARER)).json()
+        for path, method in OPERATIONS:
+            operation = described["paths"][path][method]
+            async with client.request(method, re.sub("[{}]", "", path)) as response:
+                assert (response.status == 401) is ("security" in operation) is ("401" in operation["responses"])
+            if "security" in operation:
+                ((scheme, _),) = operation["security"][0].items()
+                assert (scheme == "admin_key") is path.startswith("/admin/")
+                assert scheme in described["components"]["securitySchemes"]
+    free = describe({path for path, _ in OPERATIONS})["paths"]
+    assert {path for path, methods in free.items() for one in methods.values() if "security" in one} == {
+        path for path in free if path.startswith("/admin/")
+    }
 
 
 async def test_it_is_served(client: Any) -> None:
@@ -85,3 +152,67 @@ def test_no_field_is_refused_by_name_that_the_schema_offers() -> None:
 async def test_answers_are_as_described(live: Any, path: str, body: dict[str, Any], shape: type[BaseModel]) -> None:
     """Field by field; what looks is checked by its own tests and by schemathesis."""
     shape.model_validate(await ask(live, path, **body))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("get", "/v1/policies/{policy}", None),
+        ("get", "/live/snapshot", None),
+        ("get", "/ready", None),
+        ("get", "/", None),
+        ("get", "/dashboard", None),
+        ("get", "/page/{name}", None),
+        ("get", "/admin/policies", None),
+        ("get", "/admin/policies/{name}", None),
+        ("put", "/admin/policies/{name}", "new"),
+        ("post", "/admin/policies", "new"),
+        ("post", "/admin/policies/reload", None),
+        ("post", "/admin/policies/validate", "new"),
+        ("get", "/admin/requests", None),
+        ("post", "/admin/drain", None),
+        ("delete", "/admin/drain", None),
+        ("post", "/admin/state/save", None),
+        ("post", "/admin/state/reset", None),
+    ],
+)
+async def test_what_shows_and_runs_the_server_answers_as_described(
+    whole: web.Application, method: str, path: str, body: str | None
+) -> None:
+    """With the media type, and for JSON field by field."""
+    operation = OPERATIONS[path, method]
+    place = path.replace("{policy}", "new").replace("{name}", "main.js" if "page" in path else "new")
+    async with TestClient(TestServer(whole), headers=BEARER) as client:
+        async with client.request(method, place, data=body) as response:
+            assert response.status == 200
+            if operation.answer is None:
+                assert response.content_type in operation.plain
+            else:
+                operation.answer.model_validate_json(await response.text(), strict=True)
+        if operation.cached:
+            async with client.get(place, headers={"If-None-Match": response.headers["ETag"]}) as again:
+                assert again.status == 304
+        if operation.dry_run:
+            async with client.put(f"{place}?dry_run=true", data=body) as looked:
+                admin_answers.DryRun.model_validate_json(await looked.text(), strict=True)
+
+
+async def test_states_and_refusals_are_as_described(whole: web.Application, engine: Any) -> None:
+    engine.capacity = 0
+    whole[POLICIES].refusal = PolicyError("<body>:3:7: spec.tiers: not a list\n... and 2 more")
+    async with TestClient(TestServer(whole), headers=BEARER) as client:
+        async with client.get("/ready") as response:
+            assert response.status in OPERATIONS["/ready", "get"].also
+            assert answers.Health.model_validate_json(await response.text()).status == "full"
+        async with client.post("/admin/policies/validate", data="x") as response:
+            admin_answers.InvalidPolicy.model_validate_json(await response.text(), strict=True)
+
+
+def test_a_trial_is_as_described() -> None:
+    run = Run("main", 100.0, 1.5, 2.5, 0.9)
+    trial = Trial(run, None, "it cannot be replayed", run, run, 3, 900, 2, 0.9, ("draft-model",))
+    admin_answers.Trial.model_validate_json(json.dumps(trial.to_json()), strict=True)
+
+
+def test_bars_of_the_live_feed_have_their_columns() -> None:
+    assert len(get_args(live_answers.Bar)) == len(BAR_COLUMNS)
