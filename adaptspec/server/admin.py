@@ -70,13 +70,16 @@ async def apply(http: web.Request) -> web.Response:
 async def put(http: web.Request) -> web.Response:
     """PUT /admin/policies/{name}: the same under this name; with `?dry_run=true` it is looked at, and not served."""
     text, name = await body_text(http), http.match_info["name"]
+    dry_run = http.query.get("dry_run", "false")
+    if dry_run not in ("true", "false"):  # whoever writes True wants no change, and must not get one
+        raise RequestError(f"dry_run is {shown(dry_run)}; it must be true or false", "dry_run")
     try:
         found = http.app[POLICIES].check(text, "<body>")
     except ConfigError as error:
         raise RequestError(str(error)) from error
     if found != name:
         raise RequestError(f"the policy is called {shown(found)}, not {shown(name)}; send it under its metadata.name")
-    if http.query.get("dry_run", "false") == "true":
+    if dry_run == "true":
         return web.json_response({"name": name, "valid": True})
     return await _apply(http, text)
 

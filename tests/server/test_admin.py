@@ -133,6 +133,15 @@ async def test_a_policy_is_sent_as_yaml(admin: Client, desk: FakeDesk) -> None:
     assert desk.sent == [("näme: x", "<body>")] * 2
 
 
+async def test_whoever_wants_no_change_gets_none(admin: Client, desk: FakeDesk) -> None:
+    """`True` and `1` are how some languages write it."""
+    for wish in ("True", "1", ""):
+        async with admin.put(f"/admin/policies/new?dry_run={wish}", data=b"x", headers=BEARER) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["param"] == "dry_run"
+    assert not desk.sent
+
+
 async def test_what_cannot_be_used_is_answered_with_its_place(admin: Client, desk: FakeDesk) -> None:
     """400 with the located message; a dead engine is a server error."""
     desk.refusal = PolicyError("<body>:3:1: spec: unknown key")
