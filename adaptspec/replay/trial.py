@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adaptspec.control.spec import PolicySpec, parse_policy_spec
+from adaptspec.control.spec import parse_policy_spec
 from adaptspec.control.tasks import TASKS
-from adaptspec.errors import AdaptSpecError, ConfigError, JournalError
+from adaptspec.errors import AdaptSpecError, JournalError
 from adaptspec.records import read_journal
 from adaptspec.replay.costs import MachineCosts
-from adaptspec.replay.journal_tape import tape_of_journal
+from adaptspec.replay.journal_tape import narrowed, tape_of_journal
 from adaptspec.replay.simulator import Tally, replay, static_spec
 from adaptspec.replay.streams import Schedule, Stream, in_turn, stream
 from adaptspec.replay.tape import Tape
@@ -95,7 +95,7 @@ def try_policy(journal: Path, text: str, against: str | None) -> Trial:
     known = tuple(read.tape.drafters)
     current, reason = _current(against, known, work, read.costs, off)
     return Trial(
-        edited=Run.of(edited.name, replay(_narrowed(edited, known), work, read.costs), off),
+        edited=Run.of(edited.name, replay(narrowed(edited, known), work, read.costs), off),
         current=current,
         current_error=reason,
         off=Run.of("off", off, off),
@@ -123,26 +123,9 @@ def _current(
         return None, None
     try:
         spec = parse_policy_spec(text, "<served>", TASKS)
-        return Run.of(spec.name, replay(_narrowed(spec, known), work, costs), off), None
+        return Run.of(spec.name, replay(narrowed(spec, known), work, costs), off), None
     except AdaptSpecError as error:
         return None, str(error)
-
-
-def _narrowed(spec: PolicySpec, known: Sequence[str]) -> PolicySpec:
-    """The policy with the drafters that can be replayed.
-
-    Raises:
-        ConfigError: none of its drafters can.
-    """
-    drafters = tuple(name for name in spec.drafters if name in known)
-    if drafters == tuple(spec.drafters) or not spec.drafts:
-        return spec
-    if not drafters:
-        raise ConfigError(
-            f"policy {spec.name} drafts with {', '.join(spec.drafters)} only, which a journal cannot replay (it knows "
-            f"{', '.join(known)}); simulate it on a tape of `adaptspec bench record`"
-        )
-    return spec.model_copy(update={"spec": spec.spec.model_copy(update={"drafters": drafters})})
 
 
 def _copy_newest(journal: Path, to: Path) -> None:
