@@ -24,6 +24,7 @@ from adaptspec.replay.streams import Schedule, Stream, in_turn, stream
 from adaptspec.replay.tape import Tape
 
 RECENT_BYTES = 2 * 2**20
+_HEADER = b'{"type":"header",'  # how `to_line` begins one
 # Replaying a token under the seven or so policies takes two to three milliseconds in all.
 _MOST_TOKENS = 4_000
 _DEPTHS = (1, 2, 4, 7)  # fixed depths to compare with
@@ -129,15 +130,16 @@ def _current(
 
 
 def _copy_newest(journal: Path, to: Path) -> None:
-    """The header and the newest whole lines of a journal. Raises JournalError."""
+    """The newest whole lines of a journal, after the header that they are under. Raises JournalError."""
     try:
         with journal.open("rb") as file, to.open("wb") as copy:
-            copy.write(file.readline())
-            start = max(file.tell(), journal.stat().st_size - RECENT_BYTES)
-            if start > file.tell():
-                file.seek(start)
-                file.readline()  # the rest of a line
-            copy.write(file.read(2 * RECENT_BYTES))
+            left, header = journal.stat().st_size - RECENT_BYTES, b""
+            # A server that was started anew goes on in the same file, with a header of its own.
+            while left > 0 and (line := file.readline()):
+                left -= len(line)
+                if line.startswith(_HEADER):
+                    header = line
+            copy.write(header + file.read(2 * RECENT_BYTES))
     except OSError as error:
         raise JournalError(f"{journal.name}: cannot be read ({error.strerror})") from error
 
