@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from adaptspec.control.library import find_policy
-from adaptspec.control.spec import load_policy_spec
+from adaptspec.control.spec import PolicySpec, load_policy_spec
 from adaptspec.errors import ConfigError
 from adaptspec.replay.cells import mixed_cells, task_cells
 from adaptspec.replay.costs import MachineCosts, load_costs, shipped_costs
-from adaptspec.replay.journal_tape import tape_of_journal
+from adaptspec.replay.journal_tape import narrowed, tape_of_journal
 from adaptspec.replay.plot import plot_report, plotting
 from adaptspec.replay.report import simulate
 from adaptspec.replay.streams import Schedule
@@ -103,9 +103,7 @@ def run_simulate(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--requests {arguments.requests}: give a number of requests, or 0 for all")
     if arguments.requests:
         tape = tape.thinned(arguments.requests)
-    policies = [load_policy_spec(find_policy(name)) for name in arguments.policy or ["goodput"]]
-    if len({spec.name for spec in policies}) < len(policies):
-        raise ConfigError("two of the policies have one name; rename one of them (metadata.name)")
+    policies = _policies(arguments, tape)
     schedules = [Schedule.parse(text.strip()) for text in arguments.batch.split(",")]
     cells = (mixed_cells if arguments.mixed else task_cells)(tape, schedules)
     settings = WorldSettings(prefill_tokens=arguments.prefill, noise=arguments.noise, seed=arguments.seed)
@@ -121,6 +119,25 @@ def run_simulate(arguments: argparse.Namespace) -> int:
         console.print(report.table())
         console.print(report.summary())
     return 0
+
+
+def _policies(arguments: argparse.Namespace, tape: Tape) -> list[PolicySpec]:
+    """What is to be simulated; from a journal with the drafters that it can replay, and a word on those left out."""
+    policies = [load_policy_spec(find_policy(name)) for name in arguments.policy or ["goodput"]]
+    if len({spec.name for spec in policies}) < len(policies):
+        raise ConfigError("two of the policies have one name; rename one of them (metadata.name)")
+    if arguments.journal is None:
+        return policies
+    known = tuple(tape.drafters)
+    here = [narrowed(spec, known) for spec in policies]
+    for asked, replayed in zip(policies, here, strict=True):
+        missing = [name for name in asked.drafters if name not in replayed.drafters]
+        if missing:
+            sys.stderr.write(
+                f"policy {asked.name} is simulated without {', '.join(missing)}: a journal can replay only drafts of "
+                f"{', '.join(known)}\n"
+            )
+    return here
 
 
 def _recorded(arguments: argparse.Namespace) -> tuple[Tape, list[MachineCosts]]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from adaptspec.errors import JournalError
+from adaptspec.control.spec import PolicySpec
+from adaptspec.errors import ConfigError, JournalError
 from adaptspec.records import RequestStarted
 from adaptspec.replay.costs import MachineCosts, parse_costs
 from adaptspec.replay.journal import JournalLog
@@ -72,6 +74,23 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
     pool, rng = _pool(list(whole.values())), np.random.default_rng(seed)
     tape = tape_of([one.recorded(name, pool, rng) for name, one in whole.items()], {"journal": path.name})
     return JournalTape(tape, parse_costs(json.dumps(log.known_header.costs), "journal"), known)
+
+
+def narrowed(spec: PolicySpec, known: Sequence[str]) -> PolicySpec:
+    """The policy with those of its drafters that are on a journal's tape: `known` ones can be replayed.
+
+    Raises:
+        ConfigError: none of its drafters can.
+    """
+    drafters = tuple(name for name in spec.drafters if name in known)
+    if drafters == tuple(spec.drafters) or not spec.drafts:
+        return spec
+    if not drafters:
+        raise ConfigError(
+            f"policy {spec.name} drafts with {', '.join(spec.drafters)} only, which a journal cannot replay (it knows "
+            f"{', '.join(known)}); simulate it on a tape of `adaptspec bench record`"
+        )
+    return spec.model_copy(update={"spec": spec.spec.model_copy(update={"drafters": drafters})})
 
 
 @dataclass

@@ -13,17 +13,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adaptspec.control.spec import PolicySpec, parse_policy_spec
+from adaptspec.control.spec import parse_policy_spec
 from adaptspec.control.tasks import TASKS
-from adaptspec.errors import AdaptSpecError, ConfigError, JournalError
+from adaptspec.errors import AdaptSpecError, JournalError
 from adaptspec.records import read_journal
 from adaptspec.replay.costs import MachineCosts
-from adaptspec.replay.journal_tape import tape_of_journal
+from adaptspec.replay.journal_tape import narrowed, tape_of_journal
 from adaptspec.replay.simulator import Tally, replay, static_spec
 from adaptspec.replay.streams import Schedule, Stream, in_turn, stream
 from adaptspec.replay.tape import Tape
 
 RECENT_BYTES = 2 * 2**20
+_HEADER = b'{"type":"header",'  # how `to_line` begins one
 # Replaying a token under the seven or so policies takes two to three milliseconds in all.
 _MOST_TOKENS = 4_000
 _DEPTHS = (1, 2, 4, 7)  # fixed depths to compare with
@@ -95,7 +96,7 @@ def try_policy(journal: Path, text: str, against: str | None) -> Trial:
     known = tuple(read.tape.drafters)
     current, reason = _current(against, known, work, read.costs, off)
     return Trial(
-        edited=Run.of(edited.name, replay(_narrowed(edited, known), work, read.costs), off),
+        edited=Run.of(edited.name, replay(narrowed(edited, known), work, read.costs), off),
         current=current,
         current_error=reason,
         off=Run.of("off", off, off),
@@ -123,38 +124,22 @@ def _current(
         return None, None
     try:
         spec = parse_policy_spec(text, "<served>", TASKS)
-        return Run.of(spec.name, replay(_narrowed(spec, known), work, costs), off), None
+        return Run.of(spec.name, replay(narrowed(spec, known), work, costs), off), None
     except AdaptSpecError as error:
         return None, str(error)
 
 
-def _narrowed(spec: PolicySpec, known: Sequence[str]) -> PolicySpec:
-    """The policy with the drafters that can be replayed.
-
-    Raises:
-        ConfigError: none of its drafters can.
-    """
-    drafters = tuple(name for name in spec.drafters if name in known)
-    if drafters == tuple(spec.drafters) or not spec.drafts:
-        return spec
-    if not drafters:
-        raise ConfigError(
-            f"policy {spec.name} drafts with {', '.join(spec.drafters)} only, which a journal cannot replay (it knows "
-            f"{', '.join(known)}); simulate it on a tape of `adaptspec bench record`"
-        )
-    return spec.model_copy(update={"spec": spec.spec.model_copy(update={"drafters": drafters})})
-
-
 def _copy_newest(journal: Path, to: Path) -> None:
-    """The header and the newest whole lines of a journal. Raises JournalError."""
+    """The newest whole lines of a journal, after the header that they are under. Raises JournalError."""
     try:
         with journal.open("rb") as file, to.open("wb") as copy:
-            copy.write(file.readline())
-            start = max(file.tell(), journal.stat().st_size - RECENT_BYTES)
-            if start > file.tell():
-                file.seek(start)
-                file.readline()  # the rest of a line
-            copy.write(file.read(2 * RECENT_BYTES))
+            left, header = journal.stat().st_size - RECENT_BYTES, b""
+            # A server that was started anew goes on in the same file, with a header of its own.
+            while left > 0 and (line := file.readline()):
+                left -= len(line)
+                if line.startswith(_HEADER):
+                    header = line
+            copy.write(header + file.read(2 * RECENT_BYTES))
     except OSError as error:
         raise JournalError(f"{journal.name}: cannot be read ({error.strerror})") from error
 

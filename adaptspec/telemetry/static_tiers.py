@@ -46,7 +46,7 @@ class StaticTiers:
     expected by the acceptance seen so far, by row, task and position. Plain decoding takes a round per token.
 
     Seconds of a round at a tier are those that the cost table gives it, corrected by what rounds of its kind (plain, or
-    of its drafter; else all) were measured to take of late. Hiccups, a tier would have had as well.
+    of its drafter; else all) were measured to take of late at its batch size. Hiccups, a tier would have had as well.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class StaticTiers:
         self.tokens = 0
         self._pace = _Pace()
         self._paces = [_Pace() for _ in (None, *self._drafters)]  # of plain rounds, and of each drafter's
+        self._paces_at: dict[tuple[int, int], _Pace] = {}  # the same, each batch size by itself
 
     @property
     def per_drafter(self) -> int:
@@ -102,17 +103,17 @@ class StaticTiers:
         # A round that only caught up is neither plain nor one with drafts.
         reading: BoolArray = np.array([record.draft_steps + record.caught_up > 0 for record in records])
         clear = np.flatnonzero((rows.drafted.reshape(-1, size) > 0).any(axis=1) | ~reading)
-        self._note_paces(_kinds(rows, size)[clear], (measured - hiccups)[clear], modelled[clear])
+        self._note_paces(size, _kinds(rows, size)[clear], (measured - hiccups)[clear], modelled[clear])
         plain_rounds, plain = rows.emitted.sum() / size, self._costs.plain_seconds(size, context)
         self.seconds += float(hiccups.sum())
-        self.seconds[0] += float(plain_rounds) * plain * self._ratio(0)
+        self.seconds[0] += float(plain_rounds) * plain * self._ratio(0, size)
         for which, drafter in enumerate(self._drafters):
             took = self._rounds(which, rows)
             drafted = took.drafted.reshape(-1, size, len(self._depths))
             seconds = self._costs.round_seconds(drafter, size, drafted.max(axis=1), drafted.sum(axis=1), context)
             rounds = took.rounds.reshape(drafted.shape).mean(axis=1)  # each of all rows
             columns = self._columns(which)
-            self.seconds[columns] += (rounds * seconds).sum(axis=0) * self._ratio(1 + which)
+            self.seconds[columns] += (rounds * seconds).sum(axis=0) * self._ratio(1 + which, size)
             self.guessed[columns] += took.guessed
         self.measured += float(measured.sum())
         self.tokens += int(rows.emitted.sum())
@@ -154,15 +155,22 @@ class StaticTiers:
             seconds = seconds + per_step * own.max(axis=1) + per_row * own.sum(axis=1) + begun
         return np.asarray(seconds, dtype=np.float64)
 
-    def _note_paces(self, kinds: IntArray, measured: FloatArray, modelled: FloatArray) -> None:
+    def _note_paces(self, size: int, kinds: IntArray, measured: FloatArray, modelled: FloatArray) -> None:
         self._pace.add(measured, modelled)
         for which, pace in enumerate(self._paces):
-            pace.add(measured[kinds == which], modelled[kinds == which])
+            here = kinds == which
+            for one in (pace, self._paces_at.setdefault((which, size), _Pace())):
+                one.add(measured[here], modelled[here])
 
-    def _ratio(self, kind: int) -> float:
-        """What a kind of round takes over what the table says; as all others do where none was run of late."""
-        pace = self._paces[kind]
-        return pace.ratio if pace.rounds >= _ENOUGH else self._pace.ratio
+    def _ratio(self, kind: int, size: int) -> float:
+        """What a kind of round takes at a batch size over what the table says.
+
+        Where few were run: at all sizes; where few were run at any: as all kinds do.
+        """
+        for pace in (self._paces_at[kind, size], self._paces[kind]):
+            if pace.rounds >= _ENOUGH:
+                return pace.ratio
+        return self._pace.ratio
 
     def _learn(self, rows: RoundRecord) -> None:
         for which, signals in enumerate(self._signals):

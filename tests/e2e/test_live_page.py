@@ -189,6 +189,25 @@ def test_a_policy_is_refused_with_its_place_tried_and_applied(live: Server, open
         assert "max-depth: 5" in json.load(response)["yaml"]
 
 
+def test_a_drained_server_says_what_it_does(live: Server, open_page: Open) -> None:
+    """Draining may be taken back: the page must not say that the server is about to end."""
+    page = open_page(live)
+
+    def drain(method: str) -> None:
+        asked = urllib.request.Request(
+            f"{live.url}/admin/drain", method=method, headers={"Authorization": f"Bearer {KEY}"}
+        )
+        with urllib.request.urlopen(asked) as response:
+            assert response.status == 200
+
+    drain("POST")
+    try:
+        expect(page.locator("#connection-text")).to_have_text("takes no new requests")
+    finally:
+        drain("DELETE")
+    expect(page.locator("#connection-text")).to_have_text("live")
+
+
 def test_a_lost_connection_heals_and_a_key_is_asked_for(live: Server, open_page: Open) -> None:
     """Disconnected, unauthorised and live again are states one can see and leave by the keyboard."""
     page = open_page(live, wait=False, complaints=("ERR_FAILED", "401"))

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.errors import AdaptSpecError
+from adaptspec.errors import AdaptSpecError, ConfigError
 from adaptspec.replay.command import add_simulate_arguments, run_simulate
 from adaptspec.replay.tape_file import save_tape
+from tests.replay.test_journal_tape import _journal
 from tests.replay.worlds import made_tape
 
 
@@ -51,6 +52,21 @@ def test_it_prints_tables(tape: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert "clairvoyant" in out
     assert "goodput" in out
+
+
+def test_a_journal_replays_the_default_policy_and_says_without_what(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No journal knows what n-grams would have guessed: the policy goes without them, as a trial on the page does."""
+    journal = _journal(tmp_path / "j", 4, made_tape(count=3))
+    assert _run(f"--journal {journal} --batch 1 --mixed --policy goodput --policy static-3 --json") == 0
+    told = capsys.readouterr()
+    assert list(json.loads(told.out)["policies"]) == ["goodput", "static-3"]
+    assert [line for line in told.err.splitlines() if "without" in line] == [
+        "policy goodput is simulated without ngram: a journal can replay only drafts of draft-model"
+    ]
+    with pytest.raises(ConfigError, match="goodput-ngram drafts with ngram only"):
+        _run(f"--journal {journal} --batch 1 --mixed --policy goodput-ngram")
 
 
 @pytest.mark.parametrize(

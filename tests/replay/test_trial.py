@@ -56,6 +56,21 @@ def test_only_the_newest_part_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
     assert 0 < try_policy(journal, STATIC, None).requests <= whole.requests
 
 
+def test_the_newest_part_is_read_as_the_server_wrote_it_that_runs_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that ran before on the same file had other drafters: what it said of itself is no longer true."""
+    journal = _journal(tmp_path / "j", 4, made_tape(count=6))
+    monkeypatch.setattr(trial, "RECENT_BYTES", journal.stat().st_size // 2)
+    alone = try_policy(journal, STATIC, None)
+    now = journal.read_text()
+    header = now.partition("\n")[0]
+    other = header.replace('"drafters":["draft-model","ngram"]', '"drafters":["ngram"]')
+    assert other != header
+    journal.write_text(f"{other}\n{now}")
+    assert try_policy(journal, STATIC, None) == alone
+
+
 def test_what_cannot_be_tried_is_said_in_the_users_words(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"<body>:5:23: spec\.choose\.algorithm"):
         try_policy(tmp_path / "j", policy("edited", "choose: {algorithm: magic}"), None)

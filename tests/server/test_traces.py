@@ -75,6 +75,20 @@ async def test_an_answer_is_traced_and_says_where(traced: Client, book: Book, *,
     assert trace.content == []
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_is_traced_as_the_chat_that_it_is(traced: Client, book: Book, *, stream: bool) -> None:
+    """Clients of the newer API are seen as those of the older one, with what they asked."""
+    book.wants_content = True
+    said = {"input": "Hello", "instructions": "Be brief.", "max_output_tokens": 2, "stream": stream}
+    async with traced.post("/v1/responses", json=said) as response:
+        await response.read()
+    (trace,) = book.traces
+    assert response.headers["traceparent"] == "00-1-2-01"
+    assert (trace.operation, trace.ends) == ("chat", [(200, None)])
+    assert trace.answer == response.headers["x-request-id"]
+    assert trace.content == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+
+
 async def test_prompts_are_told_where_that_is_wanted(traced: Client, book: Book) -> None:
     book.wants_content = True
     said = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}

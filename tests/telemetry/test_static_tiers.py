@@ -98,6 +98,14 @@ def test_plain_rounds_are_their_own_measure() -> None:
     assert tiers.observed == [0]
 
 
+def test_what_the_table_gets_wrong_is_corrected_at_each_batch_size_by_itself() -> None:
+    """A machine that is slow with few rows only would otherwise make plain decoding seem slow with many as well."""
+    alone = [record([0], [0], slower=1.7, depths=[0]) for _ in range(200)]
+    together = [record([0] * 4, [0] * 4, depths=[0] * 4) for _ in range(40)]
+    tiers = estimated([*alone, *together], table())
+    assert tiers.seconds[0] == pytest.approx(tiers.measured)
+
+
 def test_rounds_that_read_prompts_are_not_compared() -> None:
     """Their time is the prompt's as well."""
     tiers = estimated([record([2], [1], prefill=100), record([2], [1])], table())

@@ -66,7 +66,7 @@ export class Feed extends EventTarget {
     if (name === "snapshot") this.#open(told);
     else if (name === "update") this.#update(told);
     this.#failures = 0;
-    this.#say("live", told.load?.status === "draining" || this.load.status === "draining" ? "server is shutting down" : "live");
+    this.#say("live", told.load?.status === "draining" || this.load.status === "draining" ? "takes no new requests" : "live");
     this.dispatchEvent(new Event(name === "beat" ? "beat" : "change"));
   }
 
