@@ -14,7 +14,7 @@ from aiohttp import web
 from adaptspec.server.problem import Handler
 from adaptspec.server.protocols import Trace, Tracing
 
-OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/responses": "chat"}
 _CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
 CLIENT_CLOSED = 499  # as proxies log it: nobody was left to get a status
 
