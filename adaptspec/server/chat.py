@@ -12,7 +12,7 @@ from adaptspec.server.messages import Messages, Text, check_messages
 from adaptspec.server.structure import ResponseFormat, grammar_of
 from adaptspec.server.tool_text import Arguments, Opened, Part, ToolText, Words
 from adaptspec.server.tools import ToolChoice, Tools, check_tools, tool_grammar
-from adaptspec.server.wire import Alternatives, AtLeastOne, GenerationBody, WireModel
+from adaptspec.server.wire import PROVENANCE, Alternatives, AtLeastOne, GenerationBody, WireModel
 from adaptspec.types import Completion, Delta, FinishReason, Grammar, TokenLogprob
 
 Json = dict[str, Any]
@@ -102,6 +102,8 @@ class ChatBody(GenerationBody):
                 "response_format and tools cannot both say what to write; send one of them, or tool_choice none",
                 "response_format",
             )
+        if self.calls and self.adaptspec is not None and self.adaptspec.provenance:
+            raise RequestError("adaptspec.provenance is of text, not of calls; leave it or tools out", PROVENANCE)
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true; leave it out otherwise", "top_logprobs")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
