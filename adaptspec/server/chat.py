@@ -189,8 +189,9 @@ def _piece(part: Part) -> Json:
 
 
 def _finish(completion: Completion, reader: ToolText) -> str:
-    stopped = completion.finish is FinishReason.STOP
-    return "tool_calls" if stopped and reader.calls else completion.finish.value
+    # A stop string may cut a call short: its arguments are no JSON then, and nobody should call with them.
+    called = completion.finish is FinishReason.STOP and reader.calls and reader.whole
+    return "tool_calls" if called else completion.finish.value
 
 
 def _choice(index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
