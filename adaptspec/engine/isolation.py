@@ -44,6 +44,12 @@ class Isolation:
         self._marks |= {id(sequence): len(sequence.tokens) for sequence in ran}
         return None
 
+    def gone(self, sequence: Seq) -> None:
+        """It has left before it was cleared: nobody may wait for it."""
+        groups = [[one for one in group if one is not sequence] for group in self._groups]
+        self._groups = [group for group in groups if group]
+        self._marks.pop(id(sequence), None)
+
     def went_well(self) -> bool:
         """A round has gone well. Returns whether that has just cleared the last suspects, and found no culprit."""
         group = self._groups[0]

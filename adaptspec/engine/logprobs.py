@@ -14,6 +14,7 @@ import torch
 from adaptspec.engine.scheduler import Batch
 from adaptspec.models.draft import Draft
 from adaptspec.types import TokenLogprob
+from adaptspec.verification.method import Verdict
 from adaptspec.verification.windows import window_starts
 
 
@@ -31,16 +32,20 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], most: int) -> li
     return [TokenLogprob(*entry) for entry in zip(tokens, own, tops, strict=True)]
 
 
-def score_output(batch: Batch, logits: torch.Tensor, draft: Draft) -> None:
-    """After commit: score what each request gained. `logits` are what was verified, [sum(counts + 1), V]."""
+def score_output(batch: Batch, logits: torch.Tensor, draft: Draft, verdict: Verdict) -> None:
+    """Before commit: score what each request is about to gain. `logits` are what was verified, [sum(counts + 1), V].
+
+    After it would be too late: a round that fails in between leaves tokens whose logits are gone.
+    """
     asking = [(i, s) for i, s in enumerate(batch.emitting) if s.request.sampling.logprobs is not None]
     if not asking:
         return
     starts = window_starts(draft.counts).tolist()
     for i, sequence in asking:
-        fresh = sequence.tokens[sequence.prompt_length + len(sequence.logprobs) :]
-        rows = logits[starts[i] : starts[i] + len(fresh)]
-        sequence.logprobs += token_logprobs(rows, fresh, sequence.request.sampling.logprobs or 0)
+        kept = int(verdict.accepted[i])
+        tokens = [*draft.tokens[i, :kept].tolist(), int(verdict.following[i])]
+        rows = logits[starts[i] : starts[i] + kept + 1]
+        sequence.scored = token_logprobs(rows, tokens, sequence.request.sampling.logprobs or 0)
 
 
 def score_prompts(batch: Batch, logits: torch.Tensor) -> torch.Tensor:

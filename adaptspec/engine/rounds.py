@@ -89,8 +89,8 @@ class RoundLoop:
             batch.emitting[i].fail(NOT_NUMBERS)
         clock.lap("verify")
         self._speculator.tune(logits, ask, draft, verdict, decision)
+        score_output(batch, logits, draft, verdict)
         outcome = self._commit(batch, ask, decision, draft, verdict, context=signals.context)
-        score_output(batch, logits, draft)
         clock.lap("commit")
         self._report(self._record(batch, signals, decision, draft, outcome=outcome, clock=clock))
         self._hand_out(batch)
@@ -127,14 +127,19 @@ class RoundLoop:
         """End a request where it stands; an unknown id is one that has already ended."""
         for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
             if sequence.request.id == request_id:
-                self._end(sequence, finish, error)
+                self._send_away(sequence, finish, error)
         return self._collect()
 
     def abort_all(self, finish: FinishReason, error: str) -> list[Delta]:
         """End every request, waiting ones too."""
         for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
-            self._end(sequence, finish, error)
+            self._send_away(sequence, finish, error)
         return self._collect()
+
+    def _send_away(self, sequence: Seq, finish: FinishReason, error: str | None) -> None:
+        self._end(sequence, finish, error)
+        self._isolation.gone(sequence)
+        self.scheduler.only = self._isolation.group
 
     def _clear(self) -> None:
         """While a culprit is sought: whoever has run well makes way for the next ones."""

@@ -51,6 +51,7 @@ class Sequence:
         self._sent = 0
         self._prompt_told = False
         self.logprobs: list[TokenLogprob] = []
+        self.scored: list[TokenLogprob] = []  # of the tokens that `commit` gets next
         self.prompt_logprobs: list[TokenLogprob] = []
         self._prediction = Prediction(request.prediction, len(request.prompt)) if request.prediction else None
         self._counts = _Counts()
@@ -105,6 +106,7 @@ class Sequence:
             if self.finish is not None:
                 gained = count
                 break
+        self.logprobs += self.scored[:gained]
         if self._prediction is not None:
             self._prediction.read(self.tokens, len(self.tokens))
         if self.sampling.constraint is not None:

@@ -29,6 +29,7 @@ def check_bounds(document: Mapping[str, Any], limits: ServerLimits) -> None:
             raise RequestError(f"{name} is above what this server allows; ask for at most {most}", name)
     sizes = {
         "messages": limits.messages,
+        "tokens": limits.tokens,
         "stop": limits.stop_strings,
         "stop_token_ids": limits.stop_tokens,
         "logit_bias": limits.logit_bias,

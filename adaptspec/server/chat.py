@@ -12,7 +12,7 @@ from adaptspec.server.messages import Messages, Text, check_messages
 from adaptspec.server.structure import ResponseFormat, grammar_of
 from adaptspec.server.tool_text import Arguments, Opened, Part, ToolText, Words
 from adaptspec.server.tools import ToolChoice, Tools, check_tools, tool_grammar
-from adaptspec.server.wire import Alternatives, AtLeastOne, GenerationBody, WireModel
+from adaptspec.server.wire import PROVENANCE, Alternatives, AtLeastOne, GenerationBody, WireModel
 from adaptspec.types import Completion, Delta, FinishReason, Grammar, TokenLogprob
 
 Json = dict[str, Any]
@@ -102,6 +102,8 @@ class ChatBody(GenerationBody):
                 "response_format and tools cannot both say what to write; send one of them, or tool_choice none",
                 "response_format",
             )
+        if self.calls and self.adaptspec is not None and self.adaptspec.provenance:
+            raise RequestError("adaptspec.provenance is of text, not of calls; leave it or tools out", PROVENANCE)
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true; leave it out otherwise", "top_logprobs")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
@@ -187,8 +189,9 @@ def _piece(part: Part) -> Json:
 
 
 def _finish(completion: Completion, reader: ToolText) -> str:
-    stopped = completion.finish is FinishReason.STOP
-    return "tool_calls" if stopped and reader.calls else completion.finish.value
+    # A stop string may cut a call short: its arguments are no JSON then, and nobody should call with them.
+    called = completion.finish is FinishReason.STOP and reader.calls and reader.whole
+    return "tool_calls" if called else completion.finish.value
 
 
 def _choice(index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:

@@ -28,6 +28,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     body = await read_body(http, CompletionBody)
     _check(service, body)
     prompts = await _tokens(service, body.prompt)
+    service.check_prompts(body, prompts)  # before they are decoded: any integer may be among token ids
     echoes = _echoes(service, body, prompts) if body.echoes else []
     dialect = CompletionDialect(service.codec.bytes_of, logprobs=body.logprobs is not None, prompts=echoes)
     reply = Reply(dialect, service.engine.target.name, body.choices)

@@ -16,7 +16,7 @@ class Keys:
 
     def __init__(self, keys: Iterable[str]) -> None:
         # Of one length each: comparing the keys themselves would take longer for those of the right length.
-        self._digests = tuple(_digest(key.encode()) for key in keys)
+        self._digests = tuple(_digest(key.encode("utf-8", "surrogateescape")) for key in keys)
 
     def __bool__(self) -> bool:
         return bool(self._digests)

@@ -25,6 +25,7 @@ class ServerLimits:
     json_depth: int = 64  # objects and lists within each other
     messages: int = 4096
     prompts: int = 128  # of one completions request
+    tokens: int = 2**16  # of one request to /detokenize
     choices: int = 16  # n, best_of
     output_tokens: int = 2**20  # of one answer, where the context has room for more
     stop_strings: int = 16

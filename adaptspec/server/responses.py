@@ -16,7 +16,16 @@ from adaptspec.server.chat import ChatBody
 from adaptspec.server.messages import FunctionName
 from adaptspec.server.structure import JsonObjectFormat, TextFormat
 from adaptspec.server.tools import MAX_TOOLS
-from adaptspec.server.wire import AtLeastOne, Name, SpeculationFields, Temperature, TopP, WireModel, without_no_ops
+from adaptspec.server.wire import (
+    PROVENANCE,
+    AtLeastOne,
+    Name,
+    SpeculationFields,
+    Temperature,
+    TopP,
+    WireModel,
+    without_no_ops,
+)
 
 # What a chat calls a field that a response calls otherwise.
 _OWN_NAMES: Mapping[str, str] = {
@@ -175,6 +184,8 @@ class ResponsesBody(WireModel):
 
     def chat(self) -> ChatBody:
         """The same as a chat. Raises RequestError in the words of this body."""
+        if self.adaptspec is not None and self.adaptspec.provenance:
+            raise RequestError("adaptspec.provenance is not told here; stream /v1/chat/completions for it", PROVENANCE)
         same = {
             name: getattr(self, name) for name in ("model", "temperature", "top_p", "stream", "parallel_tool_calls")
         }

@@ -98,9 +98,7 @@ class Service:
 
         Raises RequestError if one cannot be.
         """
-        for prompt in prompts:
-            self._check_prompt(prompt, body.prompt_field)
-            self._check_room(prompt, body)
+        self.check_prompts(body, prompts)
         speculation, wanted = body.speculation(), body.wanted_tokens
         requests: list[Request] = []
         for prompt in prompts:
@@ -113,6 +111,12 @@ class Service:
         for request in requests:
             self.engine.check(request)
         return requests
+
+    def check_prompts(self, body: GenerationBody, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Raise RequestError if one of them, or its answer, cannot be."""
+        for prompt in prompts:
+            self._check_prompt(prompt, body.prompt_field)
+            self._check_room(prompt, body)
 
     def _check_length(self, characters: int, param: str) -> None:
         target = self.engine.target

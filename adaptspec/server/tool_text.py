@@ -46,6 +46,11 @@ class ToolText:
         self.calls = 0
         self._blank = ""  # white space that is text only if text follows
 
+    @property
+    def whole(self) -> bool:
+        """Whether every call that was begun has been closed."""
+        return self._place == HEAD
+
     def feed(self, text: str) -> Iterator[Part]:
         """What is certain now."""
         self._buffer += text

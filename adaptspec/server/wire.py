@@ -19,6 +19,7 @@ from adaptspec.server.bounds import check_bounds, check_depth
 from adaptspec.server.limits import ServerLimits
 from adaptspec.types import MAX_LOGPROBS, Grammar, SamplingParams, SpeculationParams
 
+PROVENANCE = "adaptspec.provenance"
 _SHOWN = 60  # characters of a client's own words that are repeated in a message
 
 # Within 64 bits: a number of thousands of digits could not even be printed in an error message.
@@ -190,9 +191,7 @@ class GenerationBody(WireModel):
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream: true; leave it out otherwise", "stream_options")
         if self.adaptspec is not None and self.adaptspec.provenance and not self.stream:
-            raise RequestError(
-                "adaptspec.provenance needs stream: true; leave it out otherwise", "adaptspec.provenance"
-            )
+            raise RequestError("adaptspec.provenance needs stream: true; leave it out otherwise", PROVENANCE)
         if self.wanted_tokens is not None and self.wanted_tokens < 1 and not self.echoes:
             raise RequestError(f"{self.tokens_field} is {self.wanted_tokens}; it must be at least 1", self.tokens_field)
 

@@ -128,6 +128,32 @@ def test_a_fault_that_goes_away_harms_nobody(tokenizer: PreTrainedTokenizerFast,
     assert {name: c.tokens for name, c in done.items()} == {name: c.tokens for name, c in plain.items()}
 
 
+def test_a_client_that_leaves_under_suspicion_takes_nobody_along(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Nobody is left in its half then: a round without rows fails, and would be blamed on whoever waits next."""
+    passes = 0
+
+    def once(runner: TableRunner, packed: Packed, logits: torch.Tensor) -> torch.Tensor:
+        nonlocal passes
+        passes += 1
+        if passes == 3 or not len(packed.rows):
+            raise RuntimeError("a fault")
+        return logits
+
+    plain = run(core_of(tokenizer, TableRunner(context=512)), requests(5))
+    core = core_of(tokenizer, Faulty(once))
+    for request in requests(4):
+        core.add(request)
+    core.step()
+    core.step()
+    with pytest.raises(RuntimeError) as broken:
+        core.step()
+    core.recover(broken.value)
+    ended = [*core.abort("r0"), *core.abort("r1")]
+    assert [delta.request_id for delta in ended] == ["r0", "r1"]
+    done = run(core, requests(5)[4:])
+    assert {name: c.tokens for name, c in done.items()} == {f"r{i}": plain[f"r{i}"].tokens for i in (2, 3, 4)}
+
+
 def test_memory_short_for_many_rows_at_once_is_nobodys_fault(tokenizer: PreTrainedTokenizerFast) -> None:
     """It is enough for three: all are served, fewer at a time, and no request fails for its neighbours."""
 

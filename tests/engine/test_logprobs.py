@@ -69,6 +69,42 @@ def test_logprobs_are_the_targets_at_every_depth(
             _check(prompt, done[f"r{i}"])
 
 
+class _BreaksOnce(TableRunner):
+    """Fails to roll one row back, in the middle of a commit: those before it have their new tokens by then."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self._left = at
+
+    def truncate(self, row: int, length: int) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise RuntimeError("a fault")
+        super().truncate(row, length)
+
+
+@pytest.mark.parametrize("at", [2, 5, 9])
+def test_tokens_of_a_round_that_failed_keep_their_logprobs(tokenizer: PreTrainedTokenizerFast, at: int) -> None:
+    """They are not scored by another request's logits later, nor left out."""
+    drafters = [DraftModelDrafter(TableRunner(seed=1, blend=0.8)), NgramDrafter(longest=2, shortest=1)]
+    policy = Dictated(("draft-model", "ngram"), lambda _, size: [3] * size)
+    core = make_core(tokenizer, _BreaksOnce(at), drafters, {"p": (policy, "coupled")})
+    prompts = {f"r{i}": [5, 6, 2 + i] for i in range(3)}
+    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=0)
+    for name, prompt in prompts.items():
+        core.add(Request(name, tuple(prompt), params))
+    done: dict[str, Completion] = {}
+    while not core.idle:
+        try:
+            deltas = core.step()
+        except RuntimeError as error:
+            deltas = core.recover(error)
+        done |= {delta.request_id: delta.completion for delta in deltas if delta.completion is not None}
+    for name, prompt in prompts.items():
+        assert done[name].finish is FinishReason.LENGTH, done[name].error
+        _check(prompt, done[name])
+
+
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 20])
 def test_a_prompt_alone_can_be_scored(tokenizer: PreTrainedTokenizerFast, length: int) -> None:
     """max_tokens 0 reads the prompt in chunks of 8 and emits nothing."""

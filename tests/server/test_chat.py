@@ -73,3 +73,11 @@ async def test_usage_can_come_with_every_piece(post: Any) -> None:
     assert counts == sorted(counts)
     assert counts[0] == 1
     assert chunks[-2]["usage"] == chunks[-1]["usage"]
+
+
+async def test_who_drafted_is_told_of_text_only(post: Any) -> None:
+    """Pieces of a call's own markup would not add up to the content they are told beside."""
+    tool = {"type": "function", "function": {"name": "see"}}
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool], "stream": True}
+    status, answer = await post("/v1/chat/completions", **body, adaptspec={"provenance": True})
+    assert (status, answer["error"]["param"]) == (400, "adaptspec.provenance")

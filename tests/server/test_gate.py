@@ -127,3 +127,11 @@ def test_an_address_that_others_reach_needs_a_key_or_a_word(host: str) -> None:
         check_exposure(host, keyed=False, insecure=False)
     check_exposure(host, keyed=True, insecure=False)
     check_exposure(host, keyed=False, insecure=True)
+
+
+async def test_a_key_that_is_no_utf8_is_a_key(engine: Any, tokenizer: Any) -> None:
+    """As the environment may hold one: its bytes are what is compared."""
+    app = make_app(engine, tokenizer, Metrics(), api_keys=["k\udcff"])
+    async with TestClient(TestServer(app)) as client:
+        for key, status in (("k\udcff", 200), ("k\udcfe", 401)):
+            assert await raw(client, f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {key}\r\n") == status

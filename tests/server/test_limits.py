@@ -94,3 +94,12 @@ def test_depth_is_the_longest_chain_of_containers(value: Any, most: int) -> None
             check_depth(raw, document, most)
     else:
         check_depth(raw, document, most)
+
+
+def test_no_more_tokens_are_decoded_than_streams_would_bear() -> None:
+    """Decoding holds everybody up: those of a body of 4 MB, for more than a second."""
+    most = ServerLimits().tokens
+    check_bounds({"tokens": [5] * most}, ServerLimits())
+    with pytest.raises(RequestError, match=f"at most {most}") as refused:
+        check_bounds({"tokens": [5] * (most + 1)}, ServerLimits())
+    assert refused.value.param == "tokens"

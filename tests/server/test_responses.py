@@ -139,3 +139,8 @@ async def test_refusals_speak_of_responses(post: Any, fields: dict[str, Any], pa
     error = check_error(body)
     assert (status, error["param"]) == (400, param)
     assert "max_completion_tokens" not in error["message"]
+
+
+async def test_who_drafted_is_not_left_out_in_silence(post: Any) -> None:
+    status, answer = await post(PATH, input="x", stream=True, adaptspec={"provenance": True})
+    assert (status, answer["error"]["param"]) == (400, "adaptspec.provenance")

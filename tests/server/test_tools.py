@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from adaptspec.models.grammars import Grammars
+from adaptspec.server.chat import ChatDialect
 from adaptspec.server.messages import Message
 from adaptspec.server.tools import HEAD, MIDDLE, TAIL, NamedTool, Tool, tool_grammar, written_out
+from adaptspec.types import Completion, Delta, FinishReason, SpeculationStats, Timings
 
 F = Tool.model_validate(
     {
@@ -85,3 +87,13 @@ def test_templates_without_tools_get_everything_as_text() -> None:
     assert result == {"role": "user", "content": "<tool_response>\ndone\n</tool_response>"}
     (said,) = written_out([{"role": "system", "content": "Be kind."}], [F])
     assert said["content"].startswith("Be kind.")
+
+
+@pytest.mark.parametrize(("end", "finish"), [(TAIL, "tool_calls"), ("", "stop")])
+def test_a_call_that_a_stop_string_cut_short_is_none_to_make(end: str, finish: str) -> None:
+    """Its arguments are no JSON."""
+    text = f'{HEAD}f{MIDDLE}{{"a": 1}}{end}'
+    done = Completion("r", text, (1,), 1, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.0, 0.0, 1.0))
+    dialect = ChatDialect(lambda _: b"", calls=True)
+    assert dialect.choice(0, done)["finish_reason"] == finish
+    assert [*dialect.chunks(0, Delta("r", text, (1,), done), first=True)][-1]["finish_reason"] == finish

@@ -123,3 +123,11 @@ async def test_a_client_that_leaves_ends_its_trace(traced: Client, engine: FakeE
     while not book.traces[0].ends:
         await asyncio.sleep(0.01)
     assert book.traces[0].ends == [(499, "client_closed_request")]
+
+
+async def test_responses_are_traced_as_the_chats_they_are(traced: Client, book: Book) -> None:
+    async with traced.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 2}) as response:
+        assert (response.status, response.headers["traceparent"]) == (200, "00-1-2-01")
+    (trace,) = book.traces
+    assert (trace.operation, trace.ends) == ("chat", [(200, None)])
+    assert [request.operation for request in trace.requests] == ["chat"]
