@@ -51,9 +51,9 @@ def make_app(
 
     `policies` adds the routes about them; those that change something exist only with an `admin_key`. `traces` None:
     nothing is traced. With `api_keys`, only who has one of them is served. `hosts` are the names it may be called by,
-    None for any. `padding` hides in streams what speculation did. `operations` adds the admin routes about the server
-    as it runs, which need an `admin_key` and `policies` as well. `live` adds the live feed and its page, with `facts`
-    about the server. `journal` is what policies are tried on.
+    None for any. `padding` hides in streams what speculation did, and leaves out the live feed. `operations` adds the
+    admin routes about the server as it runs, which need an `admin_key` and `policies` as well. `live` adds the live
+    feed and its page, with `facts` about the server. `journal` is what policies are tried on.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
@@ -92,7 +92,8 @@ def make_app(
         if operations is not None and admin_key:
             app[OPERATIONS] = operations
             app.add_routes(operation_routes())
-    if live is not None:
+    # What padding hides the feed would tell to all who have a key.
+    if live is not None and padding is None:
         add_live(app, live, facts)
         add_page(app)
     return app
