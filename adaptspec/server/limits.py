@@ -33,6 +33,7 @@ class ServerLimits:
     stop_tokens: int = 256
     logit_bias: int = 1024  # entries
     logprobs: int = 20  # alternatives per token
+    prompt_logprobs: int = 2**20  # told of all prompts of a request, alternatives and choices counted
     template_seconds: float = 2.0  # for the model's chat template
     hang_seconds: float = 4.0  # without a sign of life of a busy engine, before its requests are given up
 

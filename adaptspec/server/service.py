@@ -117,6 +117,15 @@ class Service:
         for prompt in prompts:
             self._check_prompt(prompt, body.prompt_field)
             self._check_room(prompt, body)
+        if body.echoes and body.alternatives is not None:
+            told = sum(map(len, prompts)) * body.choices * (1 + body.alternatives)
+            if told > self.limits.prompt_logprobs:
+                raise RequestError(
+                    f"logprobs of all prompt tokens are {told} numbers here; this server tells at most "
+                    f"{self.limits.prompt_logprobs} in one answer: send fewer or shorter prompts, or ask for fewer "
+                    "alternatives",
+                    "logprobs",
+                )
 
     def _check_length(self, characters: int, param: str) -> None:
         target = self.engine.target

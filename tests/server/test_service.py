@@ -12,6 +12,7 @@ from adaptspec.server.chat import ChatBody
 from adaptspec.server.codec import Codec
 from adaptspec.server.completions import CompletionBody
 from adaptspec.server.errors import DrainingError, EngineStoppedError
+from adaptspec.server.limits import ServerLimits
 from adaptspec.server.service import Service
 
 
@@ -98,3 +99,14 @@ def test_prompts_get_ids_of_their_own(service: Service) -> None:
     body = CompletionBody.model_validate({"prompt": ["x", "y"]})
     assert [request.id for request in service.requests("id", body, [(5,), (6,)])] == ["id-0", "id-1"]
     assert [request.id for request in service.requests("id", body, [(5,)])] == ["id"]
+
+
+def test_log_probabilities_of_prompts_are_bounded(engine: Any, tokenizer: Any) -> None:
+    """Prompts x tokens x choices x alternatives: each is within its own bound, and together they fill the memory."""
+    service = Service(engine, Codec(tokenizer, 260), ServerLimits(prompt_logprobs=600))
+    body = CompletionBody.model_validate({"prompt": ["x", "y"], "n": 2, "echo": True, "logprobs": 2})
+    service.requests("id", body, [(5,) * 50, (5,) * 50])
+    with pytest.raises(RequestError, match="at most 600") as refused:
+        service.requests("id", body, [(5,) * 50, (5,) * 51])
+    assert refused.value.param == "logprobs"
+    service.requests("id", CompletionBody.model_validate({"prompt": "x", "echo": True}), [(5,) * 200])
