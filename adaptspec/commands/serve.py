@@ -172,10 +172,21 @@ def _shown(config: ServeConfig) -> dict[str, Any]:
     }
     values["engine"]["policies"] = list(config.engine.policy_names)
     values["traces"]["level"] = config.traces.level.value
+    for part in ("traces", "push"):
+        values[part]["endpoint"] = _without_login(values[part]["endpoint"])
     values["allowed_hosts"] = list(config.allowed_hosts)
     values["api_keys"] = len(config.api_keys)
     values["admin_key"] = config.admin_key is not None
     return values
+
+
+def _without_login(url: str | None) -> str | None:
+    """An address without the name and password that it may hold."""
+    if url is None:
+        return None
+    scheme, separator, rest = url.rpartition("://")
+    place, slash, path = rest.partition("/")
+    return scheme + separator + place.rpartition("@")[2] + slash + path
 
 
 def _api_keys(file: Path | None) -> tuple[str, ...]:

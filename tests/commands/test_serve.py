@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from adaptspec.app import ServeConfig
@@ -97,3 +98,24 @@ def test_an_address_that_cannot_be_listened_on_says_what_to_choose(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["serve", "--model", str(target_path), "--port", "70000", "--max-rows", "1"]) == 2
     assert "choose another --host or --port" in capsys.readouterr().err
+
+
+def test_the_configuration_is_shown_without_its_secrets(
+    asked: list[ServeConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whole, as YAML that can be read again, and nothing is started."""
+    keys = tmp_path / "keys"
+    keys.write_text("first-secret\nsecond-secret\n")
+    collector = "--otlp-endpoint http://me:third-secret@collector:4318/otlp"
+    command_line = f"serve --show-config --api-key-file {keys} --limit choices=3 --policy off {collector}"
+    assert main(command_line.split()) == 0
+    told = capsys.readouterr().out
+    shown = yaml.safe_load(told)
+    assert "secret" not in told
+    assert shown["api_keys"] == 2
+    assert shown["admin_key"] is False
+    assert shown["limits"]["choices"] == 3
+    assert shown["engine"]["policies"] == ["off"]
+    assert shown["traces"]["endpoint"] == "http://collector:4318/otlp"
+    assert shown.keys() == ServeConfig.__dataclass_fields__.keys()
+    assert not asked
