@@ -15,6 +15,8 @@ from adaptspec.server.protocols import Tokenizer
 from adaptspec.server.timed import within
 from adaptspec.server.tools import Tool, written_out
 
+# A template is a program of the model's makers: what it does with odd messages is not only what jinja raises itself.
+_OF_TEMPLATES = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 LONG_TEXT = 20_000  # characters; encoding more than this would be felt by the streams of other clients
 LONG_TALK = 64  # messages; rendering more than this would be, too
 
@@ -97,7 +99,7 @@ class Codec:
             return str(
                 self._tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=answer, **options)
             )
-        except (TemplateError, ValueError) as error:
+        except _OF_TEMPLATES as error:
             raise RequestError(
                 f"the model's chat template does not take these messages ({error}); change their roles or order, "
                 "or send a plain prompt to /v1/completions",

@@ -52,6 +52,16 @@ def test_ids_outside_of_the_vocabulary_are_refused(tokenizer: Any) -> None:
             codec.check([token], "prompt")
 
 
+@pytest.mark.parametrize("fault", ["{{ 'x' + 1 }}", "{{ 1 / 0 }}", "{{ ''.nope() }}", "{{ raise_exception('no') }}"])
+async def test_whatever_a_template_raises_is_about_the_messages(tokenizer: Any, fault: str) -> None:
+    usual, tokenizer.chat_template = tokenizer.chat_template, fault
+    try:
+        with pytest.raises(RequestError, match="does not take these messages"):
+            await Codec(tokenizer, 260).encode_chat([Message(role="user", content="x")])
+    finally:
+        tokenizer.chat_template = usual
+
+
 PAIRS = "{% for a in messages %}{% for b in messages[1:]|reverse %}{% if a == b %}.{% endif %}{% endfor %}{% endfor %}"
 
 
