@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adaptspec.control.signals import FEW
+from adaptspec.control.arrays import FEW
 from adaptspec.types import FloatArray, IntArray
 
 

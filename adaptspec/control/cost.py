@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from adaptspec.control.arrays import some, total
+from adaptspec.control.arrays import FEW, some, total
 from adaptspec.control.grid import LearnedGrid
 from adaptspec.errors import ConfigError
 from adaptspec.types import FloatArray, RoundRecord
@@ -23,8 +23,6 @@ _VERSION = 2
 _MACHINE_RATE, _OVERHEAD_RATE, _CLIP = 0.1, 0.1, 0.3
 # Of a round's drafting, however short it was, this share at least was steps.
 _MOST_START = 0.8
-# Up to so many points of a curve are read one by one: arrays of a dozen numbers take longer.
-_FEW = 16
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class CostTable:
 
     def verify_line(self, rows: int, most: int, context: float = 0.0) -> FloatArray:
         """`verify_curve` of `rows` + 0, 1, ... `most` tokens: a list where that is quicker, which a few are."""
-        if most > _FEW:
+        if most > FEW:
             return self.verify_curve(rows, rows + np.arange(most + 1, dtype=np.float64), context)
         size = max(rows, 1)
         line = self._verify.along(size, [(rows + n) / size for n in range(most + 1)])

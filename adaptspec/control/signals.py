@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adaptspec.control.arrays import FEW
 from adaptspec.types import FloatArray, IntArray
 
 # Certainty is never claimed: a hazard stays inside these bounds.
 _LEAST, _MOST = 0.005, 0.995
-# Up to so many row-rounds are counted one by one: arrays of a dozen numbers take longer, where a round is shortest.
-FEW = 16
 
 
 @dataclass(frozen=True)

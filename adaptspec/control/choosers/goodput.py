@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from pydantic import Field
 
+from adaptspec.control.arrays import number
 from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.estimates import Estimates, EstimateSettings
@@ -214,7 +215,7 @@ class Goodput:
                 outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows], planned=planned
             )
         choice = Choice(*_asked(planned, plan.cap), outlook)
-        return Seats(batch, choice, self.max_depth > 0 and not _all(planned))
+        return Seats(batch, choice, self.max_depth > 0 and number(planned) < len(planned))
 
     def _first(self, signals: BatchSignals) -> BatchPlan:
         """The plan for a new row by itself: the last one's of its task, if little was learned since.
@@ -280,11 +281,11 @@ class Goodput:
             return None
         order = np.lexsort((entry, self._estimates.acceptance.rejections(signals.rows[off])))
         spent = fixed + np.cumsum(per_try + entry[order])
-        number = self._allowance.affordable(spent)
-        if not number:
+        tries = self._allowance.affordable(spent)
+        if not tries:
             return None
-        chosen = off[order[:number]]
-        self._trying = _Trying(self._only(signals.rows[chosen]), float(spent[number - 1]), plan.plain)
+        chosen = off[order[:tries]]
+        self._trying = _Trying(self._only(signals.rows[chosen]), float(spent[tries - 1]), plan.plain)
         return self._try(chosen, choice, signals)
 
     def _go_on_reading(self, choice: Choice, signals: BatchSignals) -> Choice | None:
@@ -336,10 +337,6 @@ def _asked(planned: IntArray, cap: int | None) -> tuple[IntArray, IntArray]:
         return (planned if cap is None else np.array([cap])), _POLICY
     depths = planned if cap is None else np.where(planned > 0, cap, 0)
     return depths, np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF))
-
-
-def _all(values: IntArray) -> bool:
-    return bool(values.item()) if len(values) == 1 else bool(values.all())
 
 
 @dataclass(frozen=True)

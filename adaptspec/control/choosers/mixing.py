@@ -87,7 +87,7 @@ def best_mix(bids: Bids, prices: RoundPrices) -> Mix:
     taken, follows = _sorted_out(bids, prices, np.arange(len(_PRICES)))
     ways = [Way(price, planned=True) for price in range(len(_PRICES))]
     if bids.drafted.any() and not bids.bound.any():
-        alone = _taken(bids, np.arange(len(_PRICES)))
+        alone, _ = _best_offers(bids, np.arange(len(_PRICES)))
         taken = np.concatenate((taken, alone))
         follows = np.concatenate((follows, np.zeros(alone.shape, dtype=np.bool_)))
         ways += [Way(price, planned=False) for price in range(len(_PRICES))]
@@ -107,7 +107,7 @@ def mix_again(bids: Bids, prices: RoundPrices, way: Way) -> Mix:
     if way.planned or bids.bound.any():
         taken, follows = _sorted_out(bids, prices, price)
     else:
-        taken = _taken(bids, price)
+        taken, _ = _best_offers(bids, price)
         follows = np.zeros(taken.shape, dtype=np.bool_)
     tokens = np.where(follows, bids.drafted, taken)
     seconds, _ = _seconds(tokens, follows, bids, prices)
@@ -126,10 +126,6 @@ def _sorted_out(bids: Bids, prices: RoundPrices, which: IntArray) -> tuple[IntAr
     follows = planning & ((value > worth) | bids.bound)
     follows[which == len(_PRICES) - 1] = planning  # the plan itself: beyond all prices no offer is taken
     return np.where(follows | bids.bound, 0, taken), follows
-
-
-def _taken(bids: Bids, which: IntArray) -> IntArray:
-    return _best_offers(bids, which)[0]
 
 
 def _best_offers(bids: Bids, which: IntArray) -> tuple[IntArray, FloatArray]:

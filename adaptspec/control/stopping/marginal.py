@@ -10,13 +10,12 @@ from typing import Literal
 
 import numpy as np
 
-from adaptspec.control.arrays import some
+from adaptspec.control.arrays import FEW, some
 from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.learned import counts
 from adaptspec.control.policy import RoundStop
 from adaptspec.control.schema import Part
-from adaptspec.control.signals import FEW
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 

@@ -76,8 +76,7 @@ class OutlookKeeper:
         size, context = signals.round_size, float(signals.context.sum())
         acceptance = self._signals.acceptance(signals.rows)
         per_step, per_row = self._cost.step_line(self._drafter, size)
-        drafted = np.arange(len(signals.rows) * self._depth + 1, dtype=np.float64)
-        verify = self._cost.verify_curve(size, size + drafted, context)
+        verify = self._cost.verify_line(size, len(signals.rows) * self._depth, context)
         return Outlook(self._goodput(signals, acceptance), acceptance, per_step, per_row, verify)
 
     def _goodput(self, signals: BatchSignals, acceptance: FloatArray) -> float:
