@@ -10,7 +10,7 @@ from adaptspec.errors import RequestError
 from adaptspec.server.logprobs import Bytes, chat_logprobs
 from adaptspec.server.messages import Messages, Text, check_messages
 from adaptspec.server.structure import ResponseFormat, grammar_of
-from adaptspec.server.tool_text import Arguments, Opened, Part, ToolText, Words
+from adaptspec.server.tool_text import Arguments, Opened, Part, PlainText, ToolText, Words, reader_of
 from adaptspec.server.tools import ToolChoice, Tools, check_tools, tool_grammar
 from adaptspec.server.wire import PROVENANCE, Alternatives, AtLeastOne, GenerationBody, WireModel
 from adaptspec.types import Completion, Delta, FinishReason, Grammar, TokenLogprob
@@ -122,45 +122,38 @@ class ChatDialect:
         self._bytes_of = bytes_of
         self._logprobs = logprobs
         self._calls = calls
-        self._readers: dict[int, ToolText] = {}
+        self._readers: dict[int, ToolText | PlainText] = {}
 
     def choice(self, index: int, completion: Completion) -> Json:
         """A whole answer."""
-        message: Json = {"role": "assistant", "content": completion.text, "refusal": None}
-        finish = completion.finish.value
-        if self._calls:
-            reader = ToolText()
-            content, calls = gathered([*reader.feed(completion.text), *reader.end()])
-            message["content"] = content
-            if calls:
-                message["tool_calls"] = calls
-                finish = _finish(completion, reader)
+        message: Json = {"role": "assistant", "content": None, "refusal": None}
+        reader = reader_of(self._calls)
+        message["content"], calls = gathered([*reader.feed(completion.text), *reader.end()])
+        if calls:
+            message["tool_calls"] = calls
         return {
             "index": index,
             "message": message,
             "logprobs": self._written(completion.logprobs),
-            "finish_reason": finish,
+            "finish_reason": _finish(completion, reader),
         }
 
     def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterator[Json]:
         """What one piece of an answer adds; who speaks comes first."""
         if first:
             yield _choice(index, {"role": "assistant", "content": ""}, None, None)
-        finish, pieces = None if delta.completion is None else delta.completion.finish.value, [{"content": delta.text}]
-        if self._calls:
-            reader = self._readers.setdefault(index, ToolText())
-            parts = [*reader.feed(delta.text), *(reader.end() if delta.completion is not None else ())]
-            pieces = [_piece(part) for part in parts]
-            finish = None if delta.completion is None else _finish(delta.completion, reader)
-        elif not delta.text:
-            pieces = []
+        reader = self._readers.get(index)
+        if reader is None:
+            reader = self._readers[index] = reader_of(self._calls)
+        parts = [*reader.feed(delta.text), *(reader.end() if delta.completion is not None else ())]
+        pieces = [_piece(part) for part in parts]
         logprobs = self._written(delta.logprobs) if delta.tokens else None
         if logprobs is not None and not pieces:
             pieces = [{"content": ""}]
         for place, piece in enumerate(pieces):  # the tokens of a round are told once
             yield _choice(index, piece, logprobs if place == 0 else None, None)
-        if finish is not None:
-            yield _choice(index, {}, None, finish)
+        if delta.completion is not None:
+            yield _choice(index, {}, None, _finish(delta.completion, reader))
 
     def _written(self, entries: Sequence[TokenLogprob]) -> Json | None:
         return chat_logprobs(entries, self._bytes_of) if self._logprobs else None
@@ -188,7 +181,7 @@ def _piece(part: Part) -> Json:
     return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
 
 
-def _finish(completion: Completion, reader: ToolText) -> str:
+def _finish(completion: Completion, reader: ToolText | PlainText) -> str:
     # A stop string may cut a call short: its arguments are no JSON then, and nobody should call with them.
     called = completion.finish is FinishReason.STOP and reader.calls and reader.whole
     return "tool_calls" if called else completion.finish.value

@@ -12,7 +12,7 @@ from typing import Any
 from adaptspec.server.reply import ensure_complete, metrics
 from adaptspec.server.response_items import Items
 from adaptspec.server.responses import ResponsesBody
-from adaptspec.server.tool_text import Part, ToolText, Words
+from adaptspec.server.tool_text import PlainText, ToolText, reader_of
 from adaptspec.types import Completion, Delta, FinishReason
 
 Json = dict[str, Any]
@@ -31,7 +31,7 @@ class ResponseReply:
     def whole(self, completion: Completion) -> Json:
         """The response in one object. Raises EngineError or DrainingError if it has failed."""
         ensure_complete(completion)
-        items, reader = Items(), _Reader(self.calls)
+        items, reader = Items(), reader_of(self.calls)
         for part in (*reader.feed(completion.text), *reader.end()):
             for _ in items.take(part):
                 pass
@@ -48,7 +48,7 @@ class ResponseReply:
                 number += 1
 
     async def _events(self, deltas: AsyncGenerator[tuple[int, Delta], None]) -> AsyncGenerator[Json, None]:
-        items, reader, begun = Items(), _Reader(self.calls), False
+        items, reader, begun = Items(), reader_of(self.calls), False
         async for _, delta in deltas:
             completion = None if delta.completion is None else ensure_complete(delta.completion)
             if not begun:
@@ -104,24 +104,7 @@ class ResponseReply:
         }
 
 
-class _Reader:
-    """Finds calls where there may be some; else all is text."""
-
-    def __init__(self, calls: bool) -> None:
-        self._tools = ToolText() if calls else None
-
-    def feed(self, text: str) -> Iterator[Part]:
-        if self._tools is not None:
-            yield from self._tools.feed(text)
-        elif text:
-            yield Words(text)
-
-    def end(self) -> Iterator[Part]:
-        if self._tools is not None:
-            yield from self._tools.end()
-
-
-def _told(items: Items, reader: _Reader, delta: Delta, completion: Completion | None) -> Iterator[Json]:
+def _told(items: Items, reader: ToolText | PlainText, delta: Delta, completion: Completion | None) -> Iterator[Json]:
     for part in reader.feed(delta.text):
         yield from items.take(part)
     if completion is not None:

@@ -95,6 +95,27 @@ class ToolText:
                 yield Words(words)
 
 
+class PlainText:
+    """One answer that may call nothing: all of it is text."""
+
+    calls = 0
+    whole = True
+
+    def feed(self, text: str) -> Iterator[Part]:
+        """The text itself."""
+        if text:
+            yield Words(text)
+
+    def end(self) -> Iterator[Part]:
+        """Nothing was held back."""
+        yield from ()
+
+
+def reader_of(calls: bool) -> ToolText | PlainText:
+    """What reads an answer; `calls`: it may call tools."""
+    return ToolText() if calls else PlainText()
+
+
 def _overlap(text: str, wanted: str) -> int:
     """How many characters at the end of `text` may be the beginning of `wanted`."""
     return next((size for size in range(min(len(text), len(wanted) - 1), 0, -1) if text.endswith(wanted[:size])), 0)
