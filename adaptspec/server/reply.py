@@ -122,7 +122,7 @@ def _words(choice: Json) -> bool:
 def _beside(options: StreamOptions, prompt: int, output: int) -> Json:
     """What a piece says of usage."""
     if options.continuous_usage_stats:
-        return {"usage": {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}}
+        return {"usage": _counted(prompt, output)}
     return {"usage": None} if options.include_usage else {}
 
 
@@ -131,7 +131,7 @@ def usage(completions: Iterable[Completion], choices: int = 1) -> Json:
     ended = list(completions)
     prompt = sum(completion.prompt_tokens for completion in ended) // choices
     output = sum(len(completion.tokens) for completion in ended)
-    counted: Json = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    counted = _counted(prompt, output)
     accepted = sum(completion.prediction_accepted for completion in ended)
     rejected = sum(completion.prediction_rejected for completion in ended)
     if accepted or rejected:
@@ -140,6 +140,10 @@ def usage(completions: Iterable[Completion], choices: int = 1) -> Json:
             "rejected_prediction_tokens": rejected,
         }
     return counted
+
+
+def _counted(prompt: int, output: int) -> Json:
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
 def metrics(completions: Iterable[Completion]) -> Json:
