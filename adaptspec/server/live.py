@@ -7,7 +7,6 @@ where something has happened, and `beat` where nothing has. Knows the feed's cal
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -17,8 +16,8 @@ from typing import Any
 from aiohttp import web
 
 from adaptspec import __version__
+from adaptspec.server import sse
 from adaptspec.server.service import SERVICE, Service
-from adaptspec.server.sse import HEADERS
 from adaptspec.server.watchers import Watchers
 from adaptspec.telemetry.live import LiveFeed
 from adaptspec.telemetry.live_earnings import COMPARED_COLUMNS
@@ -94,10 +93,7 @@ class LiveDesk:
         }
 
     def _load(self) -> dict[str, Any]:
-        engine = self._service.engine
-        load = engine.stats()
-        status = "dead" if not engine.alive else "draining" if self._service.draining else "ok"
-        return {"status": status, "running": load.running, "waiting": load.waiting}
+        return {"status": self._service.state, **self._service.load}
 
 
 LIVE = web.AppKey("live", LiveDesk)
@@ -123,7 +119,7 @@ async def events(http: web.Request) -> web.StreamResponse:
     opening = event("snapshot", desk.snapshot())
     # Nothing may be awaited between the snapshot and here: what happens then would be in neither.
     with desk.watchers.one_more() as watcher:
-        response = web.StreamResponse(headers=HEADERS)
+        response = web.StreamResponse(headers=sse.HEADERS)
         await response.prepare(http)
         try:
             await _write(response, opening)
@@ -140,8 +136,8 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
 
 
 def event(name: str, body: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
-    return f"event: {name}\ndata: {json.dumps(body, separators=(',', ':'), allow_nan=False)}\n\n".encode()
+    """One event of the feed, which browsers read: they know no NaN."""
+    return sse.event(body, name, allow_nan=False)
 
 
 async def _reading(app: web.Application) -> AsyncGenerator[None, None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from aiohttp import web
 
@@ -78,6 +77,4 @@ async def reset(http: web.Request) -> web.Response:
 
 def _draining(http: web.Request) -> web.Response:
     service = http.app[SERVICE]
-    load = service.engine.stats()
-    body: dict[str, Any] = {"draining": service.draining, "running": load.running, "waiting": load.waiting}
-    return web.json_response(body)
+    return web.json_response({"draining": service.draining, **service.load})

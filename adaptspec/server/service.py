@@ -50,6 +50,17 @@ class Service:
         if load.running + load.waiting >= self.engine.capacity:
             raise OverloadedError(f"{load.running} requests run and {load.waiting} wait; send the request again later")
 
+    @property
+    def state(self) -> str:
+        """dead, draining or ok."""
+        return "dead" if not self.engine.alive else "draining" if self.draining else "ok"
+
+    @property
+    def load(self) -> dict[str, int]:
+        """Requests that run and wait, as they are told on the wire."""
+        load = self.engine.stats()
+        return {"running": load.running, "waiting": load.waiting}
+
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModelError unless `name` is served; None means the served one."""
         served = self.engine.target.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -41,20 +41,25 @@ async def respond(
         async with sending(response.write, padding) as write:
             try:
                 await write(_event(first, named=named))
-                async for event in events:
-                    await write(_event(event, named=named))
+                async for body in events:
+                    await write(_event(body, named=named))
             except AdaptSpecError as error:
-                await write(_event(problem_of(error).body()))
+                await write(event(problem_of(error).body()))
             except ConnectionError:
                 raise  # the client has gone: nobody to tell
             except Exception:
                 _logger.exception("Failed in the middle of a stream")
-                await write(_event(INTERNAL.body()))
+                await write(event(INTERNAL.body()))
             await write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response
 
 
-def _event(body: dict[str, Any], *, named: bool = False) -> bytes:
-    name = b"event: " + str(body["type"]).encode() + b"\n" if named else b""
-    return name + b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+def event(body: Mapping[str, Any], name: str | None = None, *, allow_nan: bool = True) -> bytes:
+    """One event. Raises ValueError for a number that JSON has no word for, unless `allow_nan`."""
+    data = f"data: {json.dumps(body, separators=(',', ':'), allow_nan=allow_nan)}\n\n"
+    return (data if name is None else f"event: {name}\n{data}").encode()
+
+
+def _event(body: dict[str, Any], *, named: bool) -> bytes:
+    return event(body, str(body["type"]) if named else None)

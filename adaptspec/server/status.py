@@ -39,12 +39,10 @@ async def ready(http: web.Request) -> web.Response:
 
 def _state(http: web.Request, well: Sequence[str]) -> web.Response:
     service = http.app[SERVICE]
-    load = service.engine.stats()
-    full = load.running + load.waiting >= service.engine.capacity
-    alive = service.engine.alive
-    status = "dead" if not alive else "draining" if service.draining else "full" if full else "ok"
-    body = {"status": status, "running": load.running, "waiting": load.waiting}
-    return web.json_response(body, status=200 if status in well else 503)
+    load, state = service.load, service.state
+    if state == "ok" and sum(load.values()) >= service.engine.capacity:
+        state = "full"
+    return web.json_response({"status": state, **load}, status=200 if state in well else 503)
 
 
 async def version(http: web.Request) -> web.Response:  # noqa: ARG001 (aiohttp passes the request)
