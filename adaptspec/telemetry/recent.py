@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from adaptspec.telemetry.live_requests import card
 from adaptspec.types import Completion, Reason, Request, RoundRecord
 
 ROUNDS = 256
@@ -39,19 +40,7 @@ class Recent:
         for record in list(self._records):
             for i, name in enumerate(record.request_ids):
                 rounds.setdefault(name, []).append(_decision(record, i, drafters))
-        return [_card(request) | {"rounds": rounds.get(request.id, [])} for request in list(self._running.values())]
-
-
-def _card(request: Request) -> dict[str, Any]:
-    wishes = request.speculation
-    return {
-        "id": request.id,
-        "policy": wishes.policy,
-        "task": wishes.task,
-        "task_detected": wishes.task_detected,
-        "prompt_tokens": len(request.prompt),
-        "max_tokens": request.sampling.max_tokens,
-    }
+        return [card(request) | {"rounds": rounds.get(request.id, [])} for request in list(self._running.values())]
 
 
 def _decision(record: RoundRecord, i: int, drafters: Sequence[str]) -> dict[str, Any]:
