@@ -312,7 +312,7 @@ class Controller:
         """Rows that run at their limit do so because of it: the request's own, or the lack of room."""
         bound = (decision.depths == signals.limits) & (signals.limits < max_depth)
         own = signals.limits >= self._ceiling[signals.rows]
-        return np.where(bound, np.where(own, Reason.REQUEST, Reason.CEILING), decision.reasons)
+        return np.where(bound, np.where(own, int(Reason.REQUEST), int(Reason.CEILING)), decision.reasons)
 
     def _numbers_of(self, name: str, policy: Policy) -> DrafterNumbers:
         # A policy that never drafts needs no drafter.
@@ -331,8 +331,8 @@ class Controller:
         first = int(record.drafter[0])
         if alike(record.drafter, first):
             return self._drafters[first]
-        used = set(record.drafter[record.drafted > 0].tolist())
-        return self._drafters[used.pop()] if len(used) == 1 else None
+        used = np.bincount(record.drafter, record.drafted).nonzero()[0]
+        return self._drafters[used[0]] if len(used) == 1 else None
 
 
 def _watches_regions(policy: Policy) -> bool:

@@ -40,7 +40,7 @@ class BatchTable:
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
         depths = np.minimum(signals.limits, self._schedule.depth(signals.round_size))
-        return Choice(depths, np.full(len(depths), Reason.FIXED, dtype=np.int64))
+        return Choice(depths, np.full(len(depths), int(Reason.FIXED), dtype=np.int64))
 
     def learn(self, record: RoundRecord) -> None:
         """A table learns nothing."""

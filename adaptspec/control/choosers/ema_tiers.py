@@ -76,7 +76,7 @@ class EmaTiers:
         """See `Chooser.choose`."""
         tier = self._slot(signals.round_size).tier
         depths = np.minimum(signals.limits, tier)
-        return Choice(depths, np.full(len(depths), Reason.POLICY if tier else Reason.OFF, dtype=np.int64))
+        return Choice(depths, np.full(len(depths), int(Reason.POLICY if tier else Reason.OFF), dtype=np.int64))
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""

@@ -20,7 +20,7 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.signals import AcceptanceSignals, SignalSettings
-from adaptspec.types import FloatArray, IntArray, Missed, RoundRecord
+from adaptspec.types import BoolArray, FloatArray, IntArray, Missed, RoundRecord
 
 # Missed tokens that are worth looking at.
 _TELLING = 8
@@ -81,8 +81,8 @@ class Estimates:
             self._lasts[task] += _LASTS_RATE * (rounds - self._lasts[task])
         self._rounds[row] = 0
 
-    def note(self, record: RoundRecord) -> None:
-        """Note a round as this drafter played it: rows that another one drafted for are off, scores left out."""
+    def note(self, record: RoundRecord, ran: BoolArray | None = None) -> None:
+        """Note a round as this drafter played it, scores left out: rows that are not in `ran` [B] drafted nothing."""
         notes, size = self._notes, len(record.rows)
         if size == 1:
             self._rounds[record.rows.item()] += 1
@@ -92,7 +92,7 @@ class Estimates:
             for start in range(0, size, notes.MOST):
                 if not notes.has_room:
                     self.learn()
-                notes.add_part(record, slice(start, min(size, start + notes.MOST)))
+                notes.add_part(record, slice(start, min(size, start + notes.MOST)), ran)
         if not notes.has_room:
             self.learn()
 

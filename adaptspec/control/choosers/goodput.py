@@ -19,7 +19,7 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
 from adaptspec.control.signals import SignalSettings
-from adaptspec.types import BoolArray, FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.types import BoolArray, FloatArray, IntArray, Missed, Reason, RoundRecord
 
 # Drafts that say what a drafter is worth at first.
 _KNOWN = 24
@@ -29,6 +29,8 @@ _ADVANCE = 0.25
 _SOON = 1
 # Rounds, at most, after which the first plan of a new row is no longer good for the next.
 _FRESH = 128
+# Batches of so many rows look for tries every so many rounds.
+_LARGE, _TRIES_EVERY = 32, 8
 _OFF: IntArray = np.array([int(Reason.OFF)])
 _POLICY: IntArray = np.array([int(Reason.POLICY)])
 
@@ -132,15 +134,17 @@ class Goodput:
             record = as_played(record, 0, self.max_depth)
         self.learn_played(record)
 
-    def learn_played(self, record: RoundRecord) -> None:
-        """`learn` of a round as this drafter played it: rows that another one drafted for are off, scores left out."""
+    def learn_played(self, record: RoundRecord, ran: BoolArray | None = None) -> None:
+        """`learn` of a round as this drafter played it, scores left out: rows that are not in `ran` [B] were off."""
         self._rounds_left -= 1
         self._learned += 1
-        self._estimates.note(record)
+        self._estimates.note(record, ran)
         if self._trying is not None:
             self._settle(record)
-        if record.missed is not None:
-            known = self._estimates.observe_missed(record.rows, record.missed)
+        missed = record.missed
+        if missed is not None:
+            mine = missed if ran is None else Missed(missed.judged * ran, missed.agreed * ran)
+            known = self._estimates.observe_missed(record.rows, mine)
             if MANY * known > len(record.rows):
                 self._rounds_left = 0
 
@@ -212,7 +216,11 @@ class Goodput:
         else:
             planned = wishes.depths[rows]
             outlook = replace(
-                outlook, acceptance=wishes.acceptance[rows], factors=wishes.factors[rows], planned=planned
+                outlook,
+                acceptance=wishes.acceptance[rows],
+                factors=wishes.factors[rows],
+                planned=planned,
+                sums=wishes.gained[rows],
             )
         choice = Choice(*_asked(planned, plan.cap), outlook)
         return Seats(batch, choice, self.max_depth > 0 and number(planned) < len(planned))
@@ -242,7 +250,7 @@ class Goodput:
         self._plan, self._newcomers, self._planned_for = plan, None, signals.rows.tobytes()
         outlook = plan.outlook
         factors = 1.0 if outlook.factors is None else outlook.factors
-        self._wishes.note(signals.rows, plan.best.depths, outlook.acceptance, factors)
+        self._wishes.note(signals.rows, plan.best.depths, outlook.acceptance, factors, outlook.gained)
 
     def _welcome(self, fresh: IntArray, plan: BatchPlan, signals: BatchSignals) -> None:
         """Wishes for rows that join a batch, at these places in it."""
@@ -252,7 +260,7 @@ class Goodput:
             hopeful = self._estimates.hopeful_of_tasks()
             newcomers = self._newcomers = Newcomers(plan, hopeful, *self._estimates.rates())
         depths = newcomers.depths(tasks, self._estimates.entry(rows, signals.lag[0, fresh]))
-        self._wishes.note(rows, depths, newcomers.acceptance[tasks], 1.0)
+        self._wishes.note(rows, depths, newcomers.acceptance[tasks], 1.0, newcomers.gained[tasks])
 
     @staticmethod
     def _tryout_cost(market: Market, drafting: int) -> tuple[float, float]:
@@ -267,7 +275,9 @@ class Goodput:
         if reading is not None:
             return reading
         fixed, per_try = plan.tryout
-        if not self._allowance.affords(fixed + per_try):
+        # A large batch affords a try nearly every round: those of some rounds at once share their draft step.
+        early = len(choice.depths) >= _LARGE and self._learned % _TRIES_EVERY
+        if early or not self._allowance.affords(fixed + per_try):
             return None
         # Catching up is priced at two rounds at most: saving for an ever longer lag would never end.
         catch_up, least = self._cost.catch_up_seconds(self._settings.drafter, 1.0), fixed + per_try
@@ -306,7 +316,7 @@ class Goodput:
         depths = np.minimum(choice.depths, signals.limits)
         depths[chosen] = self._tiers[0]
         reasons = choice.reasons.copy()
-        reasons[chosen] = Reason.EXPLORE
+        reasons[chosen] = int(Reason.EXPLORE)
         if MANY * len(chosen) > len(depths):
             self._rounds_left, self._patience = 0, _SOON
         return Choice(depths, reasons, choice.outlook)

@@ -13,7 +13,7 @@ from adaptspec.control.arrays import some
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.choosers.experts import FixedShare
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings, PriorSpec
-from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings, Prices
+from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings, Prices, hopes
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import sums
 from adaptspec.control.policy import BatchSignals
@@ -187,15 +187,15 @@ class Hedge(LookupGoodput):
         return self._taking(plan, depth, Expected(prices.goodput, np.array(expected[depth - 1 : depth])))
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
-        allowed = self._takable(signals)
         expected, curve = self._streaks.gains(signals.rows), prices.round.curve
+        allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= self._offered(signals)[:, None])
         # What an offer costs more to verify is read off where the plan's drafts end.
         beside = min(int(plan.depths.sum()) * (len(allowed) - 1) // len(allowed), len(curve) - 1 - self.max_depth)
         seconds = curve[beside + 1 : beside + 1 + self.max_depth] - curve[beside]
         nets = np.where(allowed, expected - prices.goodput * seconds, -np.inf)
         depth = np.argmax(nets, axis=1)
         worth = nets[np.arange(len(depth)), depth]
-        offered, kept = worth > _LEAST, self._bids(plan, expected).kept
+        offered, kept = worth > _LEAST, hopes(plan)[0]
         count = int(np.count_nonzero(offered))
         # Where nobody drafts otherwise, all offers together pay for this being a round with drafts.
         entry = 0.0 if some(plan.depths) else prices.goodput * (prices.round.overhead - prices.round.plain)
@@ -204,7 +204,7 @@ class Hedge(LookupGoodput):
         entry /= count
         self._bets = _Bets(offered, depth + 1, expected, kept, self._worth_of_plan(kept, prices), prices, entry)
         self._planned[signals.rows] = plan.depths > 0
-        taken = offered & self._offering[signals.rows] & (plan.reasons != Reason.EXPLORE)
+        taken = offered & self._offering[signals.rows] & (plan.reasons != int(Reason.EXPLORE))
         if not taken.any():
             return plan
         return Choice(

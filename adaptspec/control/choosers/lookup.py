@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,8 @@ from adaptspec.control.arrays import alike, some, total
 from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
-from adaptspec.control.choosers.mixing import Bids, RoundPrices, Way, best_mix, mix_again
+from adaptspec.control.choosers.mixing import PRICES, Bids, RoundPrices, Way, best_mix, mix_again
+from adaptspec.control.choosers.offers import OfferTable
 from adaptspec.control.choosers.streaks import Streaks
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
@@ -21,7 +23,7 @@ from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, R
 LOOKUP = "ngram"
 # Rounds without an offer that was worth taking, before looking gets rarer: one round in so many.
 _PATIENCE, _LOOKS_EVERY = 16, 4
-# From so many rows on the best way to sort them out serves for some rounds.
+# From so many rows on the best way to sort them out serves as long as the prices it was found at.
 _MANY = 32
 
 
@@ -70,6 +72,7 @@ class LookupGoodput:
         self._tiers = [tier for tier in settings.tiers if tier]
         self._others: IntArray = np.zeros(0, dtype=np.int64)
         self._prices: Prices | None = None
+        self._known: FloatArray | None = None  # gains of the kinds of rows that the offers' worth was found from
         self._idle = 0  # rounds since an offer was taken, or a request began
 
     @property
@@ -113,12 +116,15 @@ class LookupGoodput:
         self._idle = 0 if taken else self._idle + 1
         if self._planner is None or self._settings.model is None:
             return
-        if alike(record.drafter, self._settings.model):
+        model, scores = self._settings.model, record.shadow
+        if alike(record.drafter, model):
             self._planner.learn_played(record)
-        elif len(record.rows) == 1 and (record.shadow is None or record.shadow[self._settings.model, 0] < 0):
+        elif scores is not None and scores[model].max() >= 0:
+            self._planner.learn_played(as_played(record, model, self.max_depth))
+        elif len(record.rows) == 1:
             self._planner.learn_off(record.rows.item())
         else:
-            self._planner.learn_played(as_played(record, self._settings.model, self.max_depth))
+            self._planner.learn_played(record, record.drafter == model)
 
     def _learn_one(self, record: RoundRecord) -> bool:
         """Whether the offer was taken."""
@@ -127,7 +133,7 @@ class LookupGoodput:
             self._streaks.observe_one(row, record.drafted.item(), record.accepted.item())
             return True
         if record.shadow is None or record.shadow_drafted is None:
-            self._streaks.lapse(record.rows)
+            self._streaks.observe_one(row, -1, -1)
         else:
             self._streaks.observe_one(row, record.shadow_drafted[which, 0].item(), record.shadow[which, 0].item())
         return False
@@ -135,16 +141,13 @@ class LookupGoodput:
     def _learn_many(self, record: RoundRecord) -> bool:
         """Whether any offer was taken."""
         which = self._settings.lookup
-        ran = (record.drafter == which) & (record.depths > 0)
-        drafted, right = np.where(ran, record.drafted, 0), np.where(ran, record.accepted, 0)
-        if record.shadow is not None and record.shadow_drafted is not None:
-            scored = ~ran & (record.shadow[which] >= 0)
-            self._streaks.lapse(record.rows[~ran & ~scored])
-            drafted = np.where(scored, record.shadow_drafted[which], drafted)
-            right = np.where(scored, record.shadow[which], right)
-        else:
-            self._streaks.lapse(record.rows[~ran])
-        self._streaks.observe(record.rows, drafted, right)
+        ran: BoolArray = (record.drafter == which) & (record.depths > 0)
+        reach, got = record.shadow_drafted, record.shadow
+        self._streaks.observe(
+            record.rows,
+            np.where(ran, record.drafted, -1 if reach is None else reach[which]),
+            np.where(ran, record.accepted, -1 if got is None else got[which]),
+        )
         return bool(ran.any())
 
     def learned(self) -> dict[str, FloatArray]:
@@ -191,44 +194,33 @@ class LookupGoodput:
         lookup = np.array([self._settings.lookup])
         return Choice(np.array([depth]), np.array([int(Reason.POLICY)]), plan.outlook, lookup, expected=expected)
 
-    def _takable(self, signals: BatchSignals) -> BoolArray:
-        """To which depths 1 ... D each row may take its offer, [B, D]."""
-        most = np.minimum(signals.offered[self._settings.lookup], signals.limits)
-        takable: BoolArray = self._allowed & (np.arange(1, self.max_depth + 1) <= most[:, None])
-        return takable
-
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
-        allowed = self._takable(signals)
-        offers = np.where(allowed, self._streaks.gains(signals.rows), -np.inf)
-        bids = self._bids(plan, offers)
+        bids = self._bids(plan, signals)
         # Among few rows each offer may call for another way; many average out.
-        way = prices.way if len(allowed) >= _MANY and prices.left % _LOOKS_EVERY else None
+        way = prices.way if len(plan.depths) >= _MANY else None
         mix = best_mix(bids, prices.round) if way is None else mix_again(bids, prices.round, way)
         prices.way = mix.way
-        if not mix.taken.any():
+        taken = mix.taken > 0
+        if not taken.any():
             return plan
-        taken, model = mix.taken > 0, self._settings.model or 0
-        kept = offers[np.arange(len(taken)), mix.taken - 1]
         return Choice(
             np.where(mix.follows, plan.depths, mix.taken),
             np.where(taken, int(Reason.POLICY), plan.reasons),
             plan.outlook,
-            np.where(taken, self._settings.lookup, model),
-            expected=Expected(mix.goodput, np.where(taken, kept, bids.kept * mix.follows)),
+            np.where(taken, self._settings.lookup, self._settings.model or 0),
+            expected=Expected(mix.goodput, mix.kept),
         )
 
-    @staticmethod
-    def _bids(plan: Choice, offers: FloatArray) -> Bids:
-        depths, outlook = plan.depths, plan.outlook
-        bound: BoolArray = plan.reasons == Reason.EXPLORE
-        if outlook is None:
-            nothing = np.zeros(len(depths))
-            return Bids(offers, nothing, nothing, 0, bound)
-        # By what the plan was made for: where depths are caps, drafts to the cap are not what it hopes for.
-        if outlook.planned is not None:
-            depths = np.where(bound, depths, np.minimum(depths, outlook.planned))
-        kept = outlook.gained[np.arange(len(depths)), depths]
-        return Bids(offers, kept, outlook.sizes[depths], int(depths.max()), bound)
+    def _bids(self, plan: Choice, signals: BatchSignals) -> Bids:
+        gains = self._streaks.gains_of_kinds()
+        if gains is not self._known:
+            self._known, self._offers = gains, OfferTable(gains, self._allowed, PRICES)
+        return Bids(self._offers, self._streaks.kinds(signals.rows), self._offered(signals), *hopes(plan))
+
+    def _offered(self, signals: BatchSignals) -> IntArray:
+        """How deep each row may take its offer, [B]."""
+        offered: IntArray = np.minimum(signals.offered[self._settings.lookup], signals.limits)
+        return np.minimum(offered, self.max_depth, out=offered)
 
     def _priced(self, plan: Choice, signals: BatchSignals) -> Prices:
         size = signals.round_size
@@ -253,6 +245,21 @@ class LookupGoodput:
         return self._prices
 
 
+def hopes(plan: Choice) -> tuple[FloatArray, FloatArray, int, BoolArray | None]:
+    """Of a plan: tokens that it is expected to keep and to draft [B], its deepest position, and who must follow it."""
+    depths, outlook = plan.depths, plan.outlook
+    bound: BoolArray = plan.reasons == int(Reason.EXPLORE)
+    told = bound if bound.any() else None
+    if outlook is None:
+        nothing = np.zeros(len(depths))
+        return nothing, nothing, 0, told
+    # By what the plan was made for: where depths are caps, drafts to the cap are not what it hopes for.
+    if outlook.planned is not None:
+        lower = np.minimum(depths, outlook.planned)
+        depths = lower if told is None else np.where(bound, depths, lower)
+    return outlook.gained[np.arange(len(depths)), depths], outlook.sizes[depths], int(depths.max()), told
+
+
 @dataclass
 class Prices:
     """What a round takes, and what the plan without offers promises; good for some rounds."""
@@ -263,8 +270,11 @@ class Prices:
     left: int = 16  # rounds
     way: Way | None = None  # to sort many rows out
 
-    def __post_init__(self) -> None:
-        self.more: list[float] = (self.round.overhead + self.round.curve).tolist()
+    @functools.cached_property
+    def more(self) -> list[float]:
+        """Seconds of a round without draft steps that verifies 0, 1, 2 ... tokens more."""
+        more: list[float] = (self.round.overhead + self.round.curve).tolist()
+        return more
 
     def serves(self, plan: Choice, size: int) -> bool:
         """Whether this plan of so many rows rests on them."""

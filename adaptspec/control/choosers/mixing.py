@@ -5,16 +5,19 @@ Pure arithmetic on expected tokens and seconds; knows neither where they come fr
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
+from adaptspec.control.choosers.offers import OfferTable
 from adaptspec.control.choosers.planning import read_curve
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # What one more verified token may cost, as a share of what a row's round costs without drafts: rows are sorted out at
-# each of these prices.
-_PRICES = np.array([0.004, 0.015, 0.04, 0.08, 0.13, 0.2, 0.3, 0.45, 0.8, np.inf])[:, None]
+# each of these prices. Beyond the last no offer is taken.
+PRICES: FloatArray = np.array([0.004, 0.015, 0.04, 0.08, 0.13, 0.2, 0.3, 0.45, 0.8, np.inf])
+_LAST = len(PRICES) - 1
 
 
 @dataclass(frozen=True)
@@ -35,38 +38,68 @@ class RoundPrices:
     per_row: float = 0.0
     goes_on: FloatArray | None = None
 
+    @functools.cached_property
+    def line(self) -> list[float]:
+        """`curve` as a list: reading one number of it costs a tenth."""
+        line: list[float] = self.curve.tolist()
+        return line
+
+    @functools.cached_property
+    def _stays(self) -> list[float]:
+        return [] if self.goes_on is None else (1.0 - self.goes_on).tolist()
+
+    def seconds(self, tokens: float, drafted: float, rows: int, deepest: int) -> float:
+        """Of a round in which `tokens` are submitted, `drafted` of them by the draft model for `rows` rows."""
+        if not tokens:
+            return self.plain
+        line = self.line
+        low = min(int(tokens), len(line) - 1)
+        high = min(low + 1, len(line) - 1)
+        seconds = self.overhead + line[low] + (tokens - low) * (line[high] - line[low]) + self.per_row * drafted
+        if rows:
+            seconds += self.start + self.per_step * sum(1.0 - stays**rows for stays in self._stays[:deepest])
+        return seconds
+
 
 @dataclass(frozen=True)
 class Bids:
-    """What B rows may do. `offers` [B, D]: tokens expected to be kept of a lookup's draft of 1, 2 ... D tokens, below 0
+    """What B rows may do: take an offer of `offered` [B] tokens, which is one of these `kinds` [B] of the table, or
 
-    where it cannot be had; `kept` and `drafted` [B]: tokens that the plan is expected to keep and to draft, 0 where it
-    drafts nothing; `deepest` position of the plan; `bound` [B]: rows that must do as planned.
+    follow the plan. `kept` and `drafted` [B]: tokens that the plan is expected to keep and to draft, 0 where it
+    drafts nothing; `deepest` position of the plan; `bound` [B]: rows that must do as planned (None: nobody).
     """
 
-    offers: FloatArray
+    offers: OfferTable
+    kinds: IntArray
+    offered: IntArray
     kept: FloatArray
     drafted: FloatArray
     deepest: int
-    bound: BoolArray
+    bound: BoolArray | None = None
+
+    def kept_of(self, taken: IntArray) -> FloatArray:
+        """Tokens expected to be kept of offers that are taken so deep; [B], or several ways to take them [W, B]."""
+        kept: FloatArray = self.offers.kept[self.offers.places(self.kinds, taken)]
+        return kept
 
 
 @dataclass(frozen=True)
 class Mix:
-    """`taken` [B]: depth of the offer that a row takes, 0 for none; `follows` [B]: rows that draft as planned.
+    """`taken` [B]: depth of the offer that a row takes, 0 for none; `follows` [B]: rows that draft as planned;
 
-    `way`: how it was found, for `mix_again`.
+    `kept` [B]: tokens expected to be kept. `way`: how it was found, for `mix_again`.
     """
 
     taken: IntArray
     follows: BoolArray
+    kept: FloatArray
     goodput: float
     way: Way
 
 
 @dataclass(frozen=True)
 class Way:
-    """To sort rows out at a price of a verified token (its place in `_PRICES`), with the plan or without it."""
+    """To sort rows out at a price of a verified token (its place in `PRICES`), with the plan or without it."""
 
     price: int
     planned: bool
@@ -84,72 +117,63 @@ def best_mix(bids: Bids, prices: RoundPrices) -> Mix:
     At a price p of a token, in shares, a row does what makes (1 + kept) / (1 + p x tokens) largest. Bound rows do as
     planned in any case.
     """
-    taken, follows = _sorted_out(bids, prices, np.arange(len(_PRICES)))
-    ways = [Way(price, planned=True) for price in range(len(_PRICES))]
-    if bids.drafted.any() and not bids.bound.any():
-        alone, _ = _best_offers(bids, np.arange(len(_PRICES)))
+    places = bids.offers.places(bids.kinds, bids.offered)
+    alone, worth = bids.offers.depths[:, places], bids.offers.worth[:, places]
+    ways = [Way(price, planned=True) for price in range(len(PRICES))]
+    if not bids.deepest:
+        taken, follows = alone, np.zeros(alone.shape, dtype=np.bool_)
+    else:
+        follows = _value(bids, prices, PRICES[:, None]) > worth
+        follows[_LAST] = bids.drafted > 0.0
+        if bids.bound is not None:
+            follows[:, bids.bound] = bids.drafted[bids.bound] > 0.0
+        taken = np.where(follows, 0, alone)
+    if bids.bound is not None:
+        taken[:, bids.bound] = 0
+    elif bids.deepest:
         taken = np.concatenate((taken, alone))
         follows = np.concatenate((follows, np.zeros(alone.shape, dtype=np.bool_)))
-        ways += [Way(price, planned=False) for price in range(len(_PRICES))]
-    kept = _kept(bids, taken, follows)
+        ways += [Way(price, planned=False) for price in range(len(PRICES))]
+    kept = np.where(follows, bids.kept, bids.kept_of(taken))
     tokens = np.where(follows, bids.drafted, taken)
     seconds, each = _seconds(tokens, follows, bids, prices)
     share = (seconds - each * tokens.sum(axis=1)) / prices.base
     rates = np.log1p(kept) - np.log(share[:, None] + each[:, None] * tokens)
     best = int(rates.sum(axis=1).argmax())
     goodput = float((prices.base + kept[best].sum()) / seconds[best])
-    return Mix(taken[best], follows[best], goodput, ways[best])
+    return Mix(taken[best], follows[best], kept[best], goodput, ways[best])
 
 
 def mix_again(bids: Bids, prices: RoundPrices, way: Way) -> Mix:
-    """The rows of another round sorted out in a way that was best a few rounds ago: a fifth of the time."""
-    price = np.array([way.price])
-    if way.planned or bids.bound.any():
-        taken, follows = _sorted_out(bids, prices, price)
+    """The rows of another round sorted out in a way that was best a few rounds ago: a tenth of the time."""
+    places, price = bids.offers.places(bids.kinds, bids.offered), way.price
+    taken = bids.offers.depths[price, places]
+    if bids.deepest and (way.planned or bids.bound is not None):
+        if price == _LAST:
+            follows = bids.drafted > 0.0
+        else:
+            follows = _value(bids, prices, PRICES[price]) > bids.offers.worth[price, places]
+        if bids.bound is not None:
+            follows[bids.bound] = bids.drafted[bids.bound] > 0.0
+            taken[bids.bound] = 0
+        taken[follows] = 0
+        kept = np.where(follows, bids.kept, bids.kept_of(taken))
+        drafted = float(bids.drafted[follows].sum())
+        drafting = int(np.count_nonzero(follows))
     else:
-        taken, _ = _best_offers(bids, price)
-        follows = np.zeros(taken.shape, dtype=np.bool_)
-    tokens = np.where(follows, bids.drafted, taken)
-    seconds, _ = _seconds(tokens, follows, bids, prices)
-    goodput = float((prices.base + _kept(bids, taken, follows).sum()) / seconds[0])
-    return Mix(taken[0], follows[0], goodput, way)
+        follows = np.zeros(len(taken), dtype=np.bool_)
+        if bids.bound is not None:
+            taken[bids.bound] = 0
+        kept, drafted, drafting = bids.kept_of(taken), 0.0, 0
+    seconds = prices.seconds(float(taken.sum()) + drafted, drafted, drafting, bids.deepest)
+    return Mix(taken, follows, kept, (prices.base + float(kept.sum())) / seconds, way)
 
 
-def _sorted_out(bids: Bids, prices: RoundPrices, which: IntArray) -> tuple[IntArray, BoolArray]:
-    """Offers taken and rows that follow the plan, at each of these prices: both [P, B]."""
-    taken, worth = _best_offers(bids, which)
-    if not bids.drafted.any():
-        return np.where(bids.bound, 0, taken), np.zeros(taken.shape, dtype=np.bool_)
+def _value(bids: Bids, prices: RoundPrices, price: FloatArray | float) -> FloatArray:
+    """What following the plan is worth to each row; a little below 0 where it drafts nothing."""
     own = prices.per_row * prices.base / prices.plain
-    planning = bids.drafted > 0.0
-    value = np.log1p(bids.kept) - np.log1p((_PRICES[which] + own) * np.maximum(bids.drafted, 1e-9))
-    follows = planning & ((value > worth) | bids.bound)
-    follows[which == len(_PRICES) - 1] = planning  # the plan itself: beyond all prices no offer is taken
-    return np.where(follows | bids.bound, 0, taken), follows
-
-
-def _best_offers(bids: Bids, which: IntArray) -> tuple[IntArray, FloatArray]:
-    """The depth of each row's offer that is worth most at each of these prices, and what it is worth: both [P, B]."""
-    shape = len(which), len(bids.kept)
-    taken, worth = np.zeros(shape, dtype=np.int64), np.zeros(shape)
-    # Few rows have an offer at a time.
-    some = np.flatnonzero(bids.offers.max(axis=1, initial=-np.inf) >= 0.0)
-    if len(some):
-        offers = bids.offers[some]
-        depth = offers.shape[1]
-        values = np.where(offers < 0.0, -np.inf, np.log1p(np.maximum(offers, 0.0)))
-        values = values - np.log1p(_PRICES[which][:, :, None] * np.arange(1, depth + 1))
-        best = values.argmax(axis=2)
-        most = np.take_along_axis(values, best[:, :, None], axis=2)[:, :, 0]
-        pays = most > 0.0
-        taken[:, some], worth[:, some] = np.where(pays, best + 1, 0), np.where(pays, most, 0.0)
-    return taken, worth
-
-
-def _kept(bids: Bids, taken: IntArray, follows: BoolArray) -> FloatArray:
-    """Tokens that each row is expected to keep [W, B]."""
-    offered = bids.offers[np.arange(len(bids.kept)), taken - 1]
-    return np.where(follows, bids.kept, np.where(taken > 0, offered, 0.0))
+    value: FloatArray = np.log1p(bids.kept) - np.log1p((price + own) * np.maximum(bids.drafted, 1e-9))
+    return value
 
 
 def _seconds(tokens: FloatArray, follows: BoolArray, bids: Bids, prices: RoundPrices) -> tuple[FloatArray, FloatArray]:

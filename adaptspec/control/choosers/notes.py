@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adaptspec.types import FloatArray, IntArray, RoundRecord
+from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 
 class Notes:
@@ -70,14 +70,18 @@ class Notes:
         self._whole[:, self.count] = row, 0, 0, 0
         self.count += 1
 
-    def add_part(self, record: RoundRecord, part: slice) -> None:
-        """Note some rows of a round, at most `MOST`."""
+    def add_part(self, record: RoundRecord, part: slice, ran: BoolArray | None = None) -> None:
+        """Note some rows of a round, at most `MOST`; those that are not in `ran` [B] drafted nothing."""
         here = slice(self.count, self.count + part.stop - part.start)
-        self._whole[0, here] = record.rows[part]
-        self._whole[2, here] = drafted = record.drafted[part]
-        depths = record.depths[part]
-        self._whole[1, here] = np.where(drafted > 0, depths, 0) if record.caught_up else depths
-        np.minimum(record.accepted[part], record.emitted[part], out=self._whole[3, here])
+        whole, drafted, depths = self._whole, record.drafted[part], record.depths[part]
+        if ran is not None:
+            drafted, depths = drafted * ran[part], depths * ran[part]
+        whole[0, here], whole[2, here] = record.rows[part], drafted
+        whole[1, here] = np.where(drafted > 0, depths, 0) if record.caught_up else depths
+        kept = np.minimum(record.accepted[part], record.emitted[part], out=whole[3, here])
+        if ran is not None:
+            kept *= ran[part]
+        # What stands where nothing was drafted is never read.
         sure = record.confidence[part, : self._confidence.shape[1]]
         self._confidence[here, : sure.shape[1]] = sure
         self.count = here.stop

@@ -92,7 +92,7 @@ class Slo:
             return choice
         own = self._depths[signals.rows]
         # A try has been paid for, and is settled by what its round brings.
-        tried = choice.reasons == Reason.EXPLORE
+        tried = choice.reasons == int(Reason.EXPLORE)
         depths = np.minimum(np.where((own < 0) | tried, choice.depths, own), signals.limits)
         reasons = np.where(tried, choice.reasons, np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF)))
         return Choice(depths, reasons, choice.outlook)

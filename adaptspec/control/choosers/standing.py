@@ -18,20 +18,29 @@ MANY = 8
 
 
 class Wishes:
-    """What plans said last of each row of the engine: depth (-1: nothing), acceptance, factor."""
+    """What plans said last of each row of the engine: depth (-1: nothing), acceptance, factor, gains by depth."""
 
     def __init__(self, rows: int, depth: int) -> None:
         self.depths: IntArray = np.full(rows, -1, dtype=np.int64)
         self.acceptance: FloatArray = np.zeros((rows, depth))
         self.factors: FloatArray = np.ones(rows)
+        self.gained: FloatArray = np.zeros((rows, 1 + depth))
 
     def forget(self, row: int) -> None:
         """A new request is in `row`."""
         self.depths[row] = -1
 
-    def note(self, rows: IntArray, depths: IntArray, acceptance: FloatArray, factors: FloatArray | float) -> None:
-        """Of different rows: depths [N], acceptance [N, D], factors [N]."""
+    def note(
+        self,
+        rows: IntArray,
+        depths: IntArray,
+        acceptance: FloatArray,
+        factors: FloatArray | float,
+        gained: FloatArray,
+    ) -> None:
+        """Of different rows: depths [N], acceptance [N, D], factors [N], tokens gained [N, 1 + D]."""
         self.depths[rows], self.acceptance[rows], self.factors[rows] = depths, acceptance, factors
+        self.gained[rows] = gained
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,8 @@ class Newcomers:
         if not used:  # the only one to draft pays for the steps
             per_token += market.per_step
             fixed = max(0.0, market.overhead - market.plain_overhead)
-        gains = np.cumsum(np.cumprod(acceptance, axis=1) * kept, axis=1)
+        self.gained: FloatArray = np.zeros((len(acceptance), 1 + acceptance.shape[1]))
+        gains = np.cumsum(np.cumprod(acceptance, axis=1) * kept, axis=1, out=self.gained[:, 1:])
         worth = (gains - goodput * (fixed + per_token * np.cumsum(drafted)))[:, market.tiers - 1]
         self._depth = market.tiers[worth.argmax(axis=1)]
         self._seconds = worth.max(axis=1) / goodput

@@ -32,7 +32,7 @@ class Streaks:
         state = [min(s.bit_length(), len(_PRIOR) - 1) for s in range(_LONGEST + depth + 1)]
         self._state: IntArray = np.array(state, dtype=np.int64)
         self._ahead: IntArray = self._state[np.arange(_LONGEST + 1)[:, None] + np.arange(depth)]
-        self._gains = self._expected()
+        self._renew()
         self._noted: list[Sequence[Sequence[int] | IntArray]] = []
         self._settled = 0
 
@@ -47,6 +47,15 @@ class Streaks:
         gains: FloatArray = self._gains[self._task[rows], self._streak[rows]]
         return gains
 
+    def gains_of_kinds(self) -> FloatArray:
+        """`gains` of all kinds of rows, [kinds, depth]: the same array until something was learned."""
+        self._settle()
+        return self._of_kinds
+
+    def kinds(self, rows: IntArray) -> IntArray:
+        """Of which kind each of these rows is now [B]."""
+        return self._task[rows] * (_LONGEST + 1) + self._streak[rows]
+
     def gains_of_one(self, row: int) -> list[float]:
         """`gains` of one row, quicker."""
         self._settle()
@@ -54,27 +63,26 @@ class Streaks:
         return expected
 
     def observe(self, rows: IntArray, drafted: IntArray, right: IntArray) -> None:
-        """The lookup proposed so many tokens for these rows, and the first `right` of them were. All [N]."""
-        known = np.flatnonzero(drafted > 0)
-        if not len(known):
-            return
-        rows, drafted, right = rows[known], drafted[known], right[known]
-        streaks = self._streak[rows]
-        self._noted.append([self._task[rows], streaks, drafted, right])
-        self._streak[rows] = np.where(right == drafted, np.minimum(streaks + drafted, _LONGEST), 0)
-        self._bound()
+        """The lookup proposed so many tokens for these rows, and the first `right` of them were; all [N].
+
+        -1: nobody looked, so whether it would still be right is not known.
+        """
+        streaks, known = self._streak[rows], drafted > 0
+        if known.any():
+            self._noted.append([self._task[rows], streaks, drafted, right])
+            self._bound()
+        going = (right == drafted) & (drafted >= 0)
+        self._streak[rows] = np.minimum(streaks + drafted, _LONGEST) * going
 
     def observe_one(self, row: int, drafted: int, right: int) -> None:
-        """`observe` for one row, quicker; -1 drafted says that nothing is known."""
+        """`observe` for one row, quicker."""
         if drafted > 0:
             streak = self._streak[row]
             self._noted.append([[self._task[row]], [streak], [drafted], [right]])
             self._streak[row] = min(streak + right, _LONGEST) if right == drafted else 0
             self._bound()
-
-    def lapse(self, rows: IntArray) -> None:
-        """Nobody looked while these rows went on: whether the lookup would still be right is not known."""
-        self._streak[rows] = 0
+        elif drafted < 0:
+            self._streak[row] = 0
 
     def learned(self) -> FloatArray:
         """Counts of all traffic and of each task, [1 + tasks, tried and right, streaks]."""
@@ -85,7 +93,7 @@ class Streaks:
     def restore(self, learned: FloatArray) -> None:
         """Go on from what `learned` gave."""
         self._counts = learned.copy()
-        self._gains = self._expected()
+        self._renew()
 
     def _settle(self) -> None:
         """Learn what was noted once it is an eighth of what is known: estimates move slowly, and are read often."""
@@ -103,7 +111,7 @@ class Streaks:
         self._settled = min(self._settled + len(self._noted), 512)
         tasks, streaks, drafted, right = (np.concatenate(part) for part in zip(*self._noted, strict=True))
         self._noted.clear()
-        tried = np.minimum(right + 1, drafted)  # what comes after a wrong token is not known to be wrong
+        tried = np.maximum(np.minimum(right + 1, drafted), 0)  # what comes after a wrong token is not known to be wrong
         which = np.repeat(np.arange(len(tried)), tried)
         place = np.arange(len(which)) - np.repeat(np.cumsum(tried) - tried, tried)
         # What was emitted may be one token longer than any draft.
@@ -115,12 +123,13 @@ class Streaks:
         new = new.reshape(2, levels, states).swapaxes(0, 1)
         new[0] = new.sum(axis=0)
         self._counts = self._counts * _KEPT ** new[:, :1].sum(axis=2, keepdims=True) + new
-        self._gains = self._expected()
+        self._renew()
 
-    def _expected(self) -> FloatArray:
-        """[tasks, streaks, depth]."""
+    def _renew(self) -> None:
+        """What is expected, [tasks, streaks, depth]."""
         tried, right = self._counts[0]
         everywhere = (_PRIOR_WEIGHT * _PRIOR + right) / (_PRIOR_WEIGHT + tried)
         rates = (_PULL * everywhere + self._counts[1:, 1]) / (_PULL + self._counts[1:, 0])
-        expected: FloatArray = np.cumsum(np.cumprod(rates[:, self._ahead], axis=2), axis=2)
-        return expected
+        self._gains: FloatArray = np.cumsum(np.cumprod(rates[:, self._ahead], axis=2), axis=2)
+        tasks, streaks, depth = self._gains.shape
+        self._of_kinds: FloatArray = self._gains.reshape(tasks * streaks, depth)

@@ -78,8 +78,8 @@ class _Lines:
 
     def __init__(self, outlook: Outlook, last: _Lines | None) -> None:
         self.outlook = outlook
-        self.acceptance: list[list[float]] = outlook.acceptance.tolist()
-        self.factors = [1.0] * len(self.acceptance) if outlook.factors is None else outlook.factors.tolist()
+        self._acceptance: dict[int, list[float]] = {}
+        self.factors = [1.0] * len(outlook.acceptance) if outlook.factors is None else outlook.factors.tolist()
         # Where only rows came and went, prices are those of before.
         if last is not None and last.outlook.verify is outlook.verify and last.outlook.goodput == outlook.goodput:
             self.price: list[float] = last.price
@@ -88,6 +88,13 @@ class _Lines:
             self.price = [goodput * slope for slope in _slopes(outlook.verify)]
         self.per_step = outlook.goodput * outlook.per_step
         self.per_row = outlook.goodput * outlook.per_row
+
+    def acceptance(self, row: int) -> list[float]:
+        """By position, of the row at this place in the batch; of many rows only some draft."""
+        known = self._acceptance.get(row)
+        if known is None:
+            known = self._acceptance[row] = self.outlook.acceptance[row].tolist()
+        return known
 
 
 def _slopes(curve: FloatArray) -> list[float]:
@@ -124,7 +131,7 @@ class _MarginalRound:
         factors = lines.factors
         gains = []
         for i, sure in zip(index.tolist(), confidence.tolist(), strict=True):
-            position = lines.acceptance[i]
+            position = lines.acceptance(i)
             # NaN differs from itself: a drafter without confidences is judged by its record.
             if sure == sure:  # noqa: PLR0124
                 here = max(0.01, 1.0 - factors[i] * (1.0 - table[min(int(sure * bins), bins - 1)]))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.choosers.mixing import Bids, RoundPrices, best_mix, mix_again
+from adaptspec.control.choosers.mixing import PRICES, Bids, RoundPrices, best_mix, mix_again
+from adaptspec.control.choosers.offers import OfferTable
 from adaptspec.types import BoolArray, FloatArray
 
 ROWS, DEPTH = 4, 5
@@ -15,22 +18,30 @@ COUNTS = st.lists(st.integers(0, DEPTH), min_size=ROWS, max_size=ROWS)
 TOKEN = st.floats(1e-6, 2e-3)
 
 
-def gains(rates: list[float], offered: list[int]) -> FloatArray:
+@dataclass(frozen=True)
+class Offers:
     """Of rows that are right with these rates, and whose lookups found so many tokens."""
-    survival = np.cumprod(np.repeat(np.array(rates)[:, None], DEPTH, axis=1), axis=1)
-    beyond = np.arange(1, DEPTH + 1) > np.array(offered)[:, None]
-    return np.where(beyond, -np.inf, np.cumsum(survival, axis=1))
+
+    rates: list[float]
+    found: list[int]
+
+    @property
+    def gains(self) -> FloatArray:
+        survival = np.cumprod(np.repeat(np.array(self.rates)[:, None], DEPTH, axis=1), axis=1)
+        return np.cumsum(survival, axis=1)
 
 
 def bids(
-    offers: FloatArray,
+    offers: Offers,
     rates: list[float] | None = None,
     depths: list[int] | None = None,
     bound: BoolArray | None = None,
 ) -> Bids:
     drafted = np.zeros(ROWS) if depths is None else np.array(depths, dtype=np.float64)
     kept = drafted * np.array([0.0] * ROWS if rates is None else rates)
-    return Bids(offers, kept, drafted, int(drafted.max()), np.zeros(ROWS, dtype=np.bool_) if bound is None else bound)
+    table = OfferTable(offers.gains, np.ones(DEPTH, dtype=np.bool_), PRICES)
+    tied = bound if bound is not None and bound.any() else None
+    return Bids(table, np.arange(ROWS), np.array(offers.found), kept, drafted, int(drafted.max()), tied)
 
 
 def prices(token: float = 1e-4, step: float = 5e-4, extra: float = 0.0) -> RoundPrices:
@@ -47,7 +58,7 @@ def test_rows_do_only_what_they_may(
 ) -> None:
     """An offer is taken within what was found, the plan is followed where it drafts, bound rows do as planned."""
     (right, rates), (offered, depths), bound = both, counts, np.array(tied)
-    mix = best_mix(bids(gains(right, offered), rates, depths, bound), prices(token))
+    mix = best_mix(bids(Offers(right, offered), rates, depths, bound), prices(token))
     assert (mix.taken[~mix.follows] <= np.array(offered)[~mix.follows]).all()
     assert not (mix.follows & (np.array(depths) == 0)).any()
     assert (mix.follows[bound] == (np.array(depths)[bound] > 0)).all()
@@ -61,11 +72,12 @@ def test_the_way_that_was_best_sorts_the_same_rows_out_alike(
     both: tuple[list[float], list[float]], counts: tuple[list[int], list[int]], tied: list[bool], token: float
 ) -> None:
     (right, rates), (offered, depths) = both, counts
-    mine = bids(gains(right, offered), rates, depths, np.array(tied))
+    mine = bids(Offers(right, offered), rates, depths, np.array(tied))
     best = best_mix(mine, prices(token))
     again = mix_again(mine, prices(token), best.way)
     assert (again.taken == best.taken).all()
     assert (again.follows == best.follows).all()
+    assert np.allclose(again.kept, best.kept)
     assert np.isclose(again.goodput, best.goodput)
 
 
@@ -75,10 +87,10 @@ def test_offers_alone_are_taken_only_where_rows_gain(
     right: list[float], offered: list[int], token: float, extra: float
 ) -> None:
     """All rows of a round are as fast as without offers, by the mean of the logarithms of their rates, or faster."""
-    offers = gains(right, offered)
+    offers = Offers(right, offered)
     mix = best_mix(bids(offers), prices(token, extra=extra))
     if mix.taken.any():
-        kept = np.where(mix.taken > 0, offers[np.arange(ROWS), mix.taken - 1], 0.0)
+        kept = np.where(mix.taken > 0, offers.gains[np.arange(ROWS), mix.taken - 1], 0.0)
         seconds = 4e-3 + extra + token * float(mix.taken.sum())
         each = (4e-3 + extra) / ROWS + token * mix.taken
         assert np.log1p(kept).sum() - np.log(each).sum() >= -ROWS * np.log(4e-3 / ROWS) - 1e-9
@@ -88,19 +100,19 @@ def test_offers_alone_are_taken_only_where_rows_gain(
 
 
 def test_dear_tokens_leave_offers_alone() -> None:
-    offers = gains([0.9] * ROWS, [DEPTH] * ROWS)
+    offers = Offers([0.9] * ROWS, [DEPTH] * ROWS)
     assert not best_mix(bids(offers), prices(token=5e-3)).taken.any()
 
 
 def test_sure_offers_replace_the_draft_model() -> None:
     """Where every row has one, no draft step is worth its time."""
-    offers = gains([0.98] * ROWS, [DEPTH] * ROWS)
+    offers = Offers([0.98] * ROWS, [DEPTH] * ROWS)
     mix = best_mix(bids(offers, [0.6] * ROWS, [3] * ROWS), prices())
     assert mix.taken.tolist() == [DEPTH] * ROWS
 
 
 def test_rows_without_an_offer_follow_the_plan_beside_those_that_take_one() -> None:
-    offers = gains([0.95] * ROWS, [DEPTH, 0, 0, 0])
+    offers = Offers([0.95] * ROWS, [DEPTH, 0, 0, 0])
     mix = best_mix(bids(offers, [0.9] * ROWS, [3] * ROWS), prices(step=1e-4))
     assert mix.taken[0] == DEPTH
     assert mix.follows.tolist() == [False, True, True, True]
@@ -110,7 +122,7 @@ def test_offers_that_pay_only_together_are_taken_together() -> None:
     """The first tokens of a round may be dear and the next ones cheap: one row alone could not pay."""
     curve = np.minimum(1.0, np.arange(ROWS * DEPTH + 1.0)) * 3e-3
     steep = RoundPrices(float(ROWS), 4e-3, 4e-3, curve)
-    sure = gains([0.95] * ROWS, [DEPTH] * ROWS)
-    alone = np.where(np.arange(ROWS)[:, None] > 0, -np.inf, gains([0.4] * ROWS, [2] * ROWS))
+    sure = Offers([0.95] * ROWS, [DEPTH] * ROWS)
+    alone = Offers([0.4] * ROWS, [2] + [0] * (ROWS - 1))
     assert best_mix(bids(sure), steep).taken.all()
     assert not best_mix(bids(alone), steep).taken.any()

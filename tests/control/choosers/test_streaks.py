@@ -94,13 +94,14 @@ def test_tasks_are_told_apart() -> None:
     assert made.gains_of_one(0)[0] < 0.3 < made.gains_of_one(1)[0]
 
 
-def test_nothing_known_changes_nothing() -> None:
-    """-1 drafted: the lookup was not asked, or proposed nothing."""
+def test_a_streak_outlives_rounds_without_a_proposal_but_not_rounds_in_which_nobody_looked() -> None:
     made = told(started(), [(0, 3, 3)])
-    before = made.gains_of_one(0)
-    made.observe_one(0, -1, -1)
+    fresh, before = made.gains_of_one(1), made.gains_of_one(0)
     made.observe_one(0, 0, 0)
     assert made.gains_of_one(0) == before
+    made.observe_one(0, -1, -1)
+    assert made.gains_of_one(0)[0] < before[0]
+    assert made.gains_of_one(1) == fresh
 
 
 def test_states_of_two_replicas_add_up() -> None:
