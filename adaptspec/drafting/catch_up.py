@@ -71,3 +71,15 @@ def judge(
     size = len(job.rows)
     missed = Missed(np.bincount(index, minlength=size), np.bincount(index[chosen == came], minlength=size))
     return logits[torch.from_numpy(np.flatnonzero(offsets == 0)).to(logits.device)], missed
+
+
+def judge_alone(job: DraftJob, first: FirstPass, logits: torch.Tensor) -> tuple[torch.Tensor, Missed | None]:
+    """`judge` on a CPU, where one row drafts and drafting is taking the most likely token: a tenth of the time."""
+    count = len(logits) - 1
+    if not count:
+        return logits, None
+    who = first.active.item()
+    agreed = np.count_nonzero(logits[:-1].numpy().argmax(axis=1) == np.array(job.tokens[who][-count:]))
+    judged, right = np.zeros((2, len(job.rows)), dtype=np.int64)
+    judged[who], right[who] = count, agreed
+    return logits[-1:], Missed(judged, right)

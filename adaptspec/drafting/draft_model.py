@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from adaptspec.drafting.catch_up import USUAL, FirstPass, judge, judged_counts
+from adaptspec.drafting.catch_up import USUAL, FirstPass, judge, judge_alone, judged_counts
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner
@@ -99,7 +99,7 @@ class DraftModelDrafter:
         while True:
             logits = forward(packed)
             if first.caught_up and not drawn:
-                logits, missed = judge(job, first, logits, np.zeros((len(job.rows), 0), dtype=np.int64))
+                logits, missed = judge_alone(job, first, logits)
             scores = job.sampling.process(logits, _NOBODY, _NOBODY, _NOBODY).numpy()[0]
             top = int(scores.argmax())
             confidence, entropy = top_certainty(scores, top)
