@@ -8,13 +8,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 
@@ -43,8 +40,6 @@ from adaptspec.telemetry.recent import Recent
 from adaptspec.telemetry.span_queue import SpanQueue
 from adaptspec.telemetry.trace_settings import PushSettings, TraceSettings
 from adaptspec.telemetry.tracing import Tracing
-
-T = TypeVar("T")
 
 SLOWEST_ROUNDS = 10.0  # times the longest round that is expected: only what is slower than that hangs
 HURRY_SECONDS = 1.0  # from a second signal to the end, come what may
@@ -108,7 +103,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
                 if sink is not None:
                     closing.push_async_callback(asyncio.to_thread, sink.close)
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            built = await apart(partial(build, config.engine, sinks))
+            built = await asyncio.to_thread(build, config.engine, sinks)
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
         watchdog = Watchdog(engine, max(config.limits.hang_seconds, SLOWEST_ROUNDS * _longest_round(built, config)))
@@ -154,19 +149,6 @@ async def serve(config: ServeConfig, console: Console) -> None:
             on_listening=lambda url: _announce(console, url, engine, built),
             on_hurry=_exit_soon,
         )
-
-
-async def apart(work: Callable[[], T]) -> T:
-    """Done by a thread that ends with it.
-
-    Threads that have computed keep workers of their own. While those of the loading thread exist, OpenMP counts more
-    threads than cores, and the engine's sleep at every barrier: plain rounds took 8 ms in place of 1.3.
-    """
-    alone = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaptspec-load")
-    try:
-        return await asyncio.get_running_loop().run_in_executor(alone, work)
-    finally:
-        alone.shutdown(wait=False)  # whoever interrupts loading need not wait for it
 
 
 async def _keep_state(store: StateStore, desk: PolicyDesk, metrics: Metrics, closing: AsyncExitStack) -> StateKeeper:

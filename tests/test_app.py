@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import aiohttp
 import pytest
 from rich.console import Console
 
-from adaptspec.app import apart, serve
+from adaptspec.app import serve
 from adaptspec.control.state import read_state
 from adaptspec.control.state_store import FILE
 from adaptspec.errors import JournalError
@@ -100,12 +98,3 @@ async def test_files_that_cannot_be_used_are_told_before_models_are_loaded(
     (tmp_path / "journal.jsonl").mkdir()
     with pytest.raises(JournalError, match="choose another file"):
         await serve(config_of(target_path, draft_path, tmp_path), Console(file=io.StringIO()))
-
-
-async def test_the_thread_that_loads_ends_with_loading() -> None:
-    """While it lives its OpenMP workers count, and with more threads than cores the engine's sleep at every barrier."""
-    assert (await apart(lambda: threading.current_thread().name)).startswith("adaptspec-load")
-    for thread in threading.enumerate():
-        if thread.name.startswith("adaptspec-load"):
-            await asyncio.to_thread(thread.join, 5.0)
-    assert not any(thread.name.startswith("adaptspec-load") for thread in threading.enumerate())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine import build as module
@@ -43,6 +45,23 @@ def test_a_pair_and_its_shipped_policies(target_path: Path, draft_path: Path) ->
         for policy in engine.core.policies
     }
     assert len(set(outputs.values())) == 1, outputs
+
+
+def test_the_thread_that_loads_ends_with_loading(
+    target_path: Path, draft_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it lives its OpenMP workers count, and with more threads than cores the engine's sleep at every barrier."""
+    names = []
+    load = module.load_tokenizer
+
+    def told(place: str) -> PreTrainedTokenizerFast:
+        names.append(threading.current_thread().name)
+        return load(place)
+
+    monkeypatch.setattr(module, "load_tokenizer", told)
+    build(EngineConfig(str(target_path), str(draft_path), limits=SMALL))
+    assert set(names) == {"adaptspec-load"}
+    assert "adaptspec-load" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_without_a_draft_model_lookup_is_the_default(target_path: Path) -> None:

@@ -237,8 +237,8 @@ class Goodput:
             plan = self._planned(signals)
             self._firsts[kind] = _First(plan, self._learned + min(_FRESH, self._learned // 4))
             return plan
-        # It rests on all that its task has taught: two rounds of this request would hardly move it, and on tapes nothing
-        # is lost by waiting for eight.
+        # It rests on all that its task has taught: two rounds of this request would hardly move it. On tapes nothing is
+        # lost by waiting for eight.
         self._patience = _LATER
         self._stand(known.plan, signals)
         return known.plan
