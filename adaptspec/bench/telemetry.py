@@ -181,10 +181,18 @@ def show_telemetry(result: dict[str, Any], console: Console) -> None:
     """Both parts as tables."""
     table = Table(*result["per_round"][0], title="microseconds per round (and per row of it)")
     for row in result["per_round"]:
-        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(*map(_cell, row.values()))
     console.print(table)
     columns = next(iter(result["collectors"].values()))
-    table = Table("collector", *columns, title="time to first token")
+    table = Table(
+        "collector", *columns, title="time to first token (ratios: median, lowest and highest part of the run)"
+    )
     for name, row in result["collectors"].items():
-        table.add_row(name, *(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(name, *map(_cell, row.values()))
     console.print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{value['median']:.2f} ({value['lowest']:.2f}-{value['highest']:.2f})"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

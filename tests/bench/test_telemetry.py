@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from adaptspec.bench import telemetry as module
-from adaptspec.bench.collectors import COLLECTORS, collector
+from adaptspec.bench.collectors import COLLECTORS, collector, p99_over
 from adaptspec.bench.telemetry import BATCHES, TelemetrySettings, run_telemetry, show_telemetry
 from adaptspec.telemetry.trace_settings import TraceLevel
 
@@ -20,7 +20,8 @@ def test_every_level_and_collector_has_its_row(monkeypatch: pytest.MonkeyPatch) 
     told: list[int] = []
 
     async def unserved(requests: int, block: int, tick: object) -> dict[str, dict[str, float]]:
-        return {name: {"p99_ms": float(requests // block)} for name in COLLECTORS}
+        ratio = p99_over([1.0, 3.0], [1.0, 2.0])
+        return {name: {"p99_ms": float(requests // block), "p99_over_none": ratio} for name in COLLECTORS}
 
     monkeypatch.setattr(module, "run_collectors", unserved)
     result = run_telemetry(TelemetrySettings(rounds=8, lots=3, requests=4, block=2), lambda: told.append(1))
@@ -33,6 +34,14 @@ def test_every_level_and_collector_has_its_row(monkeypatch: pytest.MonkeyPatch) 
     show_telemetry(result, Console(file=out, width=200))
     assert "traces: phase" in out.getvalue()
     assert "refusing" in out.getvalue()
+    assert "1.25 (1.00-1.50)" in out.getvalue()
+
+
+def test_one_bad_stretch_of_a_run_does_not_make_its_ratio() -> None:
+    usual = [1.0] * 900
+    ratio = p99_over([1.1] * 800 + [9.0] * 100, usual)
+    assert ratio["median"] == pytest.approx(1.1)
+    assert ratio["highest"] == pytest.approx(9.0)
 
 
 def test_collectors_are_what_they_are_called() -> None:
