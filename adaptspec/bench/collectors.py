@@ -65,8 +65,10 @@ async def run_collectors(requests: int, block: int, tick: Callable[[], None]) ->
 def p99_over(mine: Sequence[float], others: Sequence[float]) -> dict[str, float]:
     """One p99 over another's, part by part of a run: the whole rests on few times, which a noisy machine makes."""
     parts = min(_PARTS, len(mine))
-    of_parts = [[float(np.quantile(part, 0.99)) for part in np.array_split(all_, parts)] for all_ in (mine, others)]
-    ratios = np.divide(*of_parts)
+    own, its = (
+        np.array([float(np.quantile(part, 0.99)) for part in np.array_split(times, parts)]) for times in (mine, others)
+    )
+    ratios = own / its
     return {"median": float(np.median(ratios)), "lowest": float(ratios.min()), "highest": float(ratios.max())}
 
 

@@ -184,9 +184,7 @@ def show_telemetry(result: dict[str, Any], console: Console) -> None:
         table.add_row(*map(_cell, row.values()))
     console.print(table)
     columns = next(iter(result["collectors"].values()))
-    table = Table(
-        "collector", *columns, title="time to first token (ratios: median, lowest and highest part of the run)"
-    )
+    table = Table("collector", *columns, title="time to first token (ratios: median, lowest-highest part of the run)")
     for name, row in result["collectors"].items():
         table.add_row(name, *map(_cell, row.values()))
     console.print(table)
