@@ -12,11 +12,17 @@ from aiohttp import web
 
 from adaptspec.errors import AdaptSpecError
 from adaptspec.server.padding import Padding, sending
-from adaptspec.server.problem import INTERNAL, problem_of
+from adaptspec.server.problem import INTERNAL, Problem, problem_of
 
 # The last keeps nginx from collecting the pieces.
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _logger = logging.getLogger(__name__)
+
+
+class Stream(web.StreamResponse):
+    """An answer whose status goes out first; `broken` is the problem that it ended with after that."""
+
+    broken: Problem | None = None
 
 
 async def respond(
@@ -34,7 +40,7 @@ async def respond(
     Waits for the first event before it answers, so that a request the engine refuses gets a proper status.
     An error after that becomes an event with an error object.
     """
-    response = web.StreamResponse(headers=HEADERS | headers)
+    response = Stream(headers=HEADERS | headers)
     async with aclosing(events):
         first = await anext(events)
         await response.prepare(http)
@@ -43,13 +49,16 @@ async def respond(
                 await write(_event(first, named=named))
                 async for body in events:
                     await write(_event(body, named=named))
-            except AdaptSpecError as error:
-                await write(event(problem_of(error).body()))
             except ConnectionError:
                 raise  # the client has gone: nobody to tell
-            except Exception:
-                _logger.exception("Failed in the middle of a stream")
-                await write(event(INTERNAL.body()))
+            except Exception as error:
+                if isinstance(error, AdaptSpecError):
+                    problem = problem_of(error)
+                else:
+                    _logger.exception("Failed in the middle of a stream")
+                    problem = INTERNAL
+                response.broken = problem
+                await write(event(problem.body()))
             await write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response

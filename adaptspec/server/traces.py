@@ -13,6 +13,7 @@ from aiohttp import web
 
 from adaptspec.server.problem import Handler
 from adaptspec.server.protocols import Trace, Tracing
+from adaptspec.server.sse import Stream
 
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/responses": "chat"}
 _CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
@@ -39,7 +40,9 @@ def tracing(traces: Tracing) -> Any:
             _CURRENT.reset(before)
         if not response.prepared:  # a stream has gone out by now, and says it already
             response.headers.update(one.headers)
-        one.end(response.status, str(response.status) if response.status >= 400 else None)
+        broken = response.broken if isinstance(response, Stream) else None
+        failed = response.status if broken is None else broken.status
+        one.end(response.status, str(failed) if failed >= 400 else None)
         return response
 
     return trace

@@ -30,7 +30,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 # So long a request of an HTTP answer that is over may take to end: one that never reached the engine never does.
 _PATIENCE = 5.0
 _CLOSING_SECONDS = (1.0, 3.0)  # to put stories together, to send spans
-_FAILED = 500
+_REFUSED, _FAILED = 400, 500
 
 
 @dataclass
@@ -68,12 +68,12 @@ class Trace:
         self.tracing.box.put(_Asked(self))
 
     def end(self, status: int, error: str | None) -> None:
-        """The answer is over."""
+        """The answer is over; an `error` after a good status is that of a stream that broke off."""
         if self.span.is_recording():
             self.span.set_attribute("http.response.status_code", status)
             if error is not None:
                 self.span.set_attribute("error.type", error)
-            if status >= _FAILED:
+            if status >= _FAILED or (error is not None and status < _REFUSED):
                 self.span.set_status(Status(StatusCode.ERROR))
             self.tracing.box.put(_Ended(self, time.time_ns(), time.monotonic()))
 

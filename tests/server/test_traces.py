@@ -75,6 +75,14 @@ async def test_an_answer_is_traced_and_says_where(traced: Client, book: Book, *,
     assert trace.content == []
 
 
+async def test_a_stream_that_breaks_off_says_so_in_its_trace(traced: Client, book: Book, engine: FakeEngine) -> None:
+    """Its status was sent before anybody knew."""
+    engine.failing_at = 2
+    async with traced.post("/v1/completions", json=PROMPT | {"stream": True}) as response:
+        await response.read()
+    assert book.traces[0].ends == [(200, "500")]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_response_is_traced_as_the_chat_that_it_is(traced: Client, book: Book, *, stream: bool) -> None:
     """Clients of the newer API are seen as those of the older one, with what they asked."""

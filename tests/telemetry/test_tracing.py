@@ -228,6 +228,15 @@ def test_failures_are_errors() -> None:
     assert one(collector, "chat served").attributes["error.type"] == "500"
 
 
+def test_a_stream_that_broke_off_is_an_error_though_its_status_was_good() -> None:
+    with traced() as (tracing, collector):
+        tracing.begin("chat", {}).end(200, "500")
+        tracing.begin("chat", {}).end(200, None)
+    broken, well = collector.named("chat served")
+    assert (broken.status, broken.attributes["error.type"]) == (ERROR, "500")
+    assert well.status != ERROR
+
+
 def test_a_request_that_never_reached_the_engine_is_told_all_the_same() -> None:
     """Refused before, or given up while it was being handed over."""
     with traced() as (tracing, collector):
