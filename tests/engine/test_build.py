@@ -47,6 +47,10 @@ def test_a_pair_and_its_shipped_policies(target_path: Path, draft_path: Path) ->
     assert len(set(outputs.values())) == 1, outputs
 
 
+def _broken(*_: object) -> None:
+    raise ZeroDivisionError
+
+
 def test_the_thread_that_loads_ends_with_loading(
     target_path: Path, draft_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,8 +64,11 @@ def test_the_thread_that_loads_ends_with_loading(
 
     monkeypatch.setattr(module, "load_tokenizer", told)
     build(EngineConfig(str(target_path), str(draft_path), limits=SMALL))
-    assert set(names) == {"adaptspec-load"}
-    assert "adaptspec-load" not in {thread.name for thread in threading.enumerate()}
+    assert {name.rpartition("_")[0] for name in names} == {"adaptspec-load"}
+    monkeypatch.setattr(module, "warm_up", _broken)
+    with pytest.raises(ZeroDivisionError):
+        build(EngineConfig(str(target_path), str(draft_path), limits=SMALL))
+    assert not any(thread.name.startswith("adaptspec-load") for thread in threading.enumerate())
 
 
 def test_without_a_draft_model_lookup_is_the_default(target_path: Path) -> None:
