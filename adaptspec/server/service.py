@@ -46,14 +46,20 @@ class Service:
             raise DrainingError("the server is shutting down; send the request again to its successor")
         if not self.engine.alive:
             raise EngineStoppedError("the engine has stopped; restart the server and see its log")
-        load = self.engine.stats()
-        if load.running + load.waiting >= self.engine.capacity:
+        if self.full:
+            load = self.engine.stats()
             raise OverloadedError(f"{load.running} requests run and {load.waiting} wait; send the request again later")
 
     @property
     def state(self) -> str:
         """dead, draining or ok."""
         return "dead" if not self.engine.alive else "draining" if self.draining else "ok"
+
+    @property
+    def full(self) -> bool:
+        """Whether no request more can be taken."""
+        load = self.engine.stats()
+        return load.running + load.waiting >= self.engine.capacity
 
     @property
     def load(self) -> dict[str, int]:

@@ -39,10 +39,8 @@ async def ready(http: web.Request) -> web.Response:
 
 def _state(http: web.Request, well: Sequence[str]) -> web.Response:
     service = http.app[SERVICE]
-    load, state = service.load, service.state
-    if state == "ok" and sum(load.values()) >= service.engine.capacity:
-        state = "full"
-    return web.json_response({"status": state, **load}, status=200 if state in well else 503)
+    state = "full" if service.state == "ok" and service.full else service.state
+    return web.json_response({"status": state, **service.load}, status=200 if state in well else 503)
 
 
 async def version(http: web.Request) -> web.Response:  # noqa: ARG001 (aiohttp passes the request)
