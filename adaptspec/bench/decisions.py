@@ -52,10 +52,14 @@ class TimedController(Controller):
 
 @dataclass(frozen=True)
 class DecisionSettings:
-    """Which batch sizes, and how many requests of the tape at each (the tape is repeated where it is shorter)."""
+    """Which batch sizes, and how many requests of the tape at each: at least so many, and so many for each row of the
+
+    batch, since a policy begins with what it does seldom later. The tape is repeated where it is shorter.
+    """
 
     batches: tuple[int, ...] = BATCHES
     requests: int = 256
+    requests_per_row: int = 16
 
 
 def run_decisions(
@@ -75,14 +79,15 @@ def run_decisions(
     rows = []
     for spec in policies:
         for batch in settings.batches:
-            rows.append({"policy": spec.name, "batch": batch, **_measure(spec, tape, costs, batch, settings.requests)})
+            requests = max(settings.requests, settings.requests_per_row * batch)
+            rows.append({"policy": spec.name, "batch": batch, **_measure(spec, tape, costs, batch, requests)})
             tick()
     return {"benchmark": "decisions", "machine": costs.name, "policies": rows}
 
 
 def _measure(spec: PolicySpec, tape: Tape, costs: MachineCosts, batch: int, requests: int) -> dict[str, float]:
     turn = in_turn(tape)
-    order = tuple(turn[i % len(turn)] for i in range(max(requests, batch)))
+    order = tuple(turn[i % len(turn)] for i in range(requests))
     work = stream(tape, Schedule((batch,)), order)
     settings = WorldSettings()
     controller = TimedController(spec, CostTable(costs.profile()), drafters_of(tape, costs, settings), work.most_rows)
