@@ -21,7 +21,8 @@ from adaptspec.types import Completion, Delta, Request, RoundRecord, SamplingPar
 
 COLLECTORS = ("none", "well", "dead", "slow", "refusing")
 _SLOW_SECONDS = 5.0
-_PARTS = 9  # of a run, each with a p99 of its own
+# Parts of a run, each with a p99 of its own, and how many requests make one.
+_PARTS, _OF_PART = 9, 100
 
 
 async def run_collectors(requests: int, block: int, tick: Callable[[], None]) -> dict[str, Any]:
@@ -64,7 +65,7 @@ async def run_collectors(requests: int, block: int, tick: Callable[[], None]) ->
 
 def p99_over(mine: Sequence[float], others: Sequence[float]) -> dict[str, float]:
     """One p99 over another's, part by part of a run: the whole rests on few times, which a noisy machine makes."""
-    parts = min(_PARTS, len(mine))
+    parts = max(1, min(_PARTS, len(mine) // _OF_PART, len(others) // _OF_PART))
     own, its = (
         np.array([float(np.quantile(part, 0.99)) for part in np.array_split(times, parts)]) for times in (mine, others)
     )

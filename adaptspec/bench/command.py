@@ -51,7 +51,7 @@ def add_benchmarks(parser: argparse.ArgumentParser) -> Any:
     decisions.add_argument("--json", action="store_true", help="print one JSON object")
     decisions.set_defaults(run=lambda arguments: _finish(arguments, _decisions(arguments), _show_decisions))
     telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
-    telemetry.add_argument("--requests", type=int, default=400, help="requests per collector (default: %(default)s)")
+    telemetry.add_argument("--requests", type=int, default=900, help="requests per collector (default: %(default)s)")
     telemetry.add_argument("--json", action="store_true", help="print one JSON object")
     telemetry.set_defaults(run=lambda arguments: _finish(arguments, _telemetry(arguments), show_telemetry))
     for command in (quick, exact):

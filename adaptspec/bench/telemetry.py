@@ -46,7 +46,7 @@ class TelemetrySettings:
 
     rounds: int = 512
     lots: int = 20
-    requests: int = 400
+    requests: int = 900
     block: int = 25
 
     @property

@@ -20,7 +20,7 @@ def test_every_level_and_collector_has_its_row(monkeypatch: pytest.MonkeyPatch) 
     told: list[int] = []
 
     async def unserved(requests: int, block: int, tick: object) -> dict[str, dict[str, float]]:
-        ratio = p99_over([1.0, 3.0], [1.0, 2.0])
+        ratio = p99_over([1.0] * 100 + [3.0] * 100, [1.0] * 100 + [2.0] * 100)
         return {name: {"p99_ms": float(requests // block), "p99_over_none": ratio} for name in COLLECTORS}
 
     monkeypatch.setattr(module, "run_collectors", unserved)
