@@ -13,11 +13,17 @@ from adaptspec.types import SamplingParams
 from tests.fakes import TableRunner, array, plain_greedy
 
 
-def _draft(texts: list[list[int]], prompts: list[int], drafter: DraftModelDrafter, **params: float) -> Draft:
+def _draft(
+    texts: list[list[int]],
+    prompts: list[int],
+    drafter: DraftModelDrafter,
+    depths: list[int] | None = None,
+    **params: float,
+) -> Draft:
     made = SamplingParams(temperature=0.0, **params)  # type: ignore[arg-type]
     rows = [SamplingRow(made, i, text, prompts[i], (1,)) for i, text in enumerate(texts)]
     sampling = SamplingBatch(rows, 24, torch.device("cpu"))
-    return drafter.propose(DraftJob(array(*range(len(texts))), texts, array(*[2] * len(texts)), sampling))
+    return drafter.propose(DraftJob(array(*range(len(texts))), texts, array(*(depths or [2] * len(texts))), sampling))
 
 
 def _output(runner: TableRunner, count: int) -> list[int]:
@@ -44,6 +50,24 @@ def test_rows_are_judged_apart() -> None:
     assert draft.missed.judged.tolist() == [6, 6, 0]
     assert draft.missed.agreed[0] == 6
     assert draft.missed.agreed[1] < 6
+
+
+def test_a_row_is_judged_alone_as_among_others() -> None:
+    """Whichever place it has in the batch, and also beside one whose prompt is still being read."""
+    runner = TableRunner()
+    half = [*_output(runner, 3), 7, 7, 7]
+    both = _draft([[5, 6, *half], [5, 6, *half]], [2, 2], DraftModelDrafter(runner)).missed
+    alone = _draft([[9], [5, 6, *half], [9]], [1, 2, 1], DraftModelDrafter(TableRunner()), [0, 2, 0]).missed
+    assert both is not None
+    assert alone is not None
+    agreed = both.agreed.tolist()[0]
+    assert 0 < agreed < 6
+    assert (alone.judged.tolist(), alone.agreed.tolist()) == ([0, 6, 0], [0, agreed, 0])
+    short = DraftModelDrafter(TableRunner(context=64), catch_up_tokens=8)
+    beside = _draft([[5, 6, *half], [5] * 40], [2, 40], short)
+    assert beside.counts.tolist() == [2, 0]
+    assert beside.missed is not None
+    assert (beside.missed.judged.tolist(), beside.missed.agreed.tolist()) == ([6, 0], [agreed, 0])
 
 
 def test_only_the_latest_are_judged() -> None:

@@ -34,7 +34,7 @@ class Outlook:
     kept: FloatArray | None = None  # [D] how likely a draft that was right so far goes on to position j (None: surely)
     drafted: FloatArray | None = None  # [D] how likely any draft does
     planned: IntArray | None = None  # [B] depths it was made for, where those decided are caps for a stop rule
-    sums: FloatArray | None = None  # what `gained` is, where it has been summed up before
+    sums: FloatArray | None = None  # what `gained` is for this acceptance, where it has been summed up before
 
     @functools.cached_property
     def gained(self) -> FloatArray:

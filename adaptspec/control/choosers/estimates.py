@@ -86,7 +86,10 @@ class Estimates:
         notes, size = self._notes, len(record.rows)
         if size == 1:
             self._rounds[record.rows.item()] += 1
-            notes.add(record)
+            if ran is None or ran.item():
+                notes.add(record)
+            else:
+                notes.add_off(record.rows.item())
         else:
             self._rounds[record.rows] += 1
             for start in range(0, size, notes.MOST):
@@ -94,13 +97,6 @@ class Estimates:
                     self.learn()
                 notes.add_part(record, slice(start, min(size, start + notes.MOST)), ran)
         if not notes.has_room:
-            self.learn()
-
-    def note_off(self, row: int) -> None:
-        """Note a round in which the only row did not draft with this drafter."""
-        self._rounds[row] += 1
-        self._notes.add_off(row)
-        if not self._notes.has_room:
             self.learn()
 
     def observe_missed(self, rows: IntArray, missed: Missed) -> int:

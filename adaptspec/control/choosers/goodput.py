@@ -63,7 +63,8 @@ class Goodput:
 
     Exploration is upward only: a round at depth d says everything about smaller depths, nothing about larger ones.
     Optimism is added where little was seen, and fades as counts grow. Rows that are off try one token now and then, on
-    an allowance that bounds what this may cost; a new request is tried first, since it may differ from the last.
+    an allowance that bounds what this may cost; a new request is tried first, since it may differ from the last. Large
+    batches try several rows every eighth round.
 
     With a stop rule the depth is a cap: the deepest position the rule could still reach on a run of sure tokens.
 
@@ -147,12 +148,6 @@ class Goodput:
             known = self._estimates.observe_missed(record.rows, mine)
             if MANY * known > len(record.rows):
                 self._rounds_left = 0
-
-    def learn_off(self, row: int) -> None:
-        """`learn_played` of a round of one row for which another drafter drafted."""
-        self._rounds_left -= 1
-        self._learned += 1
-        self._estimates.note_off(row)
 
     def learned(self) -> dict[str, FloatArray]:
         """See `Estimates.learned`."""
@@ -278,7 +273,7 @@ class Goodput:
         if reading is not None:
             return reading
         fixed, per_try = plan.tryout
-        # A large batch affords a try nearly every round: those of some rounds at once share their draft step.
+        # A large batch affords a try nearly every round: those of eight rounds at once share their draft step.
         early = len(choice.depths) >= _LARGE and self._learned % _TRIES_EVERY
         if early or not self._allowance.affords(fixed + per_try):
             return None

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from adaptspec.control.arrays import alike, some, total
-from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
-from adaptspec.control.choosers.mixing import PRICES, Bids, RoundPrices, Way, best_mix, mix_again
+from adaptspec.control.choosers.mixing import PRICES, Bids, Mix, RoundPrices, Way, best_mix, mix_again
 from adaptspec.control.choosers.offers import OfferTable
 from adaptspec.control.choosers.streaks import Streaks
 from adaptspec.control.cost import CostTable
@@ -23,8 +22,8 @@ from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, R
 LOOKUP = "ngram"
 # Rounds without an offer that was worth taking, before looking gets rarer: one round in so many.
 _PATIENCE, _LOOKS_EVERY = 16, 4
-# From so many rows on the best way to sort them out serves as long as the prices it was found at.
-_MANY = 32
+# From so many rows on the best way to sort them out serves for so many rounds with offers.
+_MANY, _WAY_SERVES = 32, 16
 
 
 @dataclass(frozen=True)
@@ -116,15 +115,9 @@ class LookupGoodput:
         self._idle = 0 if taken else self._idle + 1
         if self._planner is None or self._settings.model is None:
             return
-        model, scores = self._settings.model, record.shadow
-        if alike(record.drafter, model):
-            self._planner.learn_played(record)
-        elif scores is not None and scores[model].max() >= 0:
-            self._planner.learn_played(as_played(record, model, self.max_depth))
-        elif len(record.rows) == 1:
-            self._planner.learn_off(record.rows.item())
-        else:
-            self._planner.learn_played(record, record.drafter == model)
+        model = self._settings.model
+        # Only lookups are ever scored where they do not draft.
+        self._planner.learn_played(record, None if alike(record.drafter, model) else record.drafter == model)
 
     def _learn_one(self, record: RoundRecord) -> bool:
         """Whether the offer was taken."""
@@ -196,10 +189,7 @@ class LookupGoodput:
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
         bids = self._bids(plan, signals)
-        # Among few rows each offer may call for another way; many average out.
-        way = prices.way if len(plan.depths) >= _MANY else None
-        mix = best_mix(bids, prices.round) if way is None else mix_again(bids, prices.round, way)
-        prices.way = mix.way
+        mix = self._sorted_out(bids, prices)
         taken = mix.taken > 0
         if not taken.any():
             return plan
@@ -210,6 +200,17 @@ class LookupGoodput:
             np.where(taken, self._settings.lookup, self._settings.model or 0),
             expected=Expected(mix.goodput, mix.kept),
         )
+
+    @staticmethod
+    def _sorted_out(bids: Bids, prices: Prices) -> Mix:
+        """Among few rows each offer may call for another way; many average out, and a way serves for some rounds."""
+        prices.served += 1
+        if prices.way is not None and len(bids.kinds) >= _MANY and prices.served < _WAY_SERVES:
+            return mix_again(bids, prices.round, prices.way)
+        mix = best_mix(bids, prices.round)
+        # A way that takes nothing would not see better offers come.
+        prices.way, prices.served = (mix.way if mix.taken.any() else None), 0
+        return mix
 
     def _bids(self, plan: Choice, signals: BatchSignals) -> Bids:
         gains = self._streaks.gains_of_kinds()
@@ -267,8 +268,9 @@ class Prices:
     round: RoundPrices
     goodput: float
     outlook: Outlook | None
-    left: int = 16  # rounds
-    way: Way | None = None  # to sort many rows out
+    left: int = 16  # rounds with offers
+    way: Way | None = None  # to sort many rows out, and how many rounds it has served
+    served: int = 0
 
     @functools.cached_property
     def more(self) -> list[float]:

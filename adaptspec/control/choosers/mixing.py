@@ -15,7 +15,7 @@ from adaptspec.control.choosers.planning import read_curve
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # What one more verified token may cost, as a share of what a row's round costs without drafts: rows are sorted out at
-# each of these prices. Beyond the last no offer is taken.
+# each of these prices. At the last no offer is taken.
 PRICES: FloatArray = np.array([0.004, 0.015, 0.04, 0.08, 0.13, 0.2, 0.3, 0.45, 0.8, np.inf])
 _LAST = len(PRICES) - 1
 
@@ -63,10 +63,11 @@ class RoundPrices:
 
 @dataclass(frozen=True)
 class Bids:
-    """What B rows may do: take an offer of `offered` [B] tokens, which is one of these `kinds` [B] of the table, or
+    """What B rows may do: take an offer, follow the plan, or neither.
 
-    follow the plan. `kept` and `drafted` [B]: tokens that the plan is expected to keep and to draft, 0 where it
-    drafts nothing; `deepest` position of the plan; `bound` [B]: rows that must do as planned (None: nobody).
+    Offers are of `offered` [B] tokens and of these `kinds` [B] of the table. `kept` and `drafted` [B]: tokens that the
+    plan is expected to keep and to draft, 0 where it drafts nothing; `deepest` position of the plan; `bound` [B]: rows
+    that must do as planned (None: nobody).
     """
 
     offers: OfferTable

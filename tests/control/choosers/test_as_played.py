@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adaptspec.control.choosers.as_played import as_played
+from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.types import Missed
-from tests.control.helpers import record
+from tests.control.helpers import record, table
 
 
 def test_a_round_of_one_drafter_is_left_as_it_is() -> None:
@@ -35,6 +38,29 @@ def test_each_drafter_sees_its_own_round() -> None:
     assert not lookup.missed.judged.any()
     assert model.shadow is None
     assert lookup.shadow is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.booleans()), min_size=1, max_size=4), max_size=12
+    ),
+    st.integers(0, 20),
+)
+def test_a_mask_teaches_what_the_round_as_played_does(
+    rounds: list[list[tuple[int, int, bool]]], caught_up: int
+) -> None:
+    """Rows of another drafter are told by a mask where nothing was scored: no copy of the round is made."""
+    masked, copied = (Goodput(table(), 4, 1, GoodputSettings(tryouts=0.0)) for _ in range(2))
+    for rows in rounds:
+        depths, kept, other = ([row[part] for row in rows] for part in range(3))
+        made = record(depths, [min(k, d) for k, d in zip(kept, depths, strict=True)], drafter=[int(o) for o in other])
+        judged = np.array([10 * (not o) for o in other])
+        made = replace(made, caught_up=caught_up, missed=Missed(judged, np.minimum(judged, np.array(kept))))
+        masked.learn_played(made, made.drafter == 0)
+        copied.learn_played(as_played(made, 0, 7))
+    for name, counts in copied.learned().items():
+        assert np.allclose(masked.learned()[name], counts), name
 
 
 def test_a_score_deeper_than_the_policy_goes_is_cut() -> None:

@@ -68,6 +68,19 @@ def test_offers_that_are_always_wrong_are_left(rows: int) -> None:
     assert choice.drafter is None or not (choice.drafter == LOOKUP).any()
 
 
+@pytest.mark.parametrize("rows", [1, 4, 40])
+def test_what_is_learned_between_two_choices_counts_in_the_second(rows: int) -> None:
+    """Also where many rows are sorted out by what was found a few rounds ago."""
+    made, asked = taught(chooser(rows), 5, rows), signals([7] * rows, offered=[7] * rows)
+    for _ in range(3):
+        choice = made.choose(asked)
+        assert choice.drafter is not None
+        assert (choice.drafter == LOOKUP).all()
+    taught(made, 0, rows, 300)
+    choice = made.choose(asked)
+    assert choice.drafter is None or not (choice.drafter == LOOKUP).any()
+
+
 @pytest.mark.parametrize("made", [chooser(), alone()])
 def test_without_an_offer_it_is_the_plan(made: LookupGoodput) -> None:
     """What the lookup has not found costs nothing: depths are those of the planner, or none."""
