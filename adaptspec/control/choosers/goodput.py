@@ -26,7 +26,7 @@ _KNOWN = 24
 # Share of a round that catching up may take until then.
 _ADVANCE = 0.25
 # Rounds that the first plan of a batch serves, halved: if it was made for this batch, and if for another of its kind.
-_SOON, _LATER = 1, 4
+_SOON, _LATER = 1, 2
 # Rounds, at most, after which the first plan of a new row is no longer good for the next.
 _FRESH = 128
 # Batches of so many rows look for tries every so many rounds.
@@ -233,7 +233,7 @@ class Goodput:
             self._firsts[kind] = _First(plan, self._learned + min(_FRESH, self._learned // 4))
             return plan
         # It rests on all that its task has taught: two rounds of this request would hardly move it. On tapes nothing is
-        # lost by waiting for eight.
+        # lost by waiting for four.
         self._patience = _LATER
         self._stand(known.plan, signals)
         return known.plan
