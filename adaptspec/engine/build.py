@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
@@ -32,8 +30,6 @@ from adaptspec.models.loading import check_pair, check_tokenizer, load_model, lo
 from adaptspec.models.memory import CacheLimits, bytes_for_cache
 from adaptspec.models.runner import Runner
 from adaptspec.types import Sink
-
-T = TypeVar("T")
 
 BUNDLED = "bundled"
 AUTO = "auto"
@@ -104,17 +100,11 @@ def build(config: EngineConfig, sinks: Sequence[Sink] = ()) -> Built:
         ModelError, PairError: a model cannot be used, or the two do not belong together.
         ConfigError, PolicyError: a setting or a policy cannot be used.
     """
-    return _apart(partial(_build, config, sinks))
-
-
-def _apart(work: Callable[[], T]) -> T:
-    """Done by a thread that ends with it; an interrupt waits for it, a second one does not.
-
-    Threads that have computed keep workers of their own. While those of a thread that loaded and profiled exist, OpenMP
-    counts more threads than cores, and the engine's sleep at every barrier: plain rounds took 8 ms in place of 1.3.
-    """
+    # In a thread that ends with loading: threads that have computed keep workers of their own. While those exist OpenMP
+    # counts more threads than cores, and the engine's sleep at every barrier: plain rounds took 8 ms in place of 1.3.
+    # An interrupt waits for it, a second one does not.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaptspec-load") as alone:
-        return alone.submit(work).result()
+        return alone.submit(_build, config, sinks).result()
 
 
 def _build(config: EngineConfig, sinks: Sequence[Sink]) -> Built:
