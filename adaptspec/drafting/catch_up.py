@@ -20,7 +20,7 @@ from adaptspec.types import IntArray, Missed
 MOST_JUDGED = 64
 # After full acceptance the last drafted token was never fed, so two tokens are the usual share of a round.
 USUAL = 2
-_NOBODY: IntArray = np.zeros(0, dtype=np.int64)
+NOBODY: IntArray = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def judge_alone(job: DraftJob, first: FirstPass, logits: torch.Tensor) -> tuple[
     if not count:
         return logits, None
     who = first.active.item()
-    scores = job.sampling.process(logits[:-1], _NOBODY, _NOBODY, _NOBODY).numpy()
+    scores = job.sampling.process(logits[:-1], NOBODY, NOBODY, NOBODY).numpy()
     agreed = np.count_nonzero(scores.argmax(axis=1) == np.array(job.tokens[who][-count:]))
     judged, right = np.zeros((2, len(job.rows)), dtype=np.int64)
     judged[who], right[who] = count, agreed

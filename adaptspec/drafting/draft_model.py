@@ -12,14 +12,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from adaptspec.drafting.catch_up import USUAL, FirstPass, judge, judge_alone, judged_counts
+from adaptspec.drafting.catch_up import NOBODY, USUAL, FirstPass, judge, judge_alone, judged_counts
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import Stream, certainty, entropies, tempered, top_certainty
 from adaptspec.types import IntArray, Missed
-
-_NOBODY: IntArray = np.zeros(0, dtype=np.int64)
 
 
 class DraftModelDrafter:
@@ -100,7 +98,7 @@ class DraftModelDrafter:
             logits = forward(packed)
             if first.caught_up and not drawn:
                 logits, missed = judge_alone(job, first, logits)
-            scores = job.sampling.process(logits, _NOBODY, _NOBODY, _NOBODY).numpy()[0]
+            scores = job.sampling.process(logits, NOBODY, NOBODY, NOBODY).numpy()[0]
             top = int(scores.argmax())
             confidence, entropy = top_certainty(scores, top)
             drawn.append(top)
