@@ -35,13 +35,12 @@ async def test_many_short_texts_are_as_long_as_one(tokenizer: Any) -> None:
     assert threading.current_thread() not in threads
 
 
-async def test_a_model_without_a_template_says_what_to_use_instead(tokenizer: Any) -> None:
-    template, tokenizer.chat_template = tokenizer.chat_template, None
-    try:
-        with pytest.raises(RequestError, match="/v1/completions"):
-            await Codec(tokenizer, 260).encode_chat([Message(role="user", content="x")])
-    finally:
-        tokenizer.chat_template = template
+async def test_a_model_without_a_template_says_what_to_use_instead(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    with pytest.raises(RequestError, match="/v1/completions"):
+        await Codec(tokenizer, 260).encode_chat([Message(role="user", content="x")])
 
 
 def test_ids_outside_of_the_vocabulary_are_refused(tokenizer: Any) -> None:
@@ -53,13 +52,12 @@ def test_ids_outside_of_the_vocabulary_are_refused(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("fault", ["{{ 'x' + 1 }}", "{{ 1 / 0 }}", "{{ ''.nope() }}", "{{ raise_exception('no') }}"])
-async def test_whatever_a_template_raises_is_about_the_messages(tokenizer: Any, fault: str) -> None:
-    usual, tokenizer.chat_template = tokenizer.chat_template, fault
-    try:
-        with pytest.raises(RequestError, match="does not take these messages"):
-            await Codec(tokenizer, 260).encode_chat([Message(role="user", content="x")])
-    finally:
-        tokenizer.chat_template = usual
+async def test_whatever_a_template_raises_is_about_the_messages(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", fault)
+    with pytest.raises(RequestError, match="does not take these messages"):
+        await Codec(tokenizer, 260).encode_chat([Message(role="user", content="x")])
 
 
 PAIRS = "{% for a in messages %}{% for b in messages[1:]|reverse %}{% if a == b %}.{% endif %}{% endfor %}{% endfor %}"
