@@ -241,10 +241,11 @@ class Goodput:
     def _stand(self, plan: BatchPlan, signals: BatchSignals) -> None:
         """A plan for these rows begins to serve."""
         # A batch that stays the same is planned anew after 2, 4, 8 ... rounds: estimates settle. On tapes nothing is
-        # lost by it, and a plan takes as long as a third of a small model's pass. Off, there is little news to plan on.
-        most = self._settings.replan_rounds * (1 if plan.best.depths.any() else 4)
-        self._patience = min(2 * self._patience, most)
-        self._rounds_left = self._patience
+        # lost by it, and a plan takes as long as a third of a small model's pass. Off, there is little news to plan on;
+        # where few rows are all off there is none, but for a try that succeeds, which asks for a plan itself.
+        drafting, longest = plan.best.depths.any(), self._settings.replan_rounds
+        self._patience = min(2 * self._patience, longest if drafting else 4 * longest)
+        self._rounds_left = self._patience if drafting or len(plan.best.depths) >= MANY else 4 * longest
         self._plan, self._newcomers, self._planned_for = plan, None, signals.rows.tobytes()
         outlook = plan.outlook
         factors = 1.0 if outlook.factors is None else outlook.factors
@@ -315,8 +316,6 @@ class Goodput:
         depths[chosen] = self._tiers[0]
         reasons = choice.reasons.copy()
         reasons[chosen] = int(Reason.EXPLORE)
-        if MANY * len(chosen) > len(depths):
-            self._rounds_left, self._patience = 0, _SOON
         return Choice(depths, reasons, choice.outlook)
 
     def _only(self, rows: IntArray) -> BoolArray:
@@ -334,6 +333,10 @@ class Goodput:
                 return
             kept = int((record.emitted[mine] - 1).sum())
             self._allowance.settle(trying.cost, kept * trying.plain / len(record.rows))
+            if MANY * number(mine) > len(mine):
+                # One in vain leaves off what is off: no need to plan at once.
+                self._rounds_left = 0 if kept else self._rounds_left
+                self._patience = _SOON
 
 
 def _asked(planned: IntArray, cap: int | None) -> tuple[IntArray, IntArray]:

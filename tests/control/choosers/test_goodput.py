@@ -54,11 +54,14 @@ def test_off_tries_now_and_then_and_comes_back() -> None:
 
 def test_rows_are_judged_apart() -> None:
     made = chooser(2)
-    for _ in range(80):
+    drafting = []
+    for _ in range(120):
         depths = made.choose(signals([7, 7])).depths.tolist()
+        drafting.append([depth > 1 for depth in depths])
         made.learn(record(depths, [depths[0], 0]))
-    last = made.choose(signals([7, 7])).depths
-    assert last[0] > 0 == last[1]
+    right, wrong = np.mean(drafting[40:], axis=0)
+    assert right == 1.0
+    assert wrong <= 0.2
 
 
 def test_a_lagging_cache_raises_the_bar() -> None:
