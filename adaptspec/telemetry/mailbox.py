@@ -22,15 +22,23 @@ class Mailbox(Generic[T]):
     """
 
     def __init__(
-        self, name: str, handle: Callable[[Sequence[T]], None], *, waiting: int = 20_000, pause: float = 0.25
+        self,
+        name: str,
+        handle: Callable[[Sequence[T]], None],
+        *,
+        waiting: int = 20_000,
+        pause: float = 0.25,
+        enough: int | None = None,
     ) -> None:
-        """`pause`: seconds between two lots."""
+        """`waiting`: the most it holds. `pause`: seconds between two lots; `enough`: so many are a lot at once."""
         self._handle = handle
         self._waiting = waiting
         self._pause = pause
+        self._enough = enough
         self._queue: deque[T] = deque()
         self._working = threading.Lock()
         self._closing = threading.Event()
+        self._due = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"adaptspec-{name}", daemon=True)
         self.dropped = 0  # written by the putting thread, and by `work` where it failed
 
@@ -45,10 +53,13 @@ class Mailbox(Generic[T]):
 
     def put(self, item: T) -> None:
         """Hand something over."""
-        if len(self._queue) < self._waiting:
+        waiting = len(self._queue)
+        if waiting < self._waiting:
             self._queue.append(item)
         else:
             self.dropped += 1
+        if self._enough is not None and waiting + 1 >= self._enough and not self._due.is_set():
+            self._due.set()
 
     def work(self) -> None:
         """Handle what has come so far, here and now."""
@@ -65,12 +76,15 @@ class Mailbox(Generic[T]):
     def close(self, seconds: float | None = None) -> None:
         """Handle what is left, and end; give up on it after so many `seconds`."""
         self._closing.set()
+        self._due.set()
         if self._thread.is_alive():
             self._thread.join(seconds)
         else:
             self.work()
 
     def _run(self) -> None:
-        while not self._closing.wait(self._pause):
+        while not self._closing.is_set():
+            self._due.wait(self._pause)
+            self._due.clear()
             self.work()
         self.work()

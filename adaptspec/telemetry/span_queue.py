@@ -20,7 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 class SpanQueue(SpanProcessor):
-    """Hands spans to an exporter in lots. The sizes are those of the standard `OTEL_BSP_*` variables."""
+    """Hands spans to an exporter in lots. The sizes are those of the standard `OTEL_BSP_*` variables.
+
+    Lots are rare and large on purpose: sent in small ones all the time, spans would be in the way of every answer.
+    """
 
     def __init__(self, exporter: SpanExporter) -> None:
         """
@@ -34,6 +37,7 @@ class SpanQueue(SpanProcessor):
             self._export,
             waiting=number("OTEL_BSP_MAX_QUEUE_SIZE", 2048),
             pause=number("OTEL_BSP_SCHEDULE_DELAY", 5000) / 1e3,
+            enough=self._size,
         )
         self._failed = 0
         self._failing = False
@@ -72,7 +76,7 @@ class SpanQueue(SpanProcessor):
     def _export(self, spans: Sequence[ReadableSpan]) -> None:
         for start in range(0, len(spans), self._size):
             lot = spans[start : start + self._size]
-            if not self._giving_up and self._exporter.export(lot) is SpanExportResult.SUCCESS:
+            if not self._giving_up and self._taken(lot):
                 self.exported += len(lot)
                 self._failing = False
                 continue
@@ -80,6 +84,13 @@ class SpanQueue(SpanProcessor):
             if not self._failing:
                 _log.warning("spans cannot be sent; they are dropped until they can (see the OTLP endpoint)")
             self._failing = True
+
+    def _taken(self, lot: Sequence[ReadableSpan]) -> bool:
+        try:
+            return self._exporter.export(lot) is SpanExportResult.SUCCESS
+        except Exception:  # noqa: BLE001 - a fault of the exporter's costs this lot, not those after it
+            _log.exception("the exporter of spans failed")
+            return False
 
 
 def number(variable: str, default: int) -> int:

@@ -33,6 +33,19 @@ def test_what_does_not_fit_is_counted() -> None:
     assert seen == [0, 1, 2]
 
 
+def test_a_full_lot_does_not_wait_for_the_pause() -> None:
+    """Else a burst would be lost where the pause is long and the queue short."""
+    handled = threading.Event()
+    box: Mailbox[int] = Mailbox("test", lambda _: handled.set(), waiting=10, pause=60.0, enough=3)
+    box.start()
+    box.put(1)
+    box.put(2)
+    assert not handled.wait(0.05)
+    box.put(3)
+    assert handled.wait(10.0)
+    box.close(5.0)
+
+
 def test_a_lot_that_fails_is_lost_and_told(caplog: Any) -> None:
     """The next one is handled."""
     seen: list[int] = []

@@ -63,20 +63,41 @@ def test_one_that_hangs_or_is_away_is_left_behind_at_the_end(monkeypatch: pytest
 
 
 class Exploding(SpanExporter):
-    """An exporter with a fault of its own."""
+    """An exporter with a fault of its own: it cannot send the first lot."""
+
+    faults = 1
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        raise RuntimeError("no such thing")
+        if self.faults:
+            self.faults -= 1
+            raise RuntimeError("no such thing")
+        return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
         """Nothing to give back."""
 
 
-def test_a_faulty_exporter_loses_spans_and_no_more() -> None:
+def test_a_faulty_exporter_loses_its_lot_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "5")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
     queue = SpanQueue(Exploding())
-    spans(queue, 5)
+    spans(queue, 8)
     queue.close(1.0)
-    assert queue.dropped == 5
+    assert (queue.exported, queue.dropped) == (3, 5)
+
+
+def test_a_full_lot_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More spans than the queue holds come within one delay, and all are sent."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "100")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "400")
+    with collecting() as collector:
+        queue = SpanQueue(TraceSettings(endpoint=collector.url).exporter())
+        for _ in range(6):
+            spans(queue, 150)
+            time.sleep(0.2)
+        queue.close(5.0)
+    assert (queue.exported, queue.dropped) == (900, 0)
 
 
 def test_sizes_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
