@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
 
-from adaptspec.engine.build import Built, EngineConfig, build
+from adaptspec.bench.workloads import Workloads, encode
+from adaptspec.engine.build import EngineConfig, build
 from adaptspec.engine.front import AsyncEngine
 from adaptspec.telemetry.span_queue import SpanQueue
 from adaptspec.telemetry.trace_settings import TraceLevel, TraceSettings
@@ -20,13 +22,25 @@ from adaptspec.telemetry.tracing import Tracing
 from adaptspec.types import Completion, Delta, Request, RoundRecord, SamplingParams, Sink
 
 COLLECTORS = ("none", "well", "dead", "slow", "refusing")
-_SLOW_SECONDS = 5.0
+_SLOW_SECONDS, _SETTLING_SECONDS = 5.0, 0.2
 # Parts of a run, each with a p99 of its own, and how many requests make one.
 _PARTS, _OF_PART = 9, 100
 
 
-async def run_collectors(requests: int, block: int, tick: Callable[[], None]) -> dict[str, Any]:
-    """First tokens of `requests` beside each collector, in turn and in blocks, so that the machine's moods hit all.
+@dataclass(frozen=True)
+class Load:
+    """Requests beside each collector, in blocks one collector after the other, of so many tokens at most."""
+
+    requests: int = 400
+    block: int = 50
+    tokens: int = 64
+
+
+async def run_collectors(workloads: Workloads, load: Load, tick: Callable[[], None]) -> dict[str, Any]:
+    """First tokens beside each collector, of prompts in turn, one request at a time.
+
+    Collectors take turns, each time another one first, so that the machine's moods hit all. `tick` is called after each
+    block.
 
     Raises:
         ModelError, ConfigError: the bundled pair cannot be served.
@@ -38,12 +52,20 @@ async def run_collectors(requests: int, block: int, tick: Callable[[], None]) ->
     engine = AsyncEngine(built.core)
     drafters = [drafter.name for drafter in built.drafters]
     watching = {name: _Watching(name, drafters) for name in COLLECTORS}
+    longest = built.target.info.context - load.tokens
+    prompts = [
+        encode(built.tokenizer, prompt, longest) for turn in zip(*workloads.values(), strict=False) for prompt in turn
+    ]
     try:
-        await _serve(engine, built, None, block)  # warm
-        for _ in range(requests // block):
-            for name, watch in watching.items():
+        await _serve(engine, None, prompts, load.tokens)  # warm
+        for turn, begun in enumerate(range(0, load.requests, load.block)):
+            asked = [prompts[n % len(prompts)] for n in range(begun, min(begun + load.block, load.requests))]
+            first = turn % len(COLLECTORS)
+            for name in COLLECTORS[first:] + COLLECTORS[:first]:
+                watch = watching[name]
                 relay.sink = watch.tracing
-                seconds[name] += await _serve(engine, built, watch.tracing, block)
+                seconds[name] += await _serve(engine, watch.tracing, asked, load.tokens)
+                await watch.settle()
                 tick()
     finally:
         relay.sink = None
@@ -73,12 +95,14 @@ def p99_over(mine: Sequence[float], others: Sequence[float]) -> dict[str, float]
     return {"median": float(np.median(ratios)), "lowest": float(ratios.min()), "highest": float(ratios.max())}
 
 
-async def _serve(engine: AsyncEngine, built: Built, tracing: Tracing | None, count: int) -> list[float]:
+async def _serve(
+    engine: AsyncEngine, tracing: Tracing | None, prompts: Sequence[tuple[int, ...]], tokens: int
+) -> list[float]:
     """Requests one after the other; seconds to the first token of each."""
-    prompt = tuple(built.tokenizer.encode("Once upon a time, in a village by the sea,"))
+    sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
     firsts = []
-    for number in range(count):
-        request = Request(f"b{time.monotonic_ns()}-{number}", prompt, SamplingParams(max_tokens=6, temperature=0.0))
+    for number, prompt in enumerate(prompts):
+        request = Request(f"b{time.monotonic_ns()}-{number}", prompt, sampling)
         began = time.perf_counter()
         trace = None if tracing is None else tracing.begin("chat", {})
         if trace is not None:
@@ -127,6 +151,12 @@ class _Watching:
     @property
     def dropped(self) -> int:
         return 0 if self.tracing is None else self.tracing.dropped
+
+    async def settle(self) -> None:
+        """Let it do what is left of a block's work, which is not to fall into another's."""
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.box.work)
+            await asyncio.sleep(_SETTLING_SECONDS)
 
     def close(self) -> float:
         began = time.perf_counter()

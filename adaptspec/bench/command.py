@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from adaptspec.bench.collectors import Load
 from adaptspec.bench.decisions import DecisionSettings, run_decisions
 from adaptspec.bench.exactness import DEPTHS, run_exactness
 from adaptspec.bench.quick import QuickSettings, run_quick
@@ -51,15 +52,17 @@ def add_benchmarks(parser: argparse.ArgumentParser) -> Any:
     decisions.add_argument("--json", action="store_true", help="print one JSON object")
     decisions.set_defaults(run=lambda arguments: _finish(arguments, _decisions(arguments), _show_decisions))
     telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
-    telemetry.add_argument("--requests", type=int, default=900, help="requests per collector (default: %(default)s)")
-    telemetry.add_argument("--json", action="store_true", help="print one JSON object")
+    load = Load()
+    telemetry.add_argument("--requests", type=int, default=load.requests, help="per collector (default: %(default)s)")
+    telemetry.add_argument("--prompts", type=int, default=4, help="prompts per task (default: %(default)s)")
     telemetry.set_defaults(run=lambda arguments: _finish(arguments, _telemetry(arguments), show_telemetry))
-    for command in (quick, exact):
+    for command, tokens in ((quick, 128), (exact, 128), (telemetry, load.tokens)):
         command.add_argument("--json", action="store_true", help="print one JSON object")
-        command.add_argument("--tokens", type=int, default=128, help="tokens per answer (default: %(default)s)")
+        command.add_argument("--tokens", type=int, default=tokens, help="tokens per answer (default: %(default)s)")
         command.add_argument(
             "--workloads", type=Path, help="folder of JSONL prompts (default: a built-in prompt a task)"
         )
+    for command in (quick, exact):
         command.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     return commands
 
@@ -104,10 +107,11 @@ def _decisions(arguments: argparse.Namespace) -> Result:
 
 
 def _telemetry(arguments: argparse.Namespace) -> Result:
-    settings = TelemetrySettings(requests=arguments.requests)
+    workloads = read_workloads(arguments.workloads, arguments.prompts)
+    settings = TelemetrySettings(load=Load(arguments.requests, tokens=arguments.tokens))
     with Progress(console=Console(stderr=True)) as progress:
         work = progress.add_task("telemetry", total=settings.steps)
-        return run_telemetry(settings, lambda: progress.advance(work))
+        return run_telemetry(workloads, settings, lambda: progress.advance(work))
 
 
 def _show_decisions(result: Result, console: Console) -> None:

@@ -10,14 +10,15 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from adaptspec.bench.collectors import COLLECTORS, collector, run_collectors
+from adaptspec.bench.collectors import COLLECTORS, Load, collector, run_collectors
+from adaptspec.bench.workloads import Workloads
 from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.metrics import Metrics
@@ -42,21 +43,20 @@ _TINY = CostProfile((1, 16), (1, 8), ((1e-3, 2e-3), (3e-3, 9e-3)), overhead=1e-4
 
 @dataclass(frozen=True)
 class TelemetrySettings:
-    """How many rounds are timed, in lots that are emptied in between; how many requests each collector sees."""
+    """How many rounds are timed, in lots that are emptied in between; what is served beside each collector."""
 
     rounds: int = 512
     lots: int = 20
-    requests: int = 900
-    block: int = 25
+    load: Load = field(default_factory=Load)
 
     @property
     def steps(self) -> int:
         """How often progress is told."""
-        return len(BATCHES) * len(_SINKS) + len(COLLECTORS) * (self.requests // self.block)
+        return len(BATCHES) * len(_SINKS) + len(COLLECTORS) * -(-self.load.requests // self.load.block)
 
 
-def run_telemetry(settings: TelemetrySettings, tick: Callable[[], None]) -> dict[str, Any]:
-    """Both parts; `tick` is called after each row of them.
+def run_telemetry(workloads: Workloads, settings: TelemetrySettings, tick: Callable[[], None]) -> dict[str, Any]:
+    """Both parts, the second over prompts of these workloads; `tick` is called after each row of them.
 
     Raises:
         ModelError, ConfigError: the bundled pair cannot be served.
@@ -70,7 +70,7 @@ def run_telemetry(settings: TelemetrySettings, tick: Callable[[], None]) -> dict
     return {
         "benchmark": "telemetry",
         "per_round": rows,
-        "collectors": asyncio.run(run_collectors(settings.requests, settings.block, tick)),
+        "collectors": asyncio.run(run_collectors(workloads, settings.load, tick)),
     }
 
 

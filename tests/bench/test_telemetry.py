@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from adaptspec.bench import telemetry as module
-from adaptspec.bench.collectors import COLLECTORS, collector, p99_over
+from adaptspec.bench.collectors import COLLECTORS, Load, collector, p99_over
 from adaptspec.bench.telemetry import BATCHES, TelemetrySettings, run_telemetry, show_telemetry
+from adaptspec.bench.workloads import Workloads, read_workloads
 from adaptspec.telemetry.trace_settings import TraceLevel
 
 
@@ -19,12 +20,14 @@ def test_every_level_and_collector_has_its_row(monkeypatch: pytest.MonkeyPatch) 
     """Emitting is timed for each sink, and what follows for those that have a thread."""
     told: list[int] = []
 
-    async def unserved(requests: int, block: int, tick: object) -> dict[str, dict[str, float]]:
+    async def unserved(workloads: Workloads, load: Load, tick: object) -> dict[str, dict[str, float]]:
         ratio = p99_over([1.0] * 100 + [3.0] * 100, [1.0] * 100 + [2.0] * 100)
-        return {name: {"p99_ms": float(requests // block), "p99_over_none": ratio} for name in COLLECTORS}
+        return {name: {"p99_ms": float(load.requests * len(workloads)), "p99_over_none": ratio} for name in COLLECTORS}
 
     monkeypatch.setattr(module, "run_collectors", unserved)
-    result = run_telemetry(TelemetrySettings(rounds=8, lots=3, requests=4, block=2), lambda: told.append(1))
+    result = run_telemetry(
+        read_workloads(None, 1), TelemetrySettings(rounds=8, lots=3, load=Load(4, 2)), lambda: told.append(1)
+    )
     rows = result["per_round"]
     assert len(rows) == len(told) == len(BATCHES) * (2 + len(TraceLevel))
     assert all(row["engine_us_per_round"] > 0 for row in rows)
