@@ -333,7 +333,7 @@ class Goodput:
                 return
             kept = int((record.emitted[mine] - 1).sum())
             self._allowance.settle(trying.cost, kept * trying.plain / len(record.rows))
-            if MANY * number(mine) > len(mine):
+            if MANY * int(np.count_nonzero(mine)) > len(mine):
                 # One in vain leaves off what is off: no need to plan at once.
                 self._rounds_left = 0 if kept else self._rounds_left
                 self._patience = _SOON
