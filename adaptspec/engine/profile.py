@@ -40,6 +40,8 @@ _CELL_SECONDS, _CELL_MOST, _CELL_LEAST = 0.06, 25, 3
 _BUSY = 1.5
 # Of what a step takes on average, each one takes this much at least.
 _LEAST_STEP = 0.25
+# Raised whenever passes, or how they are timed, have changed: tables in caches are then of no use.
+_MEASURING = 2
 
 
 def profiled_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> CostTable:
@@ -311,7 +313,7 @@ def _clear(runner: Runner, rows: int) -> None:
 def _cache_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Path:
     models = [target, *(d.runner for d in drafters if isinstance(d, DraftModelDrafter))]
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu"
-    facts = [device, processor(), str(torch.get_num_threads()), torch.__version__]
+    facts = [str(_MEASURING), device, processor(), str(torch.get_num_threads()), torch.__version__]
     facts += [f"{m.info.fingerprint} {m.info.dtype} {Extent.of(m, max_rows)}" for m in models]
     key = hashlib.blake2b("\n".join(facts).encode(), digest_size=12)
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -15,7 +15,7 @@ from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.memory import require_room
 from adaptspec.models.rope import rotations
 from adaptspec.models.runner import ModelInfo, Packed
-from adaptspec.models.small_pass import WIDEST, SmallPass
+from adaptspec.models.small_pass import SmallPass
 from adaptspec.models.step import Step
 from adaptspec.models.weights import DecoderWeights, LayerWeights
 
@@ -69,11 +69,13 @@ class Decoder:
     def forward(self, packed: Packed) -> torch.Tensor:
         """Logits [sum(wanted), vocab] in float32: an inference tensor, to be changed in inference mode only."""
         spans = self._grow(packed)
-        if self._small is not None and len(spans) == 1 and spans[0].size <= WIDEST:
-            logits = self._small.run(packed.tokens, spans[0], int(packed.wanted[0]))
-            self._cache.set_length(spans[0].row, spans[0].end)
-            return logits
-        return self._pass(packed, spans)
+        if self._small is not None and self._small.takes(spans):
+            logits = self._small.run(packed.tokens, spans, packed.wanted)
+        else:
+            logits = self._pass(packed, spans)
+        for span in spans:
+            self._cache.set_length(span.row, span.end)
+        return logits
 
     def _pass(self, packed: Packed, spans: list[Span]) -> torch.Tensor:
         weights = self._weights
@@ -86,8 +88,6 @@ class Decoder:
                 hidden, attended = step.pick(packed.wanted.tolist(), hidden, attended)
             hidden = _add_product(hidden, attended, layer.output, layer.output_bias)
             hidden = _add_product(hidden, _mlp(layer, hidden), layer.down, layer.down_bias)
-        for span in spans:
-            self._cache.set_length(span.row, span.end)
         return torch.mm(weights.norm(hidden), weights.head).float()
 
     def _grow(self, packed: Packed) -> list[Span]:

@@ -1,4 +1,4 @@
-"""A forward pass over a few tokens of one row on a CPU: products by torch, everything small by numpy.
+"""A forward pass over a few tokens of a few rows on a CPU: products by torch, everything small by numpy.
 
 Where a pass takes a millisecond, most of it is what each operation costs beside its arithmetic: 3 to 6 us in torch,
 under 1 us in numpy. Both work on the same memory here. Knows one decoder's weights; the plain form is in `Decoder`, and
@@ -8,6 +8,7 @@ a test holds the two equal.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,19 +26,23 @@ from adaptspec.types import IntArray
 Floats = npt.NDArray[np.float32]
 
 _MASKED = 2048  # positions; what a mask takes to make is nothing beside attending to more
-WIDEST = 16  # tokens; beyond, arithmetic outweighs overhead and torch's threads are worth theirs
+# Tokens of one row, and of all rows; beyond, arithmetic outweighs overhead and torch's threads are worth theirs.
+WIDEST, MOST = 16, 128
 
 
 class SmallPass:
-    """Passes of up to `WIDEST` tokens of one row, in float32 on a CPU."""
+    """Passes of up to `MOST` tokens, `WIDEST` of each row, in float32 on a CPU."""
 
     def __init__(self, config: DecoderConfig, weights: DecoderWeights, cache: KVCache, rotations: torch.Tensor) -> None:
         """`rotations` [context, 1, head_dim / 2]. `fits` says whether a model can be run like this."""
-        self._config, self._weights, self._cache = config, weights, cache
+        self._weights, self._cache = weights, cache
         self._heads = Heads(config.heads, config.kv_heads, config.head_dim)
         self._embedding: Floats = weights.embedding.numpy()
         self._rotations: npt.NDArray[np.complex64] = rotations.numpy()
+        self._pool: list[Floats] = [layer.numpy() for layer in cache.pool]
+        self._space = _Space(config, self._heads)
         self._rooms: dict[int, _Room] = {}
+        self._masks: dict[int, torch.Tensor] = {}  # by width [group * width, _MASKED], of which a pass takes the end
 
     @staticmethod
     def fits(config: DecoderConfig, weights: DecoderWeights, cache: KVCache) -> bool:
@@ -51,36 +56,81 @@ class SmallPass:
             and all(isinstance(norm, UnitLength) for norm in norms)
         )
 
-    def run(self, tokens: IntArray, span: Span, wanted: int) -> torch.Tensor:
-        """Logits [wanted, vocab] of the last tokens of the span, whose keys and values are cached on the way."""
-        room = self._rooms.get(span.size)
+    @staticmethod
+    def takes(spans: Sequence[Span]) -> bool:
+        """Whether a pass is small enough."""
+        if len(spans) == 1:
+            return spans[0].size <= WIDEST
+        sizes = [span.size for span in spans]
+        return sum(sizes) <= MOST and max(sizes) <= WIDEST
+
+    def run(self, tokens: IntArray, spans: Sequence[Span], wanted: IntArray) -> torch.Tensor:
+        """Logits of the last `wanted` tokens of each span; keys and values of all are cached on the way."""
+        room = self._rooms.get(len(tokens))
         if room is None:
-            room = self._rooms[span.size] = _Room.of(self._config, self._heads, span.size)
+            room = self._rooms[len(tokens)] = _Room.of(self._space, len(tokens))
         np.take(self._embedding, tokens, axis=0, out=room.hidden)
-        rotations = self._rotations[span.start : span.end]
-        mask = None if span.size == 1 else self._mask(room, span)
-        caches, keys, values = self._cache.targets(*span), *self._cache.views(span.row, 0, span.end)
+        rotations, slots = self._places(spans)
+        rows = self._rows(spans)
         with np.errstate(over="ignore"):  # exp(-x) of a very negative gate is infinite, and its silu rightly 0
             for i, layer in enumerate(self._weights.layers):
                 _project(layer, room, rotations)
-                caches[i].copy_(room.keys_values)
-                _add(room, self._attend(room, keys[i], values[i], mask), layer.output, layer.output_bias)
+                self._pool[i][slots] = room.keys_values
+                attended = rows[0].attend(i) if len(rows) == 1 else torch.cat([row.attend(i) for row in rows])
+                _add(room, attended, layer.output, layer.output_bias)
                 _transform(layer, room)
         _unit(room, self._weights.norm)
-        return torch.mm(room.normed_tensor[span.size - wanted :], self._weights.head)
+        return torch.mm(_last(room, spans, wanted), self._weights.head)
 
-    def _mask(self, room: _Room, span: Span) -> torch.Tensor:
-        if span.end <= _MASKED:
-            return room.mask[:, -span.end :]
-        return _hiding(span.size, span.end, self._heads.group)
+    def _places(self, spans: Sequence[Span]) -> tuple[npt.NDArray[np.complex64], slice | IntArray]:
+        """How the tokens are rotated [N, 1, head_dim / 2], and where in the cache they go."""
+        if len(spans) == 1:
+            row, start, end = spans[0]
+            first = self._cache.first_slot(row)
+            return self._rotations[start:end], slice(first + start, first + end)
+        positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
+        shifts = np.repeat([self._cache.first_slot(span.row) for span in spans], [span.size for span in spans])
+        return self._rotations[positions], positions + shifts
 
-    def _attend(self, room: _Room, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """What the queries gather [n, heads * dim] from keys and values [1, kv, cached, dim]."""
-        if room.folded is None:
-            queries = fold(room.queries, self._heads)
+    def _rows(self, spans: Sequence[Span]) -> list[_Row]:
+        rows, first = [], 0
+        for span in spans:
+            asking = self._space.asking(first, span.size)
+            mask = None if span.size == 1 else self._mask(span)
+            rows.append(_Row(self._heads, asking, mask, *self._cache.views(span.row, 0, span.end)))
+            first += span.size
+        return rows
+
+    def _mask(self, span: Span) -> torch.Tensor:
+        if span.end > _MASKED:
+            return _hiding(span.size, span.end, self._heads.group)
+        mask = self._masks.get(span.size)
+        if mask is None:
+            mask = self._masks[span.size] = _hiding(span.size, _MASKED, self._heads.group)
+        return mask[:, -span.end :]
+
+
+class _Row:
+    """What one row's queries attend to, layer by layer: keys and values [1, kv, cached, dim]."""
+
+    def __init__(
+        self,
+        heads: Heads,
+        asking: _Asking,
+        mask: torch.Tensor | None,
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+    ) -> None:
+        self._heads, self._asking, self._mask, self._keys, self._values = heads, asking, mask, keys, values
+
+    def attend(self, layer: int) -> torch.Tensor:
+        """What the queries gather [n, heads * dim]."""
+        asking, mask, keys, values = self._asking, self._mask, self._keys[layer], self._values[layer]
+        if asking.folded is None:
+            queries = fold(asking.queries, self._heads)
             return unfold(F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask), self._heads)[0]
-        out = F.scaled_dot_product_attention(room.folded, keys, values, attn_mask=mask)
-        return out.reshape(1, -1) if mask is None else out.transpose(1, 2).reshape(len(room.hidden), -1)
+        out = F.scaled_dot_product_attention(asking.folded, keys, values, attn_mask=mask)
+        return out.reshape(1, -1) if mask is None else out.transpose(1, 2).reshape(asking.queries.shape[1], -1)
 
 
 def _project(layer: LayerWeights, room: _Room, rotations: npt.NDArray[np.complex64]) -> None:
@@ -113,6 +163,47 @@ def _add(room: _Room, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
         room.hidden_tensor.add_(bias)
 
 
+def _last(room: _Room, spans: Sequence[Span], wanted: IntArray) -> torch.Tensor:
+    """Normalised states of the last `wanted` tokens of each span."""
+    if len(spans) == 1:
+        return room.normed_tensor[len(room.normed) - int(wanted[0]) :]
+    if wanted.sum() == len(room.normed):
+        return room.normed_tensor
+    ends = np.cumsum([span.size for span in spans])
+    picked = [np.arange(end - n, end) for end, n in zip(ends.tolist(), wanted.tolist(), strict=True)]
+    return torch.from_numpy(room.normed[np.concatenate(picked)])
+
+
+class _Space:
+    """Memory for the widest pass; a narrower one takes the beginning of each part."""
+
+    def __init__(self, config: DecoderConfig, heads: Heads) -> None:
+        self.queries, kv = heads.query * heads.dim, heads.kv * heads.dim
+        self.heads, self.mlp = heads, config.mlp
+        self.hidden, self.normed = torch.empty(MOST, config.hidden), torch.empty(MOST, config.hidden)
+        self.qkv, self.gate_up = torch.empty(MOST, self.queries + 2 * kv), torch.empty(MOST, 2 * config.mlp)
+        self.active = torch.empty(MOST, config.mlp)
+        self.lengths: Floats = np.empty(MOST, dtype=np.float32)
+        self._asking: dict[tuple[int, int], _Asking] = {}
+
+    def asking(self, first: int, size: int) -> _Asking:
+        """Of the row whose tokens begin at `first`."""
+        known = self._asking.get((first, size))
+        if known is None:
+            queries = self.qkv[first : first + size, : self.queries].unsqueeze(0)
+            folded = fold(queries, self.heads) if size == 1 or self.heads.group == 1 else None
+            known = self._asking[first, size] = _Asking(queries, folded)
+        return known
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """The queries of one row [1, n, heads * dim], and as attention takes them, where that is a view."""
+
+    queries: torch.Tensor
+    folded: torch.Tensor | None
+
+
 @dataclass(frozen=True)
 class _Room:
     """Memory for passes of one width, as numpy and torch see it."""
@@ -123,10 +214,7 @@ class _Room:
     normed: Floats
     normed_tensor: torch.Tensor
     qkv_tensor: torch.Tensor
-    queries: torch.Tensor  # [1, n, heads * dim]
-    folded: torch.Tensor | None  # the same as attention takes them, where that is a view
-    mask: torch.Tensor  # [group * n, _MASKED], of which a pass takes the end
-    keys_values: torch.Tensor
+    keys_values: Floats
     heads_tensor: torch.Tensor  # queries and keys [n, heads + kv_heads, dim]
     pairs: npt.NDArray[np.complex64]  # the same, as RoPE turns them
     gate_up_tensor: torch.Tensor
@@ -136,31 +224,25 @@ class _Room:
     active_tensor: torch.Tensor
 
     @staticmethod
-    def of(config: DecoderConfig, shape: Heads, width: int) -> _Room:
-        queries, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        hidden, normed = torch.empty(width, config.hidden), torch.empty(width, config.hidden)
-        qkv, gate_up = torch.empty(width, queries + 2 * kv), torch.empty(width, 2 * config.mlp)
-        active = torch.empty(width, config.mlp)
-        turned = config.heads + config.kv_heads
-        heads = qkv.as_strided((width, turned, config.head_dim), (qkv.shape[1], config.head_dim, 1))
+    def of(space: _Space, width: int) -> _Room:
+        hidden, normed, active = space.hidden[:width], space.normed[:width], space.active[:width]
+        qkv, gate_up = space.qkv[:width], space.gate_up[:width]
+        heads = space.heads
+        turning = qkv.as_strided((width, heads.query + heads.kv, heads.dim), (qkv.shape[1], heads.dim, 1))
         both = gate_up.numpy()
-        asking = qkv[:, :queries].unsqueeze(0)
         return _Room(
             hidden=hidden.numpy(),
             hidden_tensor=hidden,
-            lengths=np.empty(width, dtype=np.float32),
+            lengths=space.lengths[:width],
             normed=normed.numpy(),
             normed_tensor=normed,
             qkv_tensor=qkv,
-            queries=asking,
-            folded=fold(asking, shape) if width == 1 or shape.group == 1 else None,
-            mask=_hiding(width, _MASKED, shape.group),
-            keys_values=qkv[:, queries:],
-            heads_tensor=heads,
-            pairs=heads.view(torch.complex64).numpy(),
+            keys_values=qkv[:, space.queries :].numpy(),
+            heads_tensor=turning,
+            pairs=turning.view(torch.complex64).numpy(),
             gate_up_tensor=gate_up,
-            gate=both[:, : config.mlp],
-            up=both[:, config.mlp :],
+            gate=both[:, : space.mlp],
+            up=both[:, space.mlp :],
             active=active.numpy(),
             active_tensor=active,
         )

@@ -1,4 +1,4 @@
-"""The quick pass for a few tokens of one row is the plain pass: logits and what is cached, for every family."""
+"""The quick pass for a few tokens of a few rows is the plain pass: logits and what is cached, for every family."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adaptspec.models import small_pass
-from adaptspec.models.small_pass import WIDEST
+from adaptspec.models.attention import Span
+from adaptspec.models.small_pass import MOST, WIDEST, SmallPass
 from tests.conftest import MakeModel
 from tests.models.packing import pack, random_tokens
 from tests.models.test_decoder import VARIANTS, lean, model_path
@@ -31,6 +32,45 @@ def test_it_is_the_plain_pass(make_model: MakeModel, variant: str, widths: list[
     assert length == plain.length(0) == sum(width for width, _ in widths)
     for mine, its in zip(quick._cache.targets(0, 0, length), plain._cache.targets(0, 0, length), strict=True):
         torch.testing.assert_close(mine, its, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if "window" not in name])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    passes=st.lists(
+        st.dictionaries(st.integers(0, 3), st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_rows_together_are_the_plain_pass(
+    make_model: MakeModel, variant: str, passes: list[dict[int, tuple[int, int]]]
+) -> None:
+    """Rows come and go between passes, each with tokens of its own, and with none, some or all of its logits wanted."""
+    path = model_path(make_model, variant)
+    quick, plain = lean(path), lean(path)
+    plain._small = None
+    for rows in passes:
+        parts = [
+            (row, random_tokens(width, seed=row + width), min(wanted, width)) for row, (width, wanted) in rows.items()
+        ]
+        torch.testing.assert_close(quick.forward(pack(*parts)), plain.forward(pack(*parts)), atol=2e-5, rtol=1e-5)
+    for row in range(4):
+        length = quick.length(row)
+        assert length == plain.length(row) == sum(rows[row][0] for rows in passes if row in rows)
+        if length:
+            for mine, its in zip(
+                quick._cache.targets(row, 0, length), plain._cache.targets(row, 0, length), strict=True
+            ):
+                torch.testing.assert_close(mine, its, atol=2e-5, rtol=1e-5)
+
+
+def test_large_passes_are_left_to_the_plain_form() -> None:
+    """Many tokens, or many of one row, are faster there."""
+    assert SmallPass.takes([Span(row, 5, 5 + WIDEST) for row in range(MOST // WIDEST)])
+    assert not SmallPass.takes([Span(0, 0, WIDEST + 1)])
+    assert not SmallPass.takes([Span(0, 0, WIDEST + 1), Span(1, 3, 4)])
+    assert not SmallPass.takes([Span(row, 5, 6) for row in range(MOST + 1)])
 
 
 def test_logits_stay_when_the_next_pass_runs(make_model: MakeModel) -> None:
@@ -58,5 +98,5 @@ def test_rows_longer_than_the_masks_at_hand(
     quick, plain = lean(path), lean(path)
     plain._small = None
     for width in (9, 5, 3, 12):
-        packed = pack((0, random_tokens(width, seed=width), width))
+        packed = pack((0, random_tokens(width, seed=width), width), (1, random_tokens(2, seed=width), 1))
         torch.testing.assert_close(quick.forward(packed), plain.forward(packed), atol=2e-5, rtol=1e-5)
