@@ -29,6 +29,8 @@ _ADVANCE = 0.25
 _SOON, _LATER = 1, 2
 # Rounds, at most, after which the first plan of a new row is no longer good for the next.
 _FRESH = 128
+# Rounds in which what rounds cost is found out.
+_COSTS_SETTLE = 64
 # Batches of so many rows look for tries every so many rounds.
 _LARGE, _TRIES_EVERY = 32, 8
 _OFF: IntArray = np.array([int(Reason.OFF)])
@@ -84,7 +86,7 @@ class Goodput:
         self._wishes = Wishes(rows, self.max_depth)
         self._plan: BatchPlan | None = None
         self._planned_for: bytes | None = None  # these rows, while the same requests run in them
-        self._firsts: dict[tuple[int, int], _First] = {}  # by task and magnitude of the lag
+        self._firsts: dict[tuple[int, int, int], _First] = {}  # by task, magnitude of the lag, and depth allowed
         self._learned = 0  # rounds
         self._newcomers: Newcomers | None = None
         self._seats: Seats | None = None
@@ -226,7 +228,7 @@ class Goodput:
         Where answers are short a plan for each would take as long as it earns.
         """
         row, lag = signals.rows.item(), signals.lag[0, 0].item()
-        kind = int(self._estimates.task[row]), lag.bit_length()
+        kind = int(self._estimates.task[row]), lag.bit_length(), min(signals.limits.item(), self.max_depth)
         known = self._firsts.get(kind)
         if known is None or self._learned > known.until:
             plan = self._planned(signals)
@@ -243,9 +245,11 @@ class Goodput:
         # A batch that stays the same is planned anew after 2, 4, 8 ... rounds: estimates settle. On tapes nothing is
         # lost by it, and a plan takes as long as a third of a small model's pass. Off, there is little news to plan on;
         # where few rows are all off there is none, but for a try that succeeds, which asks for a plan itself.
-        drafting, longest = plan.best.depths.any(), self._settings.replan_rounds
+        drafting, longest = bool(plan.best.depths.any()), self._settings.replan_rounds
         self._patience = min(2 * self._patience, longest if drafting else 4 * longest)
-        self._rounds_left = self._patience if drafting or len(plan.best.depths) >= MANY else 4 * longest
+        quiet = not drafting and len(signals.rows) < MANY and bool((signals.limits >= self._tiers[0]).all())
+        # At first costs are news, too.
+        self._rounds_left = 4 * longest if quiet and self._learned >= _COSTS_SETTLE else self._patience
         self._plan, self._newcomers, self._planned_for = plan, None, signals.rows.tobytes()
         outlook = plan.outlook
         factors = 1.0 if outlook.factors is None else outlook.factors
@@ -334,9 +338,12 @@ class Goodput:
             kept = int((record.emitted[mine] - 1).sum())
             self._allowance.settle(trying.cost, kept * trying.plain / len(record.rows))
             if MANY * int(np.count_nonzero(mine)) > len(mine):
-                # One in vain leaves off what is off: no need to plan at once.
-                self._rounds_left = 0 if kept else self._rounds_left
                 self._patience = _SOON
+                # Where all is off one in vain leaves it so; one that succeeds speaks against other first plans, too.
+                if kept or (self._plan is not None and self._plan.best.depths.any()):
+                    self._rounds_left = 0
+            if kept:
+                self._firsts.clear()
 
 
 def _asked(planned: IntArray, cap: int | None) -> tuple[IntArray, IntArray]:

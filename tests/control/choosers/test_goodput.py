@@ -52,16 +52,52 @@ def test_off_tries_now_and_then_and_comes_back() -> None:
     assert live(made, 600, accepts=7)[-1][0] > 0
 
 
+def test_off_plans_anew_once_a_try_succeeds_and_not_before() -> None:
+    """Off, nothing else is news, and a plan takes a third of a small model's round."""
+    made = chooser()
+    live(made, 300, accepts=0)
+    plans = []
+    planned = made._planned
+    made._planned = lambda batch: plans.append(made._learned) or planned(batch)  # type: ignore[method-assign, func-returns-value]
+    begun = made._learned
+    quiet = live(made, 256, accepts=0)
+    assert any(depths != [0] for depths in quiet)
+    assert len(plans) <= 256 // 64
+    while made.choose(signals([7])).depths.tolist() == [0]:
+        made.learn(record([0], [0]))
+    plans.clear()
+    made.learn(record([1], [1]))
+    now = made._learned
+    made.choose(signals([7]))
+    assert plans == [now]
+    assert now > begun
+
+
+def test_what_one_request_may_not_do_is_no_plan_for_the_next() -> None:
+    """Requests of one token, or that opted out, come first; others of their task draft all the same."""
+    made = chooser()
+    live(made, 80, accepts=7)
+    for _ in range(20):
+        made.finish(0)
+        made.start(0, 0)
+        made.choose(signals([0]))
+        made.learn(record([0], [0]))
+        made.finish(0)
+        made.start(0, 0)
+        assert made.choose(signals([7])).depths[0] > 1
+        made.learn(record([7], [7]))
+
+
 def test_rows_are_judged_apart() -> None:
     made = chooser(2)
     drafting = []
-    for _ in range(120):
+    for _ in range(400):
         depths = made.choose(signals([7, 7])).depths.tolist()
         drafting.append([depth > 1 for depth in depths])
         made.learn(record(depths, [depths[0], 0]))
     right, wrong = np.mean(drafting[40:], axis=0)
     assert right == 1.0
-    assert wrong <= 0.2
+    assert wrong <= 0.25
 
 
 def test_a_lagging_cache_raises_the_bar() -> None:
