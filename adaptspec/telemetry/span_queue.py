@@ -25,19 +25,21 @@ class SpanQueue(SpanProcessor):
     Lots are rare and large on purpose: sent in small ones all the time, spans would be in the way of every answer.
     """
 
-    def __init__(self, exporter: SpanExporter) -> None:
-        """
+    def __init__(self, exporter: SpanExporter, pause: float | None = None) -> None:
+        """`pause`: seconds between two lots, in place of the variable's.
+
         Raises:
             ConfigError: a variable holds no positive number.
         """
         self._exporter = exporter
         self._size = number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
+        waiting = number("OTEL_BSP_MAX_QUEUE_SIZE", 2048)
         self._box: Mailbox[ReadableSpan] = Mailbox(
             "spans",
             self._export,
-            waiting=number("OTEL_BSP_MAX_QUEUE_SIZE", 2048),
-            pause=number("OTEL_BSP_SCHEDULE_DELAY", 5000) / 1e3,
-            enough=self._size,
+            waiting=waiting,
+            pause=number("OTEL_BSP_SCHEDULE_DELAY", 5000) / 1e3 if pause is None else pause,
+            enough=min(self._size, waiting),
         )
         self._failed = 0
         self._failing = False

@@ -86,15 +86,16 @@ def test_a_faulty_exporter_loses_its_lot_and_no_more(monkeypatch: pytest.MonkeyP
     assert (queue.exported, queue.dropped) == (3, 5)
 
 
-def test_a_full_lot_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More spans than the queue holds come within one delay, and all are sent."""
+@pytest.mark.parametrize("batch", [100, 512])
+def test_a_full_lot_leaves_at_once(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+    """More spans than the queue holds come within one delay, and all are sent: also where it holds less than a lot."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
-    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "100")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", str(batch))
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "400")
     with collecting() as collector:
         queue = SpanQueue(TraceSettings(endpoint=collector.url).exporter())
-        for _ in range(6):
-            spans(queue, 150)
+        for _ in range(9):
+            spans(queue, 100)
             time.sleep(0.2)
         queue.close(5.0)
     assert (queue.exported, queue.dropped) == (900, 0)
