@@ -22,7 +22,9 @@ from adaptspec.telemetry.tracing import Tracing
 from adaptspec.types import Completion, Delta, Request, RoundRecord, SamplingParams, Sink
 
 COLLECTORS = ("none", "well", "dead", "slow", "refusing")
-_SLOW_SECONDS, _SETTLING_SECONDS = 5.0, 0.2
+_SLOW_SECONDS = 5.0
+# Lots leave more often than they usually do: within the block that they come from. What is left is sent behind it.
+_PAUSE, _FLUSHING_SECONDS, _SETTLING_SECONDS = 1.0, 1.0, 0.2
 # Parts of a run, each with a p99 of its own, and how many requests make one.
 _PARTS, _OF_PART = 9, 100
 
@@ -39,7 +41,7 @@ class Load:
 async def run_collectors(workloads: Workloads, load: Load, tick: Callable[[], None]) -> dict[str, Any]:
     """First tokens beside each collector, of prompts in turn, one request at a time.
 
-    Collectors take turns, each time another one first, so that the machine's moods hit all. `tick` is called after each
+    Collectors take turns, in an order drawn anew, so that the machine's moods hit all. `tick` is called after each
     block.
 
     Raises:
@@ -58,10 +60,10 @@ async def run_collectors(workloads: Workloads, load: Load, tick: Callable[[], No
     ]
     try:
         await _serve(engine, None, prompts, load.tokens)  # warm
-        for turn, begun in enumerate(range(0, load.requests, load.block)):
+        rng = np.random.default_rng(0)
+        for begun in range(0, load.requests, load.block):
             asked = [prompts[n % len(prompts)] for n in range(begun, min(begun + load.block, load.requests))]
-            first = turn % len(COLLECTORS)
-            for name in COLLECTORS[first:] + COLLECTORS[:first]:
+            for name in rng.permutation(COLLECTORS).tolist():
                 watch = watching[name]
                 relay.sink = watch.tracing
                 seconds[name] += await _serve(engine, watch.tracing, asked, load.tokens)
@@ -145,7 +147,8 @@ class _Watching:
         self.tracing: Tracing | None = None
         if kind != "none":
             settings = TraceSettings(TraceLevel.PHASE, url)
-            self.tracing = Tracing(settings, SpanQueue(settings.exporter()), "bench")
+            self._spans = SpanQueue(settings.exporter(), _PAUSE)
+            self.tracing = Tracing(settings, self._spans, "bench")
             self.tracing.start(drafters)
 
     @property
@@ -153,10 +156,15 @@ class _Watching:
         return 0 if self.tracing is None else self.tracing.dropped
 
     async def settle(self) -> None:
-        """Let it do what is left of a block's work, which is not to fall into another's."""
+        """Let it do what is left of a block's work, which is not to fall into another's.
+
+        What a collector does not answer in time goes on beside the others: waiting takes nothing from them.
+        """
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.box.work)
-            await asyncio.sleep(_SETTLING_SECONDS)
+            flushing = asyncio.create_task(asyncio.to_thread(self._spans.force_flush))
+            await asyncio.wait([flushing], timeout=_FLUSHING_SECONDS)
+        await asyncio.sleep(_SETTLING_SECONDS)
 
     def close(self) -> float:
         began = time.perf_counter()
