@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from adaptspec.control.arrays import total
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.engine.by_task import ByTask
@@ -280,7 +281,7 @@ class RoundLoop:
             prefill_tokens=prefill,
             draft_steps=draft.steps,
             caught_up=draft.caught_up,
-            verify_tokens=int(draft.counts.sum()) + size + prefill,
+            verify_tokens=total(draft.counts) + size + prefill,
             draft_seconds=clock.seconds("draft"),
             verify_seconds=clock.seconds("verify"),
             total_seconds=clock.total,
