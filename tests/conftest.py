@@ -37,6 +37,17 @@ FAMILIES: dict[str, type[Any]] = {
 
 MakeModel = Callable[..., Path]
 
+# Folders whose tests start whole programs.
+WHOLE = ("e2e", "chaos", "clients")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what takes minutes with -m "not whole"; single files elsewhere mark themselves."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).parts[0] in WHOLE:
+            item.add_marker(pytest.mark.whole)
+
 
 def pytest_configure() -> None:
     """One thread: tiny models gain nothing from more, and tests often share a machine."""

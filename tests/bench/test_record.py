@@ -28,6 +28,8 @@ from adaptspec.types import Request, RoundRecord, SamplingParams, SpeculationPar
 from tests.conftest import MakeModel
 from tests.engine.conftest import Notes
 
+pytestmark = pytest.mark.whole
+
 SETTINGS = RecordSettings(tokens=32, temperatures=(0.0, 0.9), seed=5)
 TEXTS = ("one two one two one", "a b c d a b c", "the river, the river", "0 1 0 1 1 0")
 

@@ -24,6 +24,8 @@ from adaptspec.replay.tape import Tape
 from adaptspec.replay.tape_file import find_tape, load_tape
 from adaptspec.replay.world import WorldSettings
 
+pytestmark = pytest.mark.whole
+
 WORLD = WorldSettings()
 CPU, GPU = "cpu-2-cores", "gpu-8b"
 DEPTHS = (1, 3, 7, 12)

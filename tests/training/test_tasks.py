@@ -17,6 +17,8 @@ from adaptspec.training.task_card import digest
 from adaptspec.training.task_examples import task_examples
 from adaptspec.training.tasks import feature_matrix, fit, leave_sources_out, quantised, train_tasks
 
+pytestmark = pytest.mark.whole
+
 
 def test_features_are_the_ngrams_the_detector_counts() -> None:
     """Training and detection must see the same."""

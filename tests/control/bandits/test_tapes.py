@@ -29,6 +29,8 @@ from adaptspec.replay.world import started
 from adaptspec.types import FloatArray, RoundRecord
 from tests.control.simulator import HEADER
 
+pytestmark = pytest.mark.whole
+
 BANDITS = ("ucb", "thompson", "exp3", "linucb-context", "nightjar")
 ARMS = (0, 1, 3, 7)
 # Weights that hardly follow goodput: arms drawn uniformly.
