@@ -45,6 +45,17 @@ class Span(NamedTuple):
         return self.end - self.start
 
 
+def positions(spans: Sequence[Span]) -> IntArray:
+    """Of all new tokens in their rows [N]."""
+    return np.concatenate([np.arange(span.start, span.end) for span in spans])
+
+
+def last_places(spans: Sequence[Span], wanted: Sequence[int]) -> IntArray:
+    """Where among all new tokens the last `wanted` of each row are."""
+    ends = np.cumsum([span.size for span in spans]).tolist()
+    return np.concatenate([np.arange(end - n, end) for end, n in zip(ends, wanted, strict=True)])
+
+
 @dataclass(frozen=True)
 class Sight:
     """Who attends in one forward pass, and how far back: `window` tokens including itself, None for all."""

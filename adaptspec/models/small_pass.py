@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from adaptspec.models.attention import Heads, Span, fold, unfold
+from adaptspec.models.attention import Heads, Span, fold, last_places, positions, unfold
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.norms import UnitLength
@@ -88,9 +88,9 @@ class SmallPass:
             row, start, end = spans[0]
             first = self._cache.first_slot(row)
             return self._rotations[start:end], slice(first + start, first + end)
-        positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
+        places = positions(spans)
         shifts = np.repeat([self._cache.first_slot(span.row) for span in spans], [span.size for span in spans])
-        return self._rotations[positions], positions + shifts
+        return self._rotations[places], places + shifts
 
     def _rows(self, spans: Sequence[Span]) -> list[_Row]:
         rows, first = [], 0
@@ -169,9 +169,7 @@ def _last(room: _Room, spans: Sequence[Span], wanted: IntArray) -> torch.Tensor:
         return room.normed_tensor[len(room.normed) - int(wanted[0]) :]
     if wanted.sum() == len(room.normed):
         return room.normed_tensor
-    ends = np.cumsum([span.size for span in spans])
-    picked = [np.arange(end - n, end) for end, n in zip(ends.tolist(), wanted.tolist(), strict=True)]
-    return torch.from_numpy(room.normed[np.concatenate(picked)])
+    return torch.from_numpy(room.normed[last_places(spans, wanted.tolist())])
 
 
 class _Space:

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from adaptspec.models.attention import Attention, GatheredAttention, Heads, InPlaceAttention, Sight, Span
+from adaptspec.models.attention import (
+    Attention,
+    GatheredAttention,
+    Heads,
+    InPlaceAttention,
+    Sight,
+    Span,
+    last_places,
+    positions,
+)
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.norms import Norm
@@ -52,12 +61,9 @@ class Step:
 
     def pick(self, wanted: Sequence[int], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of each tensor [N, ...] the last `wanted` of every row's tokens."""
-        sizes = [span.size for span in self._spans]
-        if sizes == wanted:
+        if [span.size for span in self._spans] == wanted:
             return tensors
-        ends = np.cumsum(sizes)
-        index = np.concatenate([np.arange(end - n, end) for end, n in zip(ends, wanted, strict=True)])
-        picked = torch.from_numpy(index).to(tensors[0].device)
+        picked = torch.from_numpy(last_places(self._spans, wanted)).to(tensors[0].device)
         return tuple(tensor.index_select(0, picked) for tensor in tensors)
 
     def _rotated(self, qkv: torch.Tensor) -> torch.Tensor:
@@ -79,5 +85,4 @@ def _rotations(table: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
     """The rows of `table` [context, 1, dim / 2] for the positions of all new tokens."""
     if len(spans) == 1:
         return table.narrow(0, spans[0].start, spans[0].size)
-    positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
-    return table.index_select(0, torch.from_numpy(positions).to(table.device))
+    return table.index_select(0, torch.from_numpy(positions(spans)).to(table.device))
