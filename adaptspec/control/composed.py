@@ -60,6 +60,8 @@ class ComposedPolicy:
         self._temperature = temperature
         self._memories = _memories(self._stop, self._task_stops, keeper, temperature)
         self._expected: tuple[Outlook, IntArray, Expected] | None = None
+        self._said: tuple[Choice, Decision] | None = None
+        self._nothing: dict[Reason, Decision] = {}
         self._tasks: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._zeros: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -116,7 +118,7 @@ class ComposedPolicy:
         if self._barred:
             return self._none(Reason.CEILING)
         stance = Stance.RUN if self._guard is None else self._guard.stance(signals)
-        if stance in (Stance.OFF, Stance.PLAIN_ONCE):
+        if stance is Stance.OFF or stance is Stance.PLAIN_ONCE:
             return self._none(Reason.GUARD)
         choice = self._chooser.choose(signals)
         if stance is Stance.PROBE:
@@ -130,15 +132,29 @@ class ComposedPolicy:
             choice = replace(choice, reasons=self._explain(choice, signals.limits, limits))
         drafting = some(choice.depths)
         stop = self._stop_of(choice, signals) if drafting else None
-        drafter = self._zeros if choice.drafter is None else choice.drafter
         temperature = self._temperature.begin() if drafting and self._temperature is not None else None
-        expected = self._expect(choice)
-        return Decision(choice.depths, choice.reasons, drafter, stop, choice.provenance, temperature, expected=expected)
+        said = self._said
+        # A chooser whose plan stands makes the same choice, which is the same decision.
+        if said is not None and said[0] is choice and said[1].stop is stop and said[1].temperature is temperature:
+            return said[1]
+        drafter = self._zeros if choice.drafter is None else choice.drafter
+        decision = Decision(
+            choice.depths,
+            choice.reasons,
+            drafter,
+            stop,
+            choice.provenance,
+            temperature,
+            expected=self._expect(choice),
+        )
+        self._said = choice, decision
+        return decision
 
     def learn(self, record: RoundRecord) -> None:
         """See `Policy.learn`."""
         self._chooser.learn(record)
-        self._stop.learn(record)
+        if self._stop.learns:
+            self._stop.learn(record)
         if self._task_learners:
             self._teach_task_stops(record)
         if self._keeper is not None:
@@ -203,7 +219,11 @@ class ComposedPolicy:
         return known[2]
 
     def _none(self, reason: Reason) -> Decision:
-        return Decision(self._zeros, np.full(len(self._zeros), int(reason), dtype=np.int64), self._zeros)
+        known = self._nothing.get(reason)
+        if known is None or known.depths is not self._zeros:
+            reasons: IntArray = np.full(len(self._zeros), int(reason), dtype=np.int64)
+            known = self._nothing[reason] = Decision(self._zeros, reasons, self._zeros)
+        return known
 
     def _teach_task_stops(self, record: RoundRecord) -> None:
         tasks = self._tasks[record.rows]

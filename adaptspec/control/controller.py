@@ -16,7 +16,7 @@ indexes the engine's drafters. Knows policies through their protocol, and nothin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import numpy as np
@@ -80,7 +80,10 @@ class Controller:
         self._threshold: FloatArray = np.full(max_rows, np.nan)
         self._own_thresholds = 0
         self._task_of: IntArray = np.zeros(max_rows, dtype=np.int64)
+        self._deepest = [policy.max_depth for policy in self._list]
         self._running = [0] * len(self._list)
+        self._used: list[int] = []  # policies that have rows
+        self._told: _Told | None = None
         self._occupied = [False] * max_rows
         self._shadows = ShadowPolicies(
             [self._shadow(name, policies[name], self._rollouts) for name in policies if name in watching]
@@ -164,6 +167,7 @@ class Controller:
             self._threshold[row] = wishes.stop_threshold
             self._own_thresholds += 1
         self._running[which] += 1
+        self._used = [i for i, count in enumerate(self._running) if count]
         self._occupied[row] = True
         self._list[which].start(row, task)
         if self._shadows:
@@ -175,6 +179,7 @@ class Controller:
             which = int(self._policy_of[row])
             self._occupied[row] = False
             self._running[which] -= 1
+            self._used = [i for i, count in enumerate(self._running) if count]
             if not np.isnan(self._threshold[row]):
                 self._threshold[row] = np.nan
                 self._own_thresholds -= 1
@@ -187,7 +192,7 @@ class Controller:
         if not len(signals.rows):
             return Decision(_NOBODY, _NOBODY, _NOBODY)
         watched = self._shadows.decide(signals) if self._shadows else ()
-        used = [i for i, count in enumerate(self._running) if count]
+        used = self._used
         if len(used) <= 1:
             decision = self._decide_one(used[0] if used else int(self._policy_of[signals.rows[0]]), signals)
         else:
@@ -203,11 +208,14 @@ class Controller:
         if not len(record.rows):
             return
         if self._cost is not None:
-            self._cost.observe(record, self._one_drafter(record))
+            self._cost.observe(record, self._drafters)
         if self._shadows:
             self._shadows.learn(record)
+        if len(self._list) == 1:
+            self._list[0].learn(self._numbers[0].record(record))
+            return
         owners = self._policy_of[record.rows]
-        first = int(owners[0])
+        first = owners.item(0)
         if alike(owners, first):
             self._list[first].learn(self._numbers[first].record(record))
             return
@@ -222,6 +230,7 @@ class Controller:
             self._list.append(policy)
             self._numbers.append(numbers)
             self._running.append(0)
+            self._deepest.append(policy.max_depth)
         else:
             which, rows = self._names.index(name), self._rows_of(name)
             for row in rows:
@@ -229,6 +238,7 @@ class Controller:
             for row in rows:
                 self._list[which].finish(row)
             self._list[which], self._numbers[which] = policy, numbers
+            self._deepest[which] = policy.max_depth
         # Other threads may be reading the names: the mapping they have stays as it is.
         self.policies = {**self.policies, name: policy}
         which = self._names.index(name)
@@ -262,24 +272,27 @@ class Controller:
         return [row for row, occupied in enumerate(self._occupied) if occupied and self._policy_of[row] == which]
 
     def _decide_one(self, which: int, signals: BatchSignals) -> Decision:
-        policy, numbers = self._list[which], self._numbers[which]
-        decision = policy.decide(numbers.signals(signals))
-        reasons = decision.reasons
-        limits, deepest = signals.limits, policy.max_depth
-        if limits.item() < deepest if len(limits) == 1 else (limits < deepest).any():
-            reasons = self._explain_limits(decision, signals, deepest)
-        drafter, provenance = numbers.drafter(decision.drafter), decision.provenance
-        offered = self._offers_to.get(which)
-        return Decision(
+        numbers, offered = self._numbers[which], self._offers_to.get(which)
+        decision = self._list[which].decide(numbers.signals(signals))
+        watched = numbers.watched if offered is None or offered.looking else ()
+        limits, deepest = signals.limits, self._deepest[which]
+        bound = limits.item() < deepest if len(limits) == 1 else bool((limits < deepest).any())
+        told = self._told
+        # A policy whose decision stands repeats it, and so do we.
+        if told is not None and told.of is decision and told.watched is watched and not bound:
+            return told.said
+        said = Decision(
             decision.depths,
-            reasons,
-            drafter,
+            self._explain_limits(decision, signals, deepest) if bound else decision.reasons,
+            numbers.drafter(decision.drafter),
             decision.stop,
-            provenance,
+            decision.provenance,
             decision.temperature,
-            numbers.watched if offered is None or offered.looking else (),
+            watched,
             decision.expected,
         )
+        self._told = None if bound else _Told(decision, watched, said)
+        return said
 
     def _decide_many(self, signals: BatchSignals) -> Decision:
         owners = self._policy_of[signals.rows]
@@ -325,14 +338,14 @@ class Controller:
             )
         return DrafterNumbers(wanted, self._drafters)
 
-    def _one_drafter(self, record: RoundRecord) -> str | None:
-        if not self._drafters:
-            return None
-        first = int(record.drafter[0])
-        if alike(record.drafter, first):
-            return self._drafters[first]
-        used = np.bincount(record.drafter, record.drafted).nonzero()[0]
-        return self._drafters[used[0]] if len(used) == 1 else None
+
+@dataclass(frozen=True)
+class _Told:
+    """What was made of a policy's decision for the engine."""
+
+    of: Decision
+    watched: tuple[int, ...]
+    said: Decision
 
 
 def _watches_regions(policy: Policy) -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from adaptspec.control.arrays import FEW, some, total
+from adaptspec.control.arrays import FEW, alike, some, total
 from adaptspec.control.grid import LearnedGrid
 from adaptspec.errors import ConfigError
 from adaptspec.types import FloatArray, RoundRecord
@@ -146,8 +146,8 @@ class CostTable:
         total = drafting + per_step * steps + per_row * drafted + self.verify_curve(rows, rows + drafted, context)
         return np.asarray(total, dtype=np.float64)
 
-    def observe(self, record: RoundRecord, drafter: str | None = None) -> None:
-        """Correct the table by one round; `drafter` names the one its rows used, None if they differ.
+    def observe(self, record: RoundRecord, drafters: Sequence[str] = ()) -> None:
+        """Correct the table by one round; `drafters` are those that its rows count.
 
         Rounds that read a prompt, or hold no decoding rows, teach nothing.
         """
@@ -168,6 +168,7 @@ class CostTable:
         if drafting and record.draft_steps:
             beside -= record.draft_seconds
             # Where several drafters ran nobody knows whose the seconds were, but they were no overhead.
+            drafter = _only_drafter(record, drafters)
             if drafter in self._steps:
                 self._observe_draft(record, drafter, rows)
         self._observe_overhead(rows, drafting, beside)
@@ -253,3 +254,14 @@ class CostTable:
 def batch_bucket(rows: int) -> int:
     """Which batch sizes count as alike: 0 for 1 row, then 2, 3-4, 5-8, 9-16 ..."""
     return max(0, rows - 1).bit_length()
+
+
+def _only_drafter(record: RoundRecord, drafters: Sequence[str]) -> str | None:
+    """The one that drafted in all rows that did; None if there were several."""
+    if not drafters:
+        return None
+    first = record.drafter.item(0)
+    if alike(record.drafter, first):
+        return drafters[first]
+    used = np.bincount(record.drafter, record.drafted).nonzero()[0]
+    return drafters[used[0]] if len(used) == 1 else None

@@ -35,8 +35,8 @@ def test_it_learns_a_machine_that_is_slower_than_profiled() -> None:
     cost = table()
     before = cost.plain_seconds(1)
     for _ in range(400):
-        cost.observe(record([3], [2], slower=1.5), "draft-model")
-        cost.observe(record([0], [0], slower=1.5), "draft-model")
+        cost.observe(record([3], [2], slower=1.5), ("draft-model",))
+        cost.observe(record([0], [0], slower=1.5), ("draft-model",))
     assert cost.plain_seconds(1) == pytest.approx(1.5 * before, rel=0.05)
     assert cost.draft_step_seconds("draft-model", 1) == pytest.approx(1.5 * QUIET.step(1), rel=0.05)
 
@@ -49,7 +49,7 @@ def test_what_begins_a_draft_is_paid_once_a_round() -> None:
     assert deeper[1] - deeper[0] == pytest.approx(2e-4 + 1e-4)
     told = replace(record([1], [1]), verify_seconds=1.1e-3, draft_seconds=5e-4, total_seconds=1.6e-3)
     for _ in range(50):
-        cost.observe(told, "draft-model")
+        cost.observe(told, ("draft-model",))
     assert cost.draft_step_seconds("draft-model", 1) == pytest.approx(2e-4, rel=1e-6)
     assert cost.start_seconds("draft-model") == pytest.approx(3e-4, rel=1e-6)
     assert cost.start_seconds("ngram") == 0.0
@@ -62,15 +62,15 @@ def test_a_hiccup_does_not_change_which_depth_pays_and_it_recovers() -> None:
         return cost.verify_seconds(1, 4) / cost.plain_seconds(1)
 
     for _ in range(40):
-        cost.observe(record([3], [2]), "draft-model")
-        cost.observe(record([0], [0]), "draft-model")
+        cost.observe(record([3], [2]), ("draft-model",))
+        cost.observe(record([0], [0]), ("draft-model",))
     usual = relative()
     for _ in range(3):
-        cost.observe(record([3], [2], slower=50.0), "draft-model")
+        cost.observe(record([3], [2], slower=50.0), ("draft-model",))
     assert relative() == pytest.approx(usual, rel=0.05)
     for _ in range(200):
-        cost.observe(record([3], [2]), "draft-model")
-        cost.observe(record([0], [0]), "draft-model")
+        cost.observe(record([3], [2]), ("draft-model",))
+        cost.observe(record([0], [0]), ("draft-model",))
     assert relative() == pytest.approx(usual, rel=0.01)
 
 
@@ -78,7 +78,7 @@ def test_rounds_that_read_a_prompt_teach_nothing() -> None:
     cost = table()
     before = cost.plain_seconds(1)
     for _ in range(20):
-        cost.observe(record([0], [0], slower=9.0, prefill=100), None)
+        cost.observe(record([0], [0], slower=9.0, prefill=100))
     assert cost.plain_seconds(1) == before
 
 

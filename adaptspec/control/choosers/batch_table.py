@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
 from adaptspec.control.batch_schedule import BatchSchedule, Ranges
-from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
+from adaptspec.control.choosers.chooser import Alike, Choice, Chooser, Parts
 from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
@@ -30,6 +29,7 @@ class BatchTable:
         """
         self._schedule = BatchSchedule(schedule)
         self.max_depth = self._schedule.max_depth
+        self._alike = Alike()
 
     def start(self, row: int, task: int) -> None:
         """Nothing is kept per row."""
@@ -39,8 +39,7 @@ class BatchTable:
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
-        depths = np.minimum(signals.limits, self._schedule.depth(signals.round_size))
-        return Choice(depths, np.full(len(depths), int(Reason.FIXED), dtype=np.int64))
+        return self._alike.choice(signals, self._schedule.depth(signals.round_size), Reason.FIXED)
 
     def learn(self, record: RoundRecord) -> None:
         """A table learns nothing."""

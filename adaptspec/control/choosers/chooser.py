@@ -14,7 +14,7 @@ import numpy as np
 
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals, Policy, RoundStop
-from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRecord
+from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,26 @@ class Choice:
         if depths.item() <= limits.item() if len(depths) == 1 else bool((depths <= limits).all()):
             return self
         return replace(self, depths=np.minimum(depths, limits))
+
+
+class Alike:
+    """Choices of one depth and reason for all rows: the same object while nothing changes, since making one takes as
+
+    long as all else that a simple rule does in a round.
+    """
+
+    def __init__(self) -> None:
+        self._depth, self._reason = -1, Reason.FIXED
+        self._choice = Choice(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+    def choice(self, signals: BatchSignals, depth: int, reason: Reason) -> Choice:
+        """`depth` for every row, as far as its limit allows."""
+        size = len(signals.rows)
+        if depth != self._depth or reason is not self._reason or len(self._choice.depths) != size:
+            depths: IntArray = np.full(size, depth, dtype=np.int64)
+            self._depth, self._reason = depth, reason
+            self._choice = Choice(depths, np.full(size, int(reason), dtype=np.int64))
+        return self._choice.within(signals.limits)
 
 
 class Chooser(Protocol):

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import Field, field_validator
 
-from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
+from adaptspec.control.arrays import some, total
+from adaptspec.control.choosers.chooser import Alike, Choice, Chooser, Parts
 from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
@@ -65,6 +65,7 @@ class EmaTiers:
         self._firsts = sorted(ladders)
         self._slots = [_Slot(ladders[first], alpha, warmup, interval, start) for first in self._firsts]
         self.max_depth = max(max(ladder.tiers) for ladder in ladders.values())
+        self._alike = Alike()
 
     def start(self, row: int, task: int) -> None:
         """Nothing is kept per row."""
@@ -75,13 +76,13 @@ class EmaTiers:
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
         tier = self._slot(signals.round_size).tier
-        depths = np.minimum(signals.limits, tier)
-        return Choice(depths, np.full(len(depths), int(Reason.POLICY if tier else Reason.OFF), dtype=np.int64))
+        return self._alike.choice(signals, tier, Reason.POLICY if tier else Reason.OFF)
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
-        if len(record.rows):
-            self._slot(len(record.rows)).update(float(record.accepted.mean()), bool(record.drafted.any()))
+        rows = len(record.rows)
+        if rows:
+            self._slot(rows).update(total(record.accepted) / rows, some(record.drafted))
 
     def learned(self) -> dict[str, FloatArray]:
         """Nothing: the average forgets in a few rounds, a tier is found again in a dozen, and averages do not add."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
-from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
+from adaptspec.control.choosers.chooser import Alike, Choice, Chooser, Parts
 from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.types import FloatArray, Reason, RoundRecord
 
 
 class Static:
@@ -24,7 +23,7 @@ class Static:
 
     def __init__(self, depth: int) -> None:
         self.max_depth = depth
-        self._reasons: IntArray = np.zeros(0, dtype=np.int64)
+        self._alike = Alike()
 
     def start(self, row: int, task: int) -> None:
         """Nothing is kept per row."""
@@ -34,9 +33,7 @@ class Static:
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
-        if len(self._reasons) != len(signals.rows):
-            self._reasons = np.full(len(signals.rows), int(Reason.FIXED), dtype=np.int64)
-        return Choice(np.minimum(signals.limits, self.max_depth), self._reasons)
+        return self._alike.choice(signals, self.max_depth, Reason.FIXED)
 
     def learn(self, record: RoundRecord) -> None:
         """A fixed depth learns nothing."""
