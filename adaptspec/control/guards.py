@@ -85,6 +85,8 @@ class SwitchGuard:
     _FREE_TOKENS = 32
     # The baseline is renewed after this many speculating rounds, then twice as many, and so on.
     _FIRST_REFRESH = 64
+    # Rounds are measured so many at a time: a window takes more, and one by one they take twice as long.
+    _LOT = 4
 
     def __init__(self, settings: GuardSettings, cost: CostTable, drafters: int = 1) -> None:
         """`drafters` counts the policy's."""
@@ -97,12 +99,13 @@ class SwitchGuard:
         self._probed = 0
         self._losses = 0
         self._idle = 0
-        self._rows = 1
+        self._rows, self._bucket = 1, batch_bucket(1)
         self._on_trial = False
         self._free = _FreeScore()
         self._stale: dict[int, int] = {}
         self._refresh: dict[int, int] = {}
         self._alone = True
+        self._noted: list[RoundRecord] = []
         self._window = _Window()
 
     def start(self) -> None:
@@ -112,11 +115,13 @@ class SwitchGuard:
     def stance(self, signals: BatchSignals) -> Stance:
         """What the coming round may do."""
         self._alone = not signals.beside and not signals.prefill_tokens
-        self._rows = max(1, signals.round_size)
+        rows = len(signals.rows) + signals.beside
+        if rows != self._rows:
+            self._rows, self._bucket = max(1, rows), batch_bucket(rows)
         if self._stance is Stance.OFF and self._left <= 0.0:
             self._end_wait()
         if self._stance is Stance.RUN and self._settings.never_slower is not None:
-            bucket = batch_bucket(self._rows)
+            bucket = self._bucket
             due = self._refresh.get(bucket, self._FIRST_REFRESH)
             return Stance.PLAIN_ONCE if self._stale.get(bucket, 0) >= due else Stance.RUN
         return self._stance
@@ -124,8 +129,8 @@ class SwitchGuard:
     def after(self, record: RoundRecord) -> None:
         """Note a round."""
         drafted = some(record.drafted)
-        # The bucket that `stance` looked at: rows under other policies are not in the record.
-        bucket = batch_bucket(self._rows)
+        # That of the rows that `stance` saw: those under other policies are not in the record.
+        bucket = self._bucket
         if drafted:
             self._stale[bucket] = self._stale.get(bucket, 0) + 1
         elif self._stale.get(bucket):
@@ -139,8 +144,11 @@ class SwitchGuard:
             self._after_probe(record, drafted)
         elif drafted:
             self._idle = 0
-            self._measure(record)
-            self._judge()
+            if self._alone and record.caught_up <= self._CATCH_UP:
+                self._noted.append(record)
+                if len(self._noted) >= self._LOT:
+                    self._measure_noted()
+                    self._judge()
         else:
             self._after_idle()
 
@@ -149,7 +157,7 @@ class SwitchGuard:
             return  # a long pause takes several rounds to catch up; the probe begins when it is over
         # The chooser may not want to draft now; a probe that never comes about must not last for ever.
         self._probed += 1
-        if drafted:
+        if drafted and self._alone and record.caught_up <= self._CATCH_UP:
             self._measure(record)
         window, rounds = self._window, self._settings.probe.rounds
         declined = self._probed >= 4 * rounds and window.rounds < rounds
@@ -187,6 +195,7 @@ class SwitchGuard:
         # A chooser that stopped by itself is not to be blamed later for what made it stop.
         self._idle += 1
         if self._idle == self._IDLE_ROUNDS:
+            self._noted.clear()
             self._window, self._losses = _Window(), 0
 
     def _switch_off(self) -> None:
@@ -195,12 +204,16 @@ class SwitchGuard:
         self._stance, self._left, self._losses = Stance.OFF, self._wait, 0
         self._on_trial, self._free = False, _FreeScore()
 
+    def _measure_noted(self) -> None:
+        for record in self._noted:
+            self._measure(record)
+        self._noted.clear()
+
     def _measure(self, record: RoundRecord) -> None:
-        if self._alone and record.caught_up <= self._CATCH_UP:
-            rows = len(record.rows)
-            plain = self._cost.plain_seconds(rows, total(record.context))
-            kept, drafting = number(record.accepted), number(record.drafted)
-            self._window.add(total(record.emitted) / rows, record.total_seconds / plain, kept, drafting)
+        rows = len(record.rows)
+        plain = self._cost.plain_seconds(rows, total(record.context))
+        kept, drafting = number(record.accepted), number(record.drafted)
+        self._window.add(total(record.emitted) / rows, record.total_seconds / plain, kept, drafting)
 
     def _judge(self) -> None:
         rules, window = self._settings.never_slower, self._window
