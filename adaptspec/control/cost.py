@@ -21,6 +21,7 @@ from adaptspec.types import FloatArray, RoundRecord
 _VERSION = 2
 # The whole machine may slow down at once; what all kinds of work share is learned faster than what is their own.
 _MACHINE_RATE, _OVERHEAD_RATE, _CLIP = 0.1, 0.1, 0.3
+_HEARD_EVERY = 8
 # Of a round's drafting, however short it was, this share at least was steps.
 _MOST_START = 0.8
 
@@ -71,7 +72,7 @@ class CostTable:
         }
         self._machine = 1.0
         self._rounds = 0
-        self._last_drafting = False
+        self._due = [0, 0]  # rounds seen when one without drafts, and one with drafts, is to be heard again
         self._overhead: dict[tuple[bool, int], float] = {}
 
     def verify_seconds(self, rows: int, tokens: float, context: float = 0.0) -> float:
@@ -156,10 +157,10 @@ class CostTable:
             return
         drafting = some(record.drafted)
         self._rounds += 1
-        # One round in four says enough; one that differs from the last (the first without drafts) is always heard.
-        if drafting == self._last_drafting and self._rounds % 4:
+        # One round in so many says enough, of those with drafts and of those without: the rare kind is always heard.
+        if self._rounds < self._due[drafting]:
             return
-        self._last_drafting = drafting
+        self._due[drafting] = self._rounds + _HEARD_EVERY
         attended = self.profile.per_cached_token * total(record.context)
         width = record.verify_tokens / rows
         ratio = self._verify.correct(rows, width, record.verify_seconds, self._machine, attended)

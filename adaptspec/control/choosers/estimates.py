@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from adaptspec.control.arrays import largest
 from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Outlook
 from adaptspec.control.choosers.notes import Notes
@@ -53,7 +54,7 @@ class Estimates:
         # Beyond the rows, one for each task: what is noted of requests that have ended.
         self._ended = rows
         self.task: IntArray = np.zeros(rows, dtype=np.int64)
-        self._rounds: IntArray = np.zeros(rows, dtype=np.int64)  # of the request in each row
+        self._rounds = [0] * rows  # of the request in each row
         self._lasts: FloatArray = np.full(tasks, settings.horizon_rounds)  # rounds of a request
         self.acceptance = AcceptanceSignals(rows + tasks, tasks, self.depth, settings.signals)
         self.calibration = Calibration(rows + tasks, tasks)
@@ -83,47 +84,36 @@ class Estimates:
 
     def note(self, record: RoundRecord, ran: BoolArray | None = None) -> None:
         """Note a round as this drafter played it, scores left out: rows that are not in `ran` [B] drafted nothing."""
-        notes, size = self._notes, len(record.rows)
-        if size == 1:
-            self._rounds[record.rows.item()] += 1
-            if ran is None or ran.item():
-                notes.add(record)
-            else:
-                notes.add_off(record.rows.item())
-        else:
-            self._rounds[record.rows] += 1
-            for start in range(0, size, notes.MOST):
-                if not notes.has_room:
-                    self.learn()
-                notes.add_part(record, slice(start, min(size, start + notes.MOST)), ran)
-        if not notes.has_room:
+        for row in record.rows.tolist():
+            self._rounds[row] += 1
+        self._notes.add(record, ran)
+        if self._notes.full:
             self.learn()
 
-    def observe_missed(self, rows: IntArray, missed: Missed) -> int:
+    def observe_missed(self, rows: IntArray, missed: Missed, ran: BoolArray | None = None) -> int:
         """What a few tokens tell, drafts will tell soon enough: each new request begins with one.
 
-        Returns how many rows are known better now.
+        Rows that are not in `ran` [B] were not judged. Returns how many rows are known better now.
         """
-        if len(rows) == 1 and missed.judged.item() < _TELLING:
+        if largest(missed.judged) < _TELLING:
             return 0
-        telling = np.flatnonzero(missed.judged >= _TELLING)
+        judged = missed.judged if ran is None else missed.judged * ran
+        telling = np.flatnonzero(judged >= _TELLING)
         if len(telling):
-            self._missed.append((rows[telling], missed.judged[telling], missed.agreed[telling]))
+            self._missed.append((rows[telling], judged[telling], missed.agreed[telling]))
         return len(telling)
 
     def learn(self) -> None:
         """Learn what was noted."""
-        notes = self._notes
         if self._missed:
             self.acceptance.observe_missed(*(np.concatenate(part) for part in zip(*self._missed, strict=True)))
             self._missed.clear()
-        if not notes.count:
+        new = self._notes.take()
+        if new is None:
             return
-        rows, depths, drafted, kept = notes.rounds()
-        self.acceptance.observe(rows, drafted, kept)
-        self._continuation.observe(depths, drafted, kept)
-        self.calibration.observe(notes.confidence(), drafted, kept, rows)
-        notes.clear()
+        self.acceptance.observe(new.rows, new.drafted, new.kept)
+        self._continuation.observe(new.depths, new.drafted, new.kept)
+        self.calibration.observe(new.confidence, new.drafted, new.kept, new.rows)
 
     def learned(self) -> dict[str, FloatArray]:
         """Counts of all traffic and of tasks, how often drafts go on, and the calibration."""

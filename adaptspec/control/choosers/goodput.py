@@ -19,7 +19,7 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
 from adaptspec.control.signals import SignalSettings
-from adaptspec.types import BoolArray, FloatArray, IntArray, Missed, Reason, RoundRecord
+from adaptspec.types import BoolArray, FloatArray, IntArray, Reason, RoundRecord
 
 # Drafts that say what a drafter is worth at first.
 _KNOWN = 24
@@ -146,8 +146,7 @@ class Goodput:
             self._settle(record)
         missed = record.missed
         if missed is not None:
-            mine = missed if ran is None else Missed(missed.judged * ran, missed.agreed * ran)
-            known = self._estimates.observe_missed(record.rows, mine)
+            known = self._estimates.observe_missed(record.rows, missed, ran)
             if MANY * known > len(record.rows):
                 self._rounds_left = 0
 
@@ -274,9 +273,10 @@ class Goodput:
     def _tryout(self, plan: BatchPlan, choice: Choice, signals: BatchSignals) -> Choice | None:
         """One token for rows that are off, as far as the allowance goes: fewest rejections, then least lag first."""
         self._allowance.earn(plan.plain)
-        reading = self._go_on_reading(choice, signals)
-        if reading is not None:
-            return reading
+        if self._reading is not None:
+            reading = self._go_on_reading(choice, signals)
+            if reading is not None:
+                return reading
         fixed, per_try = plan.tryout
         # A large batch affords a try nearly every round: those of eight rounds at once share their draft step.
         early = len(choice.depths) >= _LARGE and self._learned % _TRIES_EVERY

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from adaptspec.control.arrays import alike, some, total
-from adaptspec.control.choosers.chooser import Choice, Outlook
+from adaptspec.control.choosers.chooser import Alike, Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
 from adaptspec.control.choosers.mixing import PRICES, Bids, Mix, RoundPrices, Way, best_mix, mix_again
 from adaptspec.control.choosers.offers import OfferTable
@@ -69,6 +69,7 @@ class LookupGoodput:
         self._streaks = Streaks(rows, tasks, self.max_depth)
         self._allowed: BoolArray = np.isin(np.arange(1, self.max_depth + 1), settings.tiers)
         self._tiers = [tier for tier in settings.tiers if tier]
+        self._nothing = Alike()
         self._others: IntArray = np.zeros(0, dtype=np.int64)
         self._prices: Prices | None = None
         self._known: FloatArray | None = None  # gains of the kinds of rows that the offers' worth was found from
@@ -159,8 +160,7 @@ class LookupGoodput:
         """What is done without the lookup."""
         size, model = len(signals.rows), self._settings.model
         if self._planner is None or model is None:
-            nothing: IntArray = np.zeros(size, dtype=np.int64)
-            return Choice(nothing, np.full(size, int(Reason.OFF), dtype=np.int64))
+            return self._nothing.choice(signals, 0, Reason.OFF)
         if not model:
             return self._planner.choose(signals)
         if len(self._others) != size:
@@ -170,17 +170,23 @@ class LookupGoodput:
     def _choose_one(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
         most = min(signals.offered[self._settings.lookup].item(), signals.limits.item())
         expected = self._streaks.gains_of_one(signals.rows.item())
+        known = prices.weighed.get(most)
+        if known is None or known.expected is not expected or known.outlook is not plan.outlook:
+            known = prices.weighed[most] = _Weighed(expected, plan.outlook, self._weigh(plan, most, expected, prices))
+        # A try of the draft model has been paid for by now.
+        return plan if known.choice is None or plan.reasons.item() == Reason.EXPLORE else known.choice
+
+    def _weigh(self, plan: Choice, most: int, expected: list[float], prices: Prices) -> Choice | None:
+        """The best that can be made of an offer of `most` tokens; None where the plan is better."""
+        base, more = prices.round.base, prices.more
         best, depth = prices.goodput, 0
         for tier in self._tiers:
             if tier > most:
                 break
-            goodput = (prices.round.base + expected[tier - 1]) / prices.more[tier]
+            goodput = (base + expected[tier - 1]) / more[tier]
             if goodput > best:
                 best, depth = goodput, tier
-        # A try of the draft model has been paid for by now.
-        if not depth or plan.reasons.item() == Reason.EXPLORE:
-            return plan
-        return self._taking(plan, depth, Expected(best, np.array(expected[depth - 1 : depth])))
+        return self._taking(plan, depth, Expected(best, np.array(expected[depth - 1 : depth]))) if depth else None
 
     def _taking(self, plan: Choice, depth: int, expected: Expected) -> Choice:
         """The offer to one row, taken to a depth in place of the plan."""
@@ -261,6 +267,15 @@ def hopes(plan: Choice) -> tuple[FloatArray, FloatArray, int, BoolArray | None]:
     return outlook.gained[np.arange(len(depths)), depths], outlook.sizes[depths], int(depths.max()), told
 
 
+@dataclass(frozen=True)
+class _Weighed:
+    """What was made of an offer of which so much is expected, beside a plan of this outlook."""
+
+    expected: list[float]
+    outlook: Outlook | None
+    choice: Choice | None
+
+
 @dataclass
 class Prices:
     """What a round takes, and what the plan without offers promises; good for some rounds."""
@@ -271,6 +286,7 @@ class Prices:
     left: int = 16  # rounds with offers
     way: Way | None = None  # to sort many rows out, and how many rounds it has served
     served: int = 0
+    weighed: dict[int, _Weighed] = field(default_factory=dict)  # offers to one row, by their size
 
     @functools.cached_property
     def more(self) -> list[float]:

@@ -1,87 +1,92 @@
-"""Row-rounds in hand: noted every round, learned in lots, since learning many costs hardly more than learning one.
+"""Rounds in hand: noted every round, learned in lots, since learning many costs hardly more than learning one.
 
 Knows numbers of rounds; it does not know what is learned from them.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
+# A note holds on to its whole record: so many at most, however few rows they have.
+_MOST_ROUNDS = 256
 
-class Notes:
-    """Rows, depths, tokens drafted and kept, and confidences of up to `room` row-rounds.
+
+@dataclass(frozen=True)
+class RowRounds:
+    """N row-rounds: row (or the name it goes under), depth, tokens drafted and kept, all [N]; `confidence` [N, D].
 
     Kept tokens are those that earned something: of an accepted draft that ends the request, the tokens behind its
     end are lost, and the last one stands in for the token that the round would have yielded anyway. So positions
     beyond the end of a request count as rejected: where answers are short, deep drafts do not pay.
     """
 
-    MOST = 128  # row-rounds added at once
+    rows: IntArray
+    depths: IntArray
+    drafted: IntArray
+    kept: IntArray
+    confidence: FloatArray  # NaN where unknown; what stands where nothing was drafted is never read
+
+
+class Notes:
+    """Rounds of up to `room` row-rounds in all, or a little more: nothing is worked out before it is learned."""
 
     def __init__(self, depth: int, room: int = 1024) -> None:
-        self.count = 0
-        self._room = room
-        self._whole: IntArray = np.zeros((4, room), dtype=np.int64)
-        self._confidence: FloatArray = np.full((room, depth), np.nan)
+        self._depth, self._room = depth, room
+        self._count = 0
+        self._rounds: list[tuple[RoundRecord, BoolArray | None]] = []
+        self._ended: list[tuple[int, int, int]] = []  # row-rounds noted by then, the row, and its name for them
 
     @property
-    def has_room(self) -> bool:
-        """For `MOST` more."""
-        return self.count + self.MOST <= self._room
-
-    def rounds(self) -> IntArray:
-        """Rows, depths, drafted, kept: [4, N]."""
-        return self._whole[:, : self.count]
-
-    def confidence(self) -> FloatArray:
-        """[N, D]."""
-        return self._confidence[: self.count]
-
-    def clear(self) -> None:
-        """All is learned."""
-        self._confidence[: self.count] = np.nan
-        self.count = 0
+    def full(self) -> bool:
+        """Whether it is time to learn them."""
+        return self._count >= self._room or len(self._rounds) >= _MOST_ROUNDS
 
     def rename(self, row: int, name: int) -> None:
         """A new request is in `row`: what is noted of it was another's, and goes under this name."""
-        rows = self._whole[0, : self.count]
-        rows[rows == row] = name
+        if self._rounds:
+            self._ended.append((self._count, row, name))
 
-    def add(self, record: RoundRecord) -> None:
-        """Note a round of one row: four times faster, where a round is shortest, than slices of one."""
-        n, whole = self.count, self._whole
-        whole[0, n] = record.rows.item()
-        whole[2, n] = drafted = record.drafted.item()
-        # A row that only caught up was not asked for a draft: its end says nothing of how long drafts go on.
-        whole[1, n] = 0 if record.caught_up and not drafted else record.depths.item()
-        if drafted:
-            # Text that ended early, at a stop string or its limit, says nothing of what was drafted beyond.
-            whole[3, n] = min(record.accepted.item(), record.emitted.item())
-            sure = record.confidence[0, : self._confidence.shape[1]]
-            self._confidence[n, : len(sure)] = sure
-        else:
-            whole[3, n] = 0
-        self.count = n + 1
+    def add(self, record: RoundRecord, ran: BoolArray | None = None) -> None:
+        """Note a round; rows that are not in `ran` [B] drafted nothing."""
+        self._rounds.append((record, ran))
+        self._count += len(record.rows)
 
-    def add_off(self, row: int) -> None:
-        """Note a round in which this row drafted nothing."""
-        self._whole[:, self.count] = row, 0, 0, 0
-        self.count += 1
-
-    def add_part(self, record: RoundRecord, part: slice, ran: BoolArray | None = None) -> None:
-        """Note some rows of a round, at most `MOST`; those that are not in `ran` [B] drafted nothing."""
-        here = slice(self.count, self.count + part.stop - part.start)
-        whole, drafted, depths = self._whole, record.drafted[part], record.depths[part]
-        if ran is not None:
-            drafted, depths = drafted * ran[part], depths * ran[part]
-        whole[0, here], whole[2, here] = record.rows[part], drafted
-        whole[1, here] = np.where(drafted > 0, depths, 0) if record.caught_up else depths
-        kept = np.minimum(record.accepted[part], record.emitted[part], out=whole[3, here])
-        if ran is not None:
-            kept *= ran[part]
-        # What stands where nothing was drafted is never read.
-        sure = record.confidence[part, : self._confidence.shape[1]]
-        self._confidence[here, : sure.shape[1]] = sure
-        self.count = here.stop
+    def take(self) -> RowRounds | None:
+        """All of them, which are forgotten; None if there are none."""
+        if not self._rounds:
+            return None
+        records = [record for record, _ in self._rounds]
+        sizes = [len(record.rows) for record in records]
+        rows, depths, drafted, accepted, emitted = (
+            np.concatenate(part)
+            for part in zip(*((r.rows, r.depths, r.drafted, r.accepted, r.emitted) for r in records), strict=True)
+        )
+        for noted, row, name in self._ended:
+            mine = rows[:noted]
+            mine[mine == row] = name
+        if any(ran is not None for _, ran in self._rounds):
+            who = [
+                np.ones(size, dtype=np.bool_) if ran is None else ran
+                for (_, ran), size in zip(self._rounds, sizes, strict=True)
+            ]
+            ran = np.concatenate(who)
+            depths, drafted, accepted = depths * ran, drafted * ran, accepted * ran
+        if any(record.caught_up for record in records):
+            # A row that only caught up was not asked for a draft: its end says nothing of how long drafts go on.
+            reading = np.repeat([record.caught_up > 0 for record in records], sizes)
+            depths[reading & (drafted == 0)] = 0
+        confidence: FloatArray = np.full((len(rows), self._depth), np.nan)
+        start = 0
+        for record, size in zip(records, sizes, strict=True):
+            sure = record.confidence[:, : self._depth]
+            confidence[start : start + size, : sure.shape[1]] = sure
+            start += size
+        self._rounds.clear()
+        self._ended.clear()
+        self._count = 0
+        # Text that ended early, at a stop string or its limit, says nothing of what was drafted beyond.
+        return RowRounds(rows, depths, drafted, np.minimum(accepted, emitted), confidence)

@@ -6,8 +6,6 @@ found a chance match cannot. Knows counts; it decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from adaptspec.types import FloatArray, IntArray
@@ -33,7 +31,8 @@ class Streaks:
         self._state: IntArray = np.array(state, dtype=np.int64)
         self._ahead: IntArray = self._state[np.arange(_LONGEST + 1)[:, None] + np.arange(depth)]
         self._renew()
-        self._noted: list[Sequence[Sequence[int] | IntArray]] = []
+        self._noted: list[tuple[IntArray, ...]] = []
+        self._noted_one: list[tuple[int, ...]] = []
         self._settled = 0
 
     def start(self, row: int, task: int) -> None:
@@ -57,10 +56,13 @@ class Streaks:
         return self._task[rows] * (_LONGEST + 1) + self._streak[rows]
 
     def gains_of_one(self, row: int) -> list[float]:
-        """`gains` of one row, quicker."""
+        """`gains` of one row, quicker; the same list for rows of a kind until something was learned."""
         self._settle()
-        expected: list[float] = self._gains[self._task[row], self._streak[row]].tolist()
-        return expected
+        kind = self._task.item(row), self._streak.item(row)
+        known = self._lists.get(kind)
+        if known is None:
+            known = self._lists[kind] = self._gains[kind].tolist()
+        return known
 
     def observe(self, rows: IntArray, drafted: IntArray, right: IntArray) -> None:
         """The lookup proposed so many tokens for these rows, and the first `right` of them were; all [N].
@@ -69,7 +71,7 @@ class Streaks:
         """
         streaks, known = self._streak[rows], drafted > 0
         if known.any():
-            self._noted.append([self._task[rows], streaks, drafted, right])
+            self._noted.append((self._task[rows], streaks, drafted, right))
             self._bound()
         going = (right == drafted) & (drafted >= 0)
         self._streak[rows] = np.minimum(streaks + drafted, _LONGEST) * going
@@ -77,8 +79,8 @@ class Streaks:
     def observe_one(self, row: int, drafted: int, right: int) -> None:
         """`observe` for one row, quicker."""
         if drafted > 0:
-            streak = self._streak[row]
-            self._noted.append([[self._task[row]], [streak], [drafted], [right]])
+            streak = self._streak.item(row)
+            self._noted_one.append((self._task.item(row), streak, drafted, right))
             self._streak[row] = min(streak + right, _LONGEST) if right == drafted else 0
             self._bound()
         elif drafted < 0:
@@ -97,18 +99,22 @@ class Streaks:
 
     def _settle(self) -> None:
         """Learn what was noted once it is an eighth of what is known: estimates move slowly, and are read often."""
-        if len(self._noted) > self._settled // 8:
+        if len(self._noted) + len(self._noted_one) > self._settled // 8:
             self._learn()
 
     def _bound(self) -> None:
         """Estimates may not be asked for in a long while, as when speculation is switched off."""
-        if len(self._noted) >= _MOST_NOTED:
+        if len(self._noted) + len(self._noted_one) >= _MOST_NOTED:
             self._learn()
 
     def _learn(self) -> None:
-        if not self._noted:
+        lots = len(self._noted) + len(self._noted_one)
+        if not lots:
             return
-        self._settled = min(self._settled + len(self._noted), 512)
+        self._settled = min(self._settled + lots, 512)
+        if self._noted_one:
+            self._noted.append(tuple(np.array(self._noted_one, dtype=np.int64).T))
+            self._noted_one.clear()
         tasks, streaks, drafted, right = (np.concatenate(part) for part in zip(*self._noted, strict=True))
         self._noted.clear()
         tried = np.maximum(np.minimum(right + 1, drafted), 0)  # what comes after a wrong token is not known to be wrong
@@ -131,5 +137,6 @@ class Streaks:
         everywhere = (_PRIOR_WEIGHT * _PRIOR + right) / (_PRIOR_WEIGHT + tried)
         rates = (_PULL * everywhere + self._counts[1:, 1]) / (_PULL + self._counts[1:, 0])
         self._gains: FloatArray = np.cumsum(np.cumprod(rates[:, self._ahead], axis=2), axis=2)
+        self._lists: dict[tuple[int, int], list[float]] = {}
         tasks, streaks, depth = self._gains.shape
         self._of_kinds: FloatArray = self._gains.reshape(tasks * streaks, depth)

@@ -42,7 +42,8 @@ class Allowance:
             self._started = True
             self._seconds = self._FIRST * plain
         self._resting -= 1
-        self._seconds = min(self._seconds + self._share * self._eagerness * plain, self._MOST * plain)
+        seconds, most = self._seconds + self._share * self._eagerness * plain, self._MOST * plain
+        self._seconds = seconds if seconds < most else most
 
     def affords(self, seconds: float) -> bool:
         """Whether a try of this cost may be made now."""

@@ -39,6 +39,7 @@ class MarginalGoodputStop:
         self._notes: list[RoundRecord] = []
         self._table: list[float] = []
         self._lines: _Lines | None = None
+        self._alone: _MarginalRound | None = None
 
     def begin(self, choice: Choice) -> RoundStop | None:
         """None where there is no outlook."""
@@ -48,8 +49,14 @@ class MarginalGoodputStop:
         if self._lines is None or self._lines.outlook is not outlook:
             self._learn_notes()
             self._table = self._calibration.table().tolist()
-            self._lines = _Lines(outlook, self._lines)
-        return _MarginalRound(self._lines, self._table, len(choice.depths))
+            self._lines, self._alone = _Lines(outlook, self._lines), None
+        if len(choice.depths) > 1:
+            return _MarginalRound(self._lines, self._table, len(choice.depths))
+        # The same one while the outlook serves: the decision of a plan that stands is the same then, too.
+        if self._alone is None:
+            self._alone = _MarginalRound(self._lines, self._table, 1)
+        self._alone.begin()
+        return self._alone
 
     def learn(self, record: RoundRecord) -> None:
         """Teach the rule's own calibration, a lot of rounds at a time: it is slow to change."""
@@ -123,7 +130,12 @@ class _MarginalRound:
     def __init__(self, lines: _Lines, table: Sequence[float], rows: int) -> None:
         self._lines = lines
         self._table = table
-        self._survival = [1.0] * rows
+        self._rows = rows
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing has been drafted yet."""
+        self._survival = [1.0] * self._rows
         self._drafted = 0
 
     def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:  # noqa: ARG002
