@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.arrays import some
+from adaptspec.control.arrays import smallest, some
 from adaptspec.control.ceilings import Ceilings
-from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook
+from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook, Stands
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
 from adaptspec.control.learned import Remembers, under
@@ -62,6 +62,11 @@ class ComposedPolicy:
         self._expected: tuple[Outlook, IntArray, Expected] | None = None
         self._said: tuple[Choice, Decision] | None = None
         self._nothing: dict[Reason, Decision] = {}
+        # What is looked at round by round keeps a decision from standing.
+        alone = dwell is None and ceilings is None and temperature is None
+        self._stands = chooser if alone and isinstance(chooser, Stands) else None
+        self._standing: _Standing | None = None
+        self._unheard: list[RoundRecord] = []  # rounds of the decision that stands
         self._tasks: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._zeros: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -85,13 +90,13 @@ class ComposedPolicy:
         """See `OfferWatcher`."""
         return self._offered is not None
 
-    @property
-    def looking(self) -> bool:
+    def looking(self, unheard: int = 0) -> bool:
         """See `OfferWatcher`."""
-        return self._offered is not None and self._offered.looking
+        return self._offered is not None and self._offered.looking(len(self._unheard) + unheard)
 
     def start(self, row: int, task: int) -> None:
         """See `Policy.start`."""
+        self._hear()
         self._tasks[row] = task
         self._chooser.start(row, task)
         if self._by_task is not None:
@@ -105,10 +110,27 @@ class ComposedPolicy:
 
     def finish(self, row: int) -> None:
         """See `Policy.finish`."""
+        self._hear()
         self._chooser.finish(row)
 
     def decide(self, signals: BatchSignals) -> Decision:
         """See `Policy.decide`."""
+        standing = self._standing
+        if standing is not None:
+            if standing.serves(signals):
+                return standing.decision
+            self._hear()
+        decision, choice = self._decide(signals)
+        if self._stands is not None and choice is not None and not signals.beside and not signals.prefill_tokens:
+            rounds = self._stands.stands()
+            if self._guard is not None:
+                rounds = min(rounds, self._guard.stands())
+            if rounds > 0:
+                self._standing = _Standing(decision, signals.rows.tobytes(), self._chooser.max_depth, rounds)
+        return decision
+
+    def _decide(self, signals: BatchSignals) -> tuple[Decision, Choice | None]:
+        """The decision, and the choice it rests on; None where the chooser was not asked."""
         if len(self._zeros) != len(signals.rows):
             self._zeros = np.zeros(len(signals.rows), dtype=np.int64)
         limits = signals.limits
@@ -116,10 +138,10 @@ class ComposedPolicy:
             signals = self._below_ceilings(signals, self._ceilings)
         self._barred = signals.limits is not limits and not some(signals.limits)
         if self._barred:
-            return self._none(Reason.CEILING)
+            return self._none(Reason.CEILING), None
         stance = Stance.RUN if self._guard is None else self._guard.stance(signals)
         if stance is Stance.OFF or stance is Stance.PLAIN_ONCE:
-            return self._none(Reason.GUARD)
+            return self._none(Reason.GUARD), None
         choice = self._chooser.choose(signals)
         if stance is Stance.PROBE:
             reasons = np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons)
@@ -136,7 +158,7 @@ class ComposedPolicy:
         said = self._said
         # A chooser whose plan stands makes the same choice, which is the same decision.
         if said is not None and said[0] is choice and said[1].stop is stop and said[1].temperature is temperature:
-            return said[1]
+            return said[1], choice
         drafter = self._zeros if choice.drafter is None else choice.drafter
         decision = Decision(
             choice.depths,
@@ -148,10 +170,29 @@ class ComposedPolicy:
             expected=self._expect(choice),
         )
         self._said = choice, decision
-        return decision
+        return decision, choice
 
     def learn(self, record: RoundRecord) -> None:
         """See `Policy.learn`."""
+        if self._standing is None:
+            self._learn(record)
+            return
+        self._unheard.append(record)
+        if record.missed is not None:  # news of drafts that were not made
+            self._hear()
+
+    def _hear(self) -> None:
+        """What the rounds of the decision that stood came to; it stands no longer."""
+        standing, self._standing = self._standing, None
+        if standing is None:
+            return
+        if self._stands is not None and standing.served:
+            self._stands.stood(standing.served)
+        for record in self._unheard:
+            self._learn(record)
+        self._unheard.clear()
+
+    def _learn(self, record: RoundRecord) -> None:
         self._chooser.learn(record)
         if self._stop.learns:
             self._stop.learn(record)
@@ -169,6 +210,7 @@ class ComposedPolicy:
         A guard measures anew: whether speculation loses is a matter of this machine at this hour, and where it does a
         guard finds out within the time of a dozen plain rounds. Dwelling is a matter of rows, which do not outlive us.
         """
+        self._hear()
         known = self._chooser.learned()
         for prefix, part in self._memories.items():
             known.update({prefix + name: values for name, values in part.learned().items()})
@@ -238,6 +280,29 @@ class ComposedPolicy:
         if self._by_task is None:
             return self._stop.begin(choice) if choice.stop is None else choice.stop
         return self._by_task.begin(choice, self._stop, signals.rows)
+
+
+class _Standing:
+    """A decision that stands: for the same rows alone, while no limit binds and nothing is offered."""
+
+    def __init__(self, decision: Decision, batch: bytes, deepest: int, rounds: int) -> None:
+        self.decision = decision
+        self.served = 0  # rounds after the first
+        self._batch, self._deepest, self._rounds = batch, deepest, rounds
+
+    def serves(self, signals: BatchSignals) -> bool:
+        """Whether it holds in this round, too, which is counted then."""
+        if (
+            self.served >= self._rounds
+            or signals.prefill_tokens
+            or signals.beside
+            or signals.rows.tobytes() != self._batch
+            or smallest(signals.limits) < self._deepest
+            or signals.offered.any()
+        ):
+            return False
+        self.served += 1
+        return True
 
 
 def _memories(

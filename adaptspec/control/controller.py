@@ -104,7 +104,7 @@ class Controller:
         """The most tokens that a policy with rows would take of an offer: how far `signals.offered` must look."""
         deepest = max(map(_takes, self._shadows.policies.values()), default=0) if self._shadows else 0
         for which, watcher in self._offers_to.items():
-            if self._running[which] and watcher.looking:
+            if self._running[which] and watcher.looking():
                 deepest = max(deepest, self._list[which].max_depth)
         return deepest
 
@@ -274,7 +274,7 @@ class Controller:
     def _decide_one(self, which: int, signals: BatchSignals) -> Decision:
         numbers, offered = self._numbers[which], self._offers_to.get(which)
         decision = self._list[which].decide(numbers.signals(signals))
-        watched = numbers.watched if offered is None or offered.looking else ()
+        watched = numbers.watched if offered is None or offered.looking() else ()
         limits, deepest = signals.limits, self._deepest[which]
         bound = limits.item() < deepest if len(limits) == 1 else bool((limits < deepest).any())
         told = self._told

@@ -126,6 +126,16 @@ class SwitchGuard:
             return Stance.PLAIN_ONCE if self._stale.get(bucket, 0) >= due else Stance.RUN
         return self._stance
 
+    def stands(self) -> int:
+        """For how many rounds after this one it would let a policy run that runs now, as far as it knows."""
+        if self._stance is not Stance.RUN:
+            return 0
+        if self._settings.never_slower is None:
+            return self._LOT
+        bucket = self._bucket
+        left = self._refresh.get(bucket, self._FIRST_REFRESH) - self._stale.get(bucket, 0)
+        return min(left - 1, self._settings.never_slower.window_rounds // 2)
+
     def after(self, record: RoundRecord) -> None:
         """Note a round."""
         drafted = some(record.drafted)

@@ -77,7 +77,8 @@ class RoundStop(Protocol):
         """Which of the rows at `index` (positions in the batch) go on after drafting token `step` (1-based).
 
         `confidence` is the draft's probability of the token it just chose, `entropy` that of its
-        distribution in nats, both for the rows at `index`. Called with steps in order.
+        distribution in nats, both for the rows at `index`. Called with steps in order, the first one of each round
+        first: a decision that stands for several rounds has the same stop in all of them.
         """
 
 
@@ -180,6 +181,8 @@ class OfferWatcher(Protocol):
     def watches_offers(self) -> bool:
         """Whether it ever does."""
 
-    @property
-    def looking(self) -> bool:
-        """Whether it does in the coming round. If not, its lookups are not scored either."""
+    def looking(self, unheard: int = 0) -> bool:
+        """Whether it does in the coming round. If not, its lookups are not scored either.
+
+        `unheard` rounds have ended that it has not been told of yet; it took no offer in any of them.
+        """

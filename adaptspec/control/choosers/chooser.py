@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -134,6 +134,23 @@ class Chooser(Protocol):
         Raises:
             StateError: not of these shapes, or not possible; nothing has changed then.
         """
+
+
+@runtime_checkable
+class Stands(Protocol):
+    """A chooser whose choice may stand for some rounds, in which it is neither asked nor told: at batch 1 going through
+
+    all parts of a policy takes several times as long as its arithmetic does.
+    """
+
+    def stands(self) -> int:
+        """For how many rounds after this one it would choose the same, as far as it knows: for the same rows, with
+
+        no limit below its deepest draft, and nothing offered. What these rounds teach it is told afterwards.
+        """
+
+    def stood(self, rounds: int) -> None:
+        """The last choice was made so many times more. Told before what came of it."""
 
 
 @dataclass(frozen=True)

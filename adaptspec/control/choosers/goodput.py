@@ -33,6 +33,8 @@ _FRESH = 128
 _COSTS_SETTLE = 64
 # Batches of so many rows look for tries every so many rounds.
 _LARGE, _TRIES_EVERY = 32, 8
+# Rounds for which a choice stands at most, unasked.
+_STANDS = 8
 _OFF: IntArray = np.array([int(Reason.OFF)])
 _POLICY: IntArray = np.array([int(Reason.POLICY)])
 
@@ -94,6 +96,7 @@ class Goodput:
         self._allowance = Allowance(settings.tryouts, settings.rest)
         self._trying: _Trying | None = None
         self._reading: _Trying | None = None  # a try that has only caught up so far
+        self._try_costs = 0.0  # seconds that the next try takes at least
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
@@ -124,6 +127,23 @@ class Goodput:
             if tryout is not None:
                 return tryout
         return seats.choice.within(signals.limits)
+
+    def stands(self) -> int:
+        """See `Stands`."""
+        plan, seats = self._plan, self._seats
+        if plan is None or seats is None or self._trying is not None or self._reading is not None:
+            return 0
+        rounds = self._rounds_left - 1
+        if seats.some_off:
+            rounds = min(rounds, self._allowance.rounds_until(self._try_costs, plan.plain) - 1)
+            if len(seats.choice.depths) >= _LARGE:
+                rounds = min(rounds, _TRIES_EVERY - self._learned % _TRIES_EVERY - 1)
+        return max(0, min(rounds, _STANDS))
+
+    def stood(self, rounds: int) -> None:
+        """See `Stands`."""
+        if self._plan is not None and self._seats is not None and self._seats.some_off:
+            self._allowance.earn(self._plan.plain, rounds)
 
     def market(self, signals: BatchSignals) -> Market:
         """What drafting brings and costs these rows, by all that was learned so far."""
@@ -278,16 +298,17 @@ class Goodput:
             if reading is not None:
                 return reading
         fixed, per_try = plan.tryout
+        least = self._try_costs = fixed + per_try
         # A large batch affords a try nearly every round: those of eight rounds at once share their draft step.
         early = len(choice.depths) >= _LARGE and self._learned % _TRIES_EVERY
-        if early or not self._allowance.affords(fixed + per_try):
+        if early or not self._allowance.affords(least):
             return None
         # Catching up is priced at two rounds at most: saving for an ever longer lag would never end.
-        catch_up, least = self._cost.catch_up_seconds(self._settings.drafter, 1.0), fixed + per_try
-        if len(choice.depths) == 1 and not self._allowance.affords(
-            least + min(catch_up * signals.lag[0, 0].item(), 2.0 * plan.plain)
-        ):
-            return None
+        catch_up = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
+        if len(choice.depths) == 1:
+            self._try_costs = least + min(catch_up * signals.lag[0, 0].item(), 2.0 * plan.plain)
+            if not self._allowance.affords(self._try_costs):
+                return None
         off = np.flatnonzero((choice.depths == 0) & (signals.limits >= self._tiers[0]))
         entry = np.minimum(catch_up * signals.lag[0, off], 2.0 * plan.plain)
         if not self._allowance.affords(least + float(entry.min(initial=np.inf))):

@@ -119,6 +119,15 @@ class Hedge(LookupGoodput):
         self._bet = self._bets = None
         return replace(super().choose(signals), provenance=self._provenance(signals.rows))
 
+    def stands(self) -> int:
+        """See `Stands`."""
+        return min(super().stands(), self._due - 1)
+
+    def stood(self, rounds: int) -> None:
+        """See `Stands`."""
+        super().stood(rounds)
+        self._due -= rounds
+
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
         if self._bet is not None:

@@ -22,6 +22,8 @@ from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, R
 LOOKUP = "ngram"
 # Rounds without an offer that was worth taking, before looking gets rarer: one round in so many.
 _PATIENCE, _LOOKS_EVERY = 16, 4
+# Rounds for which plain decoding stands without a draft model, while nothing is offered.
+_STANDS = 16
 # From so many rows on the best way to sort them out serves for so many rounds with offers.
 _MANY, _WAY_SERVES = 32, 16
 
@@ -73,6 +75,7 @@ class LookupGoodput:
         self._others: IntArray = np.zeros(0, dtype=np.int64)
         self._prices: Prices | None = None
         self._known: FloatArray | None = None  # gains of the kinds of rows that the offers' worth was found from
+        self._as_planned = False  # the last choice, whatever was offered
         self._idle = 0  # rounds since an offer was taken, or a request began
 
     @property
@@ -80,10 +83,10 @@ class LookupGoodput:
         """See `OfferWatcher`."""
         return self.max_depth > 0
 
-    @property
-    def looking(self) -> bool:
+    def looking(self, unheard: int = 0) -> bool:
         """See `OfferWatcher`. After rounds without an offer worth taking, now and then: looking takes time."""
-        return self._idle < _PATIENCE or self._idle % _LOOKS_EVERY == 0
+        idle = self._idle + unheard
+        return idle < _PATIENCE or idle % _LOOKS_EVERY == 0
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
@@ -99,16 +102,25 @@ class LookupGoodput:
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
-        plan = self._plan(signals)
-        if not self.max_depth:
-            return plan
-        offered = signals.offered[self._settings.lookup]
-        if not some(offered):
-            return plan
-        prices = self._priced(plan, signals)
-        if len(offered) == 1:
-            return self._choose_one(plan, signals, prices)
-        return self._choose_many(plan, signals, prices)
+        plan = choice = self._plan(signals)
+        if self.max_depth:
+            offered = signals.offered[self._settings.lookup]
+            if some(offered):
+                choose = self._choose_one if len(offered) == 1 else self._choose_many
+                choice = choose(plan, signals, self._priced(plan, signals))
+        self._as_planned = choice is plan
+        return choice
+
+    def stands(self) -> int:
+        """See `Stands`."""
+        if not self._as_planned:
+            return 0
+        return _STANDS if self._planner is None else self._planner.stands()
+
+    def stood(self, rounds: int) -> None:
+        """See `Stands`."""
+        if self._planner is not None:
+            self._planner.stood(rounds)
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""

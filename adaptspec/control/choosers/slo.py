@@ -97,6 +97,15 @@ class Slo:
         reasons = np.where(tried, choice.reasons, np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF)))
         return Choice(depths, reasons, choice.outlook)
 
+    def stands(self) -> int:
+        """See `Stands`."""
+        return min(self._goodput.stands(), self._rounds_left)
+
+    def stood(self, rounds: int) -> None:
+        """See `Stands`."""
+        self._goodput.stood(rounds)
+        self._rounds_left -= rounds
+
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
         self._goodput.learn(record)

@@ -5,9 +5,13 @@ Knows seconds and which rows are off; not why.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from adaptspec.types import FloatArray
+
+_LONG = 2**31
 
 
 class Allowance:
@@ -36,14 +40,20 @@ class Allowance:
         self._seconds = min(self._seconds + self._FRESH * plain / rows, self._MOST * plain)
         self._resting -= self._rest // rows
 
-    def earn(self, plain: float) -> None:
-        """A round passed in which something that could draft was off; `plain` is a plain round's time."""
+    def earn(self, plain: float, rounds: int = 1) -> None:
+        """Rounds passed in which something that could draft was off; `plain` is a plain round's time."""
         if not self._started:
             self._started = True
             self._seconds = self._FIRST * plain
-        self._resting -= 1
-        seconds, most = self._seconds + self._share * self._eagerness * plain, self._MOST * plain
-        self._seconds = seconds if seconds < most else most
+        self._resting -= rounds
+        self._seconds = min(self._seconds + rounds * self._share * self._eagerness * plain, self._MOST * plain)
+
+    def rounds_until(self, seconds: float, plain: float) -> int:
+        """After how many rounds like these a try of this cost may be made, if it is ever; `_LONG` if not."""
+        each = self._share * self._eagerness * plain
+        if not each or seconds > self._MOST * plain:
+            return _LONG
+        return max(self._resting, math.ceil((seconds - self._seconds) / each), 0)
 
     def affords(self, seconds: float) -> bool:
         """Whether a try of this cost may be made now."""

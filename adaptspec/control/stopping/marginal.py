@@ -39,7 +39,7 @@ class MarginalGoodputStop:
         self._notes: list[RoundRecord] = []
         self._table: list[float] = []
         self._lines: _Lines | None = None
-        self._alone: _MarginalRound | None = None
+        self._round: _MarginalRound | None = None
 
     def begin(self, choice: Choice) -> RoundStop | None:
         """None where there is no outlook."""
@@ -49,14 +49,10 @@ class MarginalGoodputStop:
         if self._lines is None or self._lines.outlook is not outlook:
             self._learn_notes()
             self._table = self._calibration.table().tolist()
-            self._lines, self._alone = _Lines(outlook, self._lines), None
-        if len(choice.depths) > 1:
-            return _MarginalRound(self._lines, self._table, len(choice.depths))
+            self._lines = _Lines(outlook, self._lines)
+            self._round = _MarginalRound(self._lines, self._table, len(choice.depths))
         # The same one while the outlook serves: the decision of a plan that stands is the same then, too.
-        if self._alone is None:
-            self._alone = _MarginalRound(self._lines, self._table, 1)
-        self._alone.begin()
-        return self._alone
+        return self._round
 
     def learn(self, record: RoundRecord) -> None:
         """Teach the rule's own calibration, a lot of rounds at a time: it is slow to change."""
@@ -125,20 +121,18 @@ _NO: BoolArray = np.zeros(1, dtype=np.bool_)
 
 
 class _MarginalRound:
-    """The rule in one round. Prices are in tokens: seconds x goodput."""
+    """The rule in one round after another. Prices are in tokens: seconds x goodput."""
 
     def __init__(self, lines: _Lines, table: Sequence[float], rows: int) -> None:
         self._lines = lines
         self._table = table
         self._rows = rows
-        self.begin()
-
-    def begin(self) -> None:
-        """Nothing has been drafted yet."""
-        self._survival = [1.0] * self._rows
+        self._survival: list[float] = []
         self._drafted = 0
 
     def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:  # noqa: ARG002
+        if step == 1:
+            self._survival, self._drafted = [1.0] * self._rows, 0
         lines, table, bins = self._lines, self._table, len(self._table)
         factors = lines.factors
         gains = []
