@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.arrays import smallest, some
+from adaptspec.control.arrays import some
 from adaptspec.control.ceilings import Ceilings
-from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook, Stands
+from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook, Stands, TakesOffers
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
 from adaptspec.control.learned import Remembers, under
@@ -63,8 +63,9 @@ class ComposedPolicy:
         self._said: tuple[Choice, Decision] | None = None
         self._nothing: dict[Reason, Decision] = {}
         # What is looked at round by round keeps a decision from standing.
-        alone = dwell is None and ceilings is None and temperature is None
+        alone = dwell is None and ceilings is None and temperature is None and task_tiers is None
         self._stands = chooser if alone and isinstance(chooser, Stands) else None
+        self._taker = chooser if isinstance(chooser, TakesOffers) and self._offered is not None else None
         self._standing: _Standing | None = None
         self._unheard: list[RoundRecord] = []  # rounds of the decision that stands
         self._tasks: IntArray = np.zeros(max_rows, dtype=np.int64)
@@ -90,9 +91,10 @@ class ComposedPolicy:
         """See `OfferWatcher`."""
         return self._offered is not None
 
-    def looking(self, unheard: int = 0) -> bool:
+    @property
+    def looking(self) -> bool:
         """See `OfferWatcher`."""
-        return self._offered is not None and self._offered.looking(len(self._unheard) + unheard)
+        return self._offered is not None and self._offered.looking
 
     def start(self, row: int, task: int) -> None:
         """See `Policy.start`."""
@@ -117,20 +119,19 @@ class ComposedPolicy:
         """See `Policy.decide`."""
         standing = self._standing
         if standing is not None:
-            if standing.serves(signals):
-                return standing.decision
+            if standing.holds(signals):
+                choice = standing.choice
+                if self._taker is not None:
+                    choice = self._taker.take(signals) or choice
+                known = standing.decisions.get(choice)
+                if known is None:
+                    known = standing.decisions[choice] = self._decision(choice, signals)
+                return known
             self._hear()
-        decision, choice = self._decide(signals)
-        if self._stands is not None and choice is not None and not signals.beside and not signals.prefill_tokens:
-            rounds = self._stands.stands()
-            if self._guard is not None:
-                rounds = min(rounds, self._guard.stands())
-            if rounds > 0:
-                self._standing = _Standing(decision, signals.rows.tobytes(), self._chooser.max_depth, rounds)
-        return decision
+        return self._asked(signals)
 
-    def _decide(self, signals: BatchSignals) -> tuple[Decision, Choice | None]:
-        """The decision, and the choice it rests on; None where the chooser was not asked."""
+    def _asked(self, signals: BatchSignals) -> Decision:
+        """A decision of all parts."""
         if len(self._zeros) != len(signals.rows):
             self._zeros = np.zeros(len(signals.rows), dtype=np.int64)
         limits = signals.limits
@@ -138,11 +139,13 @@ class ComposedPolicy:
             signals = self._below_ceilings(signals, self._ceilings)
         self._barred = signals.limits is not limits and not some(signals.limits)
         if self._barred:
-            return self._none(Reason.CEILING), None
+            return self._none(Reason.CEILING)
         stance = Stance.RUN if self._guard is None else self._guard.stance(signals)
         if stance is Stance.OFF or stance is Stance.PLAIN_ONCE:
-            return self._none(Reason.GUARD), None
+            return self._none(Reason.GUARD)
         choice = self._chooser.choose(signals)
+        if stance is Stance.RUN and self._stands is not None:
+            self._stand(choice, self._stands, signals)
         if stance is Stance.PROBE:
             reasons = np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons)
             choice = replace(choice, reasons=reasons)
@@ -152,13 +155,27 @@ class ComposedPolicy:
             choice = self._on_tiers(choice, self._task_tiers.lower(choice.depths, self._tasks[signals.rows]))
         if signals.limits is not limits:
             choice = replace(choice, reasons=self._explain(choice, signals.limits, limits))
+        return self._decision(choice, signals)
+
+    def learn(self, record: RoundRecord) -> None:
+        """See `Policy.learn`."""
+        if self._taker is not None:
+            self._taker.scored(record)
+        if self._standing is None:
+            self._learn(record)
+            return
+        self._unheard.append(record)
+        if record.missed is not None:  # news of drafts that were not made
+            self._hear()
+
+    def _decision(self, choice: Choice, signals: BatchSignals) -> Decision:
         drafting = some(choice.depths)
         stop = self._stop_of(choice, signals) if drafting else None
         temperature = self._temperature.begin() if drafting and self._temperature is not None else None
         said = self._said
         # A chooser whose plan stands makes the same choice, which is the same decision.
         if said is not None and said[0] is choice and said[1].stop is stop and said[1].temperature is temperature:
-            return said[1], choice
+            return said[1]
         drafter = self._zeros if choice.drafter is None else choice.drafter
         decision = Decision(
             choice.depths,
@@ -170,16 +187,18 @@ class ComposedPolicy:
             expected=self._expect(choice),
         )
         self._said = choice, decision
-        return decision, choice
+        return decision
 
-    def learn(self, record: RoundRecord) -> None:
-        """See `Policy.learn`."""
-        if self._standing is None:
-            self._learn(record)
+    def _stand(self, choice: Choice, chooser: Stands, signals: BatchSignals) -> None:
+        """Let the choice stand, or what was planned but for offers, if it may."""
+        if signals.beside or signals.prefill_tokens:
             return
-        self._unheard.append(record)
-        if record.missed is not None:  # news of drafts that were not made
-            self._hear()
+        rounds = chooser.stands()
+        if self._guard is not None and rounds > 0:
+            rounds = min(rounds, self._guard.stands())
+        if rounds > 0:
+            planned = choice if self._taker is None else self._taker.planned
+            self._standing = _Standing(planned, signals.rows.tobytes(), chooser.max_depth, rounds)
 
     def _hear(self) -> None:
         """What the rounds of the decision that stood came to; it stands no longer."""
@@ -283,22 +302,23 @@ class ComposedPolicy:
 
 
 class _Standing:
-    """A decision that stands: for the same rows alone, while no limit binds and nothing is offered."""
+    """A choice that stands: for the same rows alone, while no limit binds."""
 
-    def __init__(self, decision: Decision, batch: bytes, deepest: int, rounds: int) -> None:
-        self.decision = decision
+    def __init__(self, choice: Choice, batch: bytes, deepest: int, rounds: int) -> None:
+        self.choice = choice
+        self.decisions: dict[Choice, Decision] = {}  # this one's, and those of offers taken meanwhile
         self.served = 0  # rounds after the first
         self._batch, self._deepest, self._rounds = batch, deepest, rounds
 
-    def serves(self, signals: BatchSignals) -> bool:
-        """Whether it holds in this round, too, which is counted then."""
+    def holds(self, signals: BatchSignals) -> bool:
+        """Whether it stands in this round, too, which is counted then."""
+        limits = signals.limits
         if (
             self.served >= self._rounds
             or signals.prefill_tokens
             or signals.beside
             or signals.rows.tobytes() != self._batch
-            or smallest(signals.limits) < self._deepest
-            or signals.offered.any()
+            or (limits.item() if len(limits) == 1 else limits.min()) < self._deepest
         ):
             return False
         self.served += 1

@@ -16,12 +16,13 @@ indexes the engine's drafters. Knows policies through their protocol, and nothin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeGuard
 
 import numpy as np
 
 from adaptspec.control.arrays import alike
+from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.draft_temperature import SplitTemperature
 from adaptspec.control.numbering import DrafterNumbers
@@ -33,6 +34,8 @@ from adaptspec.control.stopping.split import RowThresholds, SplitStop, StopPart
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, Request, RoundRecord
 
+# Decisions that may be repeated, remembered at most.
+_MOST_KNOWN = 32
 _NOBODY = np.zeros(0, dtype=np.int64)
 
 
@@ -83,7 +86,7 @@ class Controller:
         self._deepest = [policy.max_depth for policy in self._list]
         self._running = [0] * len(self._list)
         self._used: list[int] = []  # policies that have rows
-        self._told: _Told | None = None
+        self._known: dict[Decision, Decision] = {}  # what was made of policies' decisions
         self._occupied = [False] * max_rows
         self._shadows = ShadowPolicies(
             [self._shadow(name, policies[name], self._rollouts) for name in policies if name in watching]
@@ -102,9 +105,9 @@ class Controller:
     @property
     def deepest_offer(self) -> int:
         """The most tokens that a policy with rows would take of an offer: how far `signals.offered` must look."""
-        deepest = max(map(_takes, self._shadows.policies.values()), default=0) if self._shadows else 0
+        deepest = max(map(_takes, self._shadows.policies.values()), default=0) if self._shadows.any else 0
         for which, watcher in self._offers_to.items():
-            if self._running[which] and watcher.looking():
+            if self._running[which] and watcher.looking:
                 deepest = max(deepest, self._list[which].max_depth)
         return deepest
 
@@ -170,7 +173,7 @@ class Controller:
         self._used = [i for i, count in enumerate(self._running) if count]
         self._occupied[row] = True
         self._list[which].start(row, task)
-        if self._shadows:
+        if self._shadows.any:
             self._shadows.start(row, task, name)
 
     def finish(self, row: int) -> None:
@@ -184,14 +187,14 @@ class Controller:
                 self._threshold[row] = np.nan
                 self._own_thresholds -= 1
             self._list[which].finish(row)
-            if self._shadows:
+            if self._shadows.any:
                 self._shadows.finish(row)
 
     def decide(self, signals: BatchSignals) -> Decision:
         """Depth, reason and engine drafter of every row, and the stop rule of the round."""
         if not len(signals.rows):
             return Decision(_NOBODY, _NOBODY, _NOBODY)
-        watched = self._shadows.decide(signals) if self._shadows else ()
+        watched = self._shadows.decide(signals) if self._shadows.any else ()
         used = self._used
         if len(used) <= 1:
             decision = self._decide_one(used[0] if used else int(self._policy_of[signals.rows[0]]), signals)
@@ -209,10 +212,11 @@ class Controller:
             return
         if self._cost is not None:
             self._cost.observe(record, self._drafters)
-        if self._shadows:
+        if self._shadows.any:
             self._shadows.learn(record)
         if len(self._list) == 1:
-            self._list[0].learn(self._numbers[0].record(record))
+            numbers = self._numbers[0]
+            self._list[0].learn(record if numbers.alike else numbers.record(record))
             return
         owners = self._policy_of[record.rows]
         first = owners.item(0)
@@ -273,26 +277,26 @@ class Controller:
 
     def _decide_one(self, which: int, signals: BatchSignals) -> Decision:
         numbers, offered = self._numbers[which], self._offers_to.get(which)
-        decision = self._list[which].decide(numbers.signals(signals))
-        watched = numbers.watched if offered is None or offered.looking() else ()
+        decision = self._list[which].decide(signals if numbers.alike else numbers.signals(signals))
+        watched = numbers.watched if offered is None or offered.looking else ()
         limits, deepest = signals.limits, self._deepest[which]
         bound = limits.item() < deepest if len(limits) == 1 else bool((limits < deepest).any())
-        told = self._told
+        if bound:
+            return self._told(which, decision, watched, self._explain_limits(decision, signals, deepest))
+        if numbers.alike and not watched:
+            return decision
         # A policy whose decision stands repeats it, and so do we.
-        if told is not None and told.of is decision and told.watched is watched and not bound:
-            return told.said
-        said = Decision(
-            decision.depths,
-            self._explain_limits(decision, signals, deepest) if bound else decision.reasons,
-            numbers.drafter(decision.drafter),
-            decision.stop,
-            decision.provenance,
-            decision.temperature,
-            watched,
-            decision.expected,
-        )
-        self._told = None if bound else _Told(decision, watched, said)
-        return said
+        told = self._known.get(decision)
+        if told is None or told.watched is not watched:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            told = self._known[decision] = self._told(which, decision, watched, decision.reasons)
+        return told
+
+    def _told(self, which: int, decision: Decision, watched: tuple[int, ...], reasons: IntArray) -> Decision:
+        """A policy's decision as the engine is told it."""
+        drafter = self._numbers[which].drafter(decision.drafter)
+        return changed(decision, reasons=reasons, drafter=drafter, watched=watched)
 
     def _decide_many(self, signals: BatchSignals) -> Decision:
         owners = self._policy_of[signals.rows]
@@ -337,15 +341,6 @@ class Controller:
                 f"{', '.join(self._drafters) or 'none'}; load one or choose another policy"
             )
         return DrafterNumbers(wanted, self._drafters)
-
-
-@dataclass(frozen=True)
-class _Told:
-    """What was made of a policy's decision for the engine."""
-
-    of: Decision
-    watched: tuple[int, ...]
-    said: Decision
 
 
 def _watches_regions(policy: Policy) -> bool:

@@ -106,7 +106,7 @@ class RoundTemperature(Protocol):
         """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Decision:
     """Depth, reason and drafter per row, and the stop rule of this round (None: draft all of it).
 
@@ -181,8 +181,6 @@ class OfferWatcher(Protocol):
     def watches_offers(self) -> bool:
         """Whether it ever does."""
 
-    def looking(self, unheard: int = 0) -> bool:
-        """Whether it does in the coming round. If not, its lookups are not scored either.
-
-        `unheard` rounds have ended that it has not been told of yet; it took no offer in any of them.
-        """
+    @property
+    def looking(self) -> bool:
+        """Whether it does in the coming round. If not, its lookups are not scored either."""

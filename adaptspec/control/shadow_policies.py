@@ -20,9 +20,7 @@ class ShadowPolicies:
 
     def __init__(self, shadows: Sequence[ShadowPolicy] = ()) -> None:
         self._shadows = {shadow.name: shadow for shadow in shadows}
-
-    def __bool__(self) -> bool:
-        return bool(self._shadows)
+        self.any = bool(self._shadows)  # looked at several times per round
 
     @property
     def policies(self) -> dict[str, Policy]:
@@ -37,10 +35,12 @@ class ShadowPolicies:
         """Add a shadow, in place of one of its name."""
         # Others may be reading: the mapping they have stays as it is.
         self._shadows = {**self._shadows, shadow.name: shadow}
+        self.any = True
 
     def drop(self, name: str) -> None:
         """Leave one out, if it is there."""
         self._shadows = {other: shadow for other, shadow in self._shadows.items() if other != name}
+        self.any = bool(self._shadows)
 
     def start(self, row: int, task: int, policy: str) -> None:
         """A request of `policy` begins decoding in `row`."""

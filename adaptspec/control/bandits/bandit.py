@@ -93,9 +93,10 @@ class Bandit:
         """See `OfferWatcher`: a nested policy may."""
         return bool(self._offered)
 
-    def looking(self, unheard: int = 0) -> bool:
+    @property
+    def looking(self) -> bool:
         """See `OfferWatcher`. Arms of its own are scored in every round, which ends where nobody looks."""
-        return bool(self._arms.ladder) or any(policy.looking(unheard) for policy in self._offered)
+        return bool(self._arms.ladder) or any(policy.looking for policy in self._offered)
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""

@@ -59,7 +59,7 @@ class Outlook:
         return Expected(self.goodput, gained[np.arange(len(depths)), np.minimum(depths, gained.shape[1] - 1)])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """Depths wished for (0 <= depth <= limits) and why; `outlook` where the chooser has one.
 
@@ -137,7 +137,7 @@ class Chooser(Protocol):
 
 
 @runtime_checkable
-class Stands(Protocol):
+class Stands(Chooser, Protocol):
     """A chooser whose choice may stand for some rounds, in which it is neither asked nor told: at batch 1 going through
 
     all parts of a policy takes several times as long as its arithmetic does.
@@ -151,6 +151,21 @@ class Stands(Protocol):
 
     def stood(self, rounds: int) -> None:
         """The last choice was made so many times more. Told before what came of it."""
+
+
+@runtime_checkable
+class TakesOffers(Stands, Protocol):
+    """One that may take offers in any round while its plan without them stands."""
+
+    @property
+    def planned(self) -> Choice:
+        """What it last chose, but for offers."""
+
+    def take(self, signals: BatchSignals) -> Choice | None:
+        """What it makes of offers beside the plan that stands; None: nothing."""
+
+    def scored(self, record: RoundRecord) -> None:
+        """What offers came to: told at once of every round, which `learn` is told of later."""
 
 
 @dataclass(frozen=True)

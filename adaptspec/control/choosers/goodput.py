@@ -28,7 +28,7 @@ _ADVANCE = 0.25
 # Rounds that the first plan of a batch serves, halved: if it was made for this batch, and if for another of its kind.
 _SOON, _LATER = 1, 2
 # Rounds, at most, after which the first plan of a new row is no longer good for the next.
-_FRESH = 128
+_FRESH = 512
 # Rounds in which what rounds cost is found out.
 _COSTS_SETTLE = 64
 # Batches of so many rows look for tries every so many rounds.
@@ -363,8 +363,8 @@ class Goodput:
                 # Where all is off one in vain leaves it so; one that succeeds speaks against other first plans, too.
                 if kept or (self._plan is not None and self._plan.best.depths.any()):
                     self._rounds_left = 0
-            if kept:
-                self._firsts.clear()
+            if kept:  # it speaks against first plans that are off
+                self._firsts = {kind: known for kind, known in self._firsts.items() if known.plan.best.depths.any()}
 
 
 def _asked(planned: IntArray, cap: int | None) -> tuple[IntArray, IntArray]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 from pydantic import Field
@@ -13,7 +13,8 @@ from adaptspec.control.arrays import some
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.choosers.experts import FixedShare
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings, PriorSpec
-from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings, Prices, hopes
+from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings, Prices, Weighed, hopes
+from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import sums
 from adaptspec.control.policy import BatchSignals
@@ -27,6 +28,8 @@ _MODEL = "draft-model"
 _PLAN, _OFFER, _ROUNDS = 0, 1, 2
 # Tokens that an offer must net: the estimate of a lookup that is never right stays a little above 0.
 _LEAST = 0.05
+# Choices that may be repeated, remembered at most.
+_MOST_TOLD = 32
 # Rounds between tries in vain of a draft model that is off.
 _REST = 28
 
@@ -92,6 +95,7 @@ class Hedge(LookupGoodput):
         self._fresh = True  # a row has no draw of its own yet
         self._due = 0
         self._told: tuple[bytes, Provenance] | None = None
+        self._told_of: dict[Choice, Choice] = {}
         self._bet: _Bet | None = None  # of the round to come: where it is of one row, and
         self._bets: _Bets | None = None  # where it is of several
         self._random = np.random.default_rng(settings.seed)
@@ -116,8 +120,20 @@ class Hedge(LookupGoodput):
             self._draw(signals.rows)
         elif self._fresh:
             self._draw(signals.rows[np.isnan(self._chance[signals.rows])])
+        self._provenance(signals.rows)
+        plan = self._plan_made = self._plan(signals)
+        return self.take(signals) or self._telling(plan)
+
+    @property
+    def planned(self) -> Choice:
+        """See `TakesOffers`."""
+        return self._telling(super().planned)
+
+    def take(self, signals: BatchSignals) -> Choice | None:
+        """See `TakesOffers`."""
         self._bet = self._bets = None
-        return replace(super().choose(signals), provenance=self._provenance(signals.rows))
+        choice = super().take(signals)
+        return None if choice is None else self._telling(choice)
 
     def stands(self) -> int:
         """See `Stands`."""
@@ -128,14 +144,14 @@ class Hedge(LookupGoodput):
         super().stood(rounds)
         self._due -= rounds
 
-    def learn(self, record: RoundRecord) -> None:
-        """See `Chooser.learn`."""
+    def scored(self, record: RoundRecord) -> None:
+        """See `TakesOffers`."""
         if self._bet is not None:
-            self._score_one(self._bet, record)
+            self._settle_bet(self._bet, record)
         elif self._bets is not None:
-            self._score(self._bets, record)
+            self._settle_bets(self._bets, record)
         self._bet = self._bets = None
-        super().learn(record)
+        super().scored(record)
 
     def learned(self) -> dict[str, FloatArray]:
         """Evidence for plan and offers by group, and what both rest on."""
@@ -170,32 +186,45 @@ class Hedge(LookupGoodput):
             self._told = batch, Provenance(arms, self._chance[rows], self._group[rows], unknown)
         return self._told[1]
 
-    def _choose_one(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
-        row, most = signals.rows.item(), min(signals.offered[self._settings.lookup].item(), signals.limits.item())
-        planned = plan.outlook is not None and bool(plan.depths.item())
+    def _telling(self, choice: Choice) -> Choice:
+        """The choice with who was drawn; the same object until somebody draws."""
+        told = None if self._told is None else self._told[1]
+        known = self._told_of.get(choice)
+        if known is None or known.provenance is not told:
+            if len(self._told_of) >= _MOST_TOLD:
+                self._told_of.clear()
+            known = self._told_of[choice] = changed(choice, provenance=told)
+        return known
+
+    def _choose_one(self, plan: Choice, most: int, signals: BatchSignals) -> Choice | None:
+        bet = cast("_Bet", self._weighed(plan, most, signals))
+        if not bet.depth:
+            return None
+        row = signals.rows.item()
+        self._bet = bet
+        self._planned[row] = bet.beside
+        return bet.choice if self._offering[row] and plan.reasons.item() != Reason.EXPLORE else None
+
+    def _weigh(self, plan: Choice, most: int, expected: list[float], prices: Prices) -> _Bet:
+        outlook = plan.outlook
+        planned = outlook is not None and bool(plan.depths.item())
         entry = 0.0 if planned else prices.goodput * (prices.round.overhead - prices.round.plain)
-        expected, best, depth = self._streaks.gains_of_one(row), entry + _LEAST, 0
+        best, depth = entry + _LEAST, 0
         for tier in self._tiers:
             if tier > most:
                 break
             net = expected[tier - 1] - prices.goodput * (prices.more[tier] - prices.more[0])
             if net > best:
                 best, depth = net, tier
-        if not depth:
-            return plan
         kept, worth = 0.0, 0.0
-        outlook = plan.outlook
         if outlook is not None and planned:
             cap = plan.depths.item() if outlook.planned is None else min(plan.depths.item(), outlook.planned.item())
             kept = outlook.gained[0].item(cap)
             worth = max(0.0, prices.goodput * prices.round.plain - prices.round.base)
-        self._bet = _Bet(depth, expected, kept, worth, prices, entry)
-        self._planned[row] = planned
-        if not self._offering[row] or plan.reasons.item() == Reason.EXPLORE:
-            return plan
-        return self._taking(plan, depth, Expected(prices.goodput, np.array(expected[depth - 1 : depth])))
+        choice = self._taking(plan, depth, expected, prices.goodput) if depth else None
+        return _Bet(expected, depth, choice, planned, kept, worth, prices, entry)
 
-    def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
+    def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice | None:
         expected, curve = self._streaks.gains(signals.rows), prices.round.curve
         allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= self._offered(signals)[:, None])
         # What an offer costs more to verify is read off where the plan's drafts end.
@@ -209,13 +238,13 @@ class Hedge(LookupGoodput):
         # Where nobody drafts otherwise, all offers together pay for this being a round with drafts.
         entry = 0.0 if some(plan.depths) else prices.goodput * (prices.round.overhead - prices.round.plain)
         if not count or float(worth[offered].sum()) <= entry:
-            return plan
+            return None
         entry /= count
         self._bets = _Bets(offered, depth + 1, expected, kept, self._worth_of_plan(kept, prices), prices, entry)
         self._planned[signals.rows] = plan.depths > 0
         taken = offered & self._offering[signals.rows] & (plan.reasons != int(Reason.EXPLORE))
         if not taken.any():
-            return plan
+            return None
         return Choice(
             np.where(taken, depth + 1, plan.depths),
             np.where(taken, int(Reason.POLICY), plan.reasons),
@@ -231,7 +260,7 @@ class Hedge(LookupGoodput):
         worth: FloatArray = net * kept / max(float(kept.sum()), 1e-9)
         return worth
 
-    def _score_one(self, bet: _Bet, record: RoundRecord) -> None:
+    def _settle_bet(self, bet: _Bet, record: RoundRecord) -> None:
         """What plan and offer came to in a round of one row."""
         which, row, emitted = self._settings.lookup, record.rows.item(), record.emitted.item()
         plan = bet.worth
@@ -256,7 +285,7 @@ class Hedge(LookupGoodput):
         own[_OFFER] += (came - bet.prices.goodput * price - bet.entry) * scale
         own[_ROUNDS] += 1.0
 
-    def _score(self, bets: _Bets, record: RoundRecord) -> None:
+    def _settle_bets(self, bets: _Bets, record: RoundRecord) -> None:
         """What plans and offers came to, in rows that had an offer."""
         which, prices = self._settings.lookup, bets.prices
         if record.shadow is None or record.shadow_drafted is None:
@@ -294,15 +323,14 @@ class Hedge(LookupGoodput):
         self._gains[rows] = 0.0
 
 
-@dataclass(frozen=True)
-class _Bet:
-    """What plan and offer of one row promised: an offer of `depth` tokens, `expected` tokens by depth; tokens `kept`
+@dataclass(frozen=True, eq=False)
+class _Bet(Weighed):
+    """What plan and offer of one row promise: whether the plan drafts `beside` the offer, how many tokens of it are
 
-    of the plan's draft and what that nets, `worth`. `entry`: what drafting at all costs where the plan does not.
+    `kept` and what that nets, `worth`. `entry`: what drafting at all costs where the plan does not.
     """
 
-    depth: int
-    expected: list[float]
+    beside: bool
     kept: float
     worth: float
     prices: Prices

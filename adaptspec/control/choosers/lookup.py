@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adaptspec.control.arrays import alike, some, total
+from adaptspec.control.arrays import alike, total
 from adaptspec.control.choosers.chooser import Alike, Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
 from adaptspec.control.choosers.mixing import PRICES, Bids, Mix, RoundPrices, Way, best_mix, mix_again
@@ -75,7 +75,7 @@ class LookupGoodput:
         self._others: IntArray = np.zeros(0, dtype=np.int64)
         self._prices: Prices | None = None
         self._known: FloatArray | None = None  # gains of the kinds of rows that the offers' worth was found from
-        self._as_planned = False  # the last choice, whatever was offered
+        self._plan_made = Choice(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
         self._idle = 0  # rounds since an offer was taken, or a request began
 
     @property
@@ -83,10 +83,10 @@ class LookupGoodput:
         """See `OfferWatcher`."""
         return self.max_depth > 0
 
-    def looking(self, unheard: int = 0) -> bool:
+    @property
+    def looking(self) -> bool:
         """See `OfferWatcher`. After rounds without an offer worth taking, now and then: looking takes time."""
-        idle = self._idle + unheard
-        return idle < _PATIENCE or idle % _LOOKS_EVERY == 0
+        return self._idle < _PATIENCE or self._idle % _LOOKS_EVERY == 0
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
@@ -102,19 +102,26 @@ class LookupGoodput:
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
-        plan = choice = self._plan(signals)
-        if self.max_depth:
-            offered = signals.offered[self._settings.lookup]
-            if some(offered):
-                choose = self._choose_one if len(offered) == 1 else self._choose_many
-                choice = choose(plan, signals, self._priced(plan, signals))
-        self._as_planned = choice is plan
-        return choice
+        plan = self._plan_made = self._plan(signals)
+        return self.take(signals) or plan
+
+    @property
+    def planned(self) -> Choice:
+        """See `TakesOffers`."""
+        return self._plan_made
+
+    def take(self, signals: BatchSignals) -> Choice | None:
+        """See `TakesOffers`."""
+        if not self.max_depth:
+            return None
+        plan, offered = self._plan_made, signals.offered[self._settings.lookup]
+        if len(offered) == 1:
+            most = min(offered.item(), signals.limits.item())
+            return self._choose_one(plan, most, signals) if most else None
+        return self._choose_many(plan, signals, self._priced(plan, signals)) if offered.any() else None
 
     def stands(self) -> int:
         """See `Stands`."""
-        if not self._as_planned:
-            return 0
         return _STANDS if self._planner is None else self._planner.stands()
 
     def stood(self, rounds: int) -> None:
@@ -122,29 +129,29 @@ class LookupGoodput:
         if self._planner is not None:
             self._planner.stood(rounds)
 
+    def scored(self, record: RoundRecord) -> None:
+        """See `TakesOffers`."""
+        if len(record.rows) > 1:
+            taken = self._score_many(record)
+        else:
+            which, row = self._settings.lookup, record.rows.item()
+            taken = record.drafter.item() == which and record.depths.item() > 0
+            if taken:
+                self._streaks.observe_one(row, record.drafted.item(), record.accepted.item())
+            elif record.shadow is None or record.shadow_drafted is None:
+                self._streaks.observe_one(row, -1, -1)
+            else:
+                self._streaks.observe_one(row, record.shadow_drafted[which, 0].item(), record.shadow[which, 0].item())
+        self._idle = 0 if taken else self._idle + 1
+
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
-        taken = self._learn_one(record) if len(record.rows) == 1 else self._learn_many(record)
-        self._idle = 0 if taken else self._idle + 1
-        if self._planner is None or self._settings.model is None:
-            return
         model = self._settings.model
-        # Only lookups are ever scored where they do not draft.
-        self._planner.learn_played(record, None if alike(record.drafter, model) else record.drafter == model)
+        if self._planner is not None and model is not None:
+            # Only lookups are ever scored where they do not draft.
+            self._planner.learn_played(record, None if alike(record.drafter, model) else record.drafter == model)
 
-    def _learn_one(self, record: RoundRecord) -> bool:
-        """Whether the offer was taken."""
-        which, row = self._settings.lookup, record.rows.item()
-        if record.drafter.item() == which and record.depths.item():
-            self._streaks.observe_one(row, record.drafted.item(), record.accepted.item())
-            return True
-        if record.shadow is None or record.shadow_drafted is None:
-            self._streaks.observe_one(row, -1, -1)
-        else:
-            self._streaks.observe_one(row, record.shadow_drafted[which, 0].item(), record.shadow[which, 0].item())
-        return False
-
-    def _learn_many(self, record: RoundRecord) -> bool:
+    def _score_many(self, record: RoundRecord) -> bool:
         """Whether any offer was taken."""
         which = self._settings.lookup
         ran: BoolArray = (record.drafter == which) & (record.depths > 0)
@@ -179,17 +186,28 @@ class LookupGoodput:
             self._others = np.full(size, model, dtype=np.int64)
         return replace(self._planner.choose(replace(signals, lag=signals.lag[model:])), drafter=self._others)
 
-    def _choose_one(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
-        most = min(signals.offered[self._settings.lookup].item(), signals.limits.item())
-        expected = self._streaks.gains_of_one(signals.rows.item())
-        known = prices.weighed.get(most)
-        if known is None or known.expected is not expected or known.outlook is not plan.outlook:
-            known = prices.weighed[most] = _Weighed(expected, plan.outlook, self._weigh(plan, most, expected, prices))
+    def _choose_one(self, plan: Choice, most: int, signals: BatchSignals) -> Choice | None:
         # A try of the draft model has been paid for by now.
-        return plan if known.choice is None or plan.reasons.item() == Reason.EXPLORE else known.choice
+        return None if plan.reasons.item() == Reason.EXPLORE else self._weighed(plan, most, signals).choice
 
-    def _weigh(self, plan: Choice, most: int, expected: list[float], prices: Prices) -> Choice | None:
-        """The best that can be made of an offer of `most` tokens; None where the plan is better."""
+    def _weighed(self, plan: Choice, most: int, signals: BatchSignals) -> Weighed:
+        """An offer of `most` tokens to one row; what was found of one like it, if all it rests on is the same."""
+        prices, row, streaks = self._prices, signals.rows.item(), self._streaks
+        if prices is None or prices.plan is not plan or prices.gains is not streaks.table or prices.left <= 0:
+            streaks.settle()
+            prices = self._priced(plan, signals)
+            prices.plan, prices.gains = plan, streaks.table
+            prices.weighed.clear()
+        else:
+            prices.left -= 1
+        kind = streaks.kind(row), most
+        known = prices.weighed.get(kind)
+        if known is None:
+            known = prices.weighed[kind] = self._weigh(plan, most, streaks.gains_of_one(row), prices)
+        return known
+
+    def _weigh(self, plan: Choice, most: int, expected: list[float], prices: Prices) -> Weighed:
+        """An offer of `most` tokens, of which so many are expected to be kept by depth."""
         base, more = prices.round.base, prices.more
         best, depth = prices.goodput, 0
         for tier in self._tiers:
@@ -198,19 +216,21 @@ class LookupGoodput:
             goodput = (base + expected[tier - 1]) / more[tier]
             if goodput > best:
                 best, depth = goodput, tier
-        return self._taking(plan, depth, Expected(best, np.array(expected[depth - 1 : depth]))) if depth else None
+        choice = self._taking(plan, depth, expected, best) if depth else None
+        return Weighed(expected, depth, choice)
 
-    def _taking(self, plan: Choice, depth: int, expected: Expected) -> Choice:
+    def _taking(self, plan: Choice, depth: int, expected: list[float], goodput: float) -> Choice:
         """The offer to one row, taken to a depth in place of the plan."""
+        hoped = Expected(goodput, np.array(expected[depth - 1 : depth]))
         lookup = np.array([self._settings.lookup])
-        return Choice(np.array([depth]), np.array([int(Reason.POLICY)]), plan.outlook, lookup, expected=expected)
+        return Choice(np.array([depth]), np.array([int(Reason.POLICY)]), plan.outlook, lookup, expected=hoped)
 
-    def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice:
+    def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice | None:
         bids = self._bids(plan, signals)
         mix = self._sorted_out(bids, prices)
         taken = mix.taken > 0
         if not taken.any():
-            return plan
+            return None
         return Choice(
             np.where(mix.follows, plan.depths, mix.taken),
             np.where(taken, int(Reason.POLICY), plan.reasons),
@@ -279,12 +299,12 @@ def hopes(plan: Choice) -> tuple[FloatArray, FloatArray, int, BoolArray | None]:
     return outlook.gained[np.arange(len(depths)), depths], outlook.sizes[depths], int(depths.max()), told
 
 
-@dataclass(frozen=True)
-class _Weighed:
-    """What was made of an offer of which so much is expected, beside a plan of this outlook."""
+@dataclass(frozen=True, eq=False)
+class Weighed:
+    """An offer to one row, of which so much is expected: the depth that earns most, 0 for none, and what takes it."""
 
     expected: list[float]
-    outlook: Outlook | None
+    depth: int
     choice: Choice | None
 
 
@@ -298,7 +318,10 @@ class Prices:
     left: int = 16  # rounds with offers
     way: Way | None = None  # to sort many rows out, and how many rounds it has served
     served: int = 0
-    weighed: dict[int, _Weighed] = field(default_factory=dict)  # offers to one row, by their size
+    # Offers to one row, by its kind and their size, beside this plan and by these estimates.
+    weighed: dict[tuple[int, int], Weighed] = field(default_factory=dict)
+    plan: Choice | None = None
+    gains: FloatArray | None = None
 
     @functools.cached_property
     def more(self) -> list[float]:

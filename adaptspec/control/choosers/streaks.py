@@ -40,29 +40,34 @@ class Streaks:
         self._streak[row] = 0
         self._task[row] = task
 
+    def settle(self) -> None:
+        """Learn what was noted once it is an eighth of what is known: estimates move slowly, and are read often."""
+        if len(self._noted) + len(self._noted_one) > self._settled // 8:
+            self._learn()
+
     def gains(self, rows: IntArray) -> FloatArray:
         """[B, depth]: how many tokens of a draft of 1, 2, ... tokens are expected to be kept."""
-        self._settle()
+        self.settle()
         gains: FloatArray = self._gains[self._task[rows], self._streak[rows]]
         return gains
 
     def gains_of_kinds(self) -> FloatArray:
         """`gains` of all kinds of rows, [kinds, depth]: the same array until something was learned."""
-        self._settle()
-        return self._of_kinds
+        self.settle()
+        return self.table
 
     def kinds(self, rows: IntArray) -> IntArray:
         """Of which kind each of these rows is now [B]."""
         return self._task[rows] * (_LONGEST + 1) + self._streak[rows]
 
+    def kind(self, row: int) -> int:
+        """`kinds` of one row, quicker."""
+        return int(self._task.item(row) * (_LONGEST + 1) + self._streak.item(row))
+
     def gains_of_one(self, row: int) -> list[float]:
-        """`gains` of one row, quicker; the same list for rows of a kind until something was learned."""
-        self._settle()
-        kind = self._task.item(row), self._streak.item(row)
-        known = self._lists.get(kind)
-        if known is None:
-            known = self._lists[kind] = self._gains[kind].tolist()
-        return known
+        """`gains` of one row by what has been learned, without learning what was noted."""
+        gains: list[float] = self.table[self.kind(row)].tolist()
+        return gains
 
     def observe(self, rows: IntArray, drafted: IntArray, right: IntArray) -> None:
         """The lookup proposed so many tokens for these rows, and the first `right` of them were; all [N].
@@ -96,11 +101,6 @@ class Streaks:
         """Go on from what `learned` gave."""
         self._counts = learned.copy()
         self._renew()
-
-    def _settle(self) -> None:
-        """Learn what was noted once it is an eighth of what is known: estimates move slowly, and are read often."""
-        if len(self._noted) + len(self._noted_one) > self._settled // 8:
-            self._learn()
 
     def _bound(self) -> None:
         """Estimates may not be asked for in a long while, as when speculation is switched off."""
@@ -137,6 +137,5 @@ class Streaks:
         everywhere = (_PRIOR_WEIGHT * _PRIOR + right) / (_PRIOR_WEIGHT + tried)
         rates = (_PULL * everywhere + self._counts[1:, 1]) / (_PULL + self._counts[1:, 0])
         self._gains: FloatArray = np.cumsum(np.cumprod(rates[:, self._ahead], axis=2), axis=2)
-        self._lists: dict[tuple[int, int], list[float]] = {}
         tasks, streaks, depth = self._gains.shape
-        self._of_kinds: FloatArray = self._gains.reshape(tasks * streaks, depth)
+        self.table: FloatArray = self._gains.reshape(tasks * streaks, depth)

@@ -14,7 +14,7 @@ from adaptspec.control.policy import BatchSignals
 from adaptspec.errors import StateError
 from adaptspec.replay.tape import tape_of
 from adaptspec.types import Reason
-from tests.control.helpers import record, signals, table
+from tests.control.helpers import hear, record, signals, table
 from tests.control.simulator import HEADER
 from tests.control.two_drafters import alike, best, request, serve
 
@@ -117,7 +117,7 @@ def test_what_was_learned_goes_on() -> None:
         right = 7 if which == 1 else 0  # the lookup is right throughout, the model never
         ended = record([depth], [min(depth, right)], drafter=[which])
         scores = np.array([[-1], [-1 if which == 1 and depth else 1]])
-        taught.learn(replace(ended, shadow=scores, shadow_drafted=scores))
+        hear(taught, replace(ended, shadow=scores, shadow_drafted=scores))
     state = taught.learned()
     assert state["evidence"][0, 1] > state["evidence"][0, 0]
     with pytest.raises(StateError):

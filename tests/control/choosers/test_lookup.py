@@ -13,7 +13,7 @@ from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.lookup import LookupGoodput, LookupSettings
 from adaptspec.errors import StateError
 from adaptspec.types import Reason, RoundRecord
-from tests.control.helpers import record, signals, table
+from tests.control.helpers import hear, record, signals, table
 from tests.fakes import array
 
 MODEL, LOOKUP = 0, 1
@@ -48,7 +48,7 @@ def scored(found: list[int], right: list[int], depths: list[int] | None = None) 
 def taught(made: LookupGoodput, right: int, rows: int, rounds: int = 60) -> LookupGoodput:
     """The lookup offered 5 tokens to each row in each round, so many of them right; the model got nothing."""
     for _ in range(rounds):
-        made.learn(scored([5] * rows, [right] * rows, [1] * rows))
+        hear(made, scored([5] * rows, [right] * rows, [1] * rows))
     return made
 
 
@@ -122,7 +122,7 @@ def test_a_round_of_the_lookup_teaches_the_lookup_and_not_the_model() -> None:
     """Or the model would seem as good as the text that it never had to draft."""
     made = chooser()
     before = made.learned()
-    made.learn(record([5], [5], drafter=[LOOKUP]))
+    hear(made, record([5], [5], drafter=[LOOKUP]))
     after = made.learned()
     assert after["offers"].sum() > before["offers"].sum()
     assert np.array_equal(after["acceptance"], before["acceptance"])
@@ -130,7 +130,7 @@ def test_a_round_of_the_lookup_teaches_the_lookup_and_not_the_model() -> None:
 
 def test_a_round_of_the_model_teaches_both() -> None:
     made = chooser()
-    made.learn(scored([3], [2], [2]))
+    hear(made, scored([3], [2], [2]))
     learned = made.learned()
     assert learned["acceptance"].sum() > 0.0
     assert learned["offers"].sum() > 0.0
@@ -177,5 +177,5 @@ def test_a_try_of_the_draft_model_is_not_given_up_for_an_offer() -> None:
         if choice.reasons[0] == Reason.EXPLORE:
             tries += 1
             assert choice.drafter is None or choice.drafter[0] == MODEL
-        made.learn(scored([5], [5], choice.depths.tolist()))
+        hear(made, scored([5], [5], choice.depths.tolist()))
     assert tries
