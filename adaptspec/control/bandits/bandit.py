@@ -18,7 +18,7 @@ from adaptspec.control.bandits.features import Features
 from adaptspec.control.bandits.lanes import Lanes
 from adaptspec.control.bandits.learner import Learner, View
 from adaptspec.control.bandits.ledger import Ledgers, Memory, lot_of
-from adaptspec.control.bandits.notes import Notes, Played, Rounds
+from adaptspec.control.bandits.notes import Note, Notes, Played, Rounds
 from adaptspec.control.bandits.rewards import Rewarder
 from adaptspec.control.choosers.chooser import Choice, Parts
 from adaptspec.control.learned import under
@@ -67,20 +67,19 @@ class Bandit:
         self._features = Features(parts.max_rows, parts.tasks) if learner.uses_features else None
         self._worth: FloatArray = np.full(count, np.nan)  # what was expected of each context's arm
         self._seen_with: FloatArray = np.zeros((count, self._features.count if self._features else 0))
+        self._several = bool(arms.drafters.any())
         self._lanes = Lanes(arms) if arms.opaque.any() or any(arms.stops) else None
         self._nested = [nested for nested in arms.policies if nested is not None]
         nested_policies = (nested.policy for nested in self._nested)
         self._offered = [p for p in nested_policies if isinstance(p, OfferWatcher) and p.watches_offers]
         self._notes = Notes()
-        self._noted: set[int] = set()
-        self._lag: IntArray = np.zeros((max(1, len(parts.drafters)), parts.max_rows), dtype=np.int64)
-        self._wished: IntArray = np.zeros(parts.max_rows, dtype=np.int64)
+        self._drafters = max(1, len(parts.drafters))
         self._room: IntArray = np.zeros(parts.max_rows, dtype=np.int64)  # the highest limit of each row's request
         # The arm last chosen by a request of each task, to begin with: choosing for each new request alone costs time.
         self._latest: IntArray = np.full(parts.tasks, -1, dtype=np.int64)
         self._now = 0
         self._plan: _Plan | None = None
-        self._round: tuple[int, bool] | None = None  # rows that decode, and whether all of them are ours
+        self._round: tuple[_Plan, BatchSignals, IntArray] | None = None  # and the depths chosen
 
     @property
     def watches_regions(self) -> bool:
@@ -102,7 +101,7 @@ class Bandit:
         """See `Chooser.start`."""
         context = self._contexts.start(row, task)
         if self._contexts.scope == "request":
-            if context in self._noted:
+            if self._notes.tell_of(context):
                 self._learn_notes()
             self._ledgers.forget("request", context)
             self._episodes.start(context, self._now, int(self._latest[task]))
@@ -126,12 +125,12 @@ class Bandit:
         plan = self._plan
         if plan is None or not plan.serves(self._now, signals):
             plan = self._plan = self._replan(signals)
-        self._lag[:, signals.rows] = signals.lag[: len(self._lag)]
-        self._round = signals.round_size, not signals.beside and not signals.prefill_tokens
+        choice = plan.choice
         if self._lanes is None:
-            return plan.choice.within(signals.limits)
-        choice = self._lanes.choose(plan.choice, plan.arms, signals)
-        self._wished[signals.rows] = choice.depths
+            choice = choice.within(signals.limits)
+        else:
+            choice = self._lanes.choose(choice, plan.played.arms, signals)
+        self._round = plan, signals, choice.depths
         return choice
 
     def learn(self, record: RoundRecord) -> None:
@@ -140,19 +139,19 @@ class Bandit:
             self._lanes.learn(record)
         if self._round is None:
             return
-        (size, alone), self._round = self._round, None
-        rows = record.rows
-        contexts = self._contexts.of(rows)
-        arms = self._episodes.arms[contexts]
-        lag = self._lag[self._arms.drafters[arms], rows]
+        (plan, signals, wished), self._round = self._round, None
         if self._features is not None:
             self._features.learn(record)
-        if not self._notes.has_room(len(rows)):
+        if not self._notes.has_room(len(record.rows)):
             self._learn_notes()
-        played = Played(contexts, self._contexts.tasks[rows], arms, self._wished[rows], lag)
-        self._notes.add(played, record, size, alone=alone)
-        if self._contexts.scope == "request":
-            self._noted.update(contexts.tolist())
+        played, drafter, lag = plan.played, plan.choice.drafter, signals.lag
+        if record.rows is not signals.rows and record.rows.tobytes() != plan.rows:
+            # As an arm of another policy, which chose for some of the rows and learns from all.
+            played, lag, wished = self._stand_for(record.rows), np.zeros_like(record.rows)[None], record.depths
+            drafter = None
+        lag = lag[0] if drafter is None else lag[drafter, np.arange(len(drafter))]
+        alone = not signals.beside and not signals.prefill_tokens
+        self._notes.add(Note(played, wished, lag, record, signals.round_size, alone))
 
     def learned(self) -> dict[str, FloatArray]:
         """Sums per arm of all traffic and of tasks, what the algorithm adds, and what nested policies have learned."""
@@ -193,17 +192,22 @@ class Bandit:
             if self._notes.count and (self._episodes.arms[due] >= 0).any():
                 self._learn_notes()
             self._pick(due, contexts, bucket, signals)
-        arms = self._episodes.arms[contexts]
+        played = self._stand_for(signals.rows)
+        arms = played.arms
         depths = self._arms.depths[arms]
         reasons = np.where(self._episodes.exploring[contexts], int(Reason.EXPLORE), int(Reason.POLICY))
         choice = Choice(
             depths,
             np.where(depths > 0, reasons, int(Reason.OFF)),
-            drafter=self._arms.drafters[arms],
+            drafter=self._arms.drafters[arms] if self._several else None,
             provenance=Provenance(arms, self._episodes.propensities[contexts], contexts, self._worth[contexts]),
         )
         rows = signals.rows.tobytes()
-        return _Plan(rows, signals.round_size, self._episodes.end(present), choice, arms)
+        return _Plan(rows, signals.round_size, self._episodes.end(present), choice, played)
+
+    def _stand_for(self, rows: IntArray) -> Played:
+        contexts = self._contexts.of(rows)
+        return Played(contexts, self._contexts.tasks[rows], self._episodes.arms[contexts])
 
     def _pick(self, due: IntArray, contexts: IntArray, bucket: int, signals: BatchSignals) -> None:
         size, context = signals.round_size, float(signals.context.sum())
@@ -212,7 +216,7 @@ class Bandit:
         costs = self._rewarder.arm_costs(size, context)
         entry = np.zeros((len(due), len(self._arms)))
         if signals.lag.any():
-            lag = (belongs @ signals.lag[: len(self._lag)].T) / count[:, None]  # [m, drafters]
+            lag = (belongs @ signals.lag[: self._drafters].T) / count[:, None]  # [m, drafters]
             entry = lag[:, self._arms.drafters] * (self._rewarder.catch_up(size, context) / self._settings.horizon)
         if self._features is not None:
             self._seen_with[due] = self._features.of(signals, self._contexts.tasks[signals.rows], contexts, due)
@@ -260,7 +264,6 @@ class Bandit:
         own = lots[level] if len(known) == len(told) else lot_of(told, rounds.number, places[level], buckets)
         self._learner.observe(own, self._seen_with[own.contexts], surprising)
         self._notes.clear()
-        self._noted.clear()
 
     def _with_scores(self, rounds: Rounds, told: FloatArray) -> tuple[IntArray, FloatArray]:
         """What was told, followed by what drafters say that were scored; and which of the rounds each row is of."""
@@ -281,7 +284,7 @@ class _Plan:
     size: int
     until: int
     choice: Choice
-    arms: IntArray
+    played: Played
 
     def serves(self, now: int, signals: BatchSignals) -> bool:
         return now < self.until and self.size == signals.round_size and self.rows == signals.rows.tobytes()

@@ -125,7 +125,7 @@ class Rewarder:
         per_token = max((self._cost.catch_up_seconds(name, 1.0) for name in self._drafters), default=0.0)
         expected = np.bincount(rounds.number, spent, len(unit)) * unit + per_token * rounds.caught_up
         ratio = np.clip(rounds.seconds / expected, 1.0 / _HICCUP, _HICCUP)
-        return np.where(rounds.alone > 0, ratio, 1.0)
+        return np.where(rounds.alone, ratio, 1.0)
 
     def _seconds(self, rounds: Rounds, drafted: IntArray, size: int) -> tuple[FloatArray, float]:
         """[N, L] seconds that drafting takes of a round of `size` rows, and a plain round's seconds per row."""
