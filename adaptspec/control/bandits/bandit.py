@@ -67,6 +67,10 @@ class Bandit:
         self._features = Features(parts.max_rows, parts.tasks) if learner.uses_features else None
         self._worth: FloatArray = np.full(count, np.nan)  # what was expected of each context's arm
         self._seen_with: FloatArray = np.zeros((count, self._features.count if self._features else 0))
+        # [exploring, K]
+        self._reasons: IntArray = np.where(
+            arms.depths > 0, [[int(Reason.POLICY)], [int(Reason.EXPLORE)]], int(Reason.OFF)
+        )
         self._several = bool(arms.drafters.any())
         self._lanes = Lanes(arms) if arms.opaque.any() or any(arms.stops) else None
         self._nested = [nested for nested in arms.policies if nested is not None]
@@ -182,28 +186,25 @@ class Bandit:
             nested.policy.restore(under(f"{nested.name}/", learned))
 
     def _replan(self, signals: BatchSignals) -> _Plan:
-        contexts = self._contexts.of(signals.rows)
+        contexts, episodes = self._contexts.of(signals.rows), self._episodes
         # A request that nears its end has little room, but the arm chosen then is kept for those after it.
         self._room[signals.rows] = np.maximum(self._room[signals.rows], signals.limits)
         bucket = self._contexts.bucket(signals.round_size)
-        present = contexts if self._contexts.scope == "request" else np.unique(contexts)
-        due = self._episodes.due(present, self._now, bucket)
+        due = episodes.due(contexts, self._now, bucket)
         if len(due):
-            if self._notes.count and (self._episodes.arms[due] >= 0).any():
+            due = due if self._contexts.scope == "request" else np.unique(due)
+            if self._notes.count and (episodes.arms[due] >= 0).any():
                 self._learn_notes()
             self._pick(due, contexts, bucket, signals)
         played = self._stand_for(signals.rows)
         arms = played.arms
-        depths = self._arms.depths[arms]
-        reasons = np.where(self._episodes.exploring[contexts], int(Reason.EXPLORE), int(Reason.POLICY))
         choice = Choice(
-            depths,
-            np.where(depths > 0, reasons, int(Reason.OFF)),
+            self._arms.depths[arms],
+            self._reasons[episodes.exploring[contexts].view(np.int8), arms],
             drafter=self._arms.drafters[arms] if self._several else None,
-            provenance=Provenance(arms, self._episodes.propensities[contexts], contexts, self._worth[contexts]),
+            provenance=Provenance(arms, episodes.propensities[contexts], contexts, self._worth[contexts]),
         )
-        rows = signals.rows.tobytes()
-        return _Plan(rows, signals.round_size, self._episodes.end(present), choice, played)
+        return _Plan(signals.rows.tobytes(), signals.round_size, episodes.end(contexts), choice, played)
 
     def _stand_for(self, rows: IntArray) -> Played:
         contexts = self._contexts.of(rows)
