@@ -107,7 +107,7 @@ class Bandit:
         if self._contexts.scope == "request":
             if self._notes.tell_of(context):
                 self._learn_notes()
-            self._ledgers.forget("request", context)
+            self._ledgers.forget(self._contexts.first["request"] + context)
             self._episodes.start(context, self._now, int(self._latest[task]))
             self._learner.start(context)
             self._worth[context] = np.nan
@@ -221,7 +221,7 @@ class Bandit:
             entry = lag[:, self._arms.drafters] * (self._rewarder.catch_up(size, context) / self._settings.horizon)
         if self._features is not None:
             self._seen_with[due] = self._features.of(signals, self._contexts.tasks[signals.rows], contexts, due)
-        sums = self._ledgers.read(self._contexts.path(due), bucket)
+        sums = self._ledgers.read(self._contexts.path(due, self._contexts.task_of(due)), bucket)
         estimates = estimate(sums, self._arms, costs, entry)
         saved = self._episodes.saved(due, self._now)
         incumbent = self._episodes.arms[due]
@@ -256,14 +256,14 @@ class Bandit:
             # Nothing is earned that was not known, but time goes by.
             told[rounds.arms == self._arms.off, self._arms.off, 0] = 1.0
         buckets = np.array([self._contexts.bucket(size) for size in rounds.size.tolist()])[rounds.number]
-        places = {"all": np.zeros_like(rounds.contexts), "task": rounds.tasks, "request": rounds.contexts}
-        level, sizes = self._contexts.level, self._contexts.sizes
+        path = self._contexts.path(rounds.contexts, rounds.tasks)
         at, known = self._with_scores(rounds, told)
-        lots = {of: lot_of(known, rounds.number[at], places[of][at], buckets[at]) for of in sizes}
-        surprising = self._ledgers.add(lots)[level]
+        lot = lot_of(known, rounds.number[at], path[:, at], buckets[at])
+        surprising = self._ledgers.add(lot)
         # Algorithms weigh what they observe by the chance to draw it, or by features: scores come whatever is drawn.
-        own = lots[level] if len(known) == len(told) else lot_of(told, rounds.number, places[level], buckets)
-        self._learner.observe(own, self._seen_with[own.contexts], surprising)
+        lot = lot if len(known) == len(told) else lot_of(told, rounds.number, path, buckets)
+        own = lot.since(self._contexts.first[self._contexts.level])
+        self._learner.observe(own, self._seen_with[own.contexts], surprising[-len(own.contexts) :])
         self._notes.clear()
 
     def _with_scores(self, rounds: Rounds, told: FloatArray) -> tuple[IntArray, FloatArray]:
