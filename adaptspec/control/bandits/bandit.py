@@ -151,7 +151,11 @@ class Bandit:
         played, drafter, lag = plan.played, plan.choice.drafter, signals.lag
         if record.rows is not signals.rows and record.rows.tobytes() != plan.rows:
             # As an arm of another policy, which chose for some of the rows and learns from all.
-            played, lag, wished = self._stand_for(record.rows), np.zeros_like(record.rows)[None], record.depths
+            played, lag, wished = (
+                self._stand_for(record.rows, played.bucket),
+                np.zeros_like(record.rows)[None],
+                record.depths,
+            )
             drafter = None
         lag = lag[0] if drafter is None else lag[drafter, np.arange(len(drafter))]
         alone = not signals.beside and not signals.prefill_tokens
@@ -196,7 +200,7 @@ class Bandit:
             if self._notes.count and (episodes.arms[due] >= 0).any():
                 self._learn_notes()
             self._pick(due, contexts, bucket, signals)
-        played = self._stand_for(signals.rows)
+        played = self._stand_for(signals.rows, bucket)
         arms = played.arms
         choice = Choice(
             self._arms.depths[arms],
@@ -206,9 +210,9 @@ class Bandit:
         )
         return _Plan(signals.rows.tobytes(), signals.round_size, episodes.end(contexts), choice, played)
 
-    def _stand_for(self, rows: IntArray) -> Played:
+    def _stand_for(self, rows: IntArray, bucket: int) -> Played:
         contexts = self._contexts.of(rows)
-        return Played(contexts, self._contexts.tasks[rows], self._episodes.arms[contexts])
+        return Played(contexts, self._contexts.tasks[rows], self._episodes.arms[contexts], bucket)
 
     def _pick(self, due: IntArray, contexts: IntArray, bucket: int, signals: BatchSignals) -> None:
         size, context = signals.round_size, float(signals.context.sum())
@@ -255,7 +259,7 @@ class Bandit:
         if self._arms.off is not None:
             # Nothing is earned that was not known, but time goes by.
             told[rounds.arms == self._arms.off, self._arms.off, 0] = 1.0
-        buckets = np.array([self._contexts.bucket(size) for size in rounds.size.tolist()])[rounds.number]
+        buckets = rounds.bucket[rounds.number]
         path = self._contexts.path(rounds.contexts, rounds.tasks)
         at, known = self._with_scores(rounds, told)
         lot = lot_of(known, rounds.number[at], path[:, at], buckets[at])
@@ -268,13 +272,13 @@ class Bandit:
 
     def _with_scores(self, rounds: Rounds, told: FloatArray) -> tuple[IntArray, FloatArray]:
         """What was told, followed by what drafters say that were scored; and which of the rounds each row is of."""
-        found, at = [told], [np.arange(len(told))]
+        at, found = [np.arange(len(told))], [told]
         for drafter in self._rewarder.drafting:
             scores = self._notes.scores(drafter)
             if scores is not None:
-                found.append(self._rewarder.scored(rounds, drafter, scores))
                 at.append(scores.at)
-        return np.concatenate(at), np.concatenate(found)
+                found.append(self._rewarder.scored(rounds, drafter, scores))
+        return (at[0], told) if len(at) == 1 else (np.concatenate(at), np.concatenate(found))
 
 
 @dataclass(frozen=True)

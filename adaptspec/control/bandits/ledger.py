@@ -57,7 +57,7 @@ def lot_of(seen: FloatArray, number: IntArray, contexts: IntArray, buckets: IntA
     order = key.argsort(kind="stable")
     starts = _starts(key[order])
     first, row = order[starts], order % len(seen)
-    told = np.add.reduceat(seen[row], starts, axis=0)
+    told = np.add.reduceat(seen.take(row, axis=0), starts, axis=0)
     count = np.maximum(told[..., 0], 1.0)
     moments = np.empty((*count.shape, 6))
     moments[..., N] = told[..., 0] > 0

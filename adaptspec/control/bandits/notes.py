@@ -5,6 +5,7 @@ Knows what a round was made of; not what it was worth.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +18,12 @@ _ROOM, _RECORDS = 2048, 256
 
 @dataclass(frozen=True)
 class Played:
-    """Whom the rows of a round stood for, and their arms, all [B]."""
+    """Whom the rows of a round stood for, and their arms, all [B]; and which batch sizes it is compared with."""
 
     contexts: IntArray
     tasks: IntArray
     arms: IntArray
+    bucket: int
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Rounds:
-    """N row-rounds of M rounds. Row-wise arrays are [N]; those of `size` and below [M]."""
+    """N row-rounds of M rounds. Row-wise arrays are [N]; those of `bucket` and below [M]."""
 
     contexts: IntArray
     tasks: IntArray
@@ -50,6 +52,7 @@ class Rounds:
     accepted: IntArray
     emitted: IntArray
     number: IntArray  # which of the M
+    bucket: IntArray
     size: IntArray  # rows that decoded, under whatever policy
     alone: BoolArray  # whether the round's seconds are those of these rows
     context: FloatArray  # tokens attended to
@@ -106,7 +109,7 @@ class Notes:
         whole = np.concatenate([part for line in lines for part in line]).reshape(len(lines), self.count)
         contexts, tasks, arms, wished, lag, depths, drafted, accepted, emitted, context = whole
         rows = [len(note.lag) for note in notes]
-        first = np.cumsum([0, *rows[:-1]])
+        first = list(itertools.accumulate(rows[:-1], initial=0))
         return Rounds(
             contexts=contexts,
             tasks=tasks,
@@ -118,6 +121,7 @@ class Notes:
             accepted=accepted,
             emitted=emitted,
             number=np.repeat(np.arange(len(notes)), rows),
+            bucket=np.array([note.played.bucket for note in notes]),
             size=np.array([note.size for note in notes]),
             alone=np.array([note.alone for note in notes]),
             context=np.add.reduceat(context, first).astype(np.float64),

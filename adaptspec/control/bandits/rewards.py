@@ -39,6 +39,8 @@ class Rewarder:
         # Per drafter the arms that draft with it, and their depths.
         each = ((d, np.flatnonzero((arms.drafters == d) & (arms.depths > 0))) for d in set(arms.drafters.tolist()))
         self._of_drafter = [(d, here, arms.depths[here].astype(np.float64)) for d, here in each]
+        # The drafters of arms that draft.
+        self.drafting: list[int] = sorted(set(arms.drafters[(arms.depths > 0) & ~arms.opaque].tolist()))
         deepest = int(arms.depths.max())
         # Cuts: every depth of an arm, and the deepest of all for what was really drafted.
         self._cuts: IntArray = np.unique(np.append(arms.depths[arms.depths > 0], deepest))
@@ -67,12 +69,6 @@ class Rewarder:
         told[every, rounds.arms, 1] = rounds.emitted
         told[..., 1:] *= told[..., :1]
         return told
-
-    @property
-    def drafting(self) -> list[int]:
-        """The drafters of arms that draft."""
-        arms = self._arms
-        return sorted(set(arms.drafters[(arms.depths > 0) & ~arms.opaque].tolist()))
 
     def scored(self, rounds: Rounds, drafter: int, scores: Scores) -> FloatArray:
         """[S, K, 3] the same for a drafter that was scored where it did not run, with its arms alone.

@@ -42,7 +42,7 @@ def rounds(
     size = len(arms)
     zeros = np.zeros(size, dtype=np.int64)
     for record in records:
-        played = Played(zeros, zeros, np.array(arms))
+        played = Played(zeros, zeros, np.array(arms), 0)
         notes.add(Note(played, record.depths, zeros if lag is None else np.array(lag), record, size, alone))
     return notes.rounds()
 

@@ -11,7 +11,7 @@ from tests.control.helpers import record
 
 def note(made: RoundRecord, size: int, *, alone: bool = True) -> Note:
     columns = [np.arange(len(made.rows)) + 10 * k for k in range(5)]
-    return Note(Played(*columns[:3]), *columns[3:], made, size, alone)
+    return Note(Played(*columns[:3], 0), *columns[3:], made, size, alone)
 
 
 def test_rounds_of_one_row_and_of_many_are_kept_apart() -> None:

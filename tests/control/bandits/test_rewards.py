@@ -116,7 +116,7 @@ def scored(made: RoundRecord, arms: list[int], drafted: list[int], accepted: lis
     notes, none = Notes(), np.full(len(drafted), -1)
     zeros = np.zeros(len(arms), dtype=np.int64)
     shadows = {"shadow": np.array([none, accepted]), "shadow_drafted": np.array([none, drafted])}
-    played, shown = Played(zeros, zeros, np.array(arms)), replace(made, **shadows)
+    played, shown = Played(zeros, zeros, np.array(arms), 0), replace(made, **shadows)
     notes.add(Note(played, made.depths, zeros, shown, len(arms), alone=True))
     told = Rewarder(LOOKUP, table(), ("draft-model", "ngram"))
     scores = notes.scores(1)
