@@ -148,16 +148,12 @@ class Bandit:
             self._features.learn(record)
         if not self._notes.has_room(len(record.rows)):
             self._learn_notes()
-        played, drafter, lag = plan.played, plan.choice.drafter, signals.lag
-        if record.rows is not signals.rows and record.rows.tobytes() != plan.rows:
-            # As an arm of another policy, which chose for some of the rows and learns from all.
-            played, lag, wished = (
-                self._stand_for(record.rows, played.bucket),
-                np.zeros_like(record.rows)[None],
-                record.depths,
-            )
-            drafter = None
-        lag = lag[0] if drafter is None else lag[drafter, np.arange(len(drafter))]
+        if record.rows is signals.rows or record.rows.tobytes() == plan.rows:
+            played, drafter = plan.played, plan.choice.drafter
+            lag = signals.lag[0] if drafter is None else signals.lag[drafter, np.arange(len(drafter))]
+        else:  # as an arm of another policy, which chose for some of the rows and learns from all
+            played, wished = self._stand_for(record.rows, plan.played.bucket), record.depths
+            lag = np.zeros_like(record.rows)
         alone = not signals.beside and not signals.prefill_tokens
         self._notes.add(Note(played, wished, lag, record, signals.round_size, alone))
 
@@ -196,7 +192,8 @@ class Bandit:
         bucket = self._contexts.bucket(signals.round_size)
         due = episodes.due(contexts, self._now, bucket)
         if len(due):
-            due = due if self._contexts.scope == "request" else np.unique(due)
+            if len(due) > 1 and self._contexts.scope != "request":
+                due = np.unique(due)
             if self._notes.count and (episodes.arms[due] >= 0).any():
                 self._learn_notes()
             self._pick(due, contexts, bucket, signals)

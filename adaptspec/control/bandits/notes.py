@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,7 @@ class Played:
     bucket: int
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """A round. `wished` [B] are the depths asked for, `lag` [B] what each row's drafter had to catch up."""
 
     played: Played
@@ -88,7 +88,7 @@ class Notes:
     def tell_of(self, context: int) -> bool:
         """Whether any row of them stood for this context."""
         parts = {id(note.played): note.played for note in self._notes}
-        return any(bool((played.contexts == context).any()) for played in parts.values())
+        return any(context in played.contexts for played in parts.values())
 
     def rounds(self) -> Rounds:
         """All of them."""
