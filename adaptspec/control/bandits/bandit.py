@@ -77,7 +77,9 @@ class Bandit:
         nested_policies = (nested.policy for nested in self._nested)
         self._offered = [p for p in nested_policies if isinstance(p, OfferWatcher) and p.watches_offers]
         self._notes = Notes()
-        self._drafters = max(1, len(parts.drafters))
+        # What drafters had to catch up of each row when it was last chosen for, where others choose for some rows.
+        self._lag: IntArray = np.zeros((max(1, len(parts.drafters)), parts.max_rows), dtype=np.int64)
+        self._last: BatchSignals | None = None
         self._room: IntArray = np.zeros(parts.max_rows, dtype=np.int64)  # the highest limit of each row's request
         # The arm last chosen by a request of each task, to begin with: choosing for each new request alone costs time.
         self._latest: IntArray = np.full(parts.tasks, -1, dtype=np.int64)
@@ -128,8 +130,10 @@ class Bandit:
         self._now += 1
         plan = self._plan
         if plan is None or not plan.serves(self._now, signals):
+            if signals.beside and self._last is not None:
+                self._keep_lag(self._last)
             plan = self._plan = self._replan(signals)
-        choice = plan.choice
+        self._last, choice = signals, plan.choice
         if self._lanes is None:
             choice = choice.within(signals.limits)
         else:
@@ -153,7 +157,8 @@ class Bandit:
             lag = signals.lag[0] if drafter is None else signals.lag[drafter, np.arange(len(drafter))]
         else:  # as an arm of another policy, which chose for some of the rows and learns from all
             played, wished = self._stand_for(record.rows, plan.played.bucket), record.depths
-            lag = np.zeros_like(record.rows)
+            self._keep_lag(signals)
+            lag = self._lag[self._arms.drafters[played.arms], record.rows]
         alone = not signals.beside and not signals.prefill_tokens
         self._notes.add(Note(played, wished, lag, record, signals.round_size, alone))
 
@@ -207,6 +212,9 @@ class Bandit:
         )
         return _Plan(signals.rows.tobytes(), signals.round_size, episodes.end(contexts), choice, played)
 
+    def _keep_lag(self, signals: BatchSignals) -> None:
+        self._lag[:, signals.rows] = signals.lag[: len(self._lag)]
+
     def _stand_for(self, rows: IntArray, bucket: int) -> Played:
         contexts = self._contexts.of(rows)
         return Played(contexts, self._contexts.tasks[rows], self._episodes.arms[contexts], bucket)
@@ -218,7 +226,7 @@ class Bandit:
         costs = self._rewarder.arm_costs(size, context)
         entry = np.zeros((len(due), len(self._arms)))
         if signals.lag.any():
-            lag = (belongs @ signals.lag[: self._drafters].T) / count[:, None]  # [m, drafters]
+            lag = (belongs @ signals.lag[: len(self._lag)].T) / count[:, None]  # [m, drafters]
             entry = lag[:, self._arms.drafters] * (self._rewarder.catch_up(size, context) / self._settings.horizon)
         if self._features is not None:
             self._seen_with[due] = self._features.of(signals, self._contexts.tasks[signals.rows], contexts, due)
