@@ -18,7 +18,7 @@ from adaptspec.control.bandits.features import Features
 from adaptspec.control.bandits.lanes import Lanes
 from adaptspec.control.bandits.learner import Learner, View
 from adaptspec.control.bandits.ledger import Ledgers, Memory, lot_of
-from adaptspec.control.bandits.notes import Notes, Played, Rounds
+from adaptspec.control.bandits.notes import Note, Notes, Played, Rounds
 from adaptspec.control.bandits.rewards import Rewarder
 from adaptspec.control.choosers.chooser import Choice, Parts
 from adaptspec.control.learned import under
@@ -67,20 +67,25 @@ class Bandit:
         self._features = Features(parts.max_rows, parts.tasks) if learner.uses_features else None
         self._worth: FloatArray = np.full(count, np.nan)  # what was expected of each context's arm
         self._seen_with: FloatArray = np.zeros((count, self._features.count if self._features else 0))
+        # [exploring, K]
+        self._reasons: IntArray = np.where(
+            arms.depths > 0, [[int(Reason.POLICY)], [int(Reason.EXPLORE)]], int(Reason.OFF)
+        )
+        self._several = bool(arms.drafters.any())
         self._lanes = Lanes(arms) if arms.opaque.any() or any(arms.stops) else None
         self._nested = [nested for nested in arms.policies if nested is not None]
         nested_policies = (nested.policy for nested in self._nested)
         self._offered = [p for p in nested_policies if isinstance(p, OfferWatcher) and p.watches_offers]
         self._notes = Notes()
-        self._noted: set[int] = set()
+        # What drafters had to catch up of each row when it was last chosen for, where others choose for some rows.
         self._lag: IntArray = np.zeros((max(1, len(parts.drafters)), parts.max_rows), dtype=np.int64)
-        self._wished: IntArray = np.zeros(parts.max_rows, dtype=np.int64)
+        self._last: BatchSignals | None = None
         self._room: IntArray = np.zeros(parts.max_rows, dtype=np.int64)  # the highest limit of each row's request
         # The arm last chosen by a request of each task, to begin with: choosing for each new request alone costs time.
         self._latest: IntArray = np.full(parts.tasks, -1, dtype=np.int64)
         self._now = 0
         self._plan: _Plan | None = None
-        self._round: tuple[int, bool] | None = None  # rows that decode, and whether all of them are ours
+        self._round: tuple[_Plan, BatchSignals, IntArray] | None = None  # and the depths chosen
 
     @property
     def watches_regions(self) -> bool:
@@ -102,9 +107,9 @@ class Bandit:
         """See `Chooser.start`."""
         context = self._contexts.start(row, task)
         if self._contexts.scope == "request":
-            if context in self._noted:
+            if self._notes.tell_of(context):
                 self._learn_notes()
-            self._ledgers.forget("request", context)
+            self._ledgers.forget(self._contexts.first["request"] + context)
             self._episodes.start(context, self._now, int(self._latest[task]))
             self._learner.start(context)
             self._worth[context] = np.nan
@@ -125,13 +130,15 @@ class Bandit:
         self._now += 1
         plan = self._plan
         if plan is None or not plan.serves(self._now, signals):
+            if signals.beside and self._last is not None:
+                self._keep_lag(self._last)
             plan = self._plan = self._replan(signals)
-        self._lag[:, signals.rows] = signals.lag[: len(self._lag)]
-        self._round = signals.round_size, not signals.beside and not signals.prefill_tokens
+        self._last, choice = signals, plan.choice
         if self._lanes is None:
-            return plan.choice.within(signals.limits)
-        choice = self._lanes.choose(plan.choice, plan.arms, signals)
-        self._wished[signals.rows] = choice.depths
+            choice = choice.within(signals.limits)
+        else:
+            choice = self._lanes.choose(choice, plan.played.arms, signals)
+        self._round = plan, signals, choice.depths
         return choice
 
     def learn(self, record: RoundRecord) -> None:
@@ -140,19 +147,20 @@ class Bandit:
             self._lanes.learn(record)
         if self._round is None:
             return
-        (size, alone), self._round = self._round, None
-        rows = record.rows
-        contexts = self._contexts.of(rows)
-        arms = self._episodes.arms[contexts]
-        lag = self._lag[self._arms.drafters[arms], rows]
+        (plan, signals, wished), self._round = self._round, None
         if self._features is not None:
             self._features.learn(record)
-        if not self._notes.has_room(len(rows)):
+        if not self._notes.has_room(len(record.rows)):
             self._learn_notes()
-        played = Played(contexts, self._contexts.tasks[rows], arms, self._wished[rows], lag)
-        self._notes.add(played, record, size, alone=alone)
-        if self._contexts.scope == "request":
-            self._noted.update(contexts.tolist())
+        if record.rows is signals.rows or record.rows.tobytes() == plan.rows:
+            played, drafter = plan.played, plan.choice.drafter
+            lag = signals.lag[0] if drafter is None else signals.lag[drafter, np.arange(len(drafter))]
+        else:  # as an arm of another policy, which chose for some of the rows and learns from all
+            played, wished = self._stand_for(record.rows, plan.played.bucket), record.depths
+            self._keep_lag(signals)
+            lag = self._lag[self._arms.drafters[played.arms], record.rows]
+        alone = not signals.beside and not signals.prefill_tokens
+        self._notes.add(Note(played, wished, lag, record, signals.round_size, alone))
 
     def learned(self) -> dict[str, FloatArray]:
         """Sums per arm of all traffic and of tasks, what the algorithm adds, and what nested policies have learned."""
@@ -183,27 +191,33 @@ class Bandit:
             nested.policy.restore(under(f"{nested.name}/", learned))
 
     def _replan(self, signals: BatchSignals) -> _Plan:
-        contexts = self._contexts.of(signals.rows)
+        contexts, episodes = self._contexts.of(signals.rows), self._episodes
         # A request that nears its end has little room, but the arm chosen then is kept for those after it.
         self._room[signals.rows] = np.maximum(self._room[signals.rows], signals.limits)
         bucket = self._contexts.bucket(signals.round_size)
-        present = contexts if self._contexts.scope == "request" else np.unique(contexts)
-        due = self._episodes.due(present, self._now, bucket)
+        due = episodes.due(contexts, self._now, bucket)
         if len(due):
-            if self._notes.count and (self._episodes.arms[due] >= 0).any():
+            if len(due) > 1 and self._contexts.scope != "request":
+                due = np.unique(due)
+            if self._notes.count and (episodes.arms[due] >= 0).any():
                 self._learn_notes()
             self._pick(due, contexts, bucket, signals)
-        arms = self._episodes.arms[contexts]
-        depths = self._arms.depths[arms]
-        reasons = np.where(self._episodes.exploring[contexts], int(Reason.EXPLORE), int(Reason.POLICY))
+        played = self._stand_for(signals.rows, bucket)
+        arms = played.arms
         choice = Choice(
-            depths,
-            np.where(depths > 0, reasons, int(Reason.OFF)),
-            drafter=self._arms.drafters[arms],
-            provenance=Provenance(arms, self._episodes.propensities[contexts], contexts, self._worth[contexts]),
+            self._arms.depths[arms],
+            self._reasons[episodes.exploring[contexts].view(np.int8), arms],
+            drafter=self._arms.drafters[arms] if self._several else None,
+            provenance=Provenance(arms, episodes.propensities[contexts], contexts, self._worth[contexts]),
         )
-        rows = signals.rows.tobytes()
-        return _Plan(rows, signals.round_size, self._episodes.end(present), choice, arms)
+        return _Plan(signals.rows.tobytes(), signals.round_size, episodes.end(contexts), choice, played)
+
+    def _keep_lag(self, signals: BatchSignals) -> None:
+        self._lag[:, signals.rows] = signals.lag[: len(self._lag)]
+
+    def _stand_for(self, rows: IntArray, bucket: int) -> Played:
+        contexts = self._contexts.of(rows)
+        return Played(contexts, self._contexts.tasks[rows], self._episodes.arms[contexts], bucket)
 
     def _pick(self, due: IntArray, contexts: IntArray, bucket: int, signals: BatchSignals) -> None:
         size, context = signals.round_size, float(signals.context.sum())
@@ -216,7 +230,7 @@ class Bandit:
             entry = lag[:, self._arms.drafters] * (self._rewarder.catch_up(size, context) / self._settings.horizon)
         if self._features is not None:
             self._seen_with[due] = self._features.of(signals, self._contexts.tasks[signals.rows], contexts, due)
-        sums = self._ledgers.read(self._contexts.path(due), bucket)
+        sums = self._ledgers.read(self._contexts.path(due, self._contexts.task_of(due)), bucket)
         estimates = estimate(sums, self._arms, costs, entry)
         saved = self._episodes.saved(due, self._now)
         incumbent = self._episodes.arms[due]
@@ -250,27 +264,26 @@ class Bandit:
         if self._arms.off is not None:
             # Nothing is earned that was not known, but time goes by.
             told[rounds.arms == self._arms.off, self._arms.off, 0] = 1.0
-        buckets = np.array([self._contexts.bucket(size) for size in rounds.size.tolist()])[rounds.number]
-        places = {"all": np.zeros_like(rounds.contexts), "task": rounds.tasks, "request": rounds.contexts}
-        level, sizes = self._contexts.level, self._contexts.sizes
+        buckets = rounds.bucket[rounds.number]
+        path = self._contexts.path(rounds.contexts, rounds.tasks)
         at, known = self._with_scores(rounds, told)
-        lots = {of: lot_of(known, rounds.number[at], places[of][at], buckets[at]) for of in sizes}
-        surprising = self._ledgers.add(lots)[level]
+        lot = lot_of(known, rounds.number[at], path[:, at], buckets[at])
+        surprising = self._ledgers.add(lot)
         # Algorithms weigh what they observe by the chance to draw it, or by features: scores come whatever is drawn.
-        own = lots[level] if len(known) == len(told) else lot_of(told, rounds.number, places[level], buckets)
-        self._learner.observe(own, self._seen_with[own.contexts], surprising)
+        lot = lot if len(known) == len(told) else lot_of(told, rounds.number, path, buckets)
+        own = lot.since(self._contexts.first[self._contexts.level])
+        self._learner.observe(own, self._seen_with[own.contexts], surprising[-len(own.contexts) :])
         self._notes.clear()
-        self._noted.clear()
 
     def _with_scores(self, rounds: Rounds, told: FloatArray) -> tuple[IntArray, FloatArray]:
         """What was told, followed by what drafters say that were scored; and which of the rounds each row is of."""
-        found, at = [told], [np.arange(len(told))]
+        at, found = [np.arange(len(told))], [told]
         for drafter in self._rewarder.drafting:
             scores = self._notes.scores(drafter)
             if scores is not None:
-                found.append(self._rewarder.scored(rounds, drafter, scores))
                 at.append(scores.at)
-        return np.concatenate(at), np.concatenate(found)
+                found.append(self._rewarder.scored(rounds, drafter, scores))
+        return (at[0], told) if len(at) == 1 else (np.concatenate(at), np.concatenate(found))
 
 
 @dataclass(frozen=True)
@@ -281,7 +294,7 @@ class _Plan:
     size: int
     until: int
     choice: Choice
-    arms: IntArray
+    played: Played
 
     def serves(self, now: int, signals: BatchSignals) -> bool:
         return now < self.until and self.size == signals.round_size and self.rows == signals.rows.tobytes()

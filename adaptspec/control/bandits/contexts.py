@@ -31,6 +31,7 @@ class Contexts:
         if scope == "request":
             # Two for each row, in turns: notes of the last request are learned while the next one runs.
             self.sizes["request"] = 2 * rows
+        self.first = dict(zip(self.sizes, np.cumsum([0, *self.sizes.values()]).tolist(), strict=False))
         self.level = list(self.sizes)[-1]
         self.count = self.sizes[self.level]
         self._rows = rows
@@ -62,10 +63,11 @@ class Contexts:
         """Which batch sizes a round of `size` rows is compared with."""
         return min(batch_bucket(size), self.buckets - 1)
 
-    def path(self, contexts: IntArray) -> dict[str, IntArray]:
-        """Where some contexts are found at each level."""
-        path = {"all": np.zeros(len(contexts), dtype=np.int64)}
+    def path(self, contexts: IntArray, tasks: IntArray) -> IntArray:
+        """[levels, m] where some contexts [m] and those they lean on are found, numbered from one level to the next."""
+        path = np.zeros((len(self.sizes), len(contexts)), dtype=np.int64)
         if self.scope == "request":
-            path["task"] = self._task_of[contexts]
-        path[self.level] = contexts if self.level != "all" else path["all"]
+            path[1] = self.first["task"] + tasks
+        if self.level != "all":
+            path[-1] = self.first[self.level] + contexts
         return path

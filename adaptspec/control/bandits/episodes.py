@@ -32,20 +32,19 @@ class Episodes:
         self._length: IntArray = np.zeros(contexts, dtype=np.int64)
         self._due: IntArray = np.zeros(contexts, dtype=np.int64)
         self._began: IntArray = np.zeros(contexts, dtype=np.int64)
-        self._bucket: IntArray = np.zeros(contexts, dtype=np.int64)
+        self._bucket: FloatArray = np.full(contexts, np.nan)  # of the batch it began in; NaN: it has no arm of its own
         self._saved: FloatArray = np.full(contexts, _MOST)
 
     def start(self, context: int, now: int, arm: int) -> None:
         """A new request begins with an arm (-1: none yet), and chooses its own on the next beat."""
         self.arms[context], self.propensities[context], self.exploring[context] = arm, 1.0, False
         self._saved[context], self._began[context], self._length[context] = _MOST, now, 0
-        self._due[context] = (now // self._beat + 1) * self._beat
+        self._due[context] = (now // self._beat + 1) * self._beat if arm >= 0 else now
+        self._bucket[context] = np.nan
 
     def due(self, contexts: IntArray, now: int, bucket: int) -> IntArray:
         """Those of the contexts whose episode is over, or was begun at quite another batch size."""
-        over = (self._due[contexts] <= now) | (self.arms[contexts] < 0)
-        moved = (np.abs(self._bucket[contexts] - bucket) > 1) & (self._length[contexts] > 0)
-        return contexts[over | moved]
+        return contexts[(self._due[contexts] <= now) | (np.abs(self._bucket[contexts] - bucket) > 1.0)]
 
     def end(self, contexts: IntArray) -> int:
         """The round at which the first of these is over."""

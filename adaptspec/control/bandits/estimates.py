@@ -101,4 +101,4 @@ def enterable(seen: FloatArray, arms: Arms, limits: IntArray) -> BoolArray:
     fits = (arms.depths <= limits[:, None]) | arms.opaque
     fits |= ~fits.any(axis=1, keepdims=True)
     from_below: BoolArray = fits & ((arms.below < 0) | (seen[:, arms.below] >= _SEEN_ENOUGH))
-    return np.where(np.any(from_below, axis=1, keepdims=True), from_below, fits)
+    return np.where(from_below.any(axis=1, keepdims=True), from_below, fits)

@@ -5,19 +5,17 @@ To add one: a file among the choosers with a class here and its spec, a line in 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from adaptspec.control.bandits.arms import Arms
 from adaptspec.control.bandits.estimates import Estimates
 from adaptspec.control.bandits.ledger import Lot
 from adaptspec.types import BoolArray, FloatArray, IntArray
-
-_T = TypeVar("_T", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,14 @@ class View:
     may_switch: BoolArray
     may_explore: BoolArray
     features: FloatArray  # [m, F]; F = 0 for algorithms that do not look at any
+
+    @functools.cached_property
+    def best_known(self) -> IntArray:
+        """[m] the arm of the highest estimate among those seen; the incumbent where nothing was."""
+        ratio = np.where((self.estimates.seen >= 1.0) & self.playable, self.estimates.ratio, -np.inf)
+        best = ratio.argmax(axis=1)
+        nothing = (ratio.max(axis=1) == -np.inf) & (self.incumbent >= 0)
+        return np.where(nothing, self.incumbent, best)
 
 
 @dataclass(frozen=True)
@@ -103,19 +109,10 @@ class LedgerLearner:
         """Nothing of its own is kept."""
 
 
-def best_known(view: View) -> IntArray:
-    """[m] the arm of the highest estimate among those seen; the incumbent where nothing was."""
-    known = view.estimates.seen >= 1.0
-    ratio = np.where(known & view.playable, view.estimates.ratio, -np.inf)
-    best = np.argmax(ratio, axis=1)
-    nothing = ~np.isfinite(ratio.max(axis=1))
-    return np.where(nothing, np.where(view.incumbent >= 0, view.incumbent, best), best)
-
-
 def lacking(view: View) -> FloatArray:
     """[m, K] an arm's error against the best known one, beyond what they were seen in together."""
     seen, error = view.estimates.seen, view.estimates.error
-    best = seen[np.arange(len(seen)), best_known(view)][:, None]
+    best = seen[np.arange(len(seen)), view.best_known][:, None]
     known = np.isfinite(seen)
     together = np.where(known, 1.0 + np.where(known, seen, 0.0), 0.0) / (1.0 + best)
     return error * np.sqrt(np.maximum(1.0 - together, 0.0))
@@ -126,15 +123,12 @@ def settle(scores: FloatArray, view: View, margin: float) -> tuple[IntArray, Boo
 
     An arm is explored if it is not the best known. An incumbent stays where another scores less than `margin` more.
     """
-    draws = scores.size // view.playable.size
-    flat = np.where(view.playable, scores, -np.inf).reshape(-1, scores.shape[-1])
-    every, best, chosen = np.arange(len(flat)), _each(best_known(view), draws), np.argmax(flat, axis=1)
-    old, may_switch = _each(view.incumbent, draws), _each(view.may_switch, draws)
-    chosen = np.where((chosen != best) & ~_each(view.may_explore, draws), best, chosen)
-    stays = flat[every, chosen] <= flat[every, old] + margin
-    chosen = np.where((old >= 0) & (stays | ~may_switch), old, chosen)
-    return chosen.reshape(scores.shape[:-1]), (chosen != best).reshape(scores.shape[:-1])
-
-
-def _each(values: npt.NDArray[_T], draws: int) -> npt.NDArray[_T]:
-    return values if draws == 1 else np.tile(values, draws)
+    allowed = np.where(view.playable, scores, -np.inf)
+    every, best, old = np.arange(len(view.incumbent)), view.best_known, view.incumbent
+    chosen = allowed.argmax(axis=-1)
+    chosen = np.where(view.may_explore, chosen, best)
+    flat = allowed.reshape(-1, allowed.shape[-1])
+    reached = flat[np.arange(len(flat)), chosen.ravel()].reshape(chosen.shape)
+    stays = (reached <= allowed[..., every, old] + margin) | ~view.may_switch
+    chosen = np.where((old >= 0) & stays, old, chosen)
+    return chosen, chosen != best

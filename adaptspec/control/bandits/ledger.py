@@ -33,38 +33,53 @@ class Memory:
 
 @dataclass(frozen=True)
 class Lot:
-    """What G contexts saw of K arms since the last lot: rounds, and sums over them [G, K, 6]."""
+    """What G contexts, ascending, saw of K arms since the last lot: rounds, and sums over them [G, K, 6]."""
 
     contexts: IntArray
     buckets: IntArray
     rounds: FloatArray
     sums: FloatArray
 
+    def since(self, first: int) -> Lot:
+        """That of contexts from number `first` on, which is 0 there."""
+        part = slice(int(np.searchsorted(self.contexts, first)), None)
+        return Lot(self.contexts[part] - first, self.buckets[part], self.rounds[part], self.sums[part])
+
 
 def lot_of(seen: FloatArray, number: IntArray, contexts: IntArray, buckets: IntArray) -> Lot:
-    """Sum up row-rounds: `seen` [N, K, 3] (1 or 0, earned, spent), of round `number`, context and bucket, all [N].
+    """Sum up row-rounds: `seen` [N, K, 3] (1 or 0, earned, spent), of round `number` and bucket, both [N], for each of
 
-    Rows of one context in one round count as a single observation, their mean: they share much of what happened, and
-    the clock of a context runs in rounds, however many rows it has.
+    their contexts [levels, N]. Rows of one context in one round count as a single observation, their mean: they share
+    much of what happened, and the clock of a context runs in rounds, however many rows it has.
     """
-    key = number * (1 + int(contexts.max())) + contexts
-    order = np.argsort(key, kind="stable")
-    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
-    if len(starts) < len(order):
-        seen = np.add.reduceat(seen[order], starts, axis=0)
-        first = order[starts]
-    else:
-        first = order
-        seen = seen[order]
-    count = np.maximum(seen[..., :1], 1.0)
-    earned, spent = seen[..., 1] / count[..., 0], seen[..., 2] / count[..., 0]
-    moments = np.stack((seen[..., 0] > 0, earned, spent, earned**2, earned * spent, spent**2), axis=-1)
-    place = contexts[first] * (1 + int(buckets.max())) + buckets[first]
-    order = np.argsort(place, kind="stable")
-    starts = np.flatnonzero(np.diff(place[order], prepend=-1))
-    rounds = np.diff(np.append(starts, len(order))).astype(np.float64)
-    which = first[order[starts]]
-    return Lot(contexts[which], buckets[which], rounds, np.add.reduceat(moments[order], starts, axis=0))
+    place = contexts * (1 + int(buckets.max())) + buckets
+    key = (place * (1 + int(number.max())) + number).ravel()
+    order = key.argsort(kind="stable")
+    starts = _starts(key[order])
+    first, row = order[starts], order % len(seen)
+    told = np.add.reduceat(seen.take(row, axis=0), starts, axis=0)
+    count = np.maximum(told[..., 0], 1.0)
+    moments = np.empty((*count.shape, 6))
+    moments[..., N] = told[..., 0] > 0
+    earned = np.divide(told[..., 1], count, out=moments[..., EARNED])
+    spent = np.divide(told[..., 2], count, out=moments[..., SPENT])
+    np.multiply(earned, earned, out=moments[..., EARNED2])
+    np.multiply(earned, spent, out=moments[..., CROSS])
+    np.multiply(spent, spent, out=moments[..., SPENT2])
+    starts = _starts(place.ravel()[first])
+    rounds = np.empty(len(starts))
+    rounds[:-1] = starts[1:] - starts[:-1]
+    rounds[-1] = len(first) - starts[-1]
+    which = first[starts]
+    return Lot(contexts.ravel()[which], buckets[which % len(seen)], rounds, np.add.reduceat(moments, starts, axis=0))
+
+
+def _starts(values: IntArray) -> IntArray:
+    """Where a run of equal values begins."""
+    new = np.empty(len(values), dtype=np.bool_)
+    new[0] = True
+    np.not_equal(values[1:], values[:-1], out=new[1:])
+    return new.nonzero()[0]
 
 
 def _surprising(known: FloatArray, new: FloatArray) -> BoolArray:
@@ -76,12 +91,11 @@ def _surprising(known: FloatArray, new: FloatArray) -> BoolArray:
     # One round's worth of the spread that even a single token has: nothing is that certain after a few rounds.
     variance = (np.maximum(squares, 0.0) + 0.25) / (rounds + 1.0) * count + (_DRIFT * expected) ** 2
     far = (new[..., EARNED] - expected) ** 2 > _ERRORS**2 * variance
-    found: BoolArray = np.any(far & (rounds >= _LOT) & (count >= _LOT), axis=-1)
-    return found
+    return np.asarray((far & (np.minimum(rounds, count) >= _LOT)).any(axis=-1))
 
 
 class Ledger:
-    """Sums [contexts, buckets, K, 6] of one level, all contexts alike."""
+    """Sums [contexts, buckets, K, 6], all contexts alike."""
 
     def __init__(self, contexts: int, buckets: int, arms: int, memory: Memory) -> None:
         self._memory = memory
@@ -96,13 +110,16 @@ class Ledger:
         [G] where it does. A slow drift is left to fading; a sudden change should not take as long to be believed.
         """
         at = lot.contexts, lot.buckets
-        surprising = _surprising(self._sums[:, at[0], at[1]].sum(axis=0), lot.sums)
+        known = self.read(*at)
+        surprising = _surprising(known, lot.sums)
+        if self._memory.window is None:
+            if surprising.any():
+                known[surprising] *= _KEPT
+            fade = self._memory.discount**lot.rounds
+            self._sums[0][at] = known * fade[:, None, None] + lot.sums
+            return surprising
         if surprising.any():
             self._sums[:, lot.contexts[surprising], lot.buckets[surprising]] *= _KEPT
-        if self._memory.window is None:
-            fade = self._memory.discount**lot.rounds
-            self._sums[0][at] = self._sums[0][at] * fade[:, None, None] + lot.sums
-            return surprising
         self._age[at] += lot.rounds
         full = self._age[at] > self._memory.window / _SEGMENTS
         self._segment[at] = np.where(full, (self._segment[at] + 1) % _SEGMENTS, self._segment[at])
@@ -111,9 +128,10 @@ class Ledger:
         self._sums[here] = np.where(full[:, None, None], 0.0, self._sums[here]) + lot.sums
         return surprising
 
-    def read(self, contexts: IntArray, bucket: int) -> FloatArray:
-        """[m, K, 6] of some contexts; a copy."""
-        found: FloatArray = self._sums[:, contexts, bucket].sum(axis=0)
+    def read(self, contexts: IntArray, buckets: IntArray | int) -> FloatArray:
+        """[..., K, 6] of some contexts [...]; a copy."""
+        one = len(self._sums) == 1
+        found: FloatArray = self._sums[0, contexts, buckets] if one else self._sums[:, contexts, buckets].sum(axis=0)
         return found
 
     def forget(self, context: int) -> None:
@@ -121,64 +139,59 @@ class Ledger:
         self._sums[:, context] = 0.0
         self._age[context] = 0.0
 
-    def learned(self) -> FloatArray:
-        """A copy of the sums [contexts, buckets, K, 6]."""
-        found: FloatArray = self._sums.sum(axis=0)
+    def learned(self, part: slice) -> FloatArray:
+        """A copy of the sums [contexts, buckets, K, 6] of some contexts."""
+        found: FloatArray = self._sums[:, part].sum(axis=0)
         return found
 
-    def check(self, learned: Mapping[str, FloatArray], name: str) -> FloatArray:
-        """What `learned` holds for this ledger.
-
-        Raises:
-            StateError: missing, of other arms, or not sums.
-        """
-        return sums(learned, name, self._sums.shape[1:])
-
-    def restore(self, known: FloatArray) -> None:
+    def restore(self, part: slice, known: FloatArray) -> None:
         """Go on from sums that `learned` once gave."""
-        self._sums[:] = 0.0
-        self._sums[0] = known
-        self._age[:] = self._segment[:] = 0
+        self._sums[:, part] = 0.0
+        self._sums[0, part] = known
+        self._age[part] = self._segment[part] = 0
 
 
 class Ledgers:
-    """Ledgers from all traffic down to the level that arms are chosen at. Each level leans on the one above.
+    """A ledger from all traffic down to the level that arms are chosen at. Each level leans on the one above.
 
     A context is read as its own sums plus those of the level above, scaled down to at most `weight` rounds of each arm:
     a new request begins with what its task is like, and soon goes by its own record.
     """
 
     def __init__(self, sizes: Mapping[str, int], buckets: int, arms: int, memory: Memory, weight: float) -> None:
-        """`sizes`: contexts of each level by name, all traffic first."""
-        self._levels = {name: Ledger(size, buckets, arms, memory) for name, size in sizes.items()}
+        """`sizes`: contexts of each level by name, all traffic first. They are numbered from one level to the next."""
+        self._ledger = Ledger(sum(sizes.values()), buckets, arms, memory)
+        self._shape = buckets, arms, 6
         self._weight = weight
+        ends = np.cumsum(list(sizes.values())).tolist()
+        # Those of the levels that outlive requests.
+        self._kept = {n: slice(e - sizes[n], e) for n, e in zip(sizes, ends, strict=True) if n != "request"}
 
-    def add(self, lots: Mapping[str, Lot]) -> dict[str, BoolArray]:
-        """A lot for each level; where each of them was a surprise."""
-        return {name: self._levels[name].add(lot) for name, lot in lots.items()}
+    def add(self, lot: Lot) -> BoolArray:
+        """A lot of contexts of all levels; where it was a surprise."""
+        return self._ledger.add(lot)
 
-    def read(self, path: Mapping[str, IntArray], bucket: int) -> FloatArray:
-        """[m, K, 6] of m contexts; `path` names their place at each level."""
-        found: FloatArray | None = None
-        for name, ledger in self._levels.items():
-            own = ledger.read(path[name], bucket)
-            if found is not None:
-                own += np.minimum(1.0, self._weight / np.maximum(found[..., :1], 1e-9)) * found
-            found = own
-        assert found is not None, "there is always the level of all traffic"
+    def read(self, path: IntArray, bucket: int) -> FloatArray:
+        """[m, K, 6] of m contexts; `path` [levels, m] are their numbers at each level."""
+        levels = self._ledger.read(path, bucket)
+        found: FloatArray = levels[0]
+        for own in levels[1:]:
+            found = own + np.minimum(1.0, self._weight / np.maximum(found[..., :1], 1e-9)) * found
         return found
 
-    def forget(self, level: str, context: int) -> None:
-        """The context of a level begins anew."""
-        self._levels[level].forget(context)
+    def forget(self, context: int) -> None:
+        """A context begins anew."""
+        self._ledger.forget(context)
 
     def learned(self) -> dict[str, FloatArray]:
         """Sums of the levels that outlive requests."""
-        return {f"sums.{name}": ledger.learned() for name, ledger in self._levels.items() if name != "request"}
+        return {f"sums.{name}": self._ledger.learned(part) for name, part in self._kept.items()}
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """See `Chooser.restore`."""
-        kept = {name: ledger for name, ledger in self._levels.items() if name != "request"}
-        known = {name: ledger.check(learned, f"sums.{name}") for name, ledger in kept.items()}
-        for name, ledger in kept.items():
-            ledger.restore(known[name])
+        known = {
+            name: sums(learned, f"sums.{name}", (part.stop - part.start, *self._shape))
+            for name, part in self._kept.items()
+        }
+        for name, part in self._kept.items():
+            self._ledger.restore(part, known[name])

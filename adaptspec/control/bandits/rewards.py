@@ -36,7 +36,11 @@ class Rewarder:
         self._arms = arms
         self._cost = cost
         self._drafters = drafters
-        self._used = sorted(set(arms.drafters.tolist()))
+        # Per drafter the arms that draft with it, and their depths.
+        each = ((d, np.flatnonzero((arms.drafters == d) & (arms.depths > 0))) for d in set(arms.drafters.tolist()))
+        self._of_drafter = [(d, here, arms.depths[here].astype(np.float64)) for d, here in each]
+        # The drafters of arms that draft.
+        self.drafting: list[int] = sorted(set(arms.drafters[(arms.depths > 0) & ~arms.opaque].tolist()))
         deepest = int(arms.depths.max())
         # Cuts: every depth of an arm, and the deepest of all for what was really drafted.
         self._cuts: IntArray = np.unique(np.append(arms.depths[arms.depths > 0], deepest))
@@ -66,12 +70,6 @@ class Rewarder:
         told[..., 1:] *= told[..., :1]
         return told
 
-    @property
-    def drafting(self) -> list[int]:
-        """The drafters of arms that draft."""
-        arms = self._arms
-        return sorted(set(arms.drafters[(arms.depths > 0) & ~arms.opaque].tolist()))
-
     def scored(self, rounds: Rounds, drafter: int, scores: Scores) -> FloatArray:
         """[S, K, 3] the same for a drafter that was scored where it did not run, with its arms alone.
 
@@ -97,9 +95,7 @@ class Rewarder:
         """[K] seconds of a round of `size` rows all at an arm, over a plain round's: what an arm spends per round."""
         plain = self._cost.plain_seconds(size, context)
         costs = np.ones(len(self._arms))
-        for drafter in self._used:
-            here = np.flatnonzero((self._arms.drafters == drafter) & (self._arms.depths > 0))
-            depths = self._arms.depths[here].astype(np.float64)
+        for drafter, here, depths in self._of_drafter:
             seconds = self._cost.round_seconds(self._drafters[drafter], size, depths, depths * size, context)
             costs[here] = seconds / plain
         return costs
@@ -112,40 +108,39 @@ class Rewarder:
 
     def _spent(self, rounds: Rounds, drafted: IntArray) -> tuple[FloatArray, FloatArray]:
         """[N, L] what rows spend if the whole round is cut to a depth, by the cost table; [M] its unit, seconds."""
-        spent, unit = np.empty(drafted.shape), np.empty(len(rounds.size))
+        count, cuts = len(rounds.size), len(self._cuts)
+        cells = (rounds.number[:, None] * cuts + np.arange(cuts)).ravel()
+        tokens = np.bincount(cells, drafted.ravel(), count * cuts).reshape(count, cuts)  # [M, L]
+        deepest = np.zeros(count, dtype=np.int64)
+        np.maximum.at(deepest, rounds.number, rounds.drafted)
+        steps = np.minimum(deepest[:, None], self._cuts)
+        context = float(rounds.context.sum()) / count
+        rates, unit = np.empty((len(self._drafters), count, cuts)), np.empty(count)
         for size in set(rounds.size.tolist()):
-            of_size = rounds.size == size
-            here = of_size[rounds.number]
-            seconds, unit[of_size] = self._seconds(rounds, drafted, size)
-            spent[here] = seconds[here]
-        return 1.0 + spent / unit[rounds.number, None], unit
+            here = rounds.size == size
+            rates[:, here] = self._rates(size, tokens[here], steps[here], context)
+            unit[here] = self._cost.plain_seconds(size, context) / size
+        seconds = np.maximum(rates[self._arms.drafters[rounds.arms], rounds.number] * drafted, 0.0)
+        return 1.0 + seconds / unit[rounds.number, None], unit
 
     def _slowness(self, rounds: Rounds, spent: FloatArray, unit: FloatArray) -> FloatArray:
         """[M] what rounds took over what they should have; 1 where their seconds hold the work of others too."""
         per_token = max((self._cost.catch_up_seconds(name, 1.0) for name in self._drafters), default=0.0)
         expected = np.bincount(rounds.number, spent, len(unit)) * unit + per_token * rounds.caught_up
-        ratio = np.clip(rounds.seconds / expected, 1.0 / _HICCUP, _HICCUP)
-        return np.where(rounds.alone > 0, ratio, 1.0)
+        ratio = np.minimum(np.maximum(rounds.seconds / expected, 1.0 / _HICCUP), _HICCUP)
+        return np.where(rounds.alone, ratio, 1.0)
 
-    def _seconds(self, rounds: Rounds, drafted: IntArray, size: int) -> tuple[FloatArray, float]:
-        """[N, L] seconds that drafting takes of a round of `size` rows, and a plain round's seconds per row."""
-        cost, count, cuts = self._cost, len(rounds.size), len(self._cuts)
-        context = float(rounds.context.mean())
-        cells = (rounds.number[:, None] * cuts + np.arange(cuts)).ravel()
-        tokens = np.bincount(cells, drafted.ravel(), count * cuts).reshape(count, cuts)  # [M, L]
-        deepest = np.zeros(count, dtype=np.int64)
-        np.maximum.at(deepest, rounds.number, rounds.drafted)
-        each = np.maximum(tokens, 1.0)
-        verify = cost.verify_curve(size, np.asarray(size + tokens, dtype=np.float64), context) - cost.verify_seconds(
-            size, size, context
-        )
+    def _rates(self, size: int, tokens: FloatArray, steps: IntArray, context: float) -> FloatArray:
+        """[drafters, m, L] seconds that a token takes to draft and verify in rounds of `size` rows that draft so many
+
+        `tokens` in so many `steps`, both [m, L].
+        """
+        cost, each = self._cost, np.maximum(tokens, 1.0)
+        verify = cost.verify_curve(size, size + tokens, context) - cost.verify_seconds(size, size, context)
         overhead = cost.overhead_seconds(size, drafting=True) - cost.overhead_seconds(size, drafting=False)
-        price = (verify + overhead) / each  # [M, L] per drafted token
-        steps = np.minimum(deepest[:, None], self._cuts) / each
-        lines = np.array([cost.step_line(name, size) for name in self._drafters])  # [drafters, 2]
-        drafter = self._arms.drafters[rounds.arms]
-        step = lines[drafter, 0, None] * steps[rounds.number] + lines[drafter, 1, None]
-        starts = np.array([cost.start_seconds(name) for name in self._drafters])
-        step += starts[drafter, None] / each[rounds.number]
-        seconds = np.maximum((price[rounds.number] + step) * drafted, 0.0)
-        return seconds, cost.plain_seconds(size, context) / size
+        price = (verify + overhead) / each
+        rates = np.empty((len(self._drafters), *tokens.shape))
+        for rate, name in zip(rates, self._drafters, strict=True):
+            per_step, per_row = cost.step_line(name, size)
+            rate[:] = price + (per_step * (steps / each) + per_row + cost.start_seconds(name) / each)
+        return rates

@@ -13,7 +13,7 @@ from adaptspec.control.bandits.arms import Arms
 from adaptspec.control.bandits.contexts import Scope
 from adaptspec.control.bandits.estimates import bounded
 from adaptspec.control.bandits.features import OTHERS
-from adaptspec.control.bandits.learner import Learner, Pick, View, best_known, settle
+from adaptspec.control.bandits.learner import Learner, Pick, View, settle
 from adaptspec.control.bandits.ledger import EARNED, SPENT, Lot
 from adaptspec.control.bandits.spec import BanditSpec
 from adaptspec.control.choosers.chooser import Parts
@@ -84,7 +84,7 @@ class LinUcb:
         if self._arms.off is not None:
             value[:, self._arms.off], width[:, self._arms.off] = 1.0, 0.0
         view = replace(view, estimates=replace(view.estimates, ratio=value))
-        missing = np.maximum(width - width[np.arange(len(x)), best_known(view)][:, None], 0.0)
+        missing = np.maximum(width - width[np.arange(len(x)), view.best_known][:, None], 0.0)
         scores = value + self._optimism * view.estimates.spread * np.sqrt(missing)
         scores = bounded(scores, view.estimates.seen, self._arms, view.costs)
         arms, exploring = settle(scores, view, self._margin)

@@ -10,7 +10,7 @@ from pydantic import Field
 from adaptspec.control.bandits.arms import Arms
 from adaptspec.control.bandits.contexts import Contexts, Scope
 from adaptspec.control.bandits.estimates import bounded
-from adaptspec.control.bandits.learner import Learner, LedgerLearner, Pick, View, best_known, lacking
+from adaptspec.control.bandits.learner import Learner, LedgerLearner, Pick, View, lacking
 from adaptspec.control.bandits.spec import BanditSpec
 from adaptspec.control.choosers.chooser import Parts
 from adaptspec.types import BoolArray, IntArray
@@ -74,7 +74,7 @@ class Nightjar(LedgerLearner):
     @staticmethod
     def _best(view: View) -> IntArray:
         """[m] the arm to exploit: the highest estimate, with the benefit of one standard error where it is unsure."""
-        known = best_known(view)
+        known = view.best_known
         hopes = np.where(view.playable & (view.estimates.seen >= 1.0), view.estimates.ratio + lacking(view), -np.inf)
         best = np.argmax(hopes, axis=1)
         return np.where(np.isfinite(hopes.max(axis=1)), best, known)

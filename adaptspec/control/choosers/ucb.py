@@ -9,7 +9,7 @@ from pydantic import Field
 
 from adaptspec.control.bandits.arms import Arms
 from adaptspec.control.bandits.estimates import bounded
-from adaptspec.control.bandits.learner import Learner, LedgerLearner, Pick, View, best_known, settle
+from adaptspec.control.bandits.learner import Learner, LedgerLearner, Pick, View, settle
 from adaptspec.control.bandits.ledger import Memory
 from adaptspec.control.bandits.spec import BanditSpec
 from adaptspec.control.choosers.chooser import Parts
@@ -40,7 +40,7 @@ class Ucb(LedgerLearner):
         """See `Learner.pick`."""
         seen = view.estimates.seen
         counts = np.maximum(seen, 0.1)
-        best = counts[np.arange(len(counts)), best_known(view)][:, None]
+        best = counts[np.arange(len(counts)), view.best_known][:, None]
         total = np.where(np.isfinite(seen), seen, 0.0).sum(axis=1, keepdims=True) + view.estimates.plain[:, None]
         missing = np.maximum(1.0 / counts - 1.0 / best, 0.0)
         bonus = self._optimism * view.estimates.spread * np.sqrt(2.0 * np.log1p(total) * missing)

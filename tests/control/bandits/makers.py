@@ -10,7 +10,7 @@ from adaptspec.control.bandits.arms import Arms
 from adaptspec.control.bandits.bandit import Bandit, BanditSettings
 from adaptspec.control.bandits.estimates import Estimates
 from adaptspec.control.bandits.learner import LedgerLearner, Pick, View
-from adaptspec.control.bandits.notes import Notes, Played, Rounds
+from adaptspec.control.bandits.notes import Note, Notes, Played, Rounds
 from adaptspec.control.choosers.chooser import Parts
 from adaptspec.control.policy import Policy
 from adaptspec.types import FloatArray, RoundRecord
@@ -42,8 +42,8 @@ def rounds(
     size = len(arms)
     zeros = np.zeros(size, dtype=np.int64)
     for record in records:
-        played = Played(zeros, zeros, np.array(arms), record.depths, zeros if lag is None else np.array(lag))
-        notes.add(played, record, size, alone=alone)
+        played = Played(zeros, zeros, np.array(arms), 0)
+        notes.add(Note(played, record.depths, zeros if lag is None else np.array(lag), record, size, alone))
     return notes.rounds()
 
 

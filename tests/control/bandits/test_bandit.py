@@ -61,6 +61,18 @@ def test_rounds_a_guard_took_over_teach_nothing() -> None:
     assert not bandit.learned()["sums.all"].any()
 
 
+def test_one_that_chose_for_some_rows_learns_from_all() -> None:
+    """As an arm of another policy, whose other arms ran in the rest of the batch."""
+    bandit, _ = scripted([3], BanditSettings("task", memory=Memory(discount=1.0)))
+    bandit.start(0, 0)
+    bandit.start(1, 1)
+    bandit.choose(signals([7, 7]))
+    bandit.learn(record([7, 7], [7, 7]))
+    bandit.choose(signals([7]))
+    bandit.learn(record([7, 7], [7, 7]))
+    assert bandit.learned()["sums.task"][:, :, 3, 0].sum(axis=1).tolist() == [2.0, 2.0]
+
+
 def test_a_finished_requests_rounds_count_for_its_task_and_not_for_the_rows_next() -> None:
     bandit, learner = scripted([3, 1], BanditSettings("request", memory=Memory(discount=1.0)))
     bandit.start(0, 1)

@@ -16,7 +16,7 @@ def test_rows_share_a_context_or_not(scope: Scope, same: bool) -> None:
     first, second = contexts.start(0, 1), contexts.start(1, 2)
     assert (first == second) is same
     assert contexts.of(np.array([0, 1])).tolist() == [first, second]
-    assert {"all"} <= set(contexts.path(np.array([first])))
+    assert contexts.path(np.array([first]), np.array([1]))[0].tolist() == [0]
 
 
 def test_a_rows_next_request_has_another_context() -> None:
@@ -25,7 +25,7 @@ def test_a_rows_next_request_has_another_context() -> None:
     first, second, third = (contexts.start(2, task) for task in (1, 2, 0))
     assert first != second
     assert third == first
-    assert contexts.path(np.array([second]))["task"].tolist() == [2]
+    assert contexts.path(np.array([second]), np.array([2])).tolist() == [[0], [1 + 2], [1 + 3 + second]]
     assert contexts.task_of(np.array([third])).tolist() == [0]
 
 

@@ -33,3 +33,15 @@ def test_a_context_of_many_rows_is_their_mean_and_a_new_request_starts_blank() -
     features.start(0)
     again = features.of(signals([7, 7]), np.array([0, 1]), np.zeros(2, dtype=np.int64), np.array([0]))
     assert again[0, 3] == pytest.approx(got[0, 3] / 2)
+
+
+def test_only_the_latest_draft_of_the_same_request_counts() -> None:
+    features = Features(rows=2, tasks=1)
+    both = (np.zeros(2, dtype=np.int64), np.arange(2), np.arange(2))
+    features.learn(record([1, 1], [1, 1], confidence=1.0))
+    features.learn(record([0, 0], [0, 0]))
+    features.learn(record([1, 0], [1, 0], confidence=2.0))
+    features.start(1)
+    assert features.of(signals([7, 7]), *both)[:, 2].tolist() == [0.5, 0.0]
+    features.learn(record([0, 3], [0, 3], confidence=1.0))
+    assert features.of(signals([7, 7]), *both)[:, 2].tolist() == [0.5, 0.25]

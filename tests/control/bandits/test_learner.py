@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adaptspec.control.bandits.learner import best_known, settle
+from adaptspec.control.bandits.learner import settle
 from tests.control.bandits.makers import view
 
 SEEN = (np.inf, 9.0, 9.0, 0.0)
@@ -12,8 +12,8 @@ RATIO = (1.0, 1.2, 1.1, 2.0)
 
 
 def test_the_best_known_was_seen() -> None:
-    assert best_known(view(SEEN, RATIO)).tolist() == [1]
-    assert best_known(view((0.0, 0.0, 0.0, 0.0), RATIO, incumbent=2)).tolist() == [2]
+    assert view(SEEN, RATIO).best_known.tolist() == [1]
+    assert view((0.0, 0.0, 0.0, 0.0), RATIO, incumbent=2).best_known.tolist() == [2]
 
 
 def test_the_highest_score_is_played_and_called_exploring_if_not_the_best_known() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.bandits.arms import Arms
-from adaptspec.control.bandits.notes import Notes, Played, Rounds
+from adaptspec.control.bandits.notes import Note, Notes, Played, Rounds
 from adaptspec.control.bandits.rewards import Rewarder
 from adaptspec.types import FloatArray, RoundRecord
 from tests.control.bandits.makers import ladder, rounds
@@ -116,7 +116,8 @@ def scored(made: RoundRecord, arms: list[int], drafted: list[int], accepted: lis
     notes, none = Notes(), np.full(len(drafted), -1)
     zeros = np.zeros(len(arms), dtype=np.int64)
     shadows = {"shadow": np.array([none, accepted]), "shadow_drafted": np.array([none, drafted])}
-    notes.add(Played(zeros, zeros, np.array(arms), made.depths, zeros), replace(made, **shadows), len(arms), alone=True)
+    played, shown = Played(zeros, zeros, np.array(arms), 0), replace(made, **shadows)
+    notes.add(Note(played, made.depths, zeros, shown, len(arms), alone=True))
     told = Rewarder(LOOKUP, table(), ("draft-model", "ngram"))
     scores = notes.scores(1)
     assert scores is not None
