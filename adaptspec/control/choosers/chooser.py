@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals, Policy, RoundStop
 from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord
@@ -53,10 +54,14 @@ class Outlook:
         each = np.ones(depth) if self.drafted is None else self.drafted
         return np.concatenate((np.zeros(1), np.cumsum(each)))
 
+    def kept_at(self, depths: IntArray) -> FloatArray:
+        """Tokens expected to be accepted of drafts this deep, which are not deeper than it knows; all [B]."""
+        kept: FloatArray = self.gained[np.arange(len(depths)), depths]
+        return kept
+
     def expected(self, depths: IntArray) -> Expected:
         """What it says of a round at these depths [B]."""
-        gained = self.gained
-        return Expected(self.goodput, gained[np.arange(len(depths)), np.minimum(depths, gained.shape[1] - 1)])
+        return Expected(self.goodput, self.kept_at(np.minimum(depths, len(self.sizes) - 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +85,7 @@ class Choice:
         depths = self.depths
         if depths.item() <= limits.item() if len(depths) == 1 else bool((depths <= limits).all()):
             return self
-        return replace(self, depths=np.minimum(depths, limits))
+        return changed(self, depths=np.minimum(depths, limits))
 
 
 class Alike:

@@ -13,7 +13,7 @@ from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.estimates import Estimates, EstimateSettings
 from adaptspec.control.choosers.planning import Market, Plan, best_plan
-from adaptspec.control.choosers.standing import MANY, BatchPlan, Newcomers, Seats, Wishes
+from adaptspec.control.choosers.standing import MANY, BatchPlan, Newcomers, SeatedOutlook, Seats, Wishes
 from adaptspec.control.choosers.tryouts import Allowance
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
@@ -35,6 +35,7 @@ _COSTS_SETTLE = 64
 _LARGE, _TRIES_EVERY = 32, 8
 # Rounds for which a choice stands at most, unasked.
 _STANDS = 8
+_NOBODY: IntArray = np.zeros(0, dtype=np.int64)
 _OFF: IntArray = np.array([int(Reason.OFF)])
 _POLICY: IntArray = np.array([int(Reason.POLICY)])
 
@@ -219,25 +220,19 @@ class Goodput:
     def _seated(self, plan: BatchPlan, signals: BatchSignals, batch: bytes) -> Seats:
         """The plan for the rows that run now."""
         rows, wishes = signals.rows, self._wishes
-        if self._planned_for != batch:
-            fresh = np.flatnonzero(wishes.depths[rows] < 0)
-            if MANY * len(fresh) > len(rows):  # new neighbours change what a token is worth
-                self._patience = _SOON
-                plan = self._first(signals) if signals.round_size == 1 else self._planned(signals)
-            elif len(fresh):
-                self._welcome(fresh, plan, signals)
+        planned = wishes.depths[rows]
+        fresh = np.flatnonzero(planned < 0) if self._planned_for != batch else _NOBODY
+        if MANY * len(fresh) > len(rows):  # new neighbours change what a token is worth
+            self._patience = _SOON
+            plan = self._first(signals) if signals.round_size == 1 else self._planned(signals)
+        elif len(fresh):
+            self._welcome(fresh, plan, signals)
+            planned = wishes.depths[rows]
         outlook = plan.outlook
         if self._planned_for == batch:
             planned = plan.best.depths
         else:
-            planned = wishes.depths[rows]
-            outlook = replace(
-                outlook,
-                acceptance=wishes.acceptance[rows],
-                factors=wishes.factors[rows],
-                planned=planned,
-                sums=wishes.gained[rows],
-            )
+            outlook = SeatedOutlook(outlook, wishes, rows, planned)
         choice = Choice(*_asked(planned, plan.cap), outlook)
         return Seats(batch, choice, self.max_depth > 0 and number(planned) < len(planned))
 
@@ -276,13 +271,16 @@ class Goodput:
 
     def _welcome(self, fresh: IntArray, plan: BatchPlan, signals: BatchSignals) -> None:
         """Wishes for rows that join a batch, at these places in it."""
-        rows = signals.rows[fresh]
-        tasks, newcomers = self._estimates.task[rows], self._newcomers
+        estimates, newcomers = self._estimates, self._newcomers
         if newcomers is None:
-            hopeful = self._estimates.hopeful_of_tasks()
-            newcomers = self._newcomers = Newcomers(plan, hopeful, *self._estimates.rates())
-        depths = newcomers.depths(tasks, self._estimates.entry(rows, signals.lag[0, fresh]))
-        self._wishes.note(rows, depths, newcomers.acceptance[tasks], 1.0, newcomers.gained[tasks])
+            hopeful = estimates.hopeful_of_tasks()
+            newcomers = self._newcomers = Newcomers(plan, hopeful, *estimates.rates())
+        # One by one: they are few.
+        for place in fresh.tolist():
+            row = signals.rows.item(place)
+            task = estimates.task.item(row)
+            depth = newcomers.depth(task, estimates.entry_of_one(row, signals.lag.item(0, place)))
+            self._wishes.note(row, depth, newcomers.acceptance[task], 1.0, newcomers.gained[task])
 
     @staticmethod
     def _tryout_cost(market: Market, drafting: int) -> tuple[float, float]:
@@ -374,8 +372,8 @@ def _asked(planned: IntArray, cap: int | None) -> tuple[IntArray, IntArray]:
         if not depth:
             return planned, _OFF
         return (planned if cap is None else np.array([cap])), _POLICY
-    depths = planned if cap is None else np.where(planned > 0, cap, 0)
-    return depths, np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF))
+    drafting = planned > 0
+    return (planned if cap is None else cap * drafting), np.where(drafting, int(Reason.POLICY), int(Reason.OFF))
 
 
 @dataclass(frozen=True)

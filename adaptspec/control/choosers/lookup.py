@@ -296,7 +296,7 @@ def hopes(plan: Choice) -> tuple[FloatArray, FloatArray, int, BoolArray | None]:
     if outlook.planned is not None:
         lower = np.minimum(depths, outlook.planned)
         depths = lower if told is None else np.where(bound, depths, lower)
-    return outlook.gained[np.arange(len(depths)), depths], outlook.sizes[depths], int(depths.max()), told
+    return outlook.kept_at(depths), outlook.sizes[depths], int(depths.max()), told
 
 
 @dataclass(frozen=True, eq=False)

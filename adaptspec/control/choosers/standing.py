@@ -5,6 +5,7 @@ Knows markets and plans; it does not know when a plan is made, nor what was lear
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,15 +33,63 @@ class Wishes:
 
     def note(
         self,
-        rows: IntArray,
-        depths: IntArray,
+        rows: IntArray | int,
+        depths: IntArray | int,
         acceptance: FloatArray,
         factors: FloatArray | float,
         gained: FloatArray,
     ) -> None:
-        """Of different rows: depths [N], acceptance [N, D], factors [N], tokens gained [N, 1 + D]."""
+        """Of different rows: depths [N], acceptance [N, D], factors [N], tokens gained [N, 1 + D]; or of one."""
         self.depths[rows], self.acceptance[rows], self.factors[rows] = depths, acceptance, factors
         self.gained[rows] = gained
+
+
+class SeatedOutlook(Outlook):
+    """A plan's outlook for the rows that run now: what was wished for each is read where it stands, once asked for.
+
+    Good until wishes change, which is when the next round is planned.
+    """
+
+    _wishes: Wishes
+    _rows: IntArray
+
+    def __init__(self, plan: Outlook, wishes: Wishes, rows: IntArray, planned: IntArray) -> None:
+        # As `changed` does: a batch that changed has another in every round.
+        self.__dict__.update(
+            goodput=plan.goodput,
+            per_step=plan.per_step,
+            per_row=plan.per_row,
+            verify=plan.verify,
+            kept=plan.kept,
+            drafted=plan.drafted,
+            planned=planned,
+            sizes=plan.sizes,
+            _wishes=wishes,
+            _rows=rows,
+        )
+
+    @functools.cached_property
+    def acceptance(self) -> FloatArray:
+        """See `Outlook`."""
+        acceptance: FloatArray = self._wishes.acceptance[self._rows]
+        return acceptance
+
+    @functools.cached_property
+    def factors(self) -> FloatArray:
+        """See `Outlook`."""
+        factors: FloatArray = self._wishes.factors[self._rows]
+        return factors
+
+    @functools.cached_property
+    def gained(self) -> FloatArray:
+        """See `Outlook`."""
+        gained: FloatArray = self._wishes.gained[self._rows]
+        return gained
+
+    def kept_at(self, depths: IntArray) -> FloatArray:
+        """See `Outlook`."""
+        kept: FloatArray = self._wishes.gained[self._rows, depths]
+        return kept
 
 
 @dataclass(frozen=True)
@@ -85,13 +134,12 @@ class Newcomers:
         self.gained: FloatArray = np.zeros((len(acceptance), 1 + acceptance.shape[1]))
         gains = np.cumsum(np.cumprod(acceptance, axis=1) * kept, axis=1, out=self.gained[:, 1:])
         worth = (gains - goodput * (fixed + per_token * np.cumsum(drafted)))[:, market.tiers - 1]
-        self._depth = market.tiers[worth.argmax(axis=1)]
-        self._seconds = worth.max(axis=1) / goodput
+        self._depth: list[int] = market.tiers[worth.argmax(axis=1)].tolist()
+        self._seconds: list[float] = (worth.max(axis=1) / goodput).tolist()
 
-    def depths(self, tasks: IntArray, entry: FloatArray) -> IntArray:
-        """Of rows of these tasks that must spend `entry` seconds on catching up; all [N]."""
-        depths: IntArray = np.where(self._seconds[tasks] > entry, self._depth[tasks], 0)
-        return depths
+    def depth(self, task: int, entry: float) -> int:
+        """Of a row of this task that must spend `entry` seconds on catching up."""
+        return self._depth[task] if self._seconds[task] > entry else 0
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Knows the draft's confidence, how often such confidence was right, and what the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -82,7 +83,6 @@ class _Lines:
     def __init__(self, outlook: Outlook, last: _Lines | None) -> None:
         self.outlook = outlook
         self._acceptance: dict[int, list[float]] = {}
-        self.factors = [1.0] * len(outlook.acceptance) if outlook.factors is None else outlook.factors.tolist()
         # Where only rows came and went, prices are those of before.
         if last is not None and last.outlook.verify is outlook.verify and last.outlook.goodput == outlook.goodput:
             self.price: list[float] = last.price
@@ -91,6 +91,13 @@ class _Lines:
             self.price = [goodput * slope for slope in _slopes(outlook.verify)]
         self.per_step = outlook.goodput * outlook.per_step
         self.per_row = outlook.goodput * outlook.per_row
+
+    @functools.cached_property
+    def factors(self) -> list[float]:
+        """Those of the rows: not looked at in a round that drafts one token each."""
+        factors = self.outlook.factors
+        told: list[float] = [1.0] * len(self.outlook.acceptance) if factors is None else factors.tolist()
+        return told
 
     def acceptance(self, row: int) -> list[float]:
         """By position, of the row at this place in the batch; of many rows only some draft."""
