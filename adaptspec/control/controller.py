@@ -280,9 +280,10 @@ class Controller:
         decision = self._list[which].decide(signals if numbers.alike else numbers.signals(signals))
         watched = numbers.watched if offered is None or offered.looking else ()
         limits, deepest = signals.limits, self._deepest[which]
-        bound = limits.item() < deepest if len(limits) == 1 else bool((limits < deepest).any())
-        if bound:
-            return self._told(which, decision, watched, self._explain_limits(decision, signals, deepest))
+        if limits.item() < deepest if len(limits) == 1 else (limits < deepest).any():
+            reasons = self._explain_limits(decision, signals, deepest)
+            if reasons is not decision.reasons:
+                return self._told(which, decision, watched, reasons)
         if numbers.alike and not watched:
             return decision
         # A policy whose decision stands repeats it, and so do we.

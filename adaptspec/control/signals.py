@@ -160,9 +160,9 @@ class AcceptanceSignals:
             acceptance.append(1.0 - min(max((gone + lean) / (here + position_pull), _LEAST), _MOST))
         return acceptance
 
-    def of_tasks(self) -> FloatArray:
-        """Conditional acceptance [tasks, depth] of a new row of each task."""
-        return np.asarray(1.0 - self._hazards, dtype=np.float64)
+    def of_task(self, task: int) -> list[float]:
+        """Conditional acceptance by position of a new row of a task."""
+        return [1.0 - hazard for hazard in self._hazards[task].tolist()]
 
     def rejections(self, rows: IntArray) -> FloatArray:
         """Decayed number of rejections of each row [B]: 0 for one that was never tried."""

@@ -54,7 +54,7 @@ class Estimates:
         # Beyond the rows, one for each task: what is noted of requests that have ended.
         self._ended = rows
         self.task: IntArray = np.zeros(rows, dtype=np.int64)
-        self._rounds = [0] * rows  # of the request in each row
+        self._rounds: IntArray = np.zeros(rows, dtype=np.int64)  # of the request in each row
         self._lasts: FloatArray = np.full(tasks, settings.horizon_rounds)  # rounds of a request
         self.acceptance = AcceptanceSignals(rows + tasks, tasks, self.depth, settings.signals)
         self.calibration = Calibration(rows + tasks, tasks)
@@ -84,8 +84,7 @@ class Estimates:
 
     def note(self, record: RoundRecord, ran: BoolArray | None = None) -> None:
         """Note a round as this drafter played it, scores left out: rows that are not in `ran` [B] drafted nothing."""
-        for row in record.rows.tolist():
-            self._rounds[row] += 1
+        self._rounds[record.rows] += 1
         self._notes.add(record, ran)
         if self._notes.full:
             self.learn()
@@ -134,19 +133,21 @@ class Estimates:
     def hopeful(self, rows: IntArray) -> FloatArray:
         """Conditional acceptance [B, D] of rows, with hope where little was seen."""
         if len(rows) > 1:
-            return self._hope(self.acceptance.acceptance(rows))
-        optimism = self._settings.optimism
-        hoped = [
-            min(rate + optimism / math.sqrt(1.0 + times), max(rate, _HOPED))
-            for rate, times in zip(
-                self.acceptance.acceptance_of_one(rows.item()), self.acceptance.seen().tolist(), strict=True
-            )
-        ]
-        return np.array([hoped])
+            acceptance = self.acceptance.acceptance(rows)
+            unsure = self._settings.optimism / np.sqrt(1.0 + self.acceptance.seen())
+            return np.minimum(acceptance + unsure, np.maximum(acceptance, _HOPED))
+        return np.array([self._hope(self.acceptance.acceptance_of_one(rows.item()))])
 
-    def hopeful_of_tasks(self) -> FloatArray:
-        """The same [tasks, D] of new rows of each task."""
-        return self._hope(self.acceptance.of_tasks())
+    def hopeful_of_task(self, task: int) -> list[float]:
+        """The same [D] of new rows of a task."""
+        return self._hope(self.acceptance.of_task(task))
+
+    def _hope(self, acceptance: list[float]) -> list[float]:
+        optimism = self._settings.optimism
+        return [
+            min(rate + optimism / math.sqrt(1.0 + times), max(rate, _HOPED))
+            for rate, times in zip(acceptance, self.acceptance.seen().tolist(), strict=True)
+        ]
 
     def factors(self, rows: IntArray) -> FloatArray:
         """See `Calibration.factors`."""
@@ -203,7 +204,3 @@ class Estimates:
                 break
             depth += 1
         return int(self.tiers[max(0, int(np.searchsorted(self.tiers, depth, side="right")) - 1)])
-
-    def _hope(self, acceptance: FloatArray) -> FloatArray:
-        unsure = self._settings.optimism / np.sqrt(1.0 + self.acceptance.seen())
-        return np.minimum(acceptance + unsure, np.maximum(acceptance, _HOPED))

@@ -273,14 +273,13 @@ class Goodput:
         """Wishes for rows that join a batch, at these places in it."""
         estimates, newcomers = self._estimates, self._newcomers
         if newcomers is None:
-            hopeful = estimates.hopeful_of_tasks()
-            newcomers = self._newcomers = Newcomers(plan, hopeful, *estimates.rates())
+            newcomers = self._newcomers = Newcomers(plan, *estimates.rates())
         # One by one: they are few.
         for place in fresh.tolist():
             row = signals.rows.item(place)
-            task = estimates.task.item(row)
-            depth = newcomers.depth(task, estimates.entry_of_one(row, signals.lag.item(0, place)))
-            self._wishes.note(row, depth, newcomers.acceptance[task], 1.0, newcomers.gained[task])
+            new = newcomers.of(estimates.task.item(row), estimates.hopeful_of_task)
+            depth = new.depth_after(estimates.entry_of_one(row, signals.lag.item(0, place)))
+            self._wishes.note(row, depth, new.acceptance, 1.0, new.gained)
 
     @staticmethod
     def _tryout_cost(market: Market, drafting: int) -> tuple[float, float]:

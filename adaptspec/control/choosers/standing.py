@@ -6,13 +6,16 @@ Knows markets and plans; it does not know when a plan is made, nor what was lear
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.planning import Market, Plan
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.types import Expected, FloatArray, IntArray
 
 # More than one row in so many: news of these cannot wait for the next plan.
 MANY = 8
@@ -91,6 +94,10 @@ class SeatedOutlook(Outlook):
         kept: FloatArray = self._wishes.gained[self._rows, depths]
         return kept
 
+    def expected(self, depths: IntArray) -> Expected:
+        """See `Outlook`. A plan's depths are none that it does not know."""
+        return Expected(self.goodput, self.kept_at(depths))
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -113,17 +120,33 @@ class BatchPlan:
         return MANY * abs(size - self.size) <= self.size
 
 
-class Newcomers:
-    """The best depth of new rows, by task, at the prices of a plan.
+@dataclass(frozen=True)
+class Newcomer:
+    """A new row of a task: acceptance [D] and tokens gained by depth [1 + D], as wishes hold them; its best depth, and
 
-    Given the goodput of the round, rows can be judged apart: one drafts while its next token gains more than goodput x
-    its seconds (Dinkelbach).
+    the seconds per round that drafting to it earns, which is what catching up may cost.
     """
 
-    def __init__(self, plan: BatchPlan, acceptance: FloatArray, kept: FloatArray, drafted: FloatArray) -> None:
-        """`acceptance` [tasks, D]; `kept` and `drafted` as `Continuation.rates` says."""
-        self.acceptance = acceptance
-        market, goodput = plan.market, plan.best.goodput
+    acceptance: FloatArray
+    gained: FloatArray
+    depth: int
+    seconds: float
+
+    def depth_after(self, entry: float) -> int:
+        """The depth, if it must spend `entry` seconds per round on catching up."""
+        return self.depth if self.seconds > entry else 0
+
+
+class Newcomers:
+    """New rows at the prices of a plan, by task.
+
+    Given the goodput of the round, rows can be judged apart: one drafts while its next token gains more than goodput x
+    its seconds (Dinkelbach). In plain Python: few tasks turn up while a plan serves.
+    """
+
+    def __init__(self, plan: BatchPlan, kept: FloatArray, drafted: FloatArray) -> None:
+        """`kept` and `drafted` as `Continuation.rates` says."""
+        market, self._goodput = plan.market, plan.best.goodput
         used, last = int(plan.best.depths.sum()), len(market.verify) - 1
         ahead = max(1, min(4, last - used))
         per_token = market.per_row + float(market.verify[min(used + ahead, last)] - market.verify[used]) / ahead
@@ -131,15 +154,21 @@ class Newcomers:
         if not used:  # the only one to draft pays for the steps
             per_token += market.per_step
             fixed = max(0.0, market.overhead - market.plain_overhead)
-        self.gained: FloatArray = np.zeros((len(acceptance), 1 + acceptance.shape[1]))
-        gains = np.cumsum(np.cumprod(acceptance, axis=1) * kept, axis=1, out=self.gained[:, 1:])
-        worth = (gains - goodput * (fixed + per_token * np.cumsum(drafted)))[:, market.tiers - 1]
-        self._depth: list[int] = market.tiers[worth.argmax(axis=1)].tolist()
-        self._seconds: list[float] = (worth.max(axis=1) / goodput).tolist()
+        self._kept: list[float] = kept.tolist()
+        self._spent = [self._goodput * (fixed + per_token * tokens) for tokens in accumulate(drafted.tolist())]
+        self._tiers: list[int] = market.tiers.tolist()
+        self._known: dict[int, Newcomer] = {}
 
-    def depth(self, task: int, entry: float) -> int:
-        """Of a row of this task that must spend `entry` seconds on catching up."""
-        return self._depth[task] if self._seconds[task] > entry else 0
+    def of(self, task: int, hopeful: Callable[[int], list[float]]) -> Newcomer:
+        """Of a row of this task; `hopeful` tells the conditional acceptance of a task's rows by position."""
+        known = self._known.get(task)
+        if known is None:
+            acceptance = hopeful(task)
+            gained = [0.0, *accumulate(map(mul, accumulate(acceptance, mul), self._kept))]
+            worth, depth = max((gained[tier] - self._spent[tier - 1], -tier) for tier in self._tiers)
+            seconds = worth / self._goodput
+            known = self._known[task] = Newcomer(np.array(acceptance), np.array(gained), -depth, seconds)
+        return known
 
 
 @dataclass(frozen=True)
