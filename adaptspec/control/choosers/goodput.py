@@ -129,6 +129,11 @@ class Goodput:
                 return tryout
         return seats.choice.within(signals.limits)
 
+    @property
+    def trying(self) -> bool:
+        """Whether the last choice has rows draft against the plan, to learn."""
+        return self._trying is not None
+
     def stands(self) -> int:
         """See `Stands`."""
         plan, seats = self._plan, self._seats
@@ -274,11 +279,13 @@ class Goodput:
         estimates, newcomers = self._estimates, self._newcomers
         if newcomers is None:
             newcomers = self._newcomers = Newcomers(plan, *estimates.rates())
+        each = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
         # One by one: they are few.
         for place in fresh.tolist():
             row = signals.rows.item(place)
-            new = newcomers.of(estimates.task.item(row), estimates.hopeful_of_task)
-            depth = new.depth_after(estimates.entry_of_one(row, signals.lag.item(0, place)))
+            task = estimates.task.item(row)
+            new = newcomers.of(task, estimates.hopeful_of_task)
+            depth = new.depth_after(each * signals.lag.item(0, place) / estimates.lasts.item(task))
             self._wishes.note(row, depth, new.acceptance, 1.0, new.gained)
 
     @staticmethod
@@ -356,7 +363,8 @@ class Goodput:
             kept = int((record.emitted[mine] - 1).sum())
             self._allowance.settle(trying.cost, kept * trying.plain / len(record.rows))
             if MANY * int(np.count_nonzero(mine)) > len(mine):
-                self._patience = _SOON
+                # Plans of many rows take longest, and on tapes hardly anything is lost by making one less.
+                self._patience = _SOON if len(mine) < _LARGE else 2 * _SOON
                 # Where all is off one in vain leaves it so; one that succeeds speaks against other first plans, too.
                 if kept or (self._plan is not None and self._plan.best.depths.any()):
                     self._rounds_left = 0

@@ -233,7 +233,7 @@ class Hedge(LookupGoodput):
         nets = np.where(allowed, expected - prices.goodput * seconds, -np.inf)
         depth = np.argmax(nets, axis=1)
         worth = nets[np.arange(len(depth)), depth]
-        offered, kept = worth > _LEAST, hopes(plan)[0]
+        offered, kept = worth > _LEAST, hopes(plan, self._bound(plan))[0]
         count = int(np.count_nonzero(offered))
         # Where nobody drafts otherwise, all offers together pay for this being a round with drafts.
         entry = 0.0 if some(plan.depths) else prices.goodput * (prices.round.overhead - prices.round.plain)

@@ -11,7 +11,7 @@ import numpy as np
 from adaptspec.control.arrays import alike, total
 from adaptspec.control.choosers.chooser import Alike, Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
-from adaptspec.control.choosers.mixing import PRICES, Bids, Mix, RoundPrices, Way, best_mix, mix_again
+from adaptspec.control.choosers.mixing import PRICES, Bids, Hoped, Mix, RoundPrices, Way, best_mix, mix_again
 from adaptspec.control.choosers.offers import OfferTable
 from adaptspec.control.choosers.streaks import Streaks
 from adaptspec.control.cost import CostTable
@@ -236,7 +236,7 @@ class LookupGoodput:
             np.where(taken, int(Reason.POLICY), plan.reasons),
             plan.outlook,
             np.where(taken, self._settings.lookup, self._settings.model or 0),
-            expected=Expected(mix.goodput, mix.kept),
+            expected=Hoped(mix),
         )
 
     @staticmethod
@@ -254,7 +254,13 @@ class LookupGoodput:
         gains = self._streaks.gains_of_kinds()
         if gains is not self._known:
             self._known, self._offers = gains, OfferTable(gains, self._allowed, PRICES)
-        return Bids(self._offers, self._streaks.kinds(signals.rows), self._offered(signals), *hopes(plan))
+        return Bids(
+            self._offers, self._streaks.kinds(signals.rows), self._offered(signals), *hopes(plan, self._bound(plan))
+        )
+
+    def _bound(self, plan: Choice) -> BoolArray | None:
+        """Rows that must do as planned [B]: those that are tried. None: nobody."""
+        return plan.reasons == int(Reason.EXPLORE) if self._planner is not None and self._planner.trying else None
 
     def _offered(self, signals: BatchSignals) -> IntArray:
         """How deep each row may take its offer, [B]."""
@@ -284,19 +290,17 @@ class LookupGoodput:
         return self._prices
 
 
-def hopes(plan: Choice) -> tuple[FloatArray, FloatArray, int, BoolArray | None]:
+def hopes(plan: Choice, bound: BoolArray | None) -> tuple[FloatArray, FloatArray, int, BoolArray | None]:
     """Of a plan: tokens that it is expected to keep and to draft [B], its deepest position, and who must follow it."""
     depths, outlook = plan.depths, plan.outlook
-    bound: BoolArray = plan.reasons == int(Reason.EXPLORE)
-    told = bound if bound.any() else None
     if outlook is None:
         nothing = np.zeros(len(depths))
-        return nothing, nothing, 0, told
+        return nothing, nothing, 0, bound
     # By what the plan was made for: where depths are caps, drafts to the cap are not what it hopes for.
     if outlook.planned is not None:
         lower = np.minimum(depths, outlook.planned)
-        depths = lower if told is None else np.where(bound, depths, lower)
-    return outlook.kept_at(depths), outlook.sizes[depths], int(depths.max()), told
+        depths = lower if bound is None else np.where(bound, depths, lower)
+    return outlook.kept_at(depths), outlook.sizes.take(depths), int(depths.max()), bound
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from adaptspec.control.choosers.offers import OfferTable
 from adaptspec.control.choosers.planning import read_curve
-from adaptspec.types import BoolArray, FloatArray, IntArray
+from adaptspec.types import BoolArray, Expected, FloatArray, IntArray
 
 # What one more verified token may cost, as a share of what a row's round costs without drafts: rows are sorted out at
 # each of these prices. At the last no offer is taken.
@@ -84,18 +84,50 @@ class Bids:
         return kept
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mix:
-    """`taken` [B]: depth of the offer that a row takes, 0 for none; `follows` [B]: rows that draft as planned;
+    """`taken` [B]: depth of the offer that a row takes, 0 for none; `follows` [B]: rows that draft as planned.
 
-    `kept` [B]: tokens expected to be kept. `way`: how it was found, for `mix_again`.
+    `way`: how it was found, for `mix_again`. What it is expected to bring is worked out once asked for.
     """
 
     taken: IntArray
     follows: BoolArray
-    kept: FloatArray
-    goodput: float
     way: Way
+    bids: Bids
+    prices: RoundPrices
+
+    @functools.cached_property
+    def kept(self) -> FloatArray:
+        """Tokens expected to be kept [B]."""
+        return np.where(self.follows, self.bids.kept, self.bids.kept_of(self.taken))
+
+    @functools.cached_property
+    def goodput(self) -> float:
+        """Tokens per second of the round."""
+        drafted = float(self.bids.drafted[self.follows].sum())
+        drafting, prices = int(np.count_nonzero(self.follows)), self.prices
+        seconds = prices.seconds(float(self.taken.sum()) + drafted, drafted, drafting, self.bids.deepest)
+        return (prices.base + float(self.kept.sum())) / seconds
+
+
+class Hoped(Expected):
+    """What a mix is expected to bring, worked out where somebody asks: most rounds are in no journal."""
+
+    def __init__(self, mix: Mix) -> None:
+        self.__dict__["_mix"] = mix
+
+    _mix: Mix
+
+    @property
+    def goodput(self) -> float:
+        """See `Expected`."""
+        return self._mix.goodput
+
+    @property
+    def accepted(self) -> FloatArray:
+        """See `Expected`."""
+        return self._mix.kept
 
 
 @dataclass(frozen=True)
@@ -141,39 +173,40 @@ def best_mix(bids: Bids, prices: RoundPrices) -> Mix:
     share = (seconds - each * tokens.sum(axis=1)) / prices.base
     rates = np.log1p(kept) - np.log(share[:, None] + each[:, None] * tokens)
     best = int(rates.sum(axis=1).argmax())
-    goodput = float((prices.base + kept[best].sum()) / seconds[best])
-    return Mix(taken[best], follows[best], kept[best], goodput, ways[best])
+    return Mix(taken[best], follows[best], ways[best], bids, prices)
 
 
 def mix_again(bids: Bids, prices: RoundPrices, way: Way) -> Mix:
     """The rows of another round sorted out in a way that was best a few rounds ago: a tenth of the time."""
-    places, price = bids.offers.places(bids.kinds, bids.offered), way.price
-    taken = bids.offers.depths[price, places]
+    offers, price = bids.offers, way.price
+    places = offers.places(bids.kinds, bids.offered)
+    taken = offers.depths[price].take(places)
     if bids.deepest and (way.planned or bids.bound is not None):
         if price == _LAST:
             follows = bids.drafted > 0.0
         else:
-            follows = _value(bids, prices, PRICES[price]) > bids.offers.worth[price, places]
+            # As `_value` says, without its logarithms.
+            spent = 1.0 + (PRICES[price] + _own(prices)) * bids.drafted
+            follows = 1.0 + bids.kept > spent * offers.rates[price].take(places)
         if bids.bound is not None:
             follows[bids.bound] = bids.drafted[bids.bound] > 0.0
             taken[bids.bound] = 0
         taken[follows] = 0
-        kept = np.where(follows, bids.kept, bids.kept_of(taken))
-        drafted = float(bids.drafted[follows].sum())
-        drafting = int(np.count_nonzero(follows))
     else:
         follows = np.zeros(len(taken), dtype=np.bool_)
         if bids.bound is not None:
             taken[bids.bound] = 0
-        kept, drafted, drafting = bids.kept_of(taken), 0.0, 0
-    seconds = prices.seconds(float(taken.sum()) + drafted, drafted, drafting, bids.deepest)
-    return Mix(taken, follows, kept, (prices.base + float(kept.sum())) / seconds, way)
+    return Mix(taken, follows, way, bids, prices)
+
+
+def _own(prices: RoundPrices) -> float:
+    """What a draft token itself takes, in shares."""
+    return prices.per_row * prices.base / prices.plain
 
 
 def _value(bids: Bids, prices: RoundPrices, price: FloatArray | float) -> FloatArray:
     """What following the plan is worth to each row; a little below 0 where it drafts nothing."""
-    own = prices.per_row * prices.base / prices.plain
-    value: FloatArray = np.log1p(bids.kept) - np.log1p((price + own) * np.maximum(bids.drafted, 1e-9))
+    value: FloatArray = np.log1p(bids.kept) - np.log1p((price + _own(prices)) * np.maximum(bids.drafted, 1e-9))
     return value
 
 

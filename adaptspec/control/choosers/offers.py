@@ -14,8 +14,9 @@ class OfferTable:
     """Of K kinds of offers, each of 0 ... D tokens, at each of P prices: how deep to take it, and what that is worth.
 
     An offer of n tokens is taken to the allowed depth d <= n with the largest (1 + gains_d) / (1 + price x d), where
-    that is above 1; its logarithm is the worth. `depths` and `worth` are [P, (D + 1) * K], to be read at `places`;
-    `kept` [(D + 1) * K] is the expected number of tokens kept of a draft, to be read at the places of what is taken.
+    that is above 1: its rate, the logarithm of which is its worth. `depths`, `rates` and `worth` are [P, (D + 1) * K],
+    to be read at `places`; `kept` [(D + 1) * K] is the expected number of tokens kept of a draft, to be read at the
+    places of what is taken.
     """
 
     def __init__(self, gains: FloatArray, allowed: BoolArray, prices: FloatArray) -> None:
@@ -34,6 +35,7 @@ class OfferTable:
             taken[:, below + 1] = taken[:, below]
             np.copyto(taken[:, below + 1], below + 1, where=here > before)
         self.worth: FloatArray = worth.reshape(len(prices), -1)
+        self.rates: FloatArray = np.exp(self.worth)
         self.depths: IntArray = taken.reshape(len(prices), -1)
         kept: FloatArray = np.zeros(shape[1:])
         kept[1:] = gains.T

@@ -27,6 +27,7 @@ class Streaks:
         self._counts: FloatArray = np.zeros((1 + tasks, 2, len(_PRIOR)))  # level 0 is all traffic; tried and right
         self._streak: IntArray = np.zeros(rows, dtype=np.int64)
         self._task: IntArray = np.zeros(rows, dtype=np.int64)
+        self._first_kind: IntArray = np.zeros(rows, dtype=np.int64)  # of the row's task
         state = [min(s.bit_length(), len(_PRIOR) - 1) for s in range(_LONGEST + depth + 1)]
         self._state: IntArray = np.array(state, dtype=np.int64)
         self._ahead: IntArray = self._state[np.arange(_LONGEST + 1)[:, None] + np.arange(depth)]
@@ -39,6 +40,7 @@ class Streaks:
         """A request begins in `row`."""
         self._streak[row] = 0
         self._task[row] = task
+        self._first_kind[row] = task * (_LONGEST + 1)
 
     def settle(self) -> None:
         """Learn what was noted once it is an eighth of what is known: estimates move slowly, and are read often."""
@@ -58,11 +60,12 @@ class Streaks:
 
     def kinds(self, rows: IntArray) -> IntArray:
         """Of which kind each of these rows is now [B]."""
-        return self._task[rows] * (_LONGEST + 1) + self._streak[rows]
+        kinds: IntArray = self._first_kind.take(rows) + self._streak.take(rows)
+        return kinds
 
     def kind(self, row: int) -> int:
         """`kinds` of one row, quicker."""
-        return int(self._task.item(row) * (_LONGEST + 1) + self._streak.item(row))
+        return int(self._first_kind.item(row) + self._streak.item(row))
 
     def gains_of_one(self, row: int) -> list[float]:
         """`gains` of one row by what has been learned, without learning what was noted."""
@@ -74,9 +77,9 @@ class Streaks:
 
         -1: nobody looked, so whether it would still be right is not known.
         """
-        streaks, known = self._streak[rows], drafted > 0
-        if known.any():
-            self._noted.append((self._task[rows], streaks, drafted, right))
+        streaks = self._streak.take(rows)
+        if drafted.max() > 0:
+            self._noted.append((self._task.take(rows), streaks, drafted, right))
             self._bound()
         going = (right == drafted) & (drafted >= 0)
         self._streak[rows] = np.minimum(streaks + drafted, _LONGEST) * going
