@@ -29,6 +29,8 @@ _ADVANCE = 0.25
 _SOON, _LATER = 1, 2
 # Rounds, at most, after which the first plan of a new row is no longer good for the next.
 _FRESH = 512
+# Rounds for which new rows of a task are judged alike.
+_NEWCOMERS_SERVE = 32
 # Rounds in which what rounds cost is found out.
 _COSTS_SETTLE = 64
 # Batches of so many rows look for tries every so many rounds.
@@ -92,6 +94,7 @@ class Goodput:
         self._firsts: dict[tuple[int, int, int], _First] = {}  # by task, magnitude of the lag, and depth allowed
         self._learned = 0  # rounds
         self._newcomers: Newcomers | None = None
+        self._newcomers_until = 0  # rounds learned
         self._seats: Seats | None = None
         self._patience, self._rounds_left = _SOON, 0
         self._allowance = Allowance(settings.tryouts, settings.rest)
@@ -269,7 +272,10 @@ class Goodput:
         quiet = not drafting and len(signals.rows) < MANY and bool((signals.limits >= self._tiers[0]).all())
         # At first costs are news, too.
         self._rounds_left = 4 * longest if quiet and self._learned >= _COSTS_SETTLE else self._patience
-        self._plan, self._newcomers, self._planned_for = plan, None, signals.rows.tobytes()
+        # Prices by which new rows are judged change little from plan to plan, unless drafting begins or ends.
+        if self._plan is None or drafting != bool(self._plan.best.depths.any()):
+            self._newcomers = None
+        self._plan, self._planned_for = plan, signals.rows.tobytes()
         outlook = plan.outlook
         factors = 1.0 if outlook.factors is None else outlook.factors
         self._wishes.note(signals.rows, plan.best.depths, outlook.acceptance, factors, outlook.gained)
@@ -277,8 +283,9 @@ class Goodput:
     def _welcome(self, fresh: IntArray, plan: BatchPlan, signals: BatchSignals) -> None:
         """Wishes for rows that join a batch, at these places in it."""
         estimates, newcomers = self._estimates, self._newcomers
-        if newcomers is None:
+        if newcomers is None or self._learned >= self._newcomers_until:
             newcomers = self._newcomers = Newcomers(plan, *estimates.rates())
+            self._newcomers_until = self._learned + _NEWCOMERS_SERVE
         each = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
         # One by one: they are few.
         for place in fresh.tolist():
@@ -380,7 +387,7 @@ def _asked(planned: IntArray, cap: int | None) -> tuple[IntArray, IntArray]:
             return planned, _OFF
         return (planned if cap is None else np.array([cap])), _POLICY
     drafting = planned > 0
-    return (planned if cap is None else cap * drafting), np.where(drafting, int(Reason.POLICY), int(Reason.OFF))
+    return (planned if cap is None else cap * drafting), np.where(drafting, _POLICY, _OFF)
 
 
 @dataclass(frozen=True)

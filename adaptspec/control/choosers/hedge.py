@@ -249,7 +249,7 @@ class Hedge(LookupGoodput):
             np.where(taken, depth + 1, plan.depths),
             np.where(taken, int(Reason.POLICY), plan.reasons),
             plan.outlook,
-            np.where(taken, self._settings.lookup, self._settings.model or 0),
+            np.where(taken, self._lookup, self._model),
             expected=Expected(prices.goodput, np.where(taken, expected[np.arange(len(depth)), depth], kept)),
         )
 

@@ -26,6 +26,7 @@ _PATIENCE, _LOOKS_EVERY = 16, 4
 _STANDS = 16
 # From so many rows on the best way to sort them out serves for so many rounds with offers.
 _MANY, _WAY_SERVES = 32, 16
+_POLICY: IntArray = np.array([int(Reason.POLICY)])
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class LookupGoodput:
         self._streaks = Streaks(rows, tasks, self.max_depth)
         self._allowed: BoolArray = np.isin(np.arange(1, self.max_depth + 1), settings.tiers)
         self._tiers = [tier for tier in settings.tiers if tier]
+        self._lookup: IntArray = np.array([settings.lookup])
+        self._model: IntArray = np.array([settings.model or 0])
         self._nothing = Alike()
         self._others: IntArray = np.zeros(0, dtype=np.int64)
         self._prices: Prices | None = None
@@ -222,8 +225,7 @@ class LookupGoodput:
     def _taking(self, plan: Choice, depth: int, expected: list[float], goodput: float) -> Choice:
         """The offer to one row, taken to a depth in place of the plan."""
         hoped = Expected(goodput, np.array(expected[depth - 1 : depth]))
-        lookup = np.array([self._settings.lookup])
-        return Choice(np.array([depth]), np.array([int(Reason.POLICY)]), plan.outlook, lookup, expected=hoped)
+        return Choice(np.array([depth]), _POLICY, plan.outlook, self._lookup, expected=hoped)
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice | None:
         bids = self._bids(plan, signals)
@@ -233,9 +235,9 @@ class LookupGoodput:
             return None
         return Choice(
             np.where(mix.follows, plan.depths, mix.taken),
-            np.where(taken, int(Reason.POLICY), plan.reasons),
+            np.where(taken, _POLICY, plan.reasons),
             plan.outlook,
-            np.where(taken, self._settings.lookup, self._settings.model or 0),
+            np.where(taken, self._lookup, self._model),
             expected=Hoped(mix),
         )
 
