@@ -36,6 +36,8 @@ from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, 
 
 # Decisions that may be repeated, remembered at most.
 _MOST_KNOWN = 32
+_UNBOUND = int(np.iinfo(np.int64).max)
+_CEILING: IntArray = np.array([int(Reason.CEILING)])
 _NOBODY = np.zeros(0, dtype=np.int64)
 
 
@@ -79,7 +81,8 @@ class Controller:
         self._cost = cost
         self._tasks = {name: 1 + i for i, name in enumerate(task_names)}
         self._policy_of: IntArray = np.full(max_rows, self._names.index(default), dtype=np.int64)
-        self._ceiling: IntArray = np.full(max_rows, np.iinfo(np.int64).max)
+        self._ceiling: IntArray = np.full(max_rows, _UNBOUND)
+        self._own_ceilings = 0
         self._threshold: FloatArray = np.full(max_rows, np.nan)
         self._own_thresholds = 0
         self._task_of: IntArray = np.zeros(max_rows, dtype=np.int64)
@@ -165,7 +168,9 @@ class Controller:
         task = self._tasks.get(wishes.task or "", 0)
         self._policy_of[row] = which
         self._task_of[row] = task
-        self._ceiling[row] = np.iinfo(np.int64).max if wishes.max_depth is None else wishes.max_depth
+        if wishes.max_depth is not None:
+            self._ceiling[row] = wishes.max_depth
+            self._own_ceilings += 1
         if wishes.stop_threshold is not None:
             self._threshold[row] = wishes.stop_threshold
             self._own_thresholds += 1
@@ -183,6 +188,9 @@ class Controller:
             self._occupied[row] = False
             self._running[which] -= 1
             self._used = [i for i, count in enumerate(self._running) if count]
+            if self._ceiling[row] < _UNBOUND:
+                self._ceiling[row] = _UNBOUND
+                self._own_ceilings -= 1
             if not np.isnan(self._threshold[row]):
                 self._threshold[row] = np.nan
                 self._own_thresholds -= 1
@@ -331,6 +339,8 @@ class Controller:
         bound = (decision.depths == signals.limits) & (signals.limits < max_depth)
         if not some(bound):
             return decision.reasons
+        if not self._own_ceilings:
+            return np.where(bound, _CEILING, decision.reasons)
         own = signals.limits >= self._ceiling[signals.rows]
         return np.where(bound, np.where(own, int(Reason.REQUEST), int(Reason.CEILING)), decision.reasons)
 

@@ -13,6 +13,7 @@ from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings, PriorSpec
 from adaptspec.control.choosers.pacing import keep_pace, seconds_of, worst_pace
 from adaptspec.control.choosers.planning import Market
+from adaptspec.control.choosers.standing import MANY
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
@@ -67,13 +68,16 @@ class Slo:
         self._tokens: FloatArray = np.zeros(rows)
         self._depths: IntArray = np.full(rows, -1, dtype=np.int64)  # -1: goodput's own will do
         self._hurried, self._rounds_left = False, 0
+        self._size, self._joined = 0, 0  # rows at the last review, and how many have joined them since
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
         self._goodput.start(row, task)
         self._seconds[row] = self._tokens[row] = 0.0
         self._depths[row] = -1
-        self._rounds_left = min(self._rounds_left, self._settings.review_rounds // 2)
+        self._joined += 1
+        if MANY * self._joined > self._size:
+            self._rounds_left = min(self._rounds_left, self._settings.review_rounds // 2)
 
     def finish(self, row: int) -> None:
         """See `Goodput.finish`."""
@@ -86,6 +90,7 @@ class Slo:
             return choice
         if self._rounds_left <= 0:
             self._rounds_left = self._settings.review_rounds
+            self._size, self._joined = len(signals.rows), 0
             self._hurried = self._review(signals, choice)
         self._rounds_left -= 1
         if not self._hurried:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.arrays import alike
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.policy import RoundStop
 from adaptspec.control.stopping.stop import StopRule
@@ -63,11 +62,9 @@ class TaskStops:
     def begin(self, choice: Choice, otherwise: StopRule, rows: IntArray) -> RoundStop | None:
         """The stop of a round; `otherwise` is the rule of tasks that have none here, unless the choice brings one."""
         owners = self._of_row[rows]
-        first = owners.item(0)
-        if alike(owners, first):
-            return self._stop_of(first, choice, otherwise)
-        present = np.flatnonzero(np.bincount(owners + 1)) - 1
-        return _TaskStop({n: self._stop_of(n, choice, otherwise) for n in present.tolist()}, owners)
+        present = set(owners.tolist())  # quicker than by arrays: rows are some dozens
+        stops = {n: self._stop_of(n, choice, otherwise) for n in sorted(present)}
+        return stops.popitem()[1] if len(stops) == 1 else _TaskStop(stops, owners)
 
     def _stop_of(self, number: int, choice: Choice, otherwise: StopRule) -> RoundStop | None:
         if number >= 0:
