@@ -14,6 +14,7 @@ from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
 from adaptspec.control.learned import Remembers, under
 from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, RegionWatcher, RoundStop
+from adaptspec.control.standing_choice import StandingChoice
 from adaptspec.control.stopping.outlook import OutlookKeeper
 from adaptspec.control.stopping.split import TaskStops
 from adaptspec.control.stopping.stop import NoStop, StopRule
@@ -66,7 +67,7 @@ class ComposedPolicy:
         alone = dwell is None and ceilings is None and temperature is None and task_tiers is None
         self._stands = chooser if alone and isinstance(chooser, Stands) else None
         self._taker = chooser if isinstance(chooser, TakesOffers) and self._offered is not None else None
-        self._standing: _Standing | None = None
+        self._standing: StandingChoice | None = None
         self._unheard: list[RoundRecord] = []  # rounds of the decision that stands
         self._tasks: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._zeros: IntArray = np.zeros(0, dtype=np.int64)
@@ -198,7 +199,7 @@ class ComposedPolicy:
             rounds = min(rounds, self._guard.stands())
         if rounds > 0:
             planned = choice if self._taker is None else self._taker.planned
-            self._standing = _Standing(planned, signals.rows.tobytes(), chooser.max_depth, rounds)
+            self._standing = StandingChoice(planned, signals.rows, chooser.max_depth, rounds)
 
     def _hear(self) -> None:
         """What the rounds of the decision that stood came to; it stands no longer."""
@@ -299,30 +300,6 @@ class ComposedPolicy:
         if self._by_task is None:
             return self._stop.begin(choice) if choice.stop is None else choice.stop
         return self._by_task.begin(choice, self._stop, signals.rows)
-
-
-class _Standing:
-    """A choice that stands: for the same rows alone, while no limit binds."""
-
-    def __init__(self, choice: Choice, batch: bytes, deepest: int, rounds: int) -> None:
-        self.choice = choice
-        self.decisions: dict[Choice, Decision] = {}  # this one's, and those of offers taken meanwhile
-        self.served = 0  # rounds after the first
-        self._batch, self._deepest, self._rounds = batch, deepest, rounds
-
-    def holds(self, signals: BatchSignals) -> bool:
-        """Whether it stands in this round, too, which is counted then."""
-        limits = signals.limits
-        if (
-            self.served >= self._rounds
-            or signals.prefill_tokens
-            or signals.beside
-            or signals.rows.tobytes() != self._batch
-            or (limits.item() if len(limits) == 1 else limits.min()) < self._deepest
-        ):
-            return False
-        self.served += 1
-        return True
 
 
 def _memories(

@@ -86,7 +86,7 @@ class SwitchGuard:
     # The baseline is renewed after this many speculating rounds, then twice as many, and so on.
     _FIRST_REFRESH = 64
     # Rounds are measured so many at a time: a window takes more, and one by one they take twice as long.
-    _LOT = 4
+    _LOT = 3
 
     def __init__(self, settings: GuardSettings, cost: CostTable, drafters: int = 1) -> None:
         """`drafters` counts the policy's."""

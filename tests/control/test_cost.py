@@ -92,3 +92,16 @@ def test_json_round_trip() -> None:
 def test_foreign_files_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="profile again"):
         CostTable.from_json(text)
+
+
+def test_the_rare_kind_of_round_is_always_heard() -> None:
+    """One round in eight says enough of what every round does; the plain one among drafts is the guard's baseline."""
+    cost = table()
+    for _ in range(200):
+        cost.observe(record([3], [2]), ("draft-model",))
+    before = cost.plain_seconds(1, 100.0)
+    for _ in range(4):
+        cost.observe(record([0], [0], slower=1.3))
+        for _ in range(20):
+            cost.observe(record([3], [2]), ("draft-model",))
+    assert cost.plain_seconds(1, 100.0) > 1.02 * before

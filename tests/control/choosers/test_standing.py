@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from adaptspec.control.choosers.chooser import Outlook
 from adaptspec.control.choosers.goodput import Goodput
+from adaptspec.control.choosers.standing import SeatedOutlook, Wishes
 from adaptspec.types import Reason
 from tests.control.helpers import record, signals, table
 
@@ -28,3 +30,19 @@ def test_a_newcomer_does_as_its_likes_do() -> None:
     assert deep[3] == deep[0] > 0
     none = joined(0)
     assert none[3] == 0 == np.median(none)
+
+
+def test_an_outlook_of_rows_that_were_seated_says_what_one_made_for_them_would() -> None:
+    """Whatever is read of it, and in whatever order: the rows' own, where a plan was made for others."""
+    wishes, rows, depths = Wishes(8, 3), np.array([5, 0, 2]), np.array([2, 0, 3])
+    acceptance = np.linspace(0.3, 0.9, 9).reshape(3, 3)
+    factors, kept = np.array([0.5, 1.0, 2.0]), np.array([1.0, 0.9, 0.8])
+    verify = np.arange(10.0)
+    made = Outlook(900.0, acceptance, 1e-3, 1e-4, verify, factors, kept, kept, depths)
+    wishes.note(rows, depths, acceptance, factors, made.gained)
+    plan = Outlook(900.0, np.full((2, 3), 0.1), 1e-3, 1e-4, verify, None, kept, kept, np.array([1, 1]))
+    seated = SeatedOutlook(plan, wishes, rows, depths)
+    assert np.array_equal(seated.expected(depths).accepted, made.expected(depths).accepted)
+    for name in ("gained", "acceptance", "factors", "planned", "sizes", "kept", "drafted", "verify"):
+        assert np.array_equal(getattr(seated, name), getattr(made, name)), name
+    assert (seated.goodput, seated.per_step, seated.per_row) == (made.goodput, made.per_step, made.per_row)

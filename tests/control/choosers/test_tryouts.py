@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from adaptspec.control.choosers.tryouts import Allowance
 
 PLAIN, COST = 1.0, 0.8
@@ -57,3 +60,28 @@ def test_cheap_tries_rest_between_failures() -> None:
         cheap.earn(PLAIN)
     cheap.settle(0.001 * PLAIN, PLAIN)
     assert cheap.affords(0.001 * PLAIN)
+
+
+@given(st.floats(0.001, 0.2), st.integers(0, 40), st.lists(st.booleans(), max_size=6), st.floats(0.05, 2.5))
+def test_it_says_in_how_many_rounds_a_try_can_be_made(
+    share: float, rest: int, outcomes: list[bool], cost: float
+) -> None:
+    """Not one sooner, and not one later."""
+    allowance = Allowance(share, rest)
+    allowance.earn(PLAIN)
+    for good in outcomes:
+        allowance.settle(COST, 2.0 * COST if good else 0.0)
+    rounds = allowance.rounds_until(cost, PLAIN)
+    if rounds > 1:
+        allowance.earn(PLAIN, rounds - 1)
+        assert not allowance.affords(cost + 1e-9)
+        allowance.earn(PLAIN)
+    elif rounds:
+        allowance.earn(PLAIN)
+    assert allowance.affords(cost - 1e-9)
+
+
+def test_what_can_never_be_saved_up_is_far_away() -> None:
+    for allowance, cost in ((Allowance(0.01), 3.1), (Allowance(0.0), 0.1)):
+        allowance.earn(PLAIN)
+        assert allowance.rounds_until(cost * PLAIN, PLAIN) > 10**6

@@ -48,6 +48,17 @@ def test_marginal_goodput_survival_multiplies_over_steps() -> None:
     assert answers == sorted(answers, reverse=True)
 
 
+def test_a_choice_that_stands_begins_every_round_anew() -> None:
+    """It has the same stop in all of them, which must not remember what an earlier round drafted."""
+    rule, stands = MarginalGoodputStop(Calibration()), choice(1)
+    stop = rule.begin(stands)
+    assert rule.begin(stands) is stop
+    rounds = [[ask(stop, [0.65], step)[0] for step in range(1, 7)] for _ in range(3)]
+    assert rounds[0] == rounds[1] == rounds[2]
+    assert rounds[0][0]
+    assert not rounds[0][-1]
+
+
 def test_marginal_goodput_never_goes_on_where_time_costs_more_than_a_token_is_worth() -> None:
     rule = MarginalGoodputStop(Calibration())
     assert ask(rule.begin(choice(1, goodput=4000.0)), [0.99]) == [False]
