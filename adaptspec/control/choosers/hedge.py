@@ -10,10 +10,12 @@ import numpy as np
 from pydantic import Field
 
 from adaptspec.control.arrays import some
+from adaptspec.control.choosers.bets import OFFER, ROUNDS, Bet, BetBook, Bets
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.choosers.experts import FixedShare
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings, PriorSpec
-from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings, Prices, Weighed, hopes
+from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings, Prices, hopes
+from adaptspec.control.choosers.standing import MANY
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import sums
@@ -24,8 +26,6 @@ from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenanc
 
 Scope = Literal["request", "task", "global"]
 _MODEL = "draft-model"
-# Columns of weights and gains: the plan, and the lookup in its place; gains also count rounds.
-_PLAN, _OFFER, _ROUNDS = 0, 1, 2
 # Tokens that an offer must net: the estimate of a lookup that is never right stays a little above 0.
 _LEAST = 0.05
 # Choices that may be repeated, remembered at most.
@@ -88,7 +88,7 @@ class Hedge(LookupGoodput):
         self._groups = FixedShare(groups, 2, settings.rate, settings.share)
         self._own = FixedShare(rows, 2, settings.rate, settings.share)
         self._group: IntArray = np.zeros(rows, dtype=np.int64)
-        self._gains: FloatArray = np.zeros((rows, 3))  # since the last draw: of plan and offers, and rounds
+        self._book = BetBook(rows, lookup.lookup)  # since the last draw
         self._offering: BoolArray = np.zeros(rows, dtype=np.bool_)  # whether the lookup was drawn
         self._chance: FloatArray = np.ones(rows)
         self._planned: BoolArray = np.zeros(rows, dtype=np.bool_)  # whether the plan drafted beside the last offer
@@ -96,15 +96,16 @@ class Hedge(LookupGoodput):
         self._due = 0
         self._told: tuple[bytes, Provenance] | None = None
         self._told_of: dict[Choice, Choice] = {}
-        self._bet: _Bet | None = None  # of the round to come: where it is of one row, and
-        self._bets: _Bets | None = None  # where it is of several
+        self._bet: Bet | Bets | None = None  # of the round to come
         self._random = np.random.default_rng(settings.seed)
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
         super().start(row, task)
-        self._settle()
+        if self._book.rows < MANY:  # else one row's last rounds hardly tell what its group should begin with
+            self._settle()
         self._group[row] = 0 if self._hedge.scope == "global" else task
+        self._book.start(row, self._group.item(row))
         self._own.start(row, self._groups.weights(self._group[row : row + 1])[0])
         self._chance[row] = np.nan
         self._fresh = True
@@ -131,7 +132,7 @@ class Hedge(LookupGoodput):
 
     def take(self, signals: BatchSignals) -> Choice | None:
         """See `TakesOffers`."""
-        self._bet = self._bets = None
+        self._bet = None
         choice = super().take(signals)
         return None if choice is None else self._telling(choice)
 
@@ -147,10 +148,10 @@ class Hedge(LookupGoodput):
     def scored(self, record: RoundRecord) -> None:
         """See `TakesOffers`."""
         if self._bet is not None:
-            self._settle_bet(self._bet, record)
-        elif self._bets is not None:
-            self._settle_bets(self._bets, record)
-        self._bet = self._bets = None
+            self._book.note(self._bet, record)
+            self._bet = None
+            if self._book.full:
+                self._settle()
         super().scored(record)
 
     def learned(self) -> dict[str, FloatArray]:
@@ -169,7 +170,7 @@ class Hedge(LookupGoodput):
         self._fresh, self._told = False, None
         groups = self._group[rows]
         request = self._hedge.scope == "request"
-        weights = (self._own.weights(rows) if request else self._groups.weights(groups))[:, _OFFER]
+        weights = (self._own.weights(rows) if request else self._groups.weights(groups))[:, OFFER]
         chance = weights * (1.0 - self._hedge.explore * self._planned[rows])
         # Rows of a group draw with the same luck, so that rows alike draw alike: they share a draft step.
         luck = self._random.random(self._number)[groups] if len(rows) > 1 else self._random.random()
@@ -197,7 +198,7 @@ class Hedge(LookupGoodput):
         return known
 
     def _choose_one(self, plan: Choice, most: int, signals: BatchSignals) -> Choice | None:
-        bet = cast("_Bet", self._weighed(plan, most, signals))
+        bet = cast("Bet", self._weighed(plan, most, signals))
         if not bet.depth:
             return None
         row = signals.rows.item()
@@ -205,7 +206,7 @@ class Hedge(LookupGoodput):
         self._planned[row] = bet.beside
         return bet.choice if self._offering[row] and plan.reasons.item() != Reason.EXPLORE else None
 
-    def _weigh(self, plan: Choice, most: int, expected: list[float], prices: Prices) -> _Bet:
+    def _weigh(self, plan: Choice, most: int, expected: list[float], prices: Prices) -> Bet:
         outlook = plan.outlook
         planned = outlook is not None and bool(plan.depths.item())
         entry = 0.0 if planned else prices.goodput * (prices.round.overhead - prices.round.plain)
@@ -222,7 +223,7 @@ class Hedge(LookupGoodput):
             kept = outlook.gained[0].item(cap)
             worth = max(0.0, prices.goodput * prices.round.plain - prices.round.base)
         choice = self._taking(plan, depth, expected, prices.goodput) if depth else None
-        return _Bet(expected, depth, choice, planned, kept, worth, prices, entry)
+        return Bet(expected, depth, choice, planned, kept, worth, prices, entry)
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice | None:
         expected, curve = self._streaks.gains(signals.rows), prices.round.curve
@@ -240,7 +241,7 @@ class Hedge(LookupGoodput):
         if not count or float(worth[offered].sum()) <= entry:
             return None
         entry /= count
-        self._bets = _Bets(offered, depth + 1, expected, kept, self._worth_of_plan(kept, prices), prices, entry)
+        self._bet = Bets(offered, depth + 1, expected, kept, self._worth_of_plan(kept, prices), prices, entry)
         self._planned[signals.rows] = plan.depths > 0
         taken = offered & self._offering[signals.rows] & (plan.reasons != int(Reason.EXPLORE))
         if not taken.any():
@@ -260,94 +261,18 @@ class Hedge(LookupGoodput):
         worth: FloatArray = net * kept / max(float(kept.sum()), 1e-9)
         return worth
 
-    def _settle_bet(self, bet: _Bet, record: RoundRecord) -> None:
-        """What plan and offer came to in a round of one row."""
-        which, row, emitted = self._settings.lookup, record.rows.item(), record.emitted.item()
-        plan = bet.worth
-        if record.drafter.item() == which and record.depths.item():
-            reach, right = record.drafted.item(), record.accepted.item()
-        elif record.shadow is not None and record.shadow_drafted is not None:
-            reach, right = record.shadow_drafted[which].item(), record.shadow[which].item()
-            if record.depths.item():
-                plan += record.accepted.item() - bet.kept
-        else:
-            return
-        depth, gains = bet.depth, bet.expected
-        if right == emitted and depth > emitted:
-            survives = gains[emitted - 1] - (gains[emitted - 2] if emitted > 1 else 0.0)
-            more = min((gains[depth - 1] - gains[emitted - 1]) / max(survives, 1e-6), float(depth - emitted))
-            came, price = right + more, bet.prices.more[depth] - bet.prices.more[0]
-        else:
-            came, price = float(min(right, depth)), bet.prices.more[min(reach, depth)] - bet.prices.more[0]
-        scale = bet.prices.round.base / (bet.prices.goodput * bet.prices.round.plain)
-        own = self._gains[row]
-        own[_PLAN] += plan * scale
-        own[_OFFER] += (came - bet.prices.goodput * price - bet.entry) * scale
-        own[_ROUNDS] += 1.0
-
-    def _settle_bets(self, bets: _Bets, record: RoundRecord) -> None:
-        """What plans and offers came to, in rows that had an offer."""
-        which, prices = self._settings.lookup, bets.prices
-        if record.shadow is None or record.shadow_drafted is None:
-            return
-        took = (record.drafter == which) & (record.depths > 0)
-        reach = np.where(took, record.drafted, record.shadow_drafted[which])
-        right = np.where(took, record.accepted, record.shadow[which])
-        drafted = ~took & (record.depths > 0)
-        plan = bets.worth + np.where(drafted, record.accepted - bets.kept, 0.0)
-        going = ~took & (right == record.emitted) & (bets.depth > record.emitted)
-        every, depth = np.arange(len(right)), bets.depth - 1
-        seen = np.minimum(record.emitted, bets.expected.shape[1]) - 1
-        there = bets.expected[every, seen]
-        before = np.where(seen > 0, bets.expected[every, seen - 1], 0.0)
-        more = (bets.expected[every, depth] - there) / np.maximum(there - before, 1e-6)
-        came = np.where(going, right + np.minimum(more, bets.depth - record.emitted), np.minimum(right, bets.depth))
-        price = prices.round.curve[np.where(going, bets.depth, np.clip(reach, 0, bets.depth))]
-        offer = came - prices.goodput * price - bets.entry
-        scale = prices.round.base / (prices.goodput * prices.round.plain)
-        told = bets.offered & (right >= 0)
-        each = np.stack((plan * scale, offer * scale, np.ones(len(plan))), axis=1)
-        self._gains[record.rows] += each * told[:, None]
-
     def _settle(self) -> None:
         """Let weights take note of what was gained: a request sums over its rounds, a group averages over its rows."""
-        rows = np.flatnonzero(self._gains[:, _ROUNDS])
-        if not len(rows):
+        gained = self._book.settle()
+        if gained is None:
             return
-        gains = self._gains[rows]
+        gains = gained.gains
         if self._hedge.scope == "request":
-            self._own.gain(rows, gains[:, :_ROUNDS], gains[:, _ROUNDS])
-        groups, index, counts = np.unique(self._group[rows], return_inverse=True, return_counts=True)
+            runs = gained.rows >= 0
+            self._own.gain(gained.rows[runs], gains[runs, :ROUNDS], gains[runs, ROUNDS])
+        groups, index, counts = np.unique(gained.groups, return_inverse=True, return_counts=True)
         means = np.stack([np.bincount(index, column) for column in gains.T], axis=1) / counts[:, None]
-        self._groups.gain(groups, means[:, :_ROUNDS], means[:, _ROUNDS])
-        self._gains[rows] = 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class _Bet(Weighed):
-    """What plan and offer of one row promise: whether the plan drafts `beside` the offer, how many tokens of it are
-
-    `kept` and what that nets, `worth`. `entry`: what drafting at all costs where the plan does not.
-    """
-
-    beside: bool
-    kept: float
-    worth: float
-    prices: Prices
-    entry: float
-
-
-@dataclass(frozen=True)
-class _Bets:
-    """The same for B rows; `offered` are those with an offer."""
-
-    offered: BoolArray
-    depth: IntArray
-    expected: FloatArray  # [B, depth]
-    kept: FloatArray
-    worth: FloatArray
-    prices: Prices
-    entry: float
+        self._groups.gain(groups, means[:, :ROUNDS], means[:, ROUNDS])
 
 
 class HedgeSpec(Part):
