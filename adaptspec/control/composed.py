@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.arrays import some
+from adaptspec.control.arrays import smallest, some
 from adaptspec.control.ceilings import Ceilings
 from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook, Stands, TakesOffers
 from adaptspec.control.draft_temperature import DraftTemperature
@@ -22,12 +23,17 @@ from adaptspec.control.task_tiers import TaskTiers
 from adaptspec.errors import StateError
 from adaptspec.types import Expected, FloatArray, IntArray, Reason, RoundRecord
 
+_log = logging.getLogger(__name__)
 # Names of what parts beside the chooser have learned begin with it; no chooser's does.
 _BESIDE = "@"
 
 
 class ComposedPolicy:
-    """Guards and ceilings -> chooser -> dwell -> tiers of tasks -> stop rule. Implements `Policy`."""
+    """Guards and ceilings -> chooser -> dwell -> tiers of tasks -> stop rule. Implements `Policy`.
+
+    While a choice stands none of them is asked; what these rounds brought they are told before they are asked again,
+    before a request begins or ends, and before state is saved.
+    """
 
     def __init__(
         self,
@@ -69,6 +75,7 @@ class ComposedPolicy:
         self._taker = chooser if isinstance(chooser, TakesOffers) and self._offered is not None else None
         self._standing: StandingChoice | None = None
         self._unheard: list[RoundRecord] = []  # rounds of the decision that stands
+        self._decided = False  # the round that is under way
         self._tasks: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._zeros: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -118,6 +125,7 @@ class ComposedPolicy:
 
     def decide(self, signals: BatchSignals) -> Decision:
         """See `Policy.decide`."""
+        self._decided = True
         standing = self._standing
         if standing is not None:
             if standing.holds(signals):
@@ -160,8 +168,11 @@ class ComposedPolicy:
 
     def learn(self, record: RoundRecord) -> None:
         """See `Policy.learn`."""
+        decided, self._decided = self._decided, False
         if self._taker is not None:
             self._taker.scored(record)
+        if not decided:  # somebody else's round, as where this policy is an arm of another: nothing stands any more
+            self._hear()
         if self._standing is None:
             self._learn(record)
             return
@@ -192,7 +203,7 @@ class ComposedPolicy:
 
     def _stand(self, choice: Choice, chooser: Stands, signals: BatchSignals) -> None:
         """Let the choice stand, or what was planned but for offers, if it may."""
-        if signals.beside or signals.prefill_tokens:
+        if signals.beside or signals.prefill_tokens or smallest(signals.limits) < chooser.max_depth:
             return
         rounds = chooser.stands()
         if self._guard is not None and rounds > 0:
@@ -206,11 +217,16 @@ class ComposedPolicy:
         standing, self._standing = self._standing, None
         if standing is None:
             return
-        if self._stands is not None and standing.served:
-            self._stands.stood(standing.served)
-        for record in self._unheard:
-            self._learn(record)
-        self._unheard.clear()
+        records, self._unheard = self._unheard, []
+        # A round that failed half-way was decided, and never ended.
+        rounds = min(standing.served, len(records) - 1)
+        if self._stands is not None and rounds > 0:
+            self._stands.stood(rounds)
+        for record in records:
+            try:
+                self._learn(record)
+            except Exception:  # noqa: BLE001 - whoever happens to be next in line is not to blame
+                _log.exception("a policy could not learn from round %d; it goes on without", record.number)
 
     def _learn(self, record: RoundRecord) -> None:
         self._chooser.learn(record)

@@ -85,7 +85,7 @@ class SwitchGuard:
     _FREE_TOKENS = 32
     # The baseline is renewed after this many speculating rounds, then twice as many, and so on.
     _FIRST_REFRESH = 64
-    # Rounds are measured so many at a time: a window takes more, and one by one they take twice as long.
+    # Rounds are measured so many at a time, or as many as a window takes: one by one they take twice as long.
     _LOT = 3
 
     def __init__(self, settings: GuardSettings, cost: CostTable, drafters: int = 1) -> None:
@@ -106,6 +106,8 @@ class SwitchGuard:
         self._refresh: dict[int, int] = {}
         self._alone = True
         self._noted: list[RoundRecord] = []
+        rules = settings.never_slower
+        self._lot = self._LOT if rules is None else min(self._LOT, rules.window_rounds)
         self._window = _Window()
 
     def start(self) -> None:
@@ -148,15 +150,16 @@ class SwitchGuard:
             due = 2 * self._refresh.get(bucket, self._FIRST_REFRESH)
             self._refresh[bucket] = min(due, self._settings.refresh_rounds)
         if self._stance is Stance.OFF:
-            self._left -= total(record.emitted)
-            self._free.add(record, self._drafters)
+            if not drafted:  # else it was decided before the switch, and is told of afterwards
+                self._left -= total(record.emitted)
+                self._free.add(record, self._drafters)
         elif self._stance is Stance.PROBE:
             self._after_probe(record, drafted)
         elif drafted:
             self._idle = 0
             if self._alone and record.caught_up <= self._CATCH_UP:
                 self._noted.append(record)
-                if len(self._noted) >= self._LOT:
+                if len(self._noted) >= self._lot:
                     self._measure_noted()
                     self._judge()
         else:

@@ -33,6 +33,29 @@ def test_losing_windows_switch_off() -> None:
     assert stances.index(Stance.OFF) <= 34
 
 
+def test_drafts_that_were_under_way_do_not_count_as_waiting() -> None:
+    """Rounds may be told of together: some of those that were decided before the switch are told of after it."""
+    settings = GuardSettings(NeverSlower(0.03, 3, 1), probe=Probe(after_tokens=8))
+    prompt, late = SwitchGuard(settings, table()), SwitchGuard(settings, table())
+    for guard, more in ((prompt, 0), (late, 5)):
+        guard.stance(signals([7]))
+        for _ in range(3 + more):
+            guard.after(LOSING)
+    waits = []
+    for guard in (prompt, late):
+        rounds = 0
+        while guard.stance(signals([7])) is Stance.OFF:
+            guard.after(PLAIN)
+            rounds += 1
+        waits.append(rounds)
+    assert waits[0] == waits[1] > 0
+
+
+def test_a_window_of_one_round_is_judged_after_it() -> None:
+    guard = SwitchGuard(GuardSettings(NeverSlower(0.03, 1, 1)), table())
+    assert drive(guard, 2, LOSING) == [Stance.RUN, Stance.OFF]
+
+
 def test_winning_windows_never_do() -> None:
     stances = drive(SwitchGuard(SLOWER, table()), 600, WINNING)
     assert set(stances) <= {Stance.RUN, Stance.PLAIN_ONCE}

@@ -122,6 +122,60 @@ def test_news_of_drafts_that_were_not_made_end_it() -> None:
     assert chooser.log == ["choose", "learn"]
 
 
+class Forgetful(Patient):
+    """Fails to learn from its second round."""
+
+    def learn(self, record: RoundRecord) -> None:
+        super().learn(record)
+        if self.log.count("learn") == 2:
+            raise RuntimeError("a fault of its own")
+
+
+def test_a_policy_that_fails_to_learn_from_a_round_goes_on_and_costs_no_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Rounds are told in other calls, too: those must not fail, and no round is told twice."""
+    chooser = Forgetful(3)
+    policy = ComposedPolicy(chooser, ("draft-model",), 1)
+    played(policy, 9)
+    policy.start(0, 0)
+    assert chooser.log.count("learn") == 9
+    assert "could not learn from round" in caplog.text
+
+
+def test_rounds_of_others_end_it_and_are_told_at_once() -> None:
+    """A policy that is an arm of another is told of rounds that it did not decide: its plan is old by then."""
+    chooser = Patient(9)
+    policy = ComposedPolicy(chooser, ("draft-model",), 1)
+    played(policy, 2)
+    for _ in range(50):
+        policy.learn(record([0], [0]))
+    assert chooser.log.count("learn") == 52
+    played(policy, 1)
+    assert chooser.log[-1] == "choose"
+
+
+def test_rounds_that_failed_half_way_have_not_stood() -> None:
+    """They were decided, but nobody was told how they ended."""
+    chooser = Patient(9)
+    policy = ComposedPolicy(chooser, ("draft-model",), 1)
+    played(policy, 2)
+    for _ in range(3):
+        policy.decide(signals([7]))
+    policy.finish(0)
+    assert "stood 1" in chooser.log
+
+
+def test_a_choice_that_a_limit_cut_does_not_stand() -> None:
+    """The next round may have room for all of it."""
+    chooser = Patient(9)
+    policy = ComposedPolicy(chooser, ("draft-model",), 1)
+    policy.decide(signals([1]))
+    policy.learn(record([1], [1]))
+    assert policy.decide(signals([7])).depths.tolist() == [3]
+    assert chooser.log.count("choose") == 2
+
+
 def test_a_guard_is_asked_when_its_baseline_is_due() -> None:
     """However long a choice would stand: the plain round comes after 64 rounds with drafts, as it does without."""
     guard = SwitchGuard(GuardSettings(NeverSlower()), table())

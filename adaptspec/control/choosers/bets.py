@@ -88,17 +88,17 @@ class BetBook:
 
     def settle(self) -> Gained | None:
         """What all came to; None if nobody gained anything."""
-        if not self._open:
+        bets, self._open = self._open, []
+        if not bets:
             return None
         gains: FloatArray = np.zeros((len(self._groups), 3))
-        for bet, record, slots in self._open:
+        for bet, record, slots in bets:
             if isinstance(bet, Bet):
                 _score_one(bet, record, self._lookup, gains[slots.item()])
                 continue
             gained = _score_many(bet, record, self._lookup)
             if gained is not None:
                 gains[slots] += gained
-        self._open.clear()
         rows: IntArray = np.full(len(gains), -1, dtype=np.int64)
         rows[self._slot] = np.arange(len(self._slot))
         groups = np.array(self._groups)

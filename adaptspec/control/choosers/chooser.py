@@ -109,7 +109,7 @@ class Alike:
 
 
 class Chooser(Protocol):
-    """One algorithm. Called once per round on one thread; `learn` takes notes and switches nothing."""
+    """One algorithm. Called once per round on one thread, less often where it `Stands`; `learn` only takes notes."""
 
     @property
     def max_depth(self) -> int:

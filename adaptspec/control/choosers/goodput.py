@@ -272,8 +272,10 @@ class Goodput:
         quiet = not drafting and len(signals.rows) < MANY and bool((signals.limits >= self._tiers[0]).all())
         # At first costs are news, too.
         self._rounds_left = 4 * longest if quiet and self._learned >= _COSTS_SETTLE else self._patience
-        # Prices by which new rows are judged change little from plan to plan, unless drafting begins or ends.
-        if self._plan is None or drafting != bool(self._plan.best.depths.any()):
+        # Prices by which new rows are judged change little from plan to plan, unless drafting begins or ends, or the
+        # batch is another.
+        last = self._plan
+        if last is None or drafting != bool(last.best.depths.any()) or not last.serves(plan.size):
             self._newcomers = None
         self._plan, self._planned_for = plan, signals.rows.tobytes()
         outlook = plan.outlook

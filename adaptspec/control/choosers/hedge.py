@@ -96,7 +96,8 @@ class Hedge(LookupGoodput):
         self._due = 0
         self._told: tuple[bytes, Provenance] | None = None
         self._told_of: dict[Choice, Choice] = {}
-        self._bet: Bet | Bets | None = None  # of the round to come
+        self._bet: Bet | Bets | None = None  # of the round to come, and its rows
+        self._betting = b""
         self._random = np.random.default_rng(settings.seed)
 
     def start(self, row: int, task: int) -> None:
@@ -132,7 +133,7 @@ class Hedge(LookupGoodput):
 
     def take(self, signals: BatchSignals) -> Choice | None:
         """See `TakesOffers`."""
-        self._bet = None
+        self._bet, self._betting = None, signals.rows.tobytes()
         choice = super().take(signals)
         return None if choice is None else self._telling(choice)
 
@@ -147,9 +148,10 @@ class Hedge(LookupGoodput):
 
     def scored(self, record: RoundRecord) -> None:
         """See `TakesOffers`."""
-        if self._bet is not None:
-            self._book.note(self._bet, record)
-            self._bet = None
+        bet, self._bet = self._bet, None
+        # One left from a round that failed half-way says nothing of this one.
+        if bet is not None and record.rows.tobytes() == self._betting:
+            self._book.note(bet, record)
             if self._book.full:
                 self._settle()
         super().scored(record)

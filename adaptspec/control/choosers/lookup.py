@@ -196,7 +196,13 @@ class LookupGoodput:
     def _weighed(self, plan: Choice, most: int, signals: BatchSignals) -> Weighed:
         """An offer of `most` tokens to one row; what was found of one like it, if all it rests on is the same."""
         prices, row, streaks = self._prices, signals.rows.item(), self._streaks
-        if prices is None or prices.plan is not plan or prices.gains is not streaks.table or prices.left <= 0:
+        if (
+            prices is None
+            or prices.left <= 0
+            or prices.plan is not plan
+            or prices.gains is not streaks.table
+            or prices.round.base != signals.round_size
+        ):
             streaks.settle()
             prices = self._priced(plan, signals)
             prices.plan, prices.gains = plan, streaks.table

@@ -52,6 +52,8 @@ class MarginalGoodputStop:
             self._table = self._calibration.table().tolist()
             self._lines = _Lines(outlook, self._lines)
             self._round = _MarginalRound(self._lines, self._table, len(choice.depths))
+        elif self._round is not None:
+            self._round.begin()
         # The same one while the outlook serves: the decision of a plan that stands is the same then, too.
         return self._round
 
@@ -133,13 +135,18 @@ class _MarginalRound:
     def __init__(self, lines: _Lines, table: Sequence[float], rows: int) -> None:
         self._lines = lines
         self._table = table
-        self._rows = rows
-        self._survival: list[float] = []
+        self._survival = [1.0] * rows
+        self._drafted = 0
+        self._begun: set[int] = set()
+
+    def begin(self) -> None:
+        """Nothing has been drafted yet."""
+        self._begun.clear()
         self._drafted = 0
 
     def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:  # noqa: ARG002
         if step == 1:
-            self._survival, self._drafted = [1.0] * self._rows, 0
+            self._first_step(index.tolist())
         lines, table, bins = self._lines, self._table, len(self._table)
         factors = lines.factors
         gains = []
@@ -156,6 +163,17 @@ class _MarginalRound:
         if len(gains) == 1:
             return _YES if gains[0] > lines.per_step + lines.per_row + self._token_price(0) else _NO
         return self._together(gains)
+
+    def _first_step(self, rows: list[int]) -> None:
+        """Rows that are verified by different methods draft one after another, in the same round; one that begins
+
+        again begins the next, while a decision stands.
+        """
+        if not self._begun.isdisjoint(rows):
+            self.begin()
+        self._begun.update(rows)
+        for row in rows:
+            self._survival[row] = 1.0
 
     def _together(self, gains: list[float]) -> BoolArray:
         """The best set of rows to go on with: those of highest gain, as many as earn the most."""

@@ -23,7 +23,7 @@ class StopRule(Protocol):
         """Whether `learn` does anything."""
 
     def begin(self, choice: Choice) -> RoundStop | None:
-        """The stop of a round with this choice; None where all of it is to be drafted."""
+        """The stop of a round with this choice, or of several where it stands; None: all of it is to be drafted."""
 
     def learn(self, record: RoundRecord) -> None:
         """Take note of a round."""

@@ -139,3 +139,19 @@ def test_drafters_that_are_always_wrong_are_left_alone(batch: int) -> None:
     records = serve(HEDGE % "request", alike(0.0, 0.0, 24, length=200), batch).records
     late = np.concatenate([r.drafted for r in records[len(records) // 2 :]])
     assert np.mean(late > 0) < 0.05
+
+
+def test_a_bet_from_a_round_that_failed_is_dropped() -> None:
+    """Three rows bet, the round never ends; the next one is of one row, and is no outcome of theirs."""
+    made = Hedge(table(), 3, 1, LOOKUP, Goodput(table(), 3, 1), settings=HedgeSettings(dwell=2))
+    for row in range(3):
+        made.start(row, 0)
+    for _ in range(30):
+        made.choose(signals([7] * 3, offered=[5] * 3))
+    told = record([1], [1])
+    told = replace(told, shadow=np.array([[-1], [1]]), shadow_drafted=np.array([[-1], [3]]))
+    hear(made, told)
+    made.learned()
+    for _ in range(6):
+        made.choose(signals([7], offered=[5]))
+        hear(made, told)

@@ -81,6 +81,35 @@ def test_what_is_learned_between_two_choices_counts_in_the_second(rows: int) -> 
     assert choice.drafter is None or not (choice.drafter == LOOKUP).any()
 
 
+def test_an_offer_is_weighed_anew_where_others_share_the_round() -> None:
+    """A token more costs every row of the round its time: what paid alone need not pay beside fifteen others."""
+    made, fresh = (taught(alone(), 3, 1) for _ in range(2))
+    made.choose(signals([7], offered=[7]))
+    beside = signals([7], offered=[7], beside=15)
+    again, anew = made.choose(beside), fresh.choose(beside)
+    assert again.depths.tolist() == anew.depths.tolist()
+    assert again.expected is not None
+    assert anew.expected is not None
+    assert again.expected.goodput == pytest.approx(anew.expected.goodput)
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_what_is_expected_of_a_batch_does_not_change_when_it_is_asked_for_later(rows: int) -> None:
+    """A journal reads it rounds after the decision; by then other rows sit there, and more was learned."""
+    twins = [taught(chooser(rows), 3, rows) for _ in range(2)]
+    asked = signals([7] * rows, offered=[7] + [3] * (rows - 1))
+    at_once, later = (made.choose(asked).expected for made in twins)
+    assert at_once is not None
+    told = at_once.goodput, at_once.accepted.tolist()
+    for row in range(rows):
+        twins[1].finish(row)
+        twins[1].start(row, 0)
+    taught(twins[1], 0, rows, 40)
+    twins[1].choose(signals([7] * rows, offered=[7] * rows))
+    assert later is not None
+    assert (later.goodput, later.accepted.tolist()) == told
+
+
 @pytest.mark.parametrize("made", [chooser(), alone()])
 def test_without_an_offer_it_is_the_plan(made: LookupGoodput) -> None:
     """What the lookup has not found costs nothing: depths are those of the planner, or none."""

@@ -59,6 +59,25 @@ def test_a_choice_that_stands_begins_every_round_anew() -> None:
     assert not rounds[0][-1]
 
 
+def test_rows_that_draft_after_others_in_a_round_pay_for_what_those_drafted() -> None:
+    """Where methods differ rows draft one after another: prices rise with all tokens of the round."""
+    steep = 1e-3 + np.concatenate((np.linspace(0.0, 1e-4, 8), 1e-4 + 2e-3 * np.arange(1.0, 8.0)))
+    outlook = Outlook(1000.0, np.full((2, 7), 0.8), 1e-5, 0.0, steep)
+    rule = MarginalGoodputStop(Calibration())
+    stop = rule.begin(Choice(np.full(2, 7), np.zeros(2, dtype=np.int64), outlook))
+    assert stop is not None
+
+    def drafted(row: int) -> int:
+        for step in range(1, 8):
+            if not stop(step, np.array([row]), np.array([0.99]), np.zeros(1)).item():
+                return step
+        return 7
+
+    first, second = drafted(0), drafted(1)
+    assert second < first
+    assert (drafted(0), drafted(1)) == (first, second)  # the next round
+
+
 def test_marginal_goodput_never_goes_on_where_time_costs_more_than_a_token_is_worth() -> None:
     rule = MarginalGoodputStop(Calibration())
     assert ask(rule.begin(choice(1, goodput=4000.0)), [0.99]) == [False]
