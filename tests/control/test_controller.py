@@ -235,6 +235,23 @@ def test_offers_are_asked_for_only_by_policies_that_have_rows() -> None:
     assert controller.deepest_offer == 0
 
 
+def test_a_decision_that_is_repeated_says_anew_who_is_watched() -> None:
+    """Plain decoding stands for a while; whether lookups are scored meanwhile is decided round by round."""
+    policy = looking(4)
+    controller = Controller({"p": policy}, "p", ("draft-model", "ngram"), 8, cost=table())
+    controller.start(0, request())
+    watched, decisions = [], []
+    for _ in range(40):
+        decision = controller.decide(signals([7], rows=[0]))
+        watched.append(decision.watched)
+        decisions.append(decision)
+        controller.learn(record([0], [0], rows=[0], drafter=[1]))
+    assert watched[:16] == [(1,)] * 16
+    assert watched.count((1,)) < 30  # rarer, once nothing came of it for a while
+    assert watched.count(()) > 10
+    assert all(decision.depths.tolist() == [0] and decision.drafter.tolist() == [1] for decision in decisions)
+
+
 def test_offers_follow_a_hot_reload() -> None:
     """A policy that is replaced under its rows wants what the new one wants."""
     controller = Controller({"p": looking(4)}, "p", ("draft-model", "ngram"), 8, cost=table())

@@ -32,6 +32,22 @@ def test_a_newcomer_does_as_its_likes_do() -> None:
     assert none[3] == 0 == np.median(none)
 
 
+def test_newcomers_of_a_smaller_batch_are_judged_by_its_own_prices() -> None:
+    """Among 64 rows a token is dear; when all but a few have left, those that come then need not know it."""
+    made = Goodput(table(), 64, 1)
+    for row in range(64):
+        made.start(row, 0)
+    for _ in range(30):
+        depths = made.choose(signals([7] * 64)).depths.tolist()
+        made.learn(record(depths, depths))
+    for _ in range(3):
+        depths = made.choose(signals([7] * 8)).depths.tolist()
+        made.learn(record(depths, depths))
+    made.start(3, 0)
+    choice = made.choose(signals([7] * 8))
+    assert choice.depths[3] == choice.depths[0]
+
+
 def test_an_outlook_of_rows_that_were_seated_says_what_one_made_for_them_would() -> None:
     """Whatever is read of it, and in whatever order: the rows' own, where a plan was made for others."""
     wishes, rows, depths = Wishes(8, 3), np.array([5, 0, 2]), np.array([2, 0, 3])
