@@ -26,7 +26,7 @@ _KNOWN = 24
 # Share of a round that catching up may take until then.
 _ADVANCE = 0.25
 # Rounds that the first plan of a batch serves, halved: if it was made for this batch, and if for another of its kind.
-_SOON, _LATER = 1, 2
+_SOON, _LATER = 1, 4
 # Rounds, at most, after which the first plan of a new row is no longer good for the next.
 _FRESH = 512
 # Rounds for which new rows of a task are judged alike.
@@ -91,7 +91,7 @@ class Goodput:
         self._wishes = Wishes(rows, self.max_depth)
         self._plan: BatchPlan | None = None
         self._planned_for: bytes | None = None  # these rows, while the same requests run in them
-        self._firsts: dict[tuple[int, int, int], _First] = {}  # by task, magnitude of the lag, and depth allowed
+        self._firsts: dict[tuple[int, int, int], _First] = {}  # by task, rough lag, and depth allowed
         self._learned = 0  # rounds
         self._newcomers: Newcomers | None = None
         self._newcomers_until = 0  # rounds learned
@@ -250,14 +250,15 @@ class Goodput:
         Where answers are short a plan for each would take as long as it earns.
         """
         row, lag = signals.rows.item(), signals.lag[0, 0].item()
-        kind = int(self._estimates.task[row]), lag.bit_length(), min(signals.limits.item(), self.max_depth)
+        # Lags within a factor of eight are alike.
+        kind = int(self._estimates.task[row]), lag.bit_length() // 3, min(signals.limits.item(), self.max_depth)
         known = self._firsts.get(kind)
         if known is None or self._learned > known.until:
             plan = self._planned(signals)
             self._firsts[kind] = _First(plan, self._learned + min(_FRESH, self._learned // 4))
             return plan
         # It rests on all that its task has taught: two rounds of this request would hardly move it. On tapes nothing is
-        # lost by waiting for four.
+        # lost by waiting for eight.
         self._patience = _LATER
         self._stand(known.plan, signals)
         return known.plan
