@@ -65,22 +65,22 @@ def mixed(temperature: float, batch: int, order: str) -> Cell:
 
 @pytest.mark.parametrize(("machine", "temperature"), [(CPU, 0.0), (GPU, 0.8)])
 def test_one_task_at_batch_1(machine: str, temperature: float) -> None:
-    """Promised: 0.98 of the best fixed depth on every task. Code misses it by 1 %, short translations by 4 %."""
+    """Promised: 0.98 of the best fixed depth on every task. Short translations miss it by 2 %."""
     cells = [cell for cell in task_cells(held_out(temperature), [Schedule((1,))]) if cell.work != WRONG]
     shares = {cell.work: earned(cell, machine) / known_of(cell, machine).best_static for cell in cells}
-    assert shares.pop("translate") >= 0.94
-    assert min(shares.values()) >= 0.97, shares
+    assert shares.pop("translate") >= 0.96
+    assert min(shares.values()) >= 0.98, shares
     assert np.mean(list(shares.values())) >= 1.09
 
 
 # Promised: 0.98. Reached at batches of 4, 16 and 64 in the worst of these tasks, on streams of 20 to 150 rounds.
-SHORT = {(CPU, 0.0): (0.90, 0.93, 0.93), (CPU, 0.8): (0.90, 0.92, 0.92), (GPU, 0.8): (0.90, 0.94, 0.92)}
+SHORT = {(CPU, 0.0): (0.93, 0.96, 0.93), (CPU, 0.8): (0.94, 0.92, 0.95), (GPU, 0.8): (0.96, 0.98, 0.95)}
 
 
 @pytest.mark.parametrize(("machine", "temperature"), list(SHORT))
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_hard_tasks_at_larger_batches(machine: str, temperature: float, place: int) -> None:
-    """What looking for the best costs where all is soon over; all other tasks keep the promise, but for story, 0.97."""
+    """What looking for the best costs where all is soon over; all other tasks keep the promise, but for story, 0.96."""
     cells = task_cells(held_out(temperature), [Schedule(((4, 16, 64)[place],))])
     for cell in cells:
         if cell.work in HARD:
@@ -111,13 +111,13 @@ def test_mixed_streams_at_batch_1(machine: str, temperature: float, order: str) 
         assert goodput > earned(cell, machine, rival), rival
 
 
-# Promised: 1.00. Not kept at temperature 0.8 by 16 rows with CPU costs, nor, by 3 %, by 64 with 8B costs.
+# Promised: 1.00. Not kept, by 3 %, at temperature 0.8 by 16 rows with CPU costs.
 LARGE = {
     (CPU, 0.0, 4): 1.05,
     (CPU, 0.8, 16): 0.96,
     (CPU, 0.8, 64): 1.00,
     (GPU, 0.8, 16): 1.00,
-    (GPU, 0.8, 64): 0.96,
+    (GPU, 0.8, 64): 1.00,
 }
 
 
