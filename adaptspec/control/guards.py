@@ -129,14 +129,19 @@ class SwitchGuard:
         return self._stance
 
     def stands(self) -> int:
-        """For how many rounds after this one it would let a policy run that runs now, as far as it knows."""
+        """For how many rounds after this one it would let a policy run that runs now, as far as it knows.
+
+        Few where drafts lose, or it cannot tell yet: it must be told of these rounds before they have cost much.
+        """
         if self._stance is not Stance.RUN:
             return 0
-        if self._settings.never_slower is None:
-            return self._LOT
+        rules, window = self._settings.never_slower, self._window
+        if rules is None:
+            return self._lot
         bucket = self._bucket
         left = self._refresh.get(bucket, self._FIRST_REFRESH) - self._stale.get(bucket, 0)
-        return min(left - 1, self._settings.never_slower.window_rounds // 2)
+        calm = window.lost <= 0.0 if window.rounds > 1 else self._idle > 0
+        return min(left - 1, rules.window_rounds // 2 if calm else self._lot - 1)
 
     def after(self, record: RoundRecord) -> None:
         """Note a round."""

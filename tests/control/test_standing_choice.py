@@ -185,6 +185,20 @@ def test_a_guard_is_asked_when_its_baseline_is_due() -> None:
     assert policy.decide(signals([7])).depths.tolist() == [0]
 
 
+def test_hopeless_drafts_are_cut_as_soon_as_where_every_round_is_asked_for() -> None:
+    """Never slower comes first: while drafts lose, or nobody knows yet, the guard is told of them soon."""
+    rounds = []
+    for patience in (0, 1000):
+        guard = SwitchGuard(GuardSettings(NeverSlower()), table())
+        policy = ComposedPolicy(Patient(patience), ("draft-model",), 1, guard=guard)
+        drafting = 0
+        while policy.decide(signals([7])).depths.any():
+            policy.learn(record([3], [0]))
+            drafting += 1
+        rounds.append(drafting)
+    assert rounds[1] <= rounds[0] + 2
+
+
 def test_an_offer_is_taken_while_the_plan_stands() -> None:
     chooser = Tempted(4)
     policy = ComposedPolicy(chooser, ("draft-model", "ngram"), 1)
