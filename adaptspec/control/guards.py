@@ -117,15 +117,13 @@ class SwitchGuard:
     def stance(self, signals: BatchSignals) -> Stance:
         """What the coming round may do."""
         self._alone = not signals.beside and not signals.prefill_tokens
-        rows = len(signals.rows) + signals.beside
+        rows = signals.round_size
         if rows != self._rows:
             self._rows, self._bucket = max(1, rows), batch_bucket(rows)
         if self._stance is Stance.OFF and self._left <= 0.0:
             self._end_wait()
         if self._stance is Stance.RUN and self._settings.never_slower is not None:
-            bucket = self._bucket
-            due = self._refresh.get(bucket, self._FIRST_REFRESH)
-            return Stance.PLAIN_ONCE if self._stale.get(bucket, 0) >= due else Stance.RUN
+            return Stance.PLAIN_ONCE if self._until_plain <= 0 else Stance.RUN
         return self._stance
 
     def stands(self) -> int:
@@ -138,10 +136,8 @@ class SwitchGuard:
         rules, window = self._settings.never_slower, self._window
         if rules is None:
             return self._lot
-        bucket = self._bucket
-        left = self._refresh.get(bucket, self._FIRST_REFRESH) - self._stale.get(bucket, 0)
         calm = window.lost <= 0.0 if window.rounds > 1 else self._idle > 0
-        return min(left - 1, rules.window_rounds // 2 if calm else self._lot - 1)
+        return min(self._until_plain - 1, rules.window_rounds // 2 if calm else self._lot - 1)
 
     def after(self, record: RoundRecord) -> None:
         """Note a round."""
@@ -162,7 +158,7 @@ class SwitchGuard:
             self._after_probe(record, drafted)
         elif drafted:
             self._idle = 0
-            if self._alone and record.caught_up <= self._CATCH_UP:
+            if self._tells(record):
                 self._noted.append(record)
                 if len(self._noted) >= self._lot:
                     self._measure_noted()
@@ -175,7 +171,7 @@ class SwitchGuard:
             return  # a long pause takes several rounds to catch up; the probe begins when it is over
         # The chooser may not want to draft now; a probe that never comes about must not last for ever.
         self._probed += 1
-        if drafted and self._alone and record.caught_up <= self._CATCH_UP:
+        if drafted and self._tells(record):
             self._measure(record)
         window, rounds = self._window, self._settings.probe.rounds
         declined = self._probed >= 4 * rounds and window.rounds < rounds
@@ -221,6 +217,15 @@ class SwitchGuard:
             self._lengthen_wait()
         self._stance, self._left, self._losses = Stance.OFF, self._wait, 0
         self._on_trial, self._free = False, _FreeScore()
+
+    @property
+    def _until_plain(self) -> int:
+        """Speculating rounds until one without renews the baseline."""
+        return self._refresh.get(self._bucket, self._FIRST_REFRESH) - self._stale.get(self._bucket, 0)
+
+    def _tells(self, record: RoundRecord) -> bool:
+        """Whether a round's seconds are those of speculation."""
+        return self._alone and record.caught_up <= self._CATCH_UP
 
     def _measure_noted(self) -> None:
         for record in self._noted:

@@ -5,6 +5,7 @@ decisions that were made of it; not how, nor what becomes of them.
 
 from __future__ import annotations
 
+from adaptspec.control.arrays import smallest
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.types import IntArray
@@ -25,13 +26,12 @@ class StandingChoice:
 
     def holds(self, signals: BatchSignals) -> bool:
         """Whether it does in this round, too, which is counted then."""
-        limits = signals.limits
         if (
             self.served >= self._rounds
             or signals.prefill_tokens
             or signals.beside
             or signals.rows.tobytes() != self._batch
-            or (limits.item() if len(limits) == 1 else limits.min()) < self._deepest
+            or smallest(signals.limits) < self._deepest
         ):
             return False
         self.served += 1

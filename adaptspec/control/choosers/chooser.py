@@ -35,13 +35,10 @@ class Outlook:
     kept: FloatArray | None = None  # [D] how likely a draft that was right so far goes on to position j (None: surely)
     drafted: FloatArray | None = None  # [D] how likely any draft does
     planned: IntArray | None = None  # [B] depths it was made for, where those decided are caps for a stop rule
-    sums: FloatArray | None = None  # what `gained` is for this acceptance, where it has been summed up before
 
     @functools.cached_property
     def gained(self) -> FloatArray:
         """Tokens expected to be accepted by depth, [B, 1 + D]; summed up once for all rounds that it serves."""
-        if self.sums is not None:
-            return self.sums
         gained: FloatArray = np.zeros((len(self.acceptance), 1 + self.acceptance.shape[1]))
         survival = self.acceptance.cumprod(axis=1)
         (survival if self.kept is None else survival * self.kept).cumsum(axis=1, out=gained[:, 1:])

@@ -55,7 +55,7 @@ class Estimates:
         self._ended = rows
         self.task: IntArray = np.zeros(rows, dtype=np.int64)
         self._rounds: IntArray = np.zeros(rows, dtype=np.int64)  # of the request in each row
-        self.lasts: FloatArray = np.full(tasks, settings.horizon_rounds)  # rounds of a request
+        self._lasts: FloatArray = np.full(tasks, settings.horizon_rounds)  # rounds of a request
         self.acceptance = AcceptanceSignals(rows + tasks, tasks, self.depth, settings.signals)
         self.calibration = Calibration(rows + tasks, tasks)
         for task in range(tasks):
@@ -79,7 +79,7 @@ class Estimates:
         """What the row taught stays with its task; its own counts go at the next start."""
         task, rounds = self.task[row], self._rounds[row]
         if rounds:
-            self.lasts[task] += _LASTS_RATE * (rounds - self.lasts[task])
+            self._lasts[task] += _LASTS_RATE * (rounds - self._lasts[task])
         self._rounds[row] = 0
 
     def note(self, record: RoundRecord, ran: BoolArray | None = None) -> None:
@@ -162,7 +162,7 @@ class Estimates:
     def entry(self, rows: IntArray, lag: IntArray) -> FloatArray:
         """Seconds per round for catching up, spread over the rounds that requests of the row's task last; all [N]."""
         each = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
-        return np.asarray(each * lag / self.lasts[self.task[rows]], dtype=np.float64)
+        return np.asarray(each * lag / self._lasts[self.task[rows]], dtype=np.float64)
 
     def market(self, signals: BatchSignals, acceptance: FloatArray) -> Market:
         """What tokens bring and cost rows of this acceptance [B, D]."""

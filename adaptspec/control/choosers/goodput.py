@@ -289,14 +289,12 @@ class Goodput:
         if newcomers is None or self._learned >= self._newcomers_until:
             newcomers = self._newcomers = Newcomers(plan, *estimates.rates())
             self._newcomers_until = self._learned + _NEWCOMERS_SERVE
-        each = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
+        rows = signals.rows[fresh]
+        entries = estimates.entry(rows, signals.lag[0, fresh])
         # One by one: they are few.
-        for place in fresh.tolist():
-            row = signals.rows.item(place)
-            task = estimates.task.item(row)
-            new = newcomers.of(task, estimates.hopeful_of_task)
-            depth = new.depth_after(each * signals.lag.item(0, place) / estimates.lasts.item(task))
-            self._wishes.note(row, depth, new.acceptance, 1.0, new.gained)
+        for row, entry in zip(rows.tolist(), entries.tolist(), strict=True):
+            new = newcomers.of(estimates.task.item(row), estimates.hopeful_of_task)
+            self._wishes.note(row, new.depth_after(entry), new.acceptance, 1.0, new.gained)
 
     @staticmethod
     def _tryout_cost(market: Market, drafting: int) -> tuple[float, float]:

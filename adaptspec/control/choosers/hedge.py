@@ -122,9 +122,8 @@ class Hedge(LookupGoodput):
             self._draw(signals.rows)
         elif self._fresh:
             self._draw(signals.rows[np.isnan(self._chance[signals.rows])])
-        self._provenance(signals.rows)
-        plan = self._plan_made = self._plan(signals)
-        return self.take(signals) or self._telling(plan)
+        self._tell_draws(signals.rows)
+        return super().choose(signals)
 
     @property
     def planned(self) -> Choice:
@@ -180,14 +179,13 @@ class Hedge(LookupGoodput):
         self._offering[rows] = offering
         self._chance[rows] = np.where(offering, chance, 1.0 - chance)
 
-    def _provenance(self, rows: IntArray) -> Provenance:
-        """Who was drawn, by the policy's numbers; the same object until somebody draws."""
+    def _tell_draws(self, rows: IntArray) -> None:
+        """Say who was drawn, by the policy's numbers; the same object until somebody draws."""
         batch = rows.tobytes()
         if self._told is None or self._told[0] != batch:
-            arms = np.where(self._offering[rows], self._settings.lookup, self._settings.model or 0)
+            arms = np.where(self._offering[rows], self._lookup, self._model)
             unknown: FloatArray = np.full(len(rows), np.nan)
             self._told = batch, Provenance(arms, self._chance[rows], self._group[rows], unknown)
-        return self._told[1]
 
     def _telling(self, choice: Choice) -> Choice:
         """The choice with who was drawn; the same object until somebody draws."""

@@ -105,8 +105,8 @@ class LookupGoodput:
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
-        plan = self._plan_made = self._plan(signals)
-        return self.take(signals) or plan
+        self._plan_made = self._plan(signals)
+        return self.take(signals) or self.planned
 
     @property
     def planned(self) -> Choice:

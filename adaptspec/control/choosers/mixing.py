@@ -114,10 +114,10 @@ class Mix:
 class Hoped(Expected):
     """What a mix is expected to bring, worked out where somebody asks: most rounds are in no journal."""
 
+    _mix: Mix
+
     def __init__(self, mix: Mix) -> None:
         self.__dict__["_mix"] = mix
-
-    _mix: Mix
 
     @property
     def goodput(self) -> float:
