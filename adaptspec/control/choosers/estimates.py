@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from adaptspec.control.arrays import largest
 from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Outlook
 from adaptspec.control.choosers.notes import Notes
@@ -42,6 +41,16 @@ class EstimateSettings:
     optimism: float = 0.1  # added to the acceptance of position j: optimism / sqrt(1 + times it was reached)
 
 
+@dataclass(frozen=True)
+class _Telling:
+    """What was found of tokens that these rows missed, and which `count` of them, `telling` [B], say enough."""
+
+    rows: IntArray
+    missed: Missed
+    telling: BoolArray
+    count: int
+
+
 class Estimates:
     """Counts of rounds as one drafter played them, and the markets that follow from them."""
 
@@ -63,14 +72,15 @@ class Estimates:
             self.calibration.start(rows + task, task)
         self._continuation = Continuation(self.depth)
         self._notes = Notes(self.depth)
-        self._missed: list[tuple[IntArray, IntArray, IntArray]] = []  # rows, judged, agreed
+        self._missed: list[_Telling] = []
+        self._renamed: list[tuple[int, int, int]] = []  # rows in `_missed` by then, the row, and its name for them
 
     def start(self, row: int, task: int) -> None:
         """A request begins in `row`."""
         heir = self._ended + int(self.task[row])
         self._notes.rename(row, heir)
-        for rows, _, _ in self._missed:
-            rows[rows == row] = heir
+        if self._missed:
+            self._renamed.append((sum(told.count for told in self._missed), row, heir))
         self.task[row] = task
         self.acceptance.start(row, task)
         self.calibration.start(row, task)
@@ -94,19 +104,18 @@ class Estimates:
 
         Rows that are not in `ran` [B] were not judged. Returns how many rows are known better now.
         """
-        if largest(missed.judged) < _TELLING:
-            return 0
-        judged = missed.judged if ran is None else missed.judged * ran
-        telling = np.flatnonzero(judged >= _TELLING)
-        if len(telling):
-            self._missed.append((rows[telling], judged[telling], missed.agreed[telling]))
-        return len(telling)
+        telling: BoolArray = missed.judged >= _TELLING
+        if ran is not None:
+            telling &= ran
+        count = int(np.count_nonzero(telling))
+        if count:
+            self._missed.append(_Telling(rows, missed, telling, count))
+        return count
 
     def learn(self) -> None:
         """Learn what was noted."""
         if self._missed:
-            self.acceptance.observe_missed(*(np.concatenate(part) for part in zip(*self._missed, strict=True)))
-            self._missed.clear()
+            self._learn_missed()
         new = self._notes.take()
         if new is None:
             return
@@ -129,6 +138,16 @@ class Estimates:
         self.acceptance.restore(known["acceptance"])
         self._continuation.restore(known["continuation"])
         self.calibration.restore(known["calibration"])
+
+    def _learn_missed(self) -> None:
+        told = [(t.rows[t.telling], t.missed.judged[t.telling], t.missed.agreed[t.telling]) for t in self._missed]
+        rows, judged, agreed = (np.concatenate(part) for part in zip(*told, strict=True))
+        for count, row, heir in self._renamed:
+            mine = rows[:count]
+            mine[mine == row] = heir
+        self._missed.clear()
+        self._renamed.clear()
+        self.acceptance.observe_missed(rows, judged, agreed)
 
     def hopeful(self, rows: IntArray) -> FloatArray:
         """Conditional acceptance [B, D] of rows, with hope where little was seen."""
@@ -163,6 +182,11 @@ class Estimates:
         """Seconds per round for catching up, spread over the rounds that requests of the row's task last; all [N]."""
         each = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
         return np.asarray(each * lag / self._lasts[self.task[rows]], dtype=np.float64)
+
+    def entry_of_one(self, row: int, lag: int) -> float:
+        """`entry` of one row, quicker."""
+        each = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
+        return each * lag / self._lasts.item(self.task.item(row))
 
     def market(self, signals: BatchSignals, acceptance: FloatArray) -> Market:
         """What tokens bring and cost rows of this acceptance [B, D]."""

@@ -289,12 +289,11 @@ class Goodput:
         if newcomers is None or self._learned >= self._newcomers_until:
             newcomers = self._newcomers = Newcomers(plan, *estimates.rates())
             self._newcomers_until = self._learned + _NEWCOMERS_SERVE
-        rows = signals.rows[fresh]
-        entries = estimates.entry(rows, signals.lag[0, fresh])
         # One by one: they are few.
-        for row, entry in zip(rows.tolist(), entries.tolist(), strict=True):
+        for at in fresh.tolist():
+            row = signals.rows.item(at)
             new = newcomers.of(estimates.task.item(row), estimates.hopeful_of_task)
-            self._wishes.note(row, new.depth_after(entry), new.acceptance, 1.0, new.gained)
+            self._wishes.note_one(row, new.depth_after(estimates.entry_of_one(row, signals.lag.item(0, at))), new.line)
 
     @staticmethod
     def _tryout_cost(market: Market, drafting: int) -> tuple[float, float]:

@@ -27,6 +27,7 @@ _STANDS = 16
 # From so many rows on the best way to sort them out serves for so many rounds with offers.
 _MANY, _WAY_SERVES = 32, 16
 _POLICY: IntArray = np.array([int(Reason.POLICY)])
+_UNKNOWN: IntArray = np.array([-1])  # nobody looked
 
 
 @dataclass(frozen=True)
@@ -157,14 +158,16 @@ class LookupGoodput:
     def _score_many(self, record: RoundRecord) -> bool:
         """Whether any offer was taken."""
         which = self._settings.lookup
-        ran: BoolArray = (record.drafter == which) & (record.depths > 0)
+        ran: BoolArray = record.drafter == which
+        ran &= record.depths > 0
         reach, got = record.shadow_drafted, record.shadow
-        self._streaks.observe(
-            record.rows,
-            np.where(ran, record.drafted, -1 if reach is None else reach[which]),
-            np.where(ran, record.accepted, -1 if got is None else got[which]),
-        )
-        return bool(ran.any())
+        drafted = _UNKNOWN if reach is None else reach[which]
+        right = _UNKNOWN if got is None else got[which]
+        taken = bool(ran.any())
+        if taken:
+            drafted, right = np.where(ran, record.drafted, drafted), np.where(ran, record.accepted, right)
+        self._streaks.observe(record.rows, drafted, right)
+        return taken
 
     def learned(self) -> dict[str, FloatArray]:
         """What is known of offers, and what the plan without them rests on."""

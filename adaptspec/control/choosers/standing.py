@@ -22,29 +22,33 @@ MANY = 8
 
 
 class Wishes:
-    """What plans said last of each row of the engine: depth (-1: nothing), acceptance, factor, gains by depth."""
+    """What plans said last of each row of the engine: depth (-1: nothing), acceptance, factor, gains by depth.
+
+    Numbers of a row stand side by side: a row that joins a batch is set in one go.
+    """
 
     def __init__(self, rows: int, depth: int) -> None:
         self.depths: IntArray = np.full(rows, -1, dtype=np.int64)
-        self.acceptance: FloatArray = np.zeros((rows, depth))
-        self.factors: FloatArray = np.ones(rows)
-        self.gained: FloatArray = np.zeros((rows, 1 + depth))
+        self._lines: FloatArray = np.zeros((rows, 2 * depth + 2))
+        self.acceptance = self._lines[:, :depth]
+        self.factors = self._lines[:, depth]
+        self.gained = self._lines[:, 1 + depth :]
 
     def forget(self, row: int) -> None:
         """A new request is in `row`."""
         self.depths[row] = -1
 
     def note(
-        self,
-        rows: IntArray | int,
-        depths: IntArray | int,
-        acceptance: FloatArray,
-        factors: FloatArray | float,
-        gained: FloatArray,
+        self, rows: IntArray, depths: IntArray, acceptance: FloatArray, factors: FloatArray | float, gained: FloatArray
     ) -> None:
-        """Of different rows: depths [N], acceptance [N, D], factors [N], tokens gained [N, 1 + D]; or of one."""
+        """Of different rows: depths [N], acceptance [N, D], factors [N], tokens gained [N, 1 + D]."""
         self.depths[rows], self.acceptance[rows], self.factors[rows] = depths, acceptance, factors
         self.gained[rows] = gained
+
+    def note_one(self, row: int, depth: int, line: FloatArray) -> None:
+        """Of a row: its depth, and acceptance [D], factor, tokens gained [1 + D] in one array."""
+        self.depths[row] = depth
+        self._lines[row] = line
 
 
 class SeatedOutlook(Outlook):
@@ -122,13 +126,12 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A new row of a task: acceptance [D] and tokens gained by depth [1 + D], as wishes hold them; its best depth, and
+    """A new row of a task: its `line` as wishes hold it, its best depth, and the seconds per round that drafting to it
 
-    the seconds per round that drafting to it earns, which is what catching up may cost.
+    earns, which is what catching up may cost.
     """
 
-    acceptance: FloatArray
-    gained: FloatArray
+    line: FloatArray
     depth: int
     seconds: float
 
@@ -167,7 +170,7 @@ class Newcomers:
             gained = [0.0, *accumulate(map(mul, accumulate(acceptance, mul), self._kept))]
             worth, depth = max((gained[tier] - self._spent[tier - 1], -tier) for tier in self._tiers)
             seconds = worth / self._goodput
-            known = self._known[task] = Newcomer(np.array(acceptance), np.array(gained), -depth, seconds)
+            known = self._known[task] = Newcomer(np.array([*acceptance, 1.0, *gained]), -depth, seconds)
         return known
 
 

@@ -6,6 +6,8 @@ found a chance match cannot. Knows counts; it decides nothing.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from adaptspec.types import FloatArray, IntArray
@@ -17,6 +19,14 @@ _PULL = 16.0  # as many observations is the estimate over all traffic worth to a
 _KEPT = 0.999  # per observation: about the last thousand count
 _MOST_NOTED = 128
 _LONGEST = 16  # longer streaks are alike
+
+
+class _Looked(NamedTuple):
+    """Rows, of which kind they are, and how often in a row the lookup was right; all [B]."""
+
+    rows: IntArray
+    kinds: IntArray
+    streaks: IntArray
 
 
 class Streaks:
@@ -32,12 +42,14 @@ class Streaks:
         self._state: IntArray = np.array(state, dtype=np.int64)
         self._ahead: IntArray = self._state[np.arange(_LONGEST + 1)[:, None] + np.arange(depth)]
         self._renew()
-        self._noted: list[tuple[IntArray, ...]] = []
+        self._looked: _Looked | None = None  # who was asked about last, and nothing has changed since
+        self._noted: list[tuple[IntArray, ...]] = []  # kinds, drafted, right
         self._noted_one: list[tuple[int, ...]] = []
         self._settled = 0
 
     def start(self, row: int, task: int) -> None:
         """A request begins in `row`."""
+        self._looked = None
         self._streak[row] = 0
         self._task[row] = task
         self._first_kind[row] = task * (_LONGEST + 1)
@@ -60,8 +72,7 @@ class Streaks:
 
     def kinds(self, rows: IntArray) -> IntArray:
         """Of which kind each of these rows is now [B]."""
-        kinds: IntArray = self._first_kind.take(rows) + self._streak.take(rows)
-        return kinds
+        return self._look(rows).kinds
 
     def kind(self, row: int) -> int:
         """`kinds` of one row, quicker."""
@@ -77,18 +88,23 @@ class Streaks:
 
         -1: nobody looked, so whether it would still be right is not known.
         """
-        streaks = self._streak.take(rows)
+        looked, self._looked = self._looked, None
+        if looked is None or looked.rows is not rows:
+            looked = self._look(rows)
+            self._looked = None
         if drafted.max() > 0:
-            self._noted.append((self._task.take(rows), streaks, drafted, right))
+            self._noted.append((looked.kinds, drafted, right))
             self._bound()
-        going = (right == drafted) & (drafted >= 0)
-        self._streak[rows] = np.minimum(streaks + drafted, _LONGEST) * going
+        going = right == drafted
+        going &= drafted >= 0
+        streaks = looked.streaks + drafted
+        self._streak[rows] = np.minimum(streaks, _LONGEST, out=streaks) * going
 
     def observe_one(self, row: int, drafted: int, right: int) -> None:
         """`observe` for one row, quicker."""
         if drafted > 0:
             streak = self._streak.item(row)
-            self._noted_one.append((self._task.item(row), streak, drafted, right))
+            self._noted_one.append((self._first_kind.item(row) + streak, drafted, right))
             self._streak[row] = min(streak + right, _LONGEST) if right == drafted else 0
             self._bound()
         elif drafted < 0:
@@ -105,6 +121,14 @@ class Streaks:
         self._counts = learned.copy()
         self._renew()
 
+    def _look(self, rows: IntArray) -> _Looked:
+        """What is known of these rows; who is asked about in a round is told of in the same."""
+        streaks = self._streak.take(rows)
+        kinds = self._first_kind.take(rows)
+        kinds += streaks
+        looked = self._looked = _Looked(rows, kinds, streaks)
+        return looked
+
     def _bound(self) -> None:
         """Estimates may not be asked for in a long while, as when speculation is switched off."""
         if len(self._noted) + len(self._noted_one) >= _MOST_NOTED:
@@ -118,8 +142,9 @@ class Streaks:
         if self._noted_one:
             self._noted.append(tuple(np.array(self._noted_one, dtype=np.int64).T))
             self._noted_one.clear()
-        tasks, streaks, drafted, right = (np.concatenate(part) for part in zip(*self._noted, strict=True))
+        kinds, drafted, right = (np.concatenate(part) for part in zip(*self._noted, strict=True))
         self._noted.clear()
+        tasks, streaks = np.divmod(kinds, _LONGEST + 1)
         tried = np.maximum(np.minimum(right + 1, drafted), 0)  # what comes after a wrong token is not known to be wrong
         which = np.repeat(np.arange(len(tried)), tried)
         place = np.arange(len(which)) - np.repeat(np.cumsum(tried) - tried, tried)

@@ -38,7 +38,8 @@ class MarginalGoodputStop:
         self.learns = calibration is None
         self._calibration = Calibration() if calibration is None else calibration
         self._notes: list[RoundRecord] = []
-        self._table: list[float] = []
+        self._read: FloatArray | None = None
+        self._table: list[float] = []  # `_read` as a list
         self._lines: _Lines | None = None
         self._round: _MarginalRound | None = None
 
@@ -47,10 +48,13 @@ class MarginalGoodputStop:
         outlook = choice.outlook
         if outlook is None:
             return None
-        if self._lines is None or self._lines.outlook is not outlook:
+        last = self._lines
+        if last is None or last.outlook is not outlook:
             self._learn_notes()
-            self._table = self._calibration.table().tolist()
-            self._lines = _Lines(outlook, self._lines)
+            table = self._calibration.table()
+            if table is not self._read:
+                self._read, self._table = table, table.tolist()
+            self._lines = _Lines(outlook, last)
             self._round = _MarginalRound(self._lines, self._table, len(choice.depths))
         elif self._round is not None:
             self._round.begin()
