@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptspec.control.choosers.lookup import Prices, Weighed
-from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
+from adaptspec.types import FloatArray, IntArray, RoundRecord
 
 # Columns of gains: of the plan, of the lookup in its place, and rounds.
 PLAN, OFFER, ROUNDS = 0, 1, 2
@@ -34,13 +34,15 @@ class Bet(Weighed):
 
 @dataclass(frozen=True)
 class Bets:
-    """The same for B rows; `offered` are those with an offer."""
+    """The same for B rows: `depth` of their offers, 0 where there is none, which is one of these `kinds` of `gains`.
 
-    offered: BoolArray
+    [K, D] tokens expected to be kept; the plan is expected to keep `kept`.
+    """
+
     depth: IntArray
-    expected: FloatArray  # [B, depth]
+    kinds: IntArray
+    gains: FloatArray
     kept: FloatArray
-    worth: FloatArray
     prices: Prices
     entry: float
 
@@ -142,18 +144,22 @@ def _score_many(bets: Bets, record: RoundRecord, which: int) -> FloatArray | Non
     reach = np.where(took, record.drafted, record.shadow_drafted[which])
     right = np.where(took, record.accepted, record.shadow[which])
     drafted = ~took & (record.depths > 0)
-    plan = bets.worth + np.where(drafted, record.accepted - bets.kept, 0.0)
+    expected = bets.gains[bets.kinds]
+    # The plan's advantage over plain decoding is the rows', by what is expected of them.
+    ahead = max(0.0, prices.goodput * prices.round.plain - prices.round.base)
+    worth = ahead * bets.kept / max(float(bets.kept.sum()), 1e-9)
+    plan = worth + np.where(drafted, record.accepted - bets.kept, 0.0)
     going = ~took & (right == record.emitted) & (bets.depth > record.emitted)
     every, depth = np.arange(len(right)), bets.depth - 1
-    seen = np.minimum(record.emitted, bets.expected.shape[1]) - 1
-    there = bets.expected[every, seen]
-    before = np.where(seen > 0, bets.expected[every, seen - 1], 0.0)
-    more = (bets.expected[every, depth] - there) / np.maximum(there - before, 1e-6)
+    seen = np.minimum(record.emitted, expected.shape[1]) - 1
+    there = expected[every, seen]
+    before = np.where(seen > 0, expected[every, seen - 1], 0.0)
+    more = (expected[every, depth] - there) / np.maximum(there - before, 1e-6)
     came = np.where(going, right + np.minimum(more, bets.depth - record.emitted), np.minimum(right, bets.depth))
     price = prices.round.curve[np.where(going, bets.depth, np.clip(reach, 0, bets.depth))]
     offer = came - prices.goodput * price - bets.entry
     scale = prices.round.base / (prices.goodput * prices.round.plain)
-    told = bets.offered & (right >= 0)
+    told = (bets.depth > 0) & (right >= 0)
     each = np.stack((plan * scale, offer * scale, np.ones(len(plan))), axis=1)
     gained: FloatArray = each * told[:, None]
     return gained

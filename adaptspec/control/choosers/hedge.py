@@ -9,12 +9,12 @@ from typing import ClassVar, Literal, cast
 import numpy as np
 from pydantic import Field
 
-from adaptspec.control.arrays import some
 from adaptspec.control.choosers.bets import OFFER, ROUNDS, Bet, BetBook, Bets
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.choosers.experts import FixedShare
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings, PriorSpec
 from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings, Prices, hopes
+from adaptspec.control.choosers.offers import NetTable
 from adaptspec.control.choosers.standing import MANY
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
@@ -32,6 +32,7 @@ _LEAST = 0.05
 _MOST_TOLD = 32
 # Rounds between tries in vain of a draft model that is off.
 _REST = 28
+_POLICY: IntArray = np.array([int(Reason.POLICY)])
 
 
 @dataclass(frozen=True)
@@ -226,40 +227,43 @@ class Hedge(LookupGoodput):
         return Bet(expected, depth, choice, planned, kept, worth, prices, entry)
 
     def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice | None:
-        expected, curve = self._streaks.gains(signals.rows), prices.round.curve
-        allowed = self._allowed & (np.arange(1, self.max_depth + 1) <= self._offered(signals)[:, None])
-        # What an offer costs more to verify is read off where the plan's drafts end.
-        beside = min(int(plan.depths.sum()) * (len(allowed) - 1) // len(allowed), len(curve) - 1 - self.max_depth)
-        seconds = curve[beside + 1 : beside + 1 + self.max_depth] - curve[beside]
-        nets = np.where(allowed, expected - prices.goodput * seconds, -np.inf)
-        depth = np.argmax(nets, axis=1)
-        worth = nets[np.arange(len(depth)), depth]
-        offered, kept = worth > _LEAST, hopes(plan, self._bound(plan))[0]
-        count = int(np.count_nonzero(offered))
+        rows, nets = signals.rows, self._nets(plan, prices)
+        kinds = self._streaks.kinds(rows)
+        places = nets.places(kinds, self._offered(signals))
+        worth = float(nets.worth.take(places).sum())
         # Where nobody drafts otherwise, all offers together pay for this being a round with drafts.
-        entry = 0.0 if some(plan.depths) else prices.goodput * (prices.round.overhead - prices.round.plain)
-        if not count or float(worth[offered].sum()) <= entry:
+        drafts = plan.depths > 0
+        entry = 0.0 if drafts.any() else prices.goodput * (prices.round.overhead - prices.round.plain)
+        if not worth or worth <= entry:
             return None
-        entry /= count
-        self._bet = Bets(offered, depth + 1, expected, kept, self._worth_of_plan(kept, prices), prices, entry)
-        self._planned[signals.rows] = plan.depths > 0
-        taken = offered & self._offering[signals.rows] & (plan.reasons != int(Reason.EXPLORE))
+        depth = nets.depths.take(places)
+        offered = depth > 0
+        kept = hopes(plan, self._bound(plan))[0]
+        self._bet = Bets(depth, kinds, nets.gains, kept, prices, entry / int(np.count_nonzero(offered)))
+        self._planned[rows] = drafts
+        taken = offered & self._offering[rows]
+        if self._planner is not None and self._planner.trying:
+            taken &= plan.reasons != int(Reason.EXPLORE)
         if not taken.any():
             return None
         return Choice(
-            np.where(taken, depth + 1, plan.depths),
-            np.where(taken, int(Reason.POLICY), plan.reasons),
+            np.where(taken, depth, plan.depths),
+            np.where(taken, _POLICY, plan.reasons),
             plan.outlook,
             np.where(taken, self._lookup, self._model),
-            expected=Expected(prices.goodput, np.where(taken, expected[np.arange(len(depth)), depth], kept)),
+            expected=Expected(prices.goodput, np.where(taken, nets.kept.take(nets.places(kinds, depth)), kept)),
         )
 
-    @staticmethod
-    def _worth_of_plan(kept: FloatArray, prices: Prices) -> FloatArray:
-        """What the plan nets with each row [B], in tokens: its advantage over plain decoding, by expected gain."""
-        net = max(0.0, prices.goodput * prices.round.plain - prices.round.base)
-        worth: FloatArray = net * kept / max(float(kept.sum()), 1e-9)
-        return worth
+    def _nets(self, plan: Choice, prices: Prices) -> NetTable:
+        """What offers net beside this plan; good while prices and estimates serve."""
+        gains = self._streaks.gains_of_kinds()
+        if prices.nets is None or prices.nets.gains is not gains:
+            # What an offer costs more to verify is read off where the plan's drafts end.
+            curve, size = prices.round.curve, len(plan.depths)
+            beside = min(int(plan.depths.sum()) * (size - 1) // size, len(curve) - 1 - self.max_depth)
+            seconds = curve[beside + 1 : beside + 1 + self.max_depth] - curve[beside]
+            prices.nets = NetTable(gains, self._allowed, prices.goodput * seconds, _LEAST)
+        return prices.nets
 
     def _settle(self) -> None:
         """Let weights take note of what was gained: a request sums over its rounds, a group averages over its rows."""

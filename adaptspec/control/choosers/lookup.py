@@ -12,7 +12,7 @@ from adaptspec.control.arrays import alike, total
 from adaptspec.control.choosers.chooser import Alike, Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
 from adaptspec.control.choosers.mixing import PRICES, Bids, Hoped, Mix, RoundPrices, Way, best_mix, mix_again
-from adaptspec.control.choosers.offers import OfferTable
+from adaptspec.control.choosers.offers import NetTable, OfferTable
 from adaptspec.control.choosers.streaks import Streaks
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
@@ -337,6 +337,7 @@ class Prices:
     weighed: dict[tuple[int, int], Weighed] = field(default_factory=dict)
     plan: Choice | None = None
     gains: FloatArray | None = None
+    nets: NetTable | None = None  # of offers to many rows, for who asks what each nets
 
     @functools.cached_property
     def more(self) -> list[float]:

@@ -18,20 +18,20 @@ from tests.control.helpers import record
 LOOKUP = 1
 PRICES = Prices(RoundPrices(1.0, 4e-3, 4.2e-3, 1e-4 * np.arange(9.0)), 300.0, None)
 EXPECTED = [0.8, 1.5, 2.1, 2.5]
+AHEAD = PRICES.goodput * PRICES.round.plain - PRICES.round.base  # of plain decoding
 
 
 def bet(depth: int = 3) -> Bet:
-    return Bet(EXPECTED, depth, None, beside=True, kept=1.2, worth=0.4, prices=PRICES, entry=0.1)
+    return Bet(EXPECTED, depth, None, beside=True, kept=1.2, worth=AHEAD, prices=PRICES, entry=0.1)
 
 
 def bets(depths: list[int]) -> Bets:
     size = len(depths)
     return Bets(
-        offered=np.ones(size, dtype=np.bool_),
         depth=np.array(depths),
-        expected=np.array([EXPECTED] * size),
+        kinds=np.zeros(size, dtype=np.int64),
+        gains=np.array([EXPECTED]),
         kept=np.full(size, 1.2),
-        worth=np.full(size, 0.4),
         prices=PRICES,
         entry=0.1,
     )
