@@ -6,6 +6,7 @@ behind, and the only thing the control plane and the sinks learn from.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
@@ -323,6 +324,11 @@ class RoundRecord:
     missed: Missed | None = None  # what catching up told
     expected: Expected | None = None  # None where the policy estimates nothing
     ended: float = nan
+
+    @functools.cached_property
+    def drafting(self) -> bool:
+        """Whether anybody drafted."""
+        return bool(self.drafted.item() if len(self.drafted) == 1 else self.drafted.any())
 
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch; what the whole round cost stays."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.arrays import smallest, some
+from adaptspec.control.arrays import some
 from adaptspec.control.ceilings import Ceilings
 from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook, Stands, TakesOffers
 from adaptspec.control.draft_temperature import DraftTemperature
@@ -203,7 +203,7 @@ class ComposedPolicy:
 
     def _stand(self, choice: Choice, chooser: Stands, signals: BatchSignals) -> None:
         """Let the choice stand, or what was planned but for offers, if it may."""
-        if signals.beside or signals.prefill_tokens or smallest(signals.limits) < chooser.max_depth:
+        if signals.beside or signals.prefill_tokens or signals.least_limit < chooser.max_depth:
             return
         rounds = chooser.stands()
         if self._guard is not None and rounds > 0:
@@ -270,7 +270,9 @@ class ComposedPolicy:
 
     def _below_ceilings(self, signals: BatchSignals, ceilings: Ceilings) -> BatchSignals:
         limits = ceilings.limits(signals, self._tasks[signals.rows])
-        return signals if limits is signals.limits else replace(signals, limits=limits)
+        if limits is signals.limits:
+            return signals
+        return replace(signals, limits=limits, offered=np.minimum(signals.offered, limits))
 
     def _explain(self, choice: Choice, lowered: IntArray, limits: IntArray) -> IntArray:
         """Rows at a limit that a ceiling lowered are there because of it."""

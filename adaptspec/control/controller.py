@@ -287,8 +287,8 @@ class Controller:
         numbers, offered = self._numbers[which], self._offers_to.get(which)
         decision = self._list[which].decide(signals if numbers.alike else numbers.signals(signals))
         watched = numbers.watched if offered is None or offered.looking else ()
-        limits, deepest = signals.limits, self._deepest[which]
-        if limits.item() < deepest if len(limits) == 1 else (limits < deepest).any():
+        deepest = self._deepest[which]
+        if signals.least_limit < deepest:
             reasons = self._explain_limits(decision, signals, deepest)
             if reasons is not decision.reasons:
                 return self._told(which, decision, watched, reasons)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from adaptspec.control.arrays import FEW, alike, some, total
+from adaptspec.control.arrays import FEW, alike, total
 from adaptspec.control.grid import LearnedGrid
 from adaptspec.errors import ConfigError
 from adaptspec.types import FloatArray, RoundRecord
@@ -155,7 +155,7 @@ class CostTable:
         rows = len(record.rows)
         if not rows or record.prefill_tokens or not record.verify_seconds > 0.0:
             return
-        drafting = some(record.drafted)
+        drafting = record.drafting
         self._rounds += 1
         # One round in so many says enough, of those with drafts and of those without: the rare kind is always heard.
         if self._rounds < self._due[drafting]:

@@ -12,7 +12,7 @@ from enum import Enum
 
 import numpy as np
 
-from adaptspec.control.arrays import number, some, total
+from adaptspec.control.arrays import number, total
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.cost import CostTable, batch_bucket
 from adaptspec.control.policy import BatchSignals
@@ -141,7 +141,7 @@ class SwitchGuard:
 
     def after(self, record: RoundRecord) -> None:
         """Note a round."""
-        drafted = some(record.drafted)
+        drafted = record.drafting
         # That of the rows that `stance` saw: those under other policies are not in the record.
         bucket = self._bucket
         if drafted:

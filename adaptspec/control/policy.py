@@ -5,10 +5,12 @@ Knows arrays of numbers, not requests, tensors or clocks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from adaptspec.control.arrays import smallest
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord
 
 
@@ -38,6 +40,11 @@ class BatchSignals:
     prefill_tokens: int = 0
     beside: int = 0
     free_memory: float = 1.0
+
+    @functools.cached_property
+    def least_limit(self) -> int:
+        """The least of the rows' limits: nearly always above what a policy would draft."""
+        return smallest(self.limits)
 
     @property
     def batch_size(self) -> int:

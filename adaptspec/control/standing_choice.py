@@ -5,7 +5,6 @@ decisions that were made of it; not how, nor what becomes of them.
 
 from __future__ import annotations
 
-from adaptspec.control.arrays import smallest
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.types import IntArray
@@ -31,7 +30,7 @@ class StandingChoice:
             or signals.prefill_tokens
             or signals.beside
             or signals.rows.tobytes() != self._batch
-            or smallest(signals.limits) < self._deepest
+            or signals.least_limit < self._deepest
         ):
             return False
         self.served += 1

@@ -285,7 +285,7 @@ class _Replica:
 
     def _note(self, record: RoundRecord) -> None:
         """How far the drafter that ran has read."""
-        if not record.drafted.any():
+        if not record.drafting:
             return
         for i in np.flatnonzero(record.drafted).tolist():
             read = self._cached[record.request_ids[i]]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from adaptspec.control.batch_schedule import BatchSchedule
 from adaptspec.control.ceilings import Bounds, Ceilings
+from adaptspec.control.choosers.lookup import LookupGoodput, LookupSettings
 from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.draft_temperature import FixedTemperature
@@ -36,6 +40,18 @@ def test_a_batch_beyond_the_ceiling_does_not_speculate() -> None:
     beyond = policy.decide(signals([7, 7], beside=1))
     assert beyond.depths.tolist() == [0, 0]
     assert beyond.reasons.tolist() == [Reason.CEILING] * 2
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_ceiling_holds_for_what_a_lookup_offers(rows: int) -> None:
+    """However much it found: a request that is a long copy of its prompt is no exception."""
+    chooser = LookupGoodput(table(), rows, 1, LookupSettings(0, None))
+    ceilings = Ceilings(Bounds(by_batch_size=BatchSchedule([[1, 8, 2]])), {}, 1)
+    policy = ComposedPolicy(chooser, ("ngram",), rows, ceilings=ceilings)
+    policy.start(0, 0)
+    seen = signals([7] * rows)
+    decision = policy.decide(replace(seen, offered=np.full((2, rows), 7)))
+    assert decision.depths.tolist() == [2] * rows
 
 
 def test_the_guard_overrules_with_its_reason() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from adaptspec.control.arrays import some, total
+from adaptspec.control.arrays import total
 from adaptspec.control.choosers.chooser import Alike, Choice, Chooser, Parts
 from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals
@@ -82,7 +82,7 @@ class EmaTiers:
         """See `Chooser.learn`."""
         rows = len(record.rows)
         if rows:
-            self._slot(rows).update(total(record.accepted) / rows, some(record.drafted))
+            self._slot(rows).update(total(record.accepted) / rows, record.drafting)
 
     def learned(self) -> dict[str, FloatArray]:
         """Nothing: the average forgets in a few rounds, a tier is found again in a dozen, and averages do not add."""

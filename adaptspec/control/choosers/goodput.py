@@ -130,7 +130,8 @@ class Goodput:
             tryout = self._tryout(plan, seats.choice, signals)
             if tryout is not None:
                 return tryout
-        return seats.choice.within(signals.limits)
+        choice = seats.choice
+        return choice if signals.least_limit >= self.max_depth else choice.within(signals.limits)
 
     @property
     def trying(self) -> bool:

@@ -226,10 +226,11 @@ class Hedge(LookupGoodput):
         choice = self._taking(plan, depth, expected, prices.goodput) if depth else None
         return Bet(expected, depth, choice, planned, kept, worth, prices, entry)
 
-    def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice | None:
-        rows, nets = signals.rows, self._nets(plan, prices)
+    def _choose_many(self, plan: Choice, offered: IntArray, signals: BatchSignals) -> Choice | None:
+        rows, prices = signals.rows, self._priced(plan, signals)
+        nets = self._nets(plan, prices)
         kinds = self._streaks.kinds(rows)
-        places = nets.places(kinds, self._offered(signals))
+        places = nets.places(kinds, offered)
         worth = float(nets.worth.take(places).sum())
         # Where nobody drafts otherwise, all offers together pay for this being a round with drafts.
         drafts = plan.depths > 0
@@ -237,11 +238,11 @@ class Hedge(LookupGoodput):
         if not worth or worth <= entry:
             return None
         depth = nets.depths.take(places)
-        offered = depth > 0
+        taken = depth > 0
         kept = hopes(plan, self._bound(plan))[0]
-        self._bet = Bets(depth, kinds, nets.gains, kept, prices, entry / int(np.count_nonzero(offered)))
+        self._bet = Bets(depth, kinds, nets.gains, kept, prices, entry / int(np.count_nonzero(taken)))
         self._planned[rows] = drafts
-        taken = offered & self._offering[rows]
+        taken &= self._offering[rows]
         if self._planner is not None and self._planner.trying:
             taken &= plan.reasons != int(Reason.EXPLORE)
         if not taken.any():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adaptspec.control.arrays import alike, total
+from adaptspec.control.arrays import total
 from adaptspec.control.choosers.chooser import Alike, Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
 from adaptspec.control.choosers.mixing import PRICES, Bids, Hoped, Mix, RoundPrices, Way, best_mix, mix_again
@@ -120,9 +120,14 @@ class LookupGoodput:
             return None
         plan, offered = self._plan_made, signals.offered[self._settings.lookup]
         if len(offered) == 1:
-            most = min(offered.item(), signals.limits.item())
+            most = offered.item()
             return self._choose_one(plan, most, signals) if most else None
-        return self._choose_many(plan, signals, self._priced(plan, signals)) if offered.any() else None
+        most = offered.max()
+        if not most:
+            return None
+        # Another policy may look farther ahead.
+        offered = offered if most <= self.max_depth else np.minimum(offered, self.max_depth)
+        return self._choose_many(plan, offered, signals)
 
     def stands(self) -> int:
         """See `Stands`."""
@@ -153,7 +158,8 @@ class LookupGoodput:
         model = self._settings.model
         if self._planner is not None and model is not None:
             # Only lookups are ever scored where they do not draft.
-            self._planner.learn_played(record, None if alike(record.drafter, model) else record.drafter == model)
+            ran: BoolArray = record.drafter == model
+            self._planner.learn_played(record, None if ran.all() else ran)
 
     def _score_many(self, record: RoundRecord) -> bool:
         """Whether any offer was taken."""
@@ -236,9 +242,9 @@ class LookupGoodput:
         hoped = Expected(goodput, np.array(expected[depth - 1 : depth]))
         return Choice(np.array([depth]), _POLICY, plan.outlook, self._lookup, expected=hoped)
 
-    def _choose_many(self, plan: Choice, signals: BatchSignals, prices: Prices) -> Choice | None:
-        bids = self._bids(plan, signals)
-        mix = self._sorted_out(bids, prices)
+    def _choose_many(self, plan: Choice, offered: IntArray, signals: BatchSignals) -> Choice | None:
+        """What becomes of offers of so many tokens [B]; None: all do as planned."""
+        mix = self._sorted_out(self._bids(plan, offered, signals), self._priced(plan, signals))
         taken = mix.taken > 0
         if not taken.any():
             return None
@@ -261,22 +267,15 @@ class LookupGoodput:
         prices.way, prices.served = (mix.way if mix.taken.any() else None), 0
         return mix
 
-    def _bids(self, plan: Choice, signals: BatchSignals) -> Bids:
+    def _bids(self, plan: Choice, offered: IntArray, signals: BatchSignals) -> Bids:
         gains = self._streaks.gains_of_kinds()
         if gains is not self._known:
             self._known, self._offers = gains, OfferTable(gains, self._allowed, PRICES)
-        return Bids(
-            self._offers, self._streaks.kinds(signals.rows), self._offered(signals), *hopes(plan, self._bound(plan))
-        )
+        return Bids(self._offers, self._streaks.kinds(signals.rows), offered, *hopes(plan, self._bound(plan)))
 
     def _bound(self, plan: Choice) -> BoolArray | None:
         """Rows that must do as planned [B]: those that are tried. None: nobody."""
         return plan.reasons == int(Reason.EXPLORE) if self._planner is not None and self._planner.trying else None
-
-    def _offered(self, signals: BatchSignals) -> IntArray:
-        """How deep each row may take its offer, [B]."""
-        offered: IntArray = np.minimum(signals.offered[self._settings.lookup], signals.limits)
-        return np.minimum(offered, self.max_depth, out=offered)
 
     def _priced(self, plan: Choice, signals: BatchSignals) -> Prices:
         size = signals.round_size

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from adaptspec.control.arrays import FEW, some
+from adaptspec.control.arrays import FEW
 from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.learned import counts
@@ -63,7 +63,7 @@ class MarginalGoodputStop:
 
     def learn(self, record: RoundRecord) -> None:
         """Teach the rule's own calibration, a lot of rounds at a time: it is slow to change."""
-        if self.learns and some(record.drafted):
+        if self.learns and record.drafting:
             self._notes.append(record)
             if len(self._notes) >= _LOT:
                 self._learn_notes()

@@ -138,7 +138,7 @@ def test_depths_stay_within_limits_offers_and_tiers(
 ) -> None:
     """However sure it is: an offer is never taken beyond what was found."""
     made = taught(chooser(tiers=tiers), right, len(rows), 8)
-    limits, offered = [limit for limit, _ in rows], [offer for _, offer in rows]
+    limits, offered = [limit for limit, _ in rows], [min(limit, offer) for limit, offer in rows]
     choice = made.choose(signals(limits, offered=offered))
     which = np.zeros(len(rows)) if choice.drafter is None else choice.drafter
     assert (choice.depths <= array(*limits)).all()
