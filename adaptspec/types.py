@@ -6,7 +6,6 @@ behind, and the only thing the control plane and the sinks learn from.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
@@ -325,10 +324,16 @@ class RoundRecord:
     expected: Expected | None = None  # None where the policy estimates nothing
     ended: float = nan
 
-    @functools.cached_property
+    @property
     def drafting(self) -> bool:
         """Whether anybody drafted."""
-        return bool(self.drafted.item() if len(self.drafted) == 1 else self.drafted.any())
+        if len(self.drafted) == 1:
+            return self.drafted.item() > 0
+        # `functools.cached_property` takes a lock, which is longer than looking at one row.
+        known: bool | None = self.__dict__.get("_drafting")
+        if known is None:
+            known = self.__dict__["_drafting"] = bool(self.drafted.any())
+        return known
 
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch; what the whole round cost stays."""

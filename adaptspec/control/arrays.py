@@ -25,11 +25,6 @@ def largest(values: IntArray) -> int:
     return int(values.item() if len(values) == 1 else values.max())
 
 
-def smallest(values: IntArray) -> int:
-    """The smallest value of a one-dimensional array that is not empty."""
-    return int(values.item() if len(values) == 1 else values.min())
-
-
 def number(values: IntArray) -> int:
     """How many values are not zero."""
     return int(values.item() != 0) if len(values) == 1 else int(np.count_nonzero(values))

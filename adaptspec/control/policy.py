@@ -5,12 +5,10 @@ Knows arrays of numbers, not requests, tensors or clocks.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from adaptspec.control.arrays import smallest
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord
 
 
@@ -41,10 +39,16 @@ class BatchSignals:
     beside: int = 0
     free_memory: float = 1.0
 
-    @functools.cached_property
+    @property
     def least_limit(self) -> int:
         """The least of the rows' limits: nearly always above what a policy would draft."""
-        return smallest(self.limits)
+        if len(self.limits) == 1:
+            return int(self.limits.item())
+        # `functools.cached_property` takes a lock, which is longer than looking at one row.
+        known: int | None = self.__dict__.get("_least_limit")
+        if known is None:
+            known = self.__dict__["_least_limit"] = int(self.limits.min())
+        return known
 
     @property
     def batch_size(self) -> int:
