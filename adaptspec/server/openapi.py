@@ -38,6 +38,15 @@ _REFUSALS: Mapping[int, str] = {
     500: "The server failed on this request",
     503: "The server is shutting down, or its engine has stopped",
 }
+_RETRY: Json = {
+    "Retry-After": {"description": "Seconds after which to try again", "schema": {"type": "integer", "minimum": 0}}
+}
+# What refusals may say beside their body.
+_HEADERS: Mapping[int, Json] = {
+    401: {"WWW-Authenticate": {"description": "How to send the key", "schema": {"type": "string"}}},
+    429: _RETRY,
+    503: _RETRY,
+}
 _ANYWHERE = (403, 500, 503)
 _OF_JSON = (400, 404, 408, 413, 415)  # 404: a body may name the model
 _OF_POLICY = (400, 413)
@@ -118,7 +127,10 @@ def _responses(operation: Operation, named: Mapping[Any, Json], *, keyed: bool) 
         responses["304"] = {"description": "The client has it already: If-None-Match names it"}
     refusal = {"application/json": {"schema": named[answers.Error]}}
     for status in sorted(_refusals(operation, keyed=keyed)):
-        responses.setdefault(str(status), {"description": _REFUSALS[status], "content": refusal})
+        told: Json = {"description": _REFUSALS[status], "content": refusal}
+        if status in _HEADERS:
+            told["headers"] = _HEADERS[status]
+        responses.setdefault(str(status), told)
     return responses
 
 

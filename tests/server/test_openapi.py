@@ -90,6 +90,8 @@ async def test_the_keys_it_asks_for_are_those_that_open(whole: web.Application) 
             operation = described["paths"][path][method]
             async with client.request(method, re.sub("[{}]", "", path)) as response:
                 assert (response.status == 401) is ("security" in operation) is ("401" in operation["responses"])
+                if response.status == 401:
+                    assert operation["responses"]["401"]["headers"].keys() <= response.headers.keys()
             if "security" in operation:
                 ((scheme, _),) = operation["security"][0].items()
                 assert (scheme == "admin_key") is path.startswith("/admin/")
@@ -206,6 +208,12 @@ async def test_states_and_refusals_are_as_described(whole: web.Application, engi
             assert answers.Health.model_validate_json(await response.text()).status == "full"
         async with client.post("/admin/policies/validate", data="x") as response:
             admin_answers.InvalidPolicy.model_validate_json(await response.text(), strict=True)
+        refused = (await (await client.get("/openapi.json")).json())["paths"]["/v1/completions"]["post"]["responses"]
+        await client.post("/admin/drain")
+        async with client.post("/v1/completions", json={"prompt": "x"}) as response:
+            ((header, told),) = refused[str(response.status)]["headers"].items()
+            assert (response.status, header, told["schema"]["type"]) == (503, "Retry-After", "integer")
+            assert int(response.headers[header]) >= told["schema"]["minimum"]
 
 
 def test_a_trial_is_as_described() -> None:
