@@ -27,6 +27,7 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.draft_temperature import SplitTemperature
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, Policy, RegionWatcher, RoundTemperature
+from adaptspec.control.reasons import CEILING
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
 from adaptspec.control.shadow_policies import ShadowPolicies
 from adaptspec.control.shadow_policy import ShadowEstimate, ShadowPolicy
@@ -37,7 +38,6 @@ from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, 
 # Decisions that may be repeated, remembered at most.
 _MOST_KNOWN = 32
 _UNBOUND = int(np.iinfo(np.int64).max)
-_CEILING: IntArray = np.array([int(Reason.CEILING)])
 _NOBODY = np.zeros(0, dtype=np.int64)
 
 
@@ -340,7 +340,7 @@ class Controller:
         if not some(bound):
             return decision.reasons
         if not self._own_ceilings:
-            return np.where(bound, _CEILING, decision.reasons)
+            return np.where(bound, CEILING, decision.reasons)
         own = signals.limits >= self._ceiling[signals.rows]
         return np.where(bound, np.where(own, int(Reason.REQUEST), int(Reason.CEILING)), decision.reasons)
 

@@ -17,6 +17,7 @@ from adaptspec.control.choosers.standing import MANY, BatchPlan, Newcomers, Seat
 from adaptspec.control.choosers.tryouts import Allowance
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
+from adaptspec.control.reasons import OFF, POLICY
 from adaptspec.control.schema import Part
 from adaptspec.control.signals import SignalSettings
 from adaptspec.types import BoolArray, FloatArray, IntArray, Reason, RoundRecord
@@ -38,8 +39,6 @@ _LARGE, _TRIES_EVERY = 32, 8
 # Rounds for which a choice stands at most, unasked.
 _STANDS = 8
 _NOBODY: IntArray = np.zeros(0, dtype=np.int64)
-_OFF: IntArray = np.array([int(Reason.OFF)])
-_POLICY: IntArray = np.array([int(Reason.POLICY)])
 
 
 @dataclass(frozen=True)
@@ -385,10 +384,10 @@ def _asked(planned: IntArray, cap: int | None) -> tuple[IntArray, IntArray]:
     if len(planned) == 1:
         depth = planned.item()
         if not depth:
-            return planned, _OFF
-        return (planned if cap is None else np.array([cap])), _POLICY
+            return planned, OFF
+        return (planned if cap is None else np.array([cap])), POLICY
     drafting = planned > 0
-    return (planned if cap is None else cap * drafting), np.where(drafting, _POLICY, _OFF)
+    return (planned if cap is None else cap * drafting), np.where(drafting, POLICY, OFF)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import sums
 from adaptspec.control.policy import BatchSignals
+from adaptspec.control.reasons import POLICY
 from adaptspec.control.schema import Part
 from adaptspec.control.signals import SignalSettings
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord
@@ -32,7 +33,6 @@ _LEAST = 0.05
 _MOST_TOLD = 32
 # Rounds between tries in vain of a draft model that is off.
 _REST = 28
-_POLICY: IntArray = np.array([int(Reason.POLICY)])
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Hedge(LookupGoodput):
             return None
         return Choice(
             np.where(taken, depth, plan.depths),
-            np.where(taken, _POLICY, plan.reasons),
+            np.where(taken, POLICY, plan.reasons),
             plan.outlook,
             np.where(taken, self._lookup, self._model),
             expected=Expected(prices.goodput, np.where(taken, nets.kept.take(nets.places(kinds, depth)), kept)),

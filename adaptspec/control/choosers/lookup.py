@@ -17,6 +17,7 @@ from adaptspec.control.choosers.streaks import Streaks
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
 from adaptspec.control.policy import BatchSignals
+from adaptspec.control.reasons import POLICY
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
 LOOKUP = "ngram"
@@ -26,7 +27,6 @@ _PATIENCE, _LOOKS_EVERY = 16, 4
 _STANDS = 16
 # From so many rows on the best way to sort them out serves for so many rounds with offers.
 _MANY, _WAY_SERVES = 32, 16
-_POLICY: IntArray = np.array([int(Reason.POLICY)])
 _UNKNOWN: IntArray = np.array([-1])  # nobody looked
 
 
@@ -240,7 +240,7 @@ class LookupGoodput:
     def _taking(self, plan: Choice, depth: int, expected: list[float], goodput: float) -> Choice:
         """The offer to one row, taken to a depth in place of the plan."""
         hoped = Expected(goodput, np.array(expected[depth - 1 : depth]))
-        return Choice(np.array([depth]), _POLICY, plan.outlook, self._lookup, expected=hoped)
+        return Choice(np.array([depth]), POLICY, plan.outlook, self._lookup, expected=hoped)
 
     def _choose_many(self, plan: Choice, offered: IntArray, signals: BatchSignals) -> Choice | None:
         """What becomes of offers of so many tokens [B]; None: all do as planned."""
@@ -250,7 +250,7 @@ class LookupGoodput:
             return None
         return Choice(
             np.where(mix.follows, plan.depths, mix.taken),
-            np.where(taken, _POLICY, plan.reasons),
+            np.where(taken, POLICY, plan.reasons),
             plan.outlook,
             np.where(taken, self._lookup, self._model),
             expected=Hoped(mix),
