@@ -20,11 +20,6 @@ def some(values: IntArray) -> bool:
     return bool(values.item()) if len(values) == 1 else bool(values.any())
 
 
-def largest(values: IntArray) -> int:
-    """The largest value of a one-dimensional array that is not empty."""
-    return int(values.item() if len(values) == 1 else values.max())
-
-
 def number(values: IntArray) -> int:
     """How many values are not zero."""
     return int(values.item() != 0) if len(values) == 1 else int(np.count_nonzero(values))

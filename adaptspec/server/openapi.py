@@ -39,7 +39,10 @@ _REFUSALS: Mapping[int, str] = {
     503: "The server is shutting down, or its engine has stopped",
 }
 _RETRY: Json = {
-    "Retry-After": {"description": "Seconds after which to try again", "schema": {"type": "integer", "minimum": 0}}
+    "Retry-After": {
+        "description": "Seconds after which to try again, where that may help",
+        "schema": {"type": "integer", "minimum": 0},
+    }
 }
 # What refusals may say beside their body.
 _HEADERS: Mapping[int, Json] = {

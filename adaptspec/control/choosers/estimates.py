@@ -63,8 +63,7 @@ class Estimates:
         # Beyond the rows, one for each task: what is noted of requests that have ended.
         self._ended = rows
         self.task: IntArray = np.zeros(rows, dtype=np.int64)
-        self._now = 0  # rounds noted
-        self._began = [0] * rows  # the same when the request in each row did
+        self._rounds: IntArray = np.zeros(rows, dtype=np.int64)  # of the request in each row
         self._lasts: FloatArray = np.full(tasks, settings.horizon_rounds)  # rounds of a request
         self.acceptance = AcceptanceSignals(rows + tasks, tasks, self.depth, settings.signals)
         self.calibration = Calibration(rows + tasks, tasks)
@@ -83,20 +82,19 @@ class Estimates:
         if self._missed:
             self._renamed.append((sum(told.count for told in self._missed), row, heir))
         self.task[row] = task
-        self._began[row] = self._now
         self.acceptance.start(row, task)
         self.calibration.start(row, task)
 
     def finish(self, row: int) -> None:
         """What the row taught stays with its task; its own counts go at the next start."""
-        task, rounds = self.task[row], self._now - self._began[row]
+        task, rounds = self.task[row], self._rounds[row]
         if rounds:
             self._lasts[task] += _LASTS_RATE * (rounds - self._lasts[task])
-        self._began[row] = self._now
+        self._rounds[row] = 0
 
     def note(self, record: RoundRecord, ran: BoolArray | None = None) -> None:
         """Note a round as this drafter played it, scores left out: rows that are not in `ran` [B] drafted nothing."""
-        self._now += 1
+        self._rounds[record.rows] += 1
         self._notes.add(record, ran)
         if self._notes.full:
             self.learn()
@@ -106,6 +104,8 @@ class Estimates:
 
         Rows that are not in `ran` [B] were not judged. Returns how many rows are known better now.
         """
+        if len(rows) == 1 and missed.judged.item() < _TELLING:
+            return 0
         telling: BoolArray = missed.judged >= _TELLING
         if ran is not None:
             telling &= ran

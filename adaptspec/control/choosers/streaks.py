@@ -36,7 +36,6 @@ class Streaks:
         """`tasks` counts the known tasks and task 0, unknown."""
         self._counts: FloatArray = np.zeros((1 + tasks, 2, len(_PRIOR)))  # level 0 is all traffic; tried and right
         self._streak: IntArray = np.zeros(rows, dtype=np.int64)
-        self._task: IntArray = np.zeros(rows, dtype=np.int64)
         self._first_kind: IntArray = np.zeros(rows, dtype=np.int64)  # of the row's task
         state = [min(s.bit_length(), len(_PRIOR) - 1) for s in range(_LONGEST + depth + 1)]
         self._state: IntArray = np.array(state, dtype=np.int64)
@@ -51,7 +50,6 @@ class Streaks:
         """A request begins in `row`."""
         self._looked = None
         self._streak[row] = 0
-        self._task[row] = task
         self._first_kind[row] = task * (_LONGEST + 1)
 
     def settle(self) -> None:
@@ -59,14 +57,11 @@ class Streaks:
         if len(self._noted) + len(self._noted_one) > self._settled // 8:
             self._learn()
 
-    def gains(self, rows: IntArray) -> FloatArray:
-        """[B, depth]: how many tokens of a draft of 1, 2, ... tokens are expected to be kept."""
-        self.settle()
-        gains: FloatArray = self._gains[self._task[rows], self._streak[rows]]
-        return gains
-
     def gains_of_kinds(self) -> FloatArray:
-        """`gains` of all kinds of rows, [kinds, depth]: the same array until something was learned."""
+        """[kinds, depth]: how many tokens of a draft of 1, 2, ... tokens are expected to be kept, by kind of row; the
+
+        same array until something was learned.
+        """
         self.settle()
         return self.table
 
@@ -79,7 +74,7 @@ class Streaks:
         return int(self._first_kind.item(row) + self._streak.item(row))
 
     def gains_of_one(self, row: int) -> list[float]:
-        """`gains` of one row by what has been learned, without learning what was noted."""
+        """`gains_of_kinds` of one row by what has been learned, without learning what was noted."""
         gains: list[float] = self.table[self.kind(row)].tolist()
         return gains
 
@@ -160,10 +155,10 @@ class Streaks:
         self._renew()
 
     def _renew(self) -> None:
-        """What is expected, [tasks, streaks, depth]."""
+        """What is expected of each kind of row, [tasks * streaks, depth]."""
         tried, right = self._counts[0]
         everywhere = (_PRIOR_WEIGHT * _PRIOR + right) / (_PRIOR_WEIGHT + tried)
         rates = (_PULL * everywhere + self._counts[1:, 1]) / (_PULL + self._counts[1:, 0])
-        self._gains: FloatArray = np.cumsum(np.cumprod(rates[:, self._ahead], axis=2), axis=2)
-        tasks, streaks, depth = self._gains.shape
-        self.table: FloatArray = self._gains.reshape(tasks * streaks, depth)
+        gains = np.cumsum(np.cumprod(rates[:, self._ahead], axis=2), axis=2)
+        tasks, streaks, depth = gains.shape
+        self.table: FloatArray = gains.reshape(tasks * streaks, depth)

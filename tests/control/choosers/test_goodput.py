@@ -124,6 +124,17 @@ def test_limits_hold_for_a_plan_that_is_reused() -> None:
         assert made.choose(signals([limit])).depths[0] <= limit
 
 
+def test_limits_of_single_rows_hold_for_a_plan_that_is_reused() -> None:
+    """One of them may be about to end while the others go on."""
+    made = chooser(rows=3)
+    live(made, 20, accepts=7, rows=3)
+    assert min(made.choose(signals([7, 7, 7])).depths) > 3
+    for limits in ([7, 3, 7], [0, 7, 7], [7, 7, 1]):
+        depths = made.choose(signals(limits)).depths.tolist()
+        assert all(depth <= limit for depth, limit in zip(depths, limits, strict=True))
+        assert max(depths) > 3
+
+
 def test_records_without_confidence_leave_depths_as_planned() -> None:
     """A lookup drafter says nothing of its confidence: the stop rule has no say, the plan must hold alone."""
     made = chooser(drafter="ngram")

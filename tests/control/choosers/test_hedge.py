@@ -96,6 +96,16 @@ def test_a_silent_draft_model_is_tried_now_and_then() -> None:
     assert 2 <= len(tried) <= 0.05 * len(records)
 
 
+def test_a_row_that_tries_the_draft_model_takes_no_offer_meanwhile() -> None:
+    """In a batch, too: the try has been paid for."""
+    records = serve(HEDGE % "request", alike(0.0, 0.6, 16, length=400), 8).records
+    tries = [(r.drafter[r.reasons == Reason.EXPLORE], r.drafter[r.reasons == Reason.POLICY]) for r in records]
+    tried = [model for model, _ in tries if len(model)]
+    assert len(tried) >= 4
+    assert not np.concatenate(tried).any()
+    assert any(len(model) and (others == 1).any() for model, others in tries)
+
+
 LOOKUP = LookupSettings(lookup=1, model=0)
 
 

@@ -11,6 +11,21 @@ from adaptspec.types import Reason
 from tests.control.helpers import record, signals, table
 
 
+def test_a_newcomer_is_as_sure_as_its_drafts_say() -> None:
+    """Others reject less often than their draft's confidence tells; of a new one nobody knows: its factor is 1."""
+    made = Goodput(table(), 16, 1)
+    for row in range(16):
+        made.start(row, 0)
+    for _ in range(20):
+        depths = made.choose(signals([7] * 16)).depths.tolist()
+        made.learn(record(depths, [min(d, 2) for d in depths]))
+    made.start(3, 0)
+    outlook = made.choose(signals([7] * 16)).outlook
+    assert isinstance(outlook, SeatedOutlook)
+    assert outlook.factors[3] == 1.0
+    assert outlook.factors[0] < 0.9
+
+
 def joined(accepts: int) -> list[int]:
     """Depths of 16 rows, of which one has just come, after rounds in which `accepts` tokens of each were right."""
     made = Goodput(table(), 16, 1)
@@ -56,6 +71,9 @@ def test_an_outlook_of_rows_that_were_seated_says_what_one_made_for_them_would()
     verify = np.arange(10.0)
     made = Outlook(900.0, acceptance, 1e-3, 1e-4, verify, factors, kept, kept, depths)
     wishes.note(rows, depths, acceptance, factors, made.gained)
+    wishes.note_one(7, 1, np.array([0.5, 0.4, 0.3, 1.5, 0.0, 0.1, 0.2, 0.3]))
+    assert (wishes.depths[7], wishes.factors[7]) == (1, 1.5)
+    assert (wishes.acceptance[7].tolist(), wishes.gained[7].tolist()) == ([0.5, 0.4, 0.3], [0.0, 0.1, 0.2, 0.3])
     plan = Outlook(900.0, np.full((2, 3), 0.1), 1e-3, 1e-4, verify, None, kept, kept, np.array([1, 1]))
     seated = SeatedOutlook(plan, wishes, rows, depths)
     assert np.array_equal(seated.expected(depths).accepted, made.expected(depths).accepted)

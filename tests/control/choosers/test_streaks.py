@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.choosers.streaks import Streaks
+from adaptspec.types import FloatArray
 from tests.fakes import array
 
 # Row, tokens proposed (-1: nobody looked), and how many of them were right at most.
@@ -21,6 +22,12 @@ def started(rows: int = 3, tasks: int = 2, depth: int = 5) -> Streaks:
     return made
 
 
+def gains_of(made: Streaks, *rows: int) -> FloatArray:
+    """By what is known of their kinds."""
+    gains: FloatArray = made.gains_of_kinds()[made.kinds(array(*rows))]
+    return gains
+
+
 def told(made: Streaks, rounds: list[tuple[int, int, int]]) -> Streaks:
     for row, drafted, right in rounds:
         made.observe_one(row, drafted, min(right, drafted))
@@ -31,7 +38,7 @@ def told(made: Streaks, rounds: list[tuple[int, int, int]]) -> Streaks:
 @given(ROUNDS)
 def test_expected_tokens_rise_with_depth_by_less_and_less(rounds: list[tuple[int, int, int]]) -> None:
     """A draft of d tokens keeps between 0 and d of them, and each position adds at most what the one before did."""
-    gains = told(started(), rounds).gains(array(0, 1, 2))
+    gains = gains_of(told(started(), rounds), 0, 1, 2)
     each = np.diff(gains, axis=1, prepend=0.0)
     assert (each > 0.0).all()
     assert (each < 1.0).all()
@@ -46,7 +53,7 @@ def test_one_row_at_a_time_is_the_same_as_in_arrays(rounds: list[tuple[int, int,
         many.observe(array(row), array(drafted), array(min(right, drafted)))
     for row in range(3):
         one.settle()
-        assert one.gains_of_one(row) == many.gains(array(row))[0].tolist()
+        assert one.gains_of_one(row) == gains_of(many, row)[0].tolist()
     assert np.array_equal(one.learned(), many.learned())
 
 
@@ -60,7 +67,27 @@ def test_rows_of_a_batch_are_followed_apart(batches: list[list[tuple[int, int]]]
         many.observe(array(0, 1, 2), array(*(d for d, _ in batch)), array(*(min(r, d) for d, r in batch)))
         assert one.kinds(array(0, 1, 2)).tolist() == many.kinds(array(0, 1, 2)).tolist()
     assert np.allclose(one.learned(), many.learned())
-    assert np.array_equal(many.gains(array(0, 1, 2)), many.gains_of_kinds()[many.kinds(array(0, 1, 2))])
+
+
+@settings(max_examples=60, deadline=None)
+@given(BATCHES, st.sets(st.integers(0, 29)), st.sets(st.integers(0, 29)))
+def test_what_was_looked_up_serves_once(batches: list[list[tuple[int, int]]], asked: set[int], began: set[int]) -> None:
+    """The same rows stand in one array for as long as nobody comes or goes; a request may begin after they were asked
+
+    about.
+    """
+    one, many, rows = started(), started(), array(0, 1, 2)
+    for i, batch in enumerate(batches):
+        if i in asked:
+            many.kinds(rows)
+        if i in began:
+            one.start(1, 0)
+            many.start(1, 0)
+        for row, (drafted, right) in enumerate(batch):
+            one.observe_one(row, drafted, min(right, drafted))
+        many.observe(rows, array(*(d for d, _ in batch)), array(*(min(r, d) for d, r in batch)))
+        assert one.kinds(array(0, 1, 2)).tolist() == many.kinds(array(0, 1, 2)).tolist()
+    assert np.allclose(one.learned(), many.learned())
 
 
 @settings(max_examples=40, deadline=None)
