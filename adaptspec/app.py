@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -126,6 +127,10 @@ async def serve(config: ServeConfig, console: Console) -> None:
         metrics.watch_shadows(desk.estimates)
         metrics.watch_reloads(lambda: desk.reloads)
         _push(config, metrics, closing)
+        # A quarter of a million objects stand by now, and will to the end: looking through them again for garbage would
+        # stop all requests for 0.15 s at a time.
+        gc.collect()
+        gc.freeze()
         await serve_app(
             make_app(
                 engine,
