@@ -34,9 +34,9 @@ class Bet(Weighed):
 
 @dataclass(frozen=True)
 class Bets:
-    """The same for B rows: `depth` of their offers, 0 where there is none, which is one of these `kinds` of `gains`.
+    """The same for B rows: the `depth` of each one's offer, 0 where it has none, and of which of the `kinds` of rows it
 
-    [K, D] tokens expected to be kept; the plan is expected to keep `kept`.
+    is, by which `gains` [K, D] tells what is expected to be kept of it.
     """
 
     depth: IntArray
@@ -146,8 +146,7 @@ def _score_many(bets: Bets, record: RoundRecord, which: int) -> FloatArray | Non
     drafted = ~took & (record.depths > 0)
     expected = bets.gains[bets.kinds]
     # The plan's advantage over plain decoding is the rows', by what is expected of them.
-    ahead = max(0.0, prices.goodput * prices.round.plain - prices.round.base)
-    worth = ahead * bets.kept / max(float(bets.kept.sum()), 1e-9)
+    worth = prices.ahead * bets.kept / max(float(bets.kept.sum()), 1e-9)
     plan = worth + np.where(drafted, record.accepted - bets.kept, 0.0)
     going = ~took & (right == record.emitted) & (bets.depth > record.emitted)
     every, depth = np.arange(len(right)), bets.depth - 1

@@ -222,7 +222,7 @@ class Hedge(LookupGoodput):
         if outlook is not None and planned:
             cap = plan.depths.item() if outlook.planned is None else min(plan.depths.item(), outlook.planned.item())
             kept = outlook.gained[0].item(cap)
-            worth = max(0.0, prices.goodput * prices.round.plain - prices.round.base)
+            worth = prices.ahead
         choice = self._taking(plan, depth, expected, prices.goodput) if depth else None
         return Bet(expected, depth, choice, planned, kept, worth, prices, entry)
 

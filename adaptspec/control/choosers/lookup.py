@@ -344,6 +344,11 @@ class Prices:
         more: list[float] = (self.round.overhead + self.round.curve).tolist()
         return more
 
+    @property
+    def ahead(self) -> float:
+        """Tokens that the plan nets beyond plain decoding's, in a plain round's time."""
+        return max(0.0, self.goodput * self.round.plain - self.round.base)
+
     def serves(self, plan: Choice, size: int) -> bool:
         """Whether this plan of so many rows rests on them."""
         if self.left <= 0 or self.round.base != size:

@@ -16,8 +16,12 @@ class _ByKind:
     last axis fastest, and there are more kinds than depths.
     """
 
-    def __init__(self, kinds: int) -> None:
-        self._kinds = kinds
+    def __init__(self, gains: FloatArray) -> None:
+        """`gains` [K, D]: tokens expected to be kept of 1 ... D drafted."""
+        self._kinds, depth = gains.shape
+        kept: FloatArray = np.zeros((1 + depth, self._kinds))
+        kept[1:] = gains.T
+        self.kept: FloatArray = kept.reshape(-1)
 
     def places(self, kinds: IntArray, tokens: IntArray) -> IntArray:
         """Where to read of offers of these kinds and sizes, all [B]."""
@@ -36,8 +40,8 @@ class OfferTable(_ByKind):
 
     def __init__(self, gains: FloatArray, allowed: BoolArray, prices: FloatArray) -> None:
         """`gains` [K, D]: tokens expected to be kept of 1 ... D drafted; `allowed` [D]; `prices` [P] of a token."""
+        super().__init__(gains)
         kinds, depth = gains.shape
-        super().__init__(kinds)
         shape = len(prices), 1 + depth, kinds
         steps = np.arange(1, depth + 1)[:, None]
         values = np.log1p(gains.T) - np.log1p(prices[:, None, None] * steps)
@@ -52,7 +56,6 @@ class OfferTable(_ByKind):
         self.worth: FloatArray = worth.reshape(len(prices), -1)
         self.rates: FloatArray = np.exp(self.worth)
         self.depths: IntArray = taken.reshape(len(prices), -1)
-        self.kept: FloatArray = _kept(gains)
 
 
 class NetTable(_ByKind):
@@ -65,8 +68,8 @@ class NetTable(_ByKind):
 
     def __init__(self, gains: FloatArray, allowed: BoolArray, spent: FloatArray, least: float) -> None:
         """`gains` [K, D]: tokens expected to be kept of 1 ... D drafted; `allowed` [D]; `spent` [D] in tokens."""
+        super().__init__(gains)
         kinds, depth = gains.shape
-        super().__init__(kinds)
         net = np.full((1 + depth, kinds), least)
         np.subtract(gains.T, spent[:, None], out=net[1:], where=allowed[:, None])
         most = np.maximum.accumulate(net, axis=0)
@@ -76,12 +79,3 @@ class NetTable(_ByKind):
         self.depths: IntArray = depths.reshape(-1)
         self.worth: FloatArray = np.where(depths > 0, most, 0.0).reshape(-1)
         self.gains = gains
-        self.kept: FloatArray = _kept(gains)
-
-
-def _kept(gains: FloatArray) -> FloatArray:
-    """Tokens expected to be kept of drafts of 0, 1 ... D, by kind: [(D + 1) * K]."""
-    kinds, depth = gains.shape
-    kept: FloatArray = np.zeros((1 + depth, kinds))
-    kept[1:] = gains.T
-    return kept.reshape(-1)

@@ -83,10 +83,10 @@ class Streaks:
 
         -1: nobody looked, so whether it would still be right is not known.
         """
-        looked, self._looked = self._looked, None
+        looked = self._looked
         if looked is None or looked.rows is not rows:
             looked = self._look(rows)
-            self._looked = None
+        self._looked = None
         if drafted.max() > 0:
             self._noted.append((looked.kinds, drafted, right))
             self._bound()

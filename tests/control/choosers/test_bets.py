@@ -18,11 +18,10 @@ from tests.control.helpers import record
 LOOKUP = 1
 PRICES = Prices(RoundPrices(1.0, 4e-3, 4.2e-3, 1e-4 * np.arange(9.0)), 300.0, None)
 EXPECTED = [0.8, 1.5, 2.1, 2.5]
-AHEAD = PRICES.goodput * PRICES.round.plain - PRICES.round.base  # of plain decoding
 
 
 def bet(depth: int = 3) -> Bet:
-    return Bet(EXPECTED, depth, None, beside=True, kept=1.2, worth=AHEAD, prices=PRICES, entry=0.1)
+    return Bet(EXPECTED, depth, None, beside=True, kept=1.2, worth=0.2, prices=PRICES, entry=0.1)
 
 
 def bets(depths: list[int]) -> Bets:

@@ -11,14 +11,20 @@ from adaptspec.types import Reason
 from tests.control.helpers import record, signals, table
 
 
+def served(rows: int, rounds: int, accepts: int) -> Goodput:
+    """After rounds of a full batch in which `accepts` tokens of each row were right."""
+    made = Goodput(table(), rows, 1)
+    for row in range(rows):
+        made.start(row, 0)
+    for _ in range(rounds):
+        depths = made.choose(signals([7] * rows)).depths.tolist()
+        made.learn(record(depths, [min(d, accepts) for d in depths]))
+    return made
+
+
 def test_a_newcomer_is_as_sure_as_its_drafts_say() -> None:
     """Others reject less often than their draft's confidence tells; of a new one nobody knows: its factor is 1."""
-    made = Goodput(table(), 16, 1)
-    for row in range(16):
-        made.start(row, 0)
-    for _ in range(20):
-        depths = made.choose(signals([7] * 16)).depths.tolist()
-        made.learn(record(depths, [min(d, 2) for d in depths]))
+    made = served(16, 20, accepts=2)
     made.start(3, 0)
     outlook = made.choose(signals([7] * 16)).outlook
     assert isinstance(outlook, SeatedOutlook)
@@ -28,12 +34,7 @@ def test_a_newcomer_is_as_sure_as_its_drafts_say() -> None:
 
 def joined(accepts: int) -> list[int]:
     """Depths of 16 rows, of which one has just come, after rounds in which `accepts` tokens of each were right."""
-    made = Goodput(table(), 16, 1)
-    for row in range(16):
-        made.start(row, 0)
-    for _ in range(40):
-        depths = made.choose(signals([7] * 16)).depths.tolist()
-        made.learn(record(depths, [min(d, accepts) for d in depths]))
+    made = served(16, 40, accepts)
     made.start(3, 0)
     choice = made.choose(signals([7] * 16))
     tried = choice.reasons == Reason.EXPLORE  # a row that is off may happen to be tried just now
@@ -49,12 +50,7 @@ def test_a_newcomer_does_as_its_likes_do() -> None:
 
 def test_newcomers_of_a_smaller_batch_are_judged_by_its_own_prices() -> None:
     """Among 64 rows a token is dear; when all but a few have left, those that come then need not know it."""
-    made = Goodput(table(), 64, 1)
-    for row in range(64):
-        made.start(row, 0)
-    for _ in range(30):
-        depths = made.choose(signals([7] * 64)).depths.tolist()
-        made.learn(record(depths, depths))
+    made = served(64, 30, accepts=7)
     for _ in range(3):
         depths = made.choose(signals([7] * 8)).depths.tolist()
         made.learn(record(depths, depths))
