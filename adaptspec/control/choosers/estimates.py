@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Outlook
-from adaptspec.control.choosers.notes import Notes
+from adaptspec.control.choosers.notes import Notes, Renames
 from adaptspec.control.choosers.planning import Market
 from adaptspec.control.continuation import Continuation
 from adaptspec.control.cost import CostTable
@@ -73,14 +73,14 @@ class Estimates:
         self._continuation = Continuation(self.depth)
         self._notes = Notes(self.depth)
         self._missed: list[_Telling] = []
-        self._renamed: list[tuple[int, int, int]] = []  # rows in `_missed` by then, the row, and its name for them
+        self._renames = Renames()  # of rows in `_missed`
 
     def start(self, row: int, task: int) -> None:
         """A request begins in `row`."""
         heir = self._ended + int(self.task[row])
         self._notes.rename(row, heir)
         if self._missed:
-            self._renamed.append((sum(told.count for told in self._missed), row, heir))
+            self._renames.note(sum(told.count for told in self._missed), row, heir)
         self.task[row] = task
         self.acceptance.start(row, task)
         self.calibration.start(row, task)
@@ -144,11 +144,8 @@ class Estimates:
     def _learn_missed(self) -> None:
         told = [(t.rows[t.telling], t.missed.judged[t.telling], t.missed.agreed[t.telling]) for t in self._missed]
         rows, judged, agreed = (np.concatenate(part) for part in zip(*told, strict=True))
-        for count, row, heir in self._renamed:
-            mine = rows[:count]
-            mine[mine == row] = heir
+        self._renames.apply(rows)
         self._missed.clear()
-        self._renamed.clear()
         self.acceptance.observe_missed(rows, judged, agreed)
 
     def hopeful(self, rows: IntArray) -> FloatArray:

@@ -31,6 +31,24 @@ class RowRounds:
     confidence: FloatArray  # NaN where unknown; what stands where nothing was drafted is never read
 
 
+class Renames:
+    """Rows that others have come into since something was noted of them: that goes under another name."""
+
+    def __init__(self) -> None:
+        self._told: list[tuple[int, int, int]] = []  # row-rounds noted by then, the row, and its name for them
+
+    def note(self, noted: int, row: int, name: int) -> None:
+        """A new request is in `row`: the first `noted` row-rounds that are of it were another's."""
+        self._told.append((noted, row, name))
+
+    def apply(self, rows: IntArray) -> None:
+        """Name these row-rounds [N], in the order in which they were noted, by whose they were; then forget."""
+        for noted, row, name in self._told:
+            mine = rows[:noted]
+            mine[mine == row] = name
+        self._told.clear()
+
+
 class Notes:
     """Rounds of up to `room` row-rounds in all, or a little more: nothing is worked out before it is learned."""
 
@@ -38,7 +56,7 @@ class Notes:
         self._depth, self._room = depth, room
         self._count = 0
         self._rounds: list[tuple[RoundRecord, BoolArray | None]] = []
-        self._ended: list[tuple[int, int, int]] = []  # row-rounds noted by then, the row, and its name for them
+        self._renames = Renames()
 
     @property
     def full(self) -> bool:
@@ -48,7 +66,7 @@ class Notes:
     def rename(self, row: int, name: int) -> None:
         """A new request is in `row`: what is noted of it was another's, and goes under this name."""
         if self._rounds:
-            self._ended.append((self._count, row, name))
+            self._renames.note(self._count, row, name)
 
     def add(self, record: RoundRecord, ran: BoolArray | None = None) -> None:
         """Note a round; rows that are not in `ran` [B] drafted nothing."""
@@ -65,9 +83,7 @@ class Notes:
             np.concatenate(part)
             for part in zip(*((r.rows, r.depths, r.drafted, r.accepted, r.emitted) for r in records), strict=True)
         )
-        for noted, row, name in self._ended:
-            mine = rows[:noted]
-            mine[mine == row] = name
+        self._renames.apply(rows)
         if any(ran is not None for _, ran in self._rounds):
             who = [
                 np.ones(size, dtype=np.bool_) if ran is None else ran
@@ -86,7 +102,6 @@ class Notes:
             confidence[start : start + size, : sure.shape[1]] = sure
             start += size
         self._rounds.clear()
-        self._ended.clear()
         self._count = 0
         # Text that ended early, at a stop string or its limit, says nothing of what was drafted beyond.
         return RowRounds(rows, depths, drafted, np.minimum(accepted, emitted), confidence)
