@@ -166,8 +166,9 @@ class CostTable:
         ratio = self._verify.correct(rows, width, record.verify_seconds, self._machine, attended)
         self._correct_machine(ratio)
         beside = record.total_seconds - record.verify_seconds
-        if drafting and record.draft_steps:
+        if record.draft_steps or record.caught_up:  # rounds that only caught up are no dearer without drafts
             beside -= record.draft_seconds
+        if drafting and record.draft_steps:
             # Where several drafters ran nobody knows whose the seconds were, but they were no overhead.
             drafter = _only_drafter(record, drafters)
             if drafter in self._steps:

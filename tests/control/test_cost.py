@@ -82,6 +82,19 @@ def test_rounds_that_read_a_prompt_teach_nothing() -> None:
     assert cost.plain_seconds(1) == before
 
 
+def test_rounds_that_only_caught_up_are_no_dearer_without_drafts() -> None:
+    """What a draft model took to read what it missed is not what plain decoding costs: guards compare with that."""
+    cost = table()
+    read = replace(record([0], [0]), caught_up=500, draft_seconds=5e-3)
+    read = replace(read, total_seconds=read.total_seconds + read.draft_seconds)
+    for told, times in ((record([0], [0]), 50), (read, 50)):
+        for _ in range(times):
+            cost.observe(told, ("draft-model",))
+        if told is not read:
+            before = cost.plain_seconds(1)
+    assert cost.plain_seconds(1) == pytest.approx(before, rel=1e-3)
+
+
 def test_json_round_trip() -> None:
     cost = table()
     again = CostTable.from_json(cost.to_json())
