@@ -79,6 +79,8 @@ class SwitchGuard:
     _BUDGET_ROUNDS = 4.0
     # A round that had to catch up this many tokens measures the catching up, not speculation.
     _CATCH_UP = 8
+    # Unless most rounds do: where requests come and go all the time, catching up is part of what drafts cost.
+    _READING = 8
     # So many rounds without drafts end a window.
     _IDLE_ROUNDS = 8
     # So many tokens scored for free say enough.
@@ -102,6 +104,7 @@ class SwitchGuard:
         self._rows, self._bucket = 1, batch_bucket(1)
         self._on_trial = False
         self._free = _FreeScore()
+        self._reading = 0  # rounds that caught up, less those that did not
         self._stale: dict[int, int] = {}
         self._refresh: dict[int, int] = {}
         self._alone = True
@@ -225,7 +228,11 @@ class SwitchGuard:
 
     def _tells(self, record: RoundRecord) -> bool:
         """Whether a round's seconds are those of speculation."""
-        return self._alone and record.caught_up <= self._CATCH_UP
+        if record.caught_up <= self._CATCH_UP:
+            self._reading = max(0, self._reading - 1)
+            return self._alone
+        self._reading = min(self._reading + 1, 2 * self._READING)
+        return self._alone and self._reading > self._READING
 
     def _measure_noted(self) -> None:
         for record in self._noted:

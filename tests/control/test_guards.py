@@ -120,6 +120,21 @@ def test_rounds_shared_with_other_policies_or_prompts_are_not_measured() -> None
             guard.after(LOSING)
 
 
+def test_a_long_pause_that_was_caught_up_is_not_held_against_drafts() -> None:
+    """It is paid once: six rounds of reading, then drafts that win."""
+    reading = replace(LOSING, caught_up=300)
+    guard = SwitchGuard(SLOWER, table())
+    for _ in range(20):
+        assert Stance.OFF not in drive(guard, 6, reading) + drive(guard, 12, WINNING)
+
+
+def test_catching_up_counts_where_every_round_does() -> None:
+    """Requests that come and go must all be read: that is what drafts cost there, and it is not paid once."""
+    stances = drive(SwitchGuard(SLOWER, table()), 200, replace(LOSING, caught_up=300))
+    assert Stance.OFF in stances
+    assert stances.count(Stance.RUN) < 60
+
+
 def test_low_acceptance_switches_off_where_asked() -> None:
     guard = SwitchGuard(GuardSettings(disable_below_acceptance=0.5), table())
     assert Stance.OFF in drive(guard, 60, LOSING)
