@@ -146,7 +146,9 @@ class LookupGoodput:
             which, row = self._settings.lookup, record.rows.item()
             taken = record.drafter.item() == which and record.depths.item() > 0
             if taken:
-                self._streaks.observe_one(row, record.drafted.item(), record.accepted.item())
+                # Tokens that earned something, see `RowRounds`.
+                kept = min(record.accepted.item(), record.emitted.item() - 1)
+                self._streaks.observe_one(row, record.drafted.item(), kept)
             elif record.shadow is None or record.shadow_drafted is None:
                 self._streaks.observe_one(row, -1, -1)
             else:
@@ -171,7 +173,8 @@ class LookupGoodput:
         right = _UNKNOWN if got is None else got[which]
         taken = bool(ran.any())
         if taken:
-            drafted, right = np.where(ran, record.drafted, drafted), np.where(ran, record.accepted, right)
+            kept = np.minimum(record.accepted, record.emitted - 1)
+            drafted, right = np.where(ran, record.drafted, drafted), np.where(ran, kept, right)
         self._streaks.observe(record.rows, drafted, right)
         return taken
 

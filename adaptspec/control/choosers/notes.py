@@ -92,9 +92,10 @@ class Notes:
             ran = np.concatenate(who)
             depths, drafted, accepted = depths * ran, drafted * ran, accepted * ran
         if any(record.caught_up for record in records):
-            # A row that only caught up was not asked for a draft: its end says nothing of how long drafts go on.
-            reading = np.repeat([record.caught_up > 0 for record in records], sizes)
-            depths[reading & (drafted == 0)] = 0
+            # A row that only caught up was not asked for a draft: its end says nothing of how long drafts go on. Nor do
+            # those of others in its round: they were stopped by what a token costs while few draft.
+            reading = np.repeat([_reads(record) for record in records], sizes)
+            depths[reading] = drafted[reading]
         confidence: FloatArray = np.full((len(rows), self._depth), np.nan)
         start = 0
         for record, size in zip(records, sizes, strict=True):
@@ -103,5 +104,9 @@ class Notes:
             start += size
         self._rounds.clear()
         self._count = 0
-        # Text that ended early, at a stop string or its limit, says nothing of what was drafted beyond.
-        return RowRounds(rows, depths, drafted, np.minimum(accepted, emitted), confidence)
+        return RowRounds(rows, depths, drafted, np.minimum(accepted, np.maximum(emitted - 1, 0)), confidence)
+
+
+def _reads(record: RoundRecord) -> bool:
+    """Whether a row that was to draft only caught up."""
+    return record.caught_up > 0 and bool(((record.drafted == 0) & (record.depths > 0)).any())

@@ -157,6 +157,18 @@ def test_a_round_of_the_lookup_teaches_the_lookup_and_not_the_model() -> None:
     assert np.array_equal(after["acceptance"], before["acceptance"])
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_an_offer_brings_ends_with_the_request(rows: int) -> None:
+    """All five were right, but the text ended with the second: one more than plain decoding would have had."""
+    whole, cut = chooser(), chooser()
+    told = record([5] * rows, [5] * rows, drafter=[LOOKUP] * rows)
+    hear(whole, told)
+    hear(cut, replace(told, emitted=np.full(rows, 2)))
+    tried, right = (made.learned()["offers"][0].sum(axis=1) for made in (whole, cut))
+    assert tried.tolist() == [5 * rows, 5 * rows]
+    assert right.tolist() == [2 * rows, rows]
+
+
 def test_a_round_of_the_model_teaches_both() -> None:
     made = chooser()
     hear(made, scored([3], [2], [2]))

@@ -19,10 +19,12 @@ def taken(notes: Notes) -> RowRounds:
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_tokens_behind_the_end_of_a_request_are_not_kept(rows: int) -> None:
-    """Alone or in a batch: three were accepted, the second ended the text."""
+    """Alone or in a batch: three were accepted, the second ended the text. Plain decoding would have had the first."""
     notes = Notes(7)
     notes.add(replace(record([4] * rows, [3] * rows), emitted=np.full(rows, 2)))
-    assert taken(notes).kept.tolist() == [2] * rows
+    notes.add(replace(record([4] * rows, [3] * rows), emitted=np.full(rows, 1)))
+    notes.add(record([4] * rows, [3] * rows))
+    assert taken(notes).kept.tolist() == [1] * rows + [0] * rows + [3] * rows
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -67,12 +69,14 @@ def test_rows_that_ran_under_another_drafter_drafted_nothing_here() -> None:
     assert rounds.kept.tolist() == [1, 0, 2]
 
 
-def test_a_row_that_only_caught_up_was_not_asked_for_a_draft() -> None:
+def test_a_round_in_which_rows_only_caught_up_says_nothing_of_how_far_drafts_go_on() -> None:
+    """Few drafted beside them, and were stopped by what tokens cost then. Where all drafted, some were stopped."""
     notes = Notes(7)
     asked = replace(record([0, 2], [0, 1]), depths=np.array([3, 3]))
     notes.add(replace(asked, caught_up=40))
     notes.add(asked)
-    assert taken(notes).depths.tolist() == [0, 3, 3, 3]
+    notes.add(replace(record([1, 2], [0, 1]), depths=np.array([3, 3]), caught_up=40))
+    assert taken(notes).depths.tolist() == [0, 2, 3, 3, 3, 3]
 
 
 def test_notes_are_forgotten_once_taken_and_bounded_before() -> None:
