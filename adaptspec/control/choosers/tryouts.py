@@ -36,8 +36,11 @@ class Allowance:
         self._started = False
 
     def grant(self, plain: float, rows: int) -> None:
-        """A new request has come, which may differ from the last: worth part of a try, as one of `rows`."""
-        self._seconds = min(self._seconds + self._FRESH * plain / rows, self._MOST * plain)
+        """A new request has come, which may differ from the last: worth part of a try, as one of `rows`.
+
+        Less where tries failed: short requests come as often as others are tried.
+        """
+        self._seconds = min(self._seconds + self._eagerness * self._FRESH * plain / rows, self._MOST * plain)
         self._resting -= self._rest // rows
 
     def earn(self, plain: float, rounds: int = 1) -> None:

@@ -42,6 +42,19 @@ def test_a_new_request_helps_and_nothing_is_hoarded() -> None:
     assert not fresh.affords(5.0)
 
 
+def test_new_requests_help_less_where_tries_fail() -> None:
+    """Short requests that come one after another would else be tried as often as each other hopeless one was."""
+    allowance = Allowance(0.01)
+    allowance.earn(PLAIN)
+    tries = 0
+    for _ in range(400):
+        allowance.grant(PLAIN, rows=1)
+        if allowance.affords(COST):
+            allowance.settle(COST, 0.0)
+            tries += 1
+    assert 20 <= tries <= 50
+
+
 def test_no_share_no_tries() -> None:
     assert spend(Allowance(0.0), 1000, worth=1.0) == 0
 
