@@ -28,7 +28,7 @@ class NeverSlowerSpec(Part):
 class ProbeSpec(Part):
     """When speculation that is off is tried again."""
 
-    after_tokens: int = Field(default=256, ge=1, le=1_000_000, description="Tokens to emit before the first try.")
+    after_tokens: int = Field(default=64, ge=1, le=1_000_000, description="Tokens to emit before the first try.")
     backoff: float = Field(default=2.0, ge=1.0, le=100.0, description="Each try in vain makes the wait so much longer.")
 
     def build(self) -> Probe:

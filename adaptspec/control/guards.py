@@ -32,7 +32,7 @@ class NeverSlower:
 class Probe:
     """Off, then tried again after `after_tokens` emitted tokens; each try in vain multiplies the wait by `backoff`."""
 
-    after_tokens: int = 256
+    after_tokens: int = 64
     backoff: float = 2.0
     rounds: int = 6
     longest: int = 65536
