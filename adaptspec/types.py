@@ -332,7 +332,7 @@ class RoundRecord:
         # `functools.cached_property` takes a lock, which is longer than looking at one row.
         known: bool | None = self.__dict__.get("_drafting")
         if known is None:
-            known = self.__dict__["_drafting"] = bool(self.drafted.any())
+            known = self.__dict__["_drafting"] = bool(np.count_nonzero(self.drafted))
         return known
 
     def take(self, index: IntArray) -> RoundRecord:

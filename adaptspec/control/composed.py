@@ -153,7 +153,7 @@ class ComposedPolicy:
         if stance is Stance.OFF or stance is Stance.PLAIN_ONCE:
             return self._none(Reason.GUARD)
         choice = self._chooser.choose(signals)
-        if stance is Stance.RUN and self._stands is not None:
+        if stance is Stance.RUN and self._stands is not None and signals.least_limit >= self._stands.max_depth:
             self._stand(choice, self._stands, signals)
         if stance is Stance.PROBE:
             reasons = np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons)
@@ -196,14 +196,14 @@ class ComposedPolicy:
             stop,
             choice.provenance,
             temperature,
-            expected=self._expect(choice),
+            expected=choice.expected or self._expect(choice),
         )
         self._said = choice, decision
         return decision
 
     def _stand(self, choice: Choice, chooser: Stands, signals: BatchSignals) -> None:
         """Let the choice stand, or what was planned but for offers, if it may."""
-        if signals.beside or signals.prefill_tokens or signals.least_limit < chooser.max_depth:
+        if signals.beside or signals.prefill_tokens:
             return
         rounds = chooser.stands()
         if self._guard is not None and rounds > 0:
@@ -289,8 +289,6 @@ class ComposedPolicy:
 
     def _expect(self, choice: Choice) -> Expected | None:
         """What the chooser expects; a plan that serves several rounds is asked once, since this is the hot path."""
-        if choice.expected is not None:
-            return choice.expected
         known, outlook = self._expected, choice.outlook
         if outlook is None:
             return None

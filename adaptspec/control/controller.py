@@ -21,7 +21,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from adaptspec.control.arrays import alike, some
+from adaptspec.control.arrays import alike, chosen, some
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.draft_temperature import SplitTemperature
@@ -336,11 +336,12 @@ class Controller:
 
     def _explain_limits(self, decision: Decision, signals: BatchSignals, max_depth: int) -> IntArray:
         """Rows that run at their limit do so because of it: the request's own, or the lack of room."""
-        bound = (decision.depths == signals.limits) & (signals.limits < max_depth)
+        bound = decision.depths == signals.limits
         if not some(bound):
             return decision.reasons
+        bound &= signals.limits < max_depth
         if not self._own_ceilings:
-            return np.where(bound, CEILING, decision.reasons)
+            return chosen(bound, CEILING, decision.reasons)
         own = signals.limits >= self._ceiling[signals.rows]
         return np.where(bound, np.where(own, int(Reason.REQUEST), int(Reason.CEILING)), decision.reasons)
 

@@ -160,7 +160,7 @@ class CostTable:
         # One round in so many says enough, of those with drafts and of those without: the rare kind is always heard.
         if self._rounds < self._due[drafting]:
             return
-        self._due[drafting] = self._rounds + _HEARD_EVERY
+        self._due[drafting] = self._rounds - (self._rounds - 1) % _HEARD_EVERY + _HEARD_EVERY
         attended = self.profile.per_cached_token * total(record.context)
         width = record.verify_tokens / rows
         ratio = self._verify.correct(rows, width, record.verify_seconds, self._machine, attended)

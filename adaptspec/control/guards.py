@@ -87,8 +87,9 @@ class SwitchGuard:
     _FREE_TOKENS = 32
     # The baseline is renewed after this many speculating rounds, then twice as many, and so on.
     _FIRST_REFRESH = 64
-    # Rounds are measured so many at a time, or as many as a window takes: one by one they take twice as long.
-    _LOT = 3
+    # Rounds are measured so many at a time, or as many as a window takes: one by one they take twice as long. From
+    # `_LARGE` rows on each tells more, and a policy does more in each: every eighth round does all that can wait.
+    _LOT, _LARGE, _LARGE_LOT = 3, 32, 8
 
     def __init__(self, settings: GuardSettings, cost: CostTable, drafters: int = 1) -> None:
         """`drafters` counts the policy's."""
@@ -109,8 +110,8 @@ class SwitchGuard:
         self._refresh: dict[int, int] = {}
         self._alone = True
         self._noted: list[RoundRecord] = []
-        rules = settings.never_slower
-        self._lot = self._LOT if rules is None else min(self._LOT, rules.window_rounds)
+        self._told = 0  # rounds
+        self._lot = self._lot_of(1)
         self._window = _Window()
 
     def start(self) -> None:
@@ -122,7 +123,7 @@ class SwitchGuard:
         self._alone = not signals.beside and not signals.prefill_tokens
         rows = signals.round_size
         if rows != self._rows:
-            self._rows, self._bucket = max(1, rows), batch_bucket(rows)
+            self._rows, self._bucket, self._lot = max(1, rows), batch_bucket(rows), self._lot_of(rows)
         if self._stance is Stance.OFF and self._left <= 0.0:
             self._end_wait()
         if self._stance is Stance.RUN and self._settings.never_slower is not None:
@@ -145,6 +146,7 @@ class SwitchGuard:
     def after(self, record: RoundRecord) -> None:
         """Note a round."""
         drafted = record.drafting
+        self._told += 1
         # That of the rows that `stance` saw: those under other policies are not in the record.
         bucket = self._bucket
         if drafted:
@@ -163,7 +165,7 @@ class SwitchGuard:
             self._idle = 0
             if self._tells(record):
                 self._noted.append(record)
-                if len(self._noted) >= self._lot:
+                if self._due:
                     self._measure_noted()
                     self._judge()
         else:
@@ -233,6 +235,18 @@ class SwitchGuard:
             return self._alone
         self._reading = min(self._reading + 1, 2 * self._READING)
         return self._alone and self._reading > self._READING
+
+    def _lot_of(self, rows: int) -> int:
+        """How many rounds of a batch are measured at a time."""
+        rules, lot = self._settings.never_slower, self._LOT if rows < self._LARGE else self._LARGE_LOT
+        return lot if rules is None else min(lot, rules.window_rounds)
+
+    @property
+    def _due(self) -> bool:
+        """Whether what was noted is to be measured."""
+        if self._lot < self._LARGE_LOT:
+            return len(self._noted) >= self._lot
+        return self._told % self._lot == 1 or len(self._noted) >= 2 * self._lot
 
     def _measure_noted(self) -> None:
         for record in self._noted:

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from adaptspec.control.arrays import within
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals, Policy, RoundStop
@@ -79,10 +80,7 @@ class Choice:
 
     def within(self, limits: IntArray) -> Choice:
         """The choice itself where no limit [B] binds, which is nearly always; else one held to the limits."""
-        depths = self.depths
-        if depths.item() <= limits.item() if len(depths) == 1 else bool((depths <= limits).all()):
-            return self
-        return changed(self, depths=np.minimum(depths, limits))
+        return self if within(self.depths, limits) else changed(self, depths=np.minimum(self.depths, limits))
 
 
 class Alike:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from adaptspec.control.arrays import number
 from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Outlook
 from adaptspec.control.choosers.notes import Notes, Renames
@@ -109,7 +110,7 @@ class Estimates:
         telling: BoolArray = missed.judged >= _TELLING
         if ran is not None:
             telling &= ran
-        count = int(np.count_nonzero(telling))
+        count = number(telling)
         if count:
             self._missed.append(_Telling(rows, missed, telling, count))
         return count
@@ -182,10 +183,9 @@ class Estimates:
         each = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
         return np.asarray(each * lag / self._lasts[self.task[rows]], dtype=np.float64)
 
-    def entry_of_one(self, row: int, lag: int) -> float:
-        """`entry` of one row, quicker."""
-        each = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
-        return each * lag / self._lasts.item(self.task.item(row))
+    def entry_of_task(self, task: int) -> float:
+        """Seconds per round for each token that a row of a task must catch up."""
+        return self._cost.catch_up_seconds(self._settings.drafter, 1.0) / self._lasts.item(task)
 
     def market(self, signals: BatchSignals, acceptance: FloatArray) -> Market:
         """What tokens bring and cost rows of this acceptance [B, D]."""

@@ -5,6 +5,8 @@ Knows gains; it does not know what the experts are or who draws among them.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from adaptspec.types import FloatArray, IntArray
@@ -27,6 +29,10 @@ class FixedShare:
         """[N, K], each row sums to 1."""
         weights: FloatArray = np.exp(self._logs[groups])
         return weights
+
+    def weight(self, group: int, expert: int) -> float:
+        """One of `weights`, quicker."""
+        return math.exp(self._logs.item(group, expert))
 
     def start(self, group: int, weights: FloatArray) -> None:
         """Begin with these weights [K], each above 0."""

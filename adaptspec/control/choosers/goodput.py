@@ -13,11 +13,10 @@ from adaptspec.control.choosers.as_played import as_played
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.estimates import Estimates, EstimateSettings
 from adaptspec.control.choosers.planning import Market, Plan, best_plan
-from adaptspec.control.choosers.standing import MANY, BatchPlan, Newcomers, SeatedOutlook, Seats, Wishes
+from adaptspec.control.choosers.standing import MANY, BatchPlan, Newcomers, SeatedOutlook, Seats, Wishes, asked
 from adaptspec.control.choosers.tryouts import Allowance
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.reasons import OFF, POLICY
 from adaptspec.control.schema import Part
 from adaptspec.control.signals import SignalSettings
 from adaptspec.types import BoolArray, FloatArray, IntArray, Reason, RoundRecord
@@ -38,7 +37,6 @@ _COSTS_SETTLE = 64
 _LARGE, _TRIES_EVERY = 32, 8
 # Rounds for which a choice stands at most, unasked.
 _STANDS = 8
-_NOBODY: IntArray = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -99,6 +97,7 @@ class Goodput:
         self._allowance = Allowance(settings.tryouts, settings.rest)
         self._trying: _Trying | None = None
         self._reading: _Trying | None = None  # a try that has only caught up so far
+        self._unearned = 0  # rounds since tries were last looked for
         self._try_costs = 0.0  # seconds that the next try takes at least
 
     def start(self, row: int, task: int) -> None:
@@ -146,7 +145,7 @@ class Goodput:
         if seats.some_off:
             rounds = min(rounds, self._allowance.rounds_until(self._try_costs, plan.plain) - 1)
             if len(seats.choice.depths) >= _LARGE:
-                rounds = min(rounds, _TRIES_EVERY - self._learned % _TRIES_EVERY - 1)
+                rounds = min(rounds, self._until_tries - 1)
         return max(0, min(rounds, _STANDS))
 
     def stood(self, rounds: int) -> None:
@@ -228,21 +227,24 @@ class Goodput:
     def _seated(self, plan: BatchPlan, signals: BatchSignals, batch: bytes) -> Seats:
         """The plan for the rows that run now."""
         rows, wishes = signals.rows, self._wishes
-        planned = wishes.depths[rows]
-        fresh = np.flatnonzero(planned < 0) if self._planned_for != batch else _NOBODY
-        if MANY * len(fresh) > len(rows):  # new neighbours change what a token is worth
+        if self._planned_for != batch:
+            planned = wishes.depths.take(rows)
+            fresh = (planned < 0).nonzero()[0].tolist()
+            if MANY * len(fresh) <= len(rows):
+                for at in fresh:
+                    planned[at] = self._welcome(at, plan, signals)
+                choice = Choice(
+                    wishes.asked.take(rows),
+                    wishes.reasons.take(rows),
+                    SeatedOutlook(plan.outlook, wishes, rows, planned),
+                )
+                return Seats(batch, choice, number(planned) < len(planned))
+            # New neighbours change what a token is worth.
             self._patience = _SOON
             plan = self._first(signals) if signals.round_size == 1 else self._planned(signals)
-        elif len(fresh):
-            self._welcome(fresh, plan, signals)
-            planned = wishes.depths[rows]
-        outlook = plan.outlook
-        if self._planned_for == batch:
-            planned = plan.best.depths
-        else:
-            outlook = SeatedOutlook(outlook, wishes, rows, planned)
-        choice = Choice(*_asked(planned, plan.cap), outlook)
-        return Seats(batch, choice, self.max_depth > 0 and number(planned) < len(planned))
+        planned = plan.best.depths
+        choice = Choice(*asked(planned, plan.cap), plan.outlook)
+        return Seats(batch, choice, number(planned) < len(planned))
 
     def _first(self, signals: BatchSignals) -> BatchPlan:
         """The plan for a new row by itself: the last one's of its task, if little was learned since.
@@ -279,21 +281,18 @@ class Goodput:
         if last is None or drafting != bool(last.best.depths.any()) or not last.serves(plan.size):
             self._newcomers = None
         self._plan, self._planned_for = plan, signals.rows.tobytes()
-        outlook = plan.outlook
-        factors = 1.0 if outlook.factors is None else outlook.factors
-        self._wishes.note(signals.rows, plan.best.depths, outlook.acceptance, factors, outlook.gained)
+        self._wishes.note(signals.rows, plan.best.depths, plan.cap, plan.outlook)
 
-    def _welcome(self, fresh: IntArray, plan: BatchPlan, signals: BatchSignals) -> None:
-        """Wishes for rows that join a batch, at these places in it."""
-        estimates, newcomers = self._estimates, self._newcomers
+    def _welcome(self, at: int, plan: BatchPlan, signals: BatchSignals) -> int:
+        """The depth of the row that joins a batch at this place in it; it is wished for from now on."""
+        estimates, newcomers, row = self._estimates, self._newcomers, signals.rows.item(at)
         if newcomers is None or self._learned >= self._newcomers_until:
             newcomers = self._newcomers = Newcomers(plan, *estimates.rates())
             self._newcomers_until = self._learned + _NEWCOMERS_SERVE
-        # One by one: they are few.
-        for at in fresh.tolist():
-            row = signals.rows.item(at)
-            new = newcomers.of(estimates.task.item(row), estimates.hopeful_of_task)
-            self._wishes.note_one(row, new.depth_after(estimates.entry_of_one(row, signals.lag.item(0, at))), new.line)
+        new = newcomers.of(estimates.task.item(row), estimates.hopeful_of_task, estimates.entry_of_task)
+        depth = new.depth_after(signals.lag.item(0, at))
+        self._wishes.note_one(row, depth, plan.cap, new.line)
+        return depth
 
     @staticmethod
     def _tryout_cost(market: Market, drafting: int) -> tuple[float, float]:
@@ -303,16 +302,17 @@ class Goodput:
 
     def _tryout(self, plan: BatchPlan, choice: Choice, signals: BatchSignals) -> Choice | None:
         """One token for rows that are off, as far as the allowance goes: fewest rejections, then least lag first."""
-        self._allowance.earn(plan.plain)
-        if self._reading is not None:
-            reading = self._go_on_reading(choice, signals)
-            if reading is not None:
-                return reading
+        self._unearned += 1
+        if self._early(len(choice.depths)):
+            return None
+        self._allowance.earn(plan.plain, self._unearned)
+        self._unearned = 0
+        return self._go_on_reading(choice, signals) or self._begin_try(plan, choice, signals)
+
+    def _begin_try(self, plan: BatchPlan, choice: Choice, signals: BatchSignals) -> Choice | None:
         fixed, per_try = plan.tryout
         least = self._try_costs = fixed + per_try
-        # A large batch affords a try nearly every round: those of eight rounds at once share their draft step.
-        early = len(choice.depths) >= _LARGE and self._learned % _TRIES_EVERY
-        if early or not self._allowance.affords(least):
+        if not self._allowance.affords(least):
             return None
         # Catching up is priced at two rounds at most: saving for an ever longer lag would never end.
         catch_up = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
@@ -332,6 +332,21 @@ class Goodput:
         chosen = off[order[:tries]]
         self._trying = _Trying(self._only(signals.rows[chosen]), float(spent[tries - 1]), plan.plain)
         return self._try(chosen, choice, signals)
+
+    def _early(self, rows: int) -> bool:
+        """Whether it is too early to look for tries.
+
+        A large batch affords one nearly every round: those of eight rounds at once share their draft step.
+        """
+        return rows >= _LARGE and self._until_tries < _TRIES_EVERY and self._reading is None
+
+    @property
+    def _until_tries(self) -> int:
+        """Rounds until a large batch looks for tries again; this one is due if it is `_TRIES_EVERY`.
+
+        It is the round in which costs are heard, and guards measure: so fewer rounds take long.
+        """
+        return _TRIES_EVERY - self._learned % _TRIES_EVERY
 
     def _go_on_reading(self, choice: Choice, signals: BatchSignals) -> Choice | None:
         """A long pause is caught up in several rounds; the try it was begun for lasts until something was drafted."""
@@ -371,23 +386,12 @@ class Goodput:
             self._allowance.settle(trying.cost, kept * trying.plain / len(record.rows))
             if MANY * int(np.count_nonzero(mine)) > len(mine):
                 # Plans of many rows take longest, and on tapes hardly anything is lost by making one less.
-                self._patience = _SOON if len(mine) < _LARGE else 2 * _SOON
+                self._patience = _SOON if len(mine) < _LARGE else 4 * _SOON
                 # Where all is off one in vain leaves it so; one that succeeds speaks against other first plans, too.
                 if kept or (self._plan is not None and self._plan.best.depths.any()):
                     self._rounds_left = 0
             if kept:  # it speaks against first plans that are off
                 self._firsts = {kind: known for kind, known in self._firsts.items() if known.plan.best.depths.any()}
-
-
-def _asked(planned: IntArray, cap: int | None) -> tuple[IntArray, IntArray]:
-    """Depths to ask for where these were planned, and why: those that draft may go to the cap, if there is one."""
-    if len(planned) == 1:
-        depth = planned.item()
-        if not depth:
-            return planned, OFF
-        return (planned if cap is None else np.array([cap])), POLICY
-    drafting = planned > 0
-    return (planned if cap is None else cap * drafting), np.where(drafting, POLICY, OFF)
 
 
 @dataclass(frozen=True)

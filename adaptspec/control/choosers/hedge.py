@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
@@ -9,11 +10,12 @@ from typing import ClassVar, Literal, cast
 import numpy as np
 from pydantic import Field
 
+from adaptspec.control.arrays import chosen, some
 from adaptspec.control.choosers.bets import OFFER, ROUNDS, Bet, BetBook, Bets
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.choosers.experts import FixedShare
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings, PriorSpec
-from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings, Prices, hopes
+from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings, Prices, hoped
 from adaptspec.control.choosers.offers import NetTable
 from adaptspec.control.choosers.standing import MANY
 from adaptspec.control.copies import changed
@@ -91,9 +93,10 @@ class Hedge(LookupGoodput):
         self._group: IntArray = np.zeros(rows, dtype=np.int64)
         self._book = BetBook(rows, lookup.lookup)  # since the last draw
         self._offering: BoolArray = np.zeros(rows, dtype=np.bool_)  # whether the lookup was drawn
+        self._arms: IntArray = np.full(rows, self._model)  # who was, by the policy's numbers
         self._chance: FloatArray = np.ones(rows)
+        self._unknown: FloatArray = np.zeros(0)
         self._planned: BoolArray = np.zeros(rows, dtype=np.bool_)  # whether the plan drafted beside the last offer
-        self._fresh = True  # a row has no draw of its own yet
         self._due = 0
         self._told: tuple[bytes, Provenance] | None = None
         self._told_of: dict[Choice, Choice] = {}
@@ -109,8 +112,8 @@ class Hedge(LookupGoodput):
         self._group[row] = 0 if self._hedge.scope == "global" else task
         self._book.start(row, self._group.item(row))
         self._own.start(row, self._groups.weights(self._group[row : row + 1])[0])
-        self._chance[row] = np.nan
-        self._fresh = True
+        self._planned[row] = False
+        self._draw_one(row)
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
@@ -121,8 +124,6 @@ class Hedge(LookupGoodput):
             self._settle()
             self._due = self._hedge.dwell
             self._draw(signals.rows)
-        elif self._fresh:
-            self._draw(signals.rows[np.isnan(self._chance[signals.rows])])
         self._tell_draws(signals.rows)
         return super().choose(signals)
 
@@ -169,28 +170,46 @@ class Hedge(LookupGoodput):
 
     def _draw(self, rows: IntArray) -> None:
         """Plan or offers for each of these rows."""
-        self._fresh, self._told = False, None
+        if len(rows) == 1:
+            self._draw_one(rows.item())
+            return
+        self._told = None
         groups = self._group[rows]
         request = self._hedge.scope == "request"
         weights = (self._own.weights(rows) if request else self._groups.weights(groups))[:, OFFER]
         chance = weights * (1.0 - self._hedge.explore * self._planned[rows])
         # Rows of a group draw with the same luck, so that rows alike draw alike: they share a draft step.
-        luck = self._random.random(self._number)[groups] if len(rows) > 1 else self._random.random()
-        offering = luck < chance
+        offering = self._random.random(self._number)[groups] < chance
         self._offering[rows] = offering
+        self._arms[rows] = np.where(offering, self._lookup, self._model)
         self._chance[rows] = np.where(offering, chance, 1.0 - chance)
+
+    def _draw_one(self, row: int) -> None:
+        """`_draw` for one row, quicker."""
+        self._told = None
+        request = self._hedge.scope == "request"
+        chance = self._own.weight(row, OFFER) if request else self._groups.weight(self._group.item(row), OFFER)
+        if self._planned.item(row):
+            chance *= 1.0 - self._hedge.explore
+        offering = self._random.random() < chance
+        self._offering[row] = offering
+        self._arms[row] = self._settings.lookup if offering else self._settings.model or 0
+        self._chance[row] = chance if offering else 1.0 - chance
 
     def _tell_draws(self, rows: IntArray) -> None:
         """Say who was drawn, by the policy's numbers; the same object until somebody draws."""
         batch = rows.tobytes()
         if self._told is None or self._told[0] != batch:
-            arms = np.where(self._offering[rows], self._lookup, self._model)
-            unknown: FloatArray = np.full(len(rows), np.nan)
-            self._told = batch, Provenance(arms, self._chance[rows], self._group[rows], unknown)
+            if len(self._unknown) != len(rows):
+                self._unknown = np.full(len(rows), np.nan)
+            arms, chance, groups = self._arms.take(rows), self._chance.take(rows), self._group.take(rows)
+            self._told = batch, Provenance(arms, chance, groups, self._unknown)
 
     def _telling(self, choice: Choice) -> Choice:
         """The choice with who was drawn; the same object until somebody draws."""
         told = None if self._told is None else self._told[1]
+        if choice.provenance is told:
+            return choice
         known = self._told_of.get(choice)
         if known is None or known.provenance is not told:
             if len(self._told_of) >= _MOST_TOLD:
@@ -231,28 +250,36 @@ class Hedge(LookupGoodput):
         nets = self._nets(plan, prices)
         kinds = self._streaks.kinds(rows)
         places = nets.places(kinds, offered)
-        worth = float(nets.worth.take(places).sum())
-        # Where nobody drafts otherwise, all offers together pay for this being a round with drafts.
-        drafts = plan.depths > 0
-        entry = 0.0 if drafts.any() else prices.goodput * (prices.round.overhead - prices.round.plain)
-        if not worth or worth <= entry:
-            return None
         depth = nets.depths.take(places)
         taken = depth > 0
-        kept = hopes(plan, self._bound(plan))[0]
-        self._bet = Bets(depth, kinds, nets.gains, kept, prices, entry / int(np.count_nonzero(taken)))
+        offers = int(np.count_nonzero(taken))
+        if not offers:
+            return None
+        drafts = plan.depths > 0
+        entry = 0.0
+        if not some(drafts):
+            # Nobody drafts otherwise: all offers together pay for this being a round with drafts.
+            entry = prices.goodput * (prices.round.overhead - prices.round.plain)
+            if float(nets.worth.take(places).sum()) <= entry:
+                return None
+        outlook = plan.outlook
+        kept = np.zeros(len(rows))
+        if outlook is not None:
+            kept = outlook.kept_at(hoped(plan.depths, outlook, self._bound(plan)))
+        bets = self._bet = Bets(depth, kinds, nets.gains, kept, prices, entry / offers)
         self._planned[rows] = drafts
-        taken &= self._offering[rows]
+        taken &= self._offering.take(rows)
         if self._planner is not None and self._planner.trying:
             taken &= plan.reasons != int(Reason.EXPLORE)
-        if not taken.any():
+        if not some(taken):
             return None
         return Choice(
-            np.where(taken, depth, plan.depths),
-            np.where(taken, POLICY, plan.reasons),
+            chosen(taken, depth, plan.depths),
+            chosen(taken, POLICY, plan.reasons),
             plan.outlook,
-            np.where(taken, self._lookup, self._model),
-            expected=Expected(prices.goodput, np.where(taken, nets.kept.take(nets.places(kinds, depth)), kept)),
+            self._drafters.take(taken.view(np.int8)),
+            provenance=None if self._told is None else self._told[1],
+            expected=_Netting(bets, nets, taken),
         )
 
     def _nets(self, plan: Choice, prices: Prices) -> NetTable:
@@ -278,6 +305,23 @@ class Hedge(LookupGoodput):
         groups, index, counts = np.unique(gained.groups, return_inverse=True, return_counts=True)
         means = np.stack([np.bincount(index, column) for column in gains.T], axis=1) / counts[:, None]
         self._groups.gain(groups, means[:, :ROUNDS], means[:, ROUNDS])
+
+
+class _Netting(Expected):
+    """What offers that are `taken` [B] and a plan beside them are expected to bring, worked out where somebody asks."""
+
+    _bets: Bets
+    _nets: NetTable
+    _taken: BoolArray
+
+    def __init__(self, bets: Bets, nets: NetTable, taken: BoolArray) -> None:
+        self.__dict__.update(goodput=bets.prices.goodput, _bets=bets, _nets=nets, _taken=taken)
+
+    @functools.cached_property
+    def accepted(self) -> FloatArray:
+        """See `Expected`."""
+        bets, nets = self._bets, self._nets
+        return np.where(self._taken, nets.kept.take(nets.places(bets.kinds, bets.depth)), bets.kept)
 
 
 class HedgeSpec(Part):

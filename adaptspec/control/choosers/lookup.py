@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adaptspec.control.arrays import total
+from adaptspec.control.arrays import chosen, some, total
 from adaptspec.control.choosers.chooser import Alike, Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
 from adaptspec.control.choosers.mixing import PRICES, Bids, Hoped, Mix, RoundPrices, Way, best_mix, mix_again
@@ -27,7 +27,8 @@ _PATIENCE, _LOOKS_EVERY = 16, 4
 _STANDS = 16
 # From so many rows on the best way to sort them out serves for so many rounds with offers.
 _MANY, _WAY_SERVES = 32, 16
-_UNKNOWN: IntArray = np.array([-1])  # nobody looked
+_UNKNOWN = -1  # nobody looked
+_NOTHING: FloatArray = np.zeros(1)  # is drafted at depth 0, by whom there is no outlook of
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class LookupGoodput:
         self._tiers = [tier for tier in settings.tiers if tier]
         self._lookup: IntArray = np.array([settings.lookup])
         self._model: IntArray = np.array([settings.model or 0])
+        self._drafters: IntArray = np.concatenate((self._model, self._lookup))
         self._nothing = Alike()
         self._others: IntArray = np.zeros(0, dtype=np.int64)
         self._prices: Prices | None = None
@@ -122,12 +124,10 @@ class LookupGoodput:
         if len(offered) == 1:
             most = offered.item()
             return self._choose_one(plan, most, signals) if most else None
-        most = offered.max()
-        if not most:
+        if not some(offered):
             return None
         # Another policy may look farther ahead.
-        offered = offered if most <= self.max_depth else np.minimum(offered, self.max_depth)
-        return self._choose_many(plan, offered, signals)
+        return self._choose_many(plan, np.minimum(offered, self.max_depth), signals)
 
     def stands(self) -> int:
         """See `Stands`."""
@@ -146,9 +146,8 @@ class LookupGoodput:
             which, row = self._settings.lookup, record.rows.item()
             taken = record.drafter.item() == which and record.depths.item() > 0
             if taken:
-                # Tokens that earned something, see `RowRounds`.
-                kept = min(record.accepted.item(), record.emitted.item() - 1)
-                self._streaks.observe_one(row, record.drafted.item(), kept)
+                # Beyond the token that the round would have yielded anyway, as in `RowRounds`.
+                self._streaks.observe_one(row, record.drafted.item(), record.emitted.item() - 1)
             elif record.shadow is None or record.shadow_drafted is None:
                 self._streaks.observe_one(row, -1, -1)
             else:
@@ -161,7 +160,7 @@ class LookupGoodput:
         if self._planner is not None and model is not None:
             # Only lookups are ever scored where they do not draft.
             ran: BoolArray = record.drafter == model
-            self._planner.learn_played(record, None if ran.all() else ran)
+            self._planner.learn_played(record, None if np.count_nonzero(ran) == len(ran) else ran)
 
     def _score_many(self, record: RoundRecord) -> bool:
         """Whether any offer was taken."""
@@ -169,12 +168,11 @@ class LookupGoodput:
         ran: BoolArray = record.drafter == which
         ran &= record.depths > 0
         reach, got = record.shadow_drafted, record.shadow
-        drafted = _UNKNOWN if reach is None else reach[which]
-        right = _UNKNOWN if got is None else got[which]
-        taken = bool(ran.any())
+        drafted = np.full_like(record.rows, _UNKNOWN) if reach is None else reach[which]
+        right = np.full_like(record.rows, _UNKNOWN) if got is None else got[which]
+        taken = some(ran)
         if taken:
-            kept = np.minimum(record.accepted, record.emitted - 1)
-            drafted, right = np.where(ran, record.drafted, drafted), np.where(ran, kept, right)
+            drafted, right = chosen(ran, record.drafted, drafted), chosen(ran, record.emitted - 1, right)
         self._streaks.observe(record.rows, drafted, right)
         return taken
 
@@ -215,9 +213,8 @@ class LookupGoodput:
             or prices.gains is not streaks.table
             or prices.round.base != signals.round_size
         ):
-            streaks.settle()
             prices = self._priced(plan, signals)
-            prices.plan, prices.gains = plan, streaks.table
+            prices.plan, prices.gains = plan, streaks.gains_of_kinds()
             prices.weighed.clear()
         else:
             prices.left -= 1
@@ -249,13 +246,13 @@ class LookupGoodput:
         """What becomes of offers of so many tokens [B]; None: all do as planned."""
         mix = self._sorted_out(self._bids(plan, offered, signals), self._priced(plan, signals))
         taken = mix.taken > 0
-        if not taken.any():
+        if not some(taken):
             return None
         return Choice(
-            np.where(mix.follows, plan.depths, mix.taken),
-            np.where(taken, POLICY, plan.reasons),
+            chosen(mix.follows, plan.depths, mix.taken),
+            chosen(taken, POLICY, plan.reasons),
             plan.outlook,
-            np.where(taken, self._lookup, self._model),
+            self._drafters.take(taken.view(np.int8)),
             expected=Hoped(mix),
         )
 
@@ -267,14 +264,18 @@ class LookupGoodput:
             return mix_again(bids, prices.round, prices.way)
         mix = best_mix(bids, prices.round)
         # A way that takes nothing would not see better offers come.
-        prices.way, prices.served = (mix.way if mix.taken.any() else None), 0
+        prices.way, prices.served = (mix.way if some(mix.taken) else None), 0
         return mix
 
     def _bids(self, plan: Choice, offered: IntArray, signals: BatchSignals) -> Bids:
         gains = self._streaks.gains_of_kinds()
         if gains is not self._known:
             self._known, self._offers = gains, OfferTable(gains, self._allowed, PRICES)
-        return Bids(self._offers, self._streaks.kinds(signals.rows), offered, *hopes(plan, self._bound(plan)))
+        kinds, bound, outlook = self._streaks.kinds(signals.rows), self._bound(plan), plan.outlook
+        if outlook is None:
+            return Bids(self._offers, kinds, offered, np.zeros(len(kinds)), plan.depths, _NOTHING, bound)
+        depths = hoped(plan.depths, outlook, bound)
+        return Bids(self._offers, kinds, offered, outlook.kept_at(depths), depths, outlook.sizes, bound)
 
     def _bound(self, plan: Choice) -> BoolArray | None:
         """Rows that must do as planned [B]: those that are tried. None: nobody."""
@@ -303,17 +304,12 @@ class LookupGoodput:
         return self._prices
 
 
-def hopes(plan: Choice, bound: BoolArray | None) -> tuple[FloatArray, FloatArray, int, BoolArray | None]:
-    """Of a plan: tokens that it is expected to keep and to draft [B], its deepest position, and who must follow it."""
-    depths, outlook = plan.depths, plan.outlook
-    if outlook is None:
-        nothing = np.zeros(len(depths))
-        return nothing, nothing, 0, bound
-    # By what the plan was made for: where depths are caps, drafts to the cap are not what it hopes for.
-    if outlook.planned is not None:
-        lower = np.minimum(depths, outlook.planned)
-        depths = lower if bound is None else np.where(bound, depths, lower)
-    return outlook.kept_at(depths), outlook.sizes.take(depths), int(depths.max()), bound
+def hoped(depths: IntArray, outlook: Outlook, bound: BoolArray | None) -> IntArray:
+    """What the plan was made for: where depths are caps, drafts to the cap are not what it hopes for."""
+    if outlook.planned is None:
+        return depths
+    lower = np.minimum(depths, outlook.planned)
+    return lower if bound is None else np.where(bound, depths, lower)
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,18 +65,29 @@ class RoundPrices:
 class Bids:
     """What B rows may do: take an offer, follow the plan, or neither.
 
-    Offers are of `offered` [B] tokens and of these `kinds` [B] of the table. `kept` and `drafted` [B]: tokens that the
-    plan is expected to keep and to draft, 0 where it drafts nothing; `deepest` position of the plan; `bound` [B]: rows
-    that must do as planned (None: nobody).
+    Offers are of `offered` [B] tokens and of these `kinds` [B] of the table. `kept` [B]: tokens that the plan is
+    expected to keep, 0 where it drafts nothing; `depths` [B] of it, and `sizes` [1 + D]: tokens expected to be drafted
+    by depth. `bound` [B]: rows that must do as planned (None: nobody).
     """
 
     offers: OfferTable
     kinds: IntArray
     offered: IntArray
     kept: FloatArray
-    drafted: FloatArray
-    deepest: int
+    depths: IntArray
+    sizes: FloatArray
     bound: BoolArray | None = None
+
+    @functools.cached_property
+    def drafted(self) -> FloatArray:
+        """Tokens that the plan is expected to draft [B]."""
+        drafted: FloatArray = self.sizes.take(self.depths)
+        return drafted
+
+    @functools.cached_property
+    def deepest(self) -> int:
+        """The plan's deepest position."""
+        return int(self.depths.max())
 
     def kept_of(self, taken: IntArray) -> FloatArray:
         """Tokens expected to be kept of offers that are taken so deep; [B], or several ways to take them [W, B]."""
@@ -132,10 +143,14 @@ class Hoped(Expected):
 
 @dataclass(frozen=True)
 class Way:
-    """To sort rows out at a price of a verified token (its place in `PRICES`), with the plan or without it."""
+    """To sort rows out at a price of a verified token (its place in `PRICES`), with the plan or without it.
+
+    `drafting`: what a token of the plan costs then, drafting and all, in shares.
+    """
 
     price: int
     planned: bool
+    drafting: float
 
 
 def best_mix(bids: Bids, prices: RoundPrices) -> Mix:
@@ -152,7 +167,8 @@ def best_mix(bids: Bids, prices: RoundPrices) -> Mix:
     """
     places = bids.offers.places(bids.kinds, bids.offered)
     alone, worth = bids.offers.depths[:, places], bids.offers.worth[:, places]
-    ways = [Way(price, planned=True) for price in range(len(PRICES))]
+    costs = (PRICES + _own(prices)).tolist()
+    ways = [Way(price, planned=True, drafting=cost) for price, cost in enumerate(costs)]
     if not bids.deepest:
         taken, follows = alone, np.zeros(alone.shape, dtype=np.bool_)
     else:
@@ -166,7 +182,7 @@ def best_mix(bids: Bids, prices: RoundPrices) -> Mix:
     elif bids.deepest:
         taken = np.concatenate((taken, alone))
         follows = np.concatenate((follows, np.zeros(alone.shape, dtype=np.bool_)))
-        ways += [Way(price, planned=False) for price in range(len(PRICES))]
+        ways += [Way(price, planned=False, drafting=cost) for price, cost in enumerate(costs)]
     kept = np.where(follows, bids.kept, bids.kept_of(taken))
     tokens = np.where(follows, bids.drafted, taken)
     seconds, each = _seconds(tokens, follows, bids, prices)
@@ -181,13 +197,15 @@ def mix_again(bids: Bids, prices: RoundPrices, way: Way) -> Mix:
     offers, price = bids.offers, way.price
     places = offers.places(bids.kinds, bids.offered)
     taken = offers.depths[price].take(places)
-    if bids.deepest and (way.planned or bids.bound is not None):
+    if way.planned or bids.bound is not None:
         if price == _LAST:
-            follows = bids.drafted > 0.0
+            follows = bids.depths > 0
         else:
             # As `_value` says, without its logarithms.
-            spent = 1.0 + (PRICES[price] + _own(prices)) * bids.drafted
-            follows = 1.0 + bids.kept > spent * offers.rates[price].take(places)
+            worth = (1.0 + way.drafting * bids.sizes).take(bids.depths)
+            worth *= offers.rates[price].take(places)
+            worth -= 1.0
+            follows = bids.kept > worth
         if bids.bound is not None:
             follows[bids.bound] = bids.drafted[bids.bound] > 0.0
             taken[bids.bound] = 0

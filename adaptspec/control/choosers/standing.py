@@ -15,8 +15,10 @@ import numpy as np
 
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.planning import Market, Plan
-from adaptspec.types import Expected, FloatArray, IntArray
+from adaptspec.control.reasons import OFF, POLICY
+from adaptspec.types import Expected, FloatArray, IntArray, Reason
 
+_OFF, _POLICY = int(Reason.OFF), int(Reason.POLICY)
 # More than one row in so many: news of these cannot wait for the next plan.
 MANY = 8
 
@@ -24,11 +26,14 @@ MANY = 8
 class Wishes:
     """What plans said last of each row of the engine: depth (-1: nothing), acceptance, factor, gains by depth.
 
+    `asked`: the depth to ask for, which is the plan's cap where a stop rule ends drafts, and the `reasons` for it.
     Numbers of a row stand side by side: a row that joins a batch is set in one go.
     """
 
     def __init__(self, rows: int, depth: int) -> None:
         self.depths: IntArray = np.full(rows, -1, dtype=np.int64)
+        self.asked: IntArray = np.zeros(rows, dtype=np.int64)
+        self.reasons: IntArray = np.zeros(rows, dtype=np.int64)
         self._lines: FloatArray = np.zeros((rows, 2 * depth + 2))
         self.acceptance = self._lines[:, :depth]
         self.factors = self._lines[:, depth]
@@ -38,17 +43,29 @@ class Wishes:
         """A new request is in `row`."""
         self.depths[row] = -1
 
-    def note(
-        self, rows: IntArray, depths: IntArray, acceptance: FloatArray, factors: FloatArray | float, gained: FloatArray
-    ) -> None:
-        """Of different rows: depths [N], acceptance [N, D], factors [N], tokens gained [N, 1 + D]."""
-        self.depths[rows], self.acceptance[rows], self.factors[rows] = depths, acceptance, factors
-        self.gained[rows] = gained
+    def note(self, rows: IntArray, depths: IntArray, cap: int | None, outlook: Outlook) -> None:
+        """Of different rows: depths [N], the cap of those that draft, if there is one, and what a plan says of them."""
+        self.depths[rows], self.acceptance[rows], self.gained[rows] = depths, outlook.acceptance, outlook.gained
+        self.factors[rows] = 1.0 if outlook.factors is None else outlook.factors
+        self.asked[rows], self.reasons[rows] = asked(depths, cap)
 
-    def note_one(self, row: int, depth: int, line: FloatArray) -> None:
-        """Of a row: its depth, and acceptance [D], factor, tokens gained [1 + D] in one array."""
+    def note_one(self, row: int, depth: int, cap: int | None, line: FloatArray) -> None:
+        """Of a row: its depth and cap, and acceptance [D], factor, tokens gained [1 + D] in one array."""
         self.depths[row] = depth
+        self.asked[row] = cap if depth and cap is not None else depth
+        self.reasons[row] = _POLICY if depth else _OFF
         self._lines[row] = line
+
+
+def asked(planned: IntArray, cap: int | None) -> tuple[IntArray, IntArray]:
+    """Depths to ask for where these were planned, and why: those that draft may go to the cap, if there is one."""
+    if len(planned) == 1:
+        depth = planned.item()
+        if not depth:
+            return planned, OFF
+        return (planned if cap is None else np.array([cap])), POLICY
+    drafting = planned > 0
+    return (planned if cap is None else cap * drafting), np.where(drafting, POLICY, OFF)
 
 
 class SeatedOutlook(Outlook):
@@ -126,18 +143,18 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A new row of a task: its `line` as wishes hold it, its best depth, and the seconds per round that drafting to it
+    """A new row of a task: its `line` as wishes hold it, its best depth, and the tokens that it may catch up for that:
 
-    earns, which is what catching up may cost.
+    they cost what drafting earns.
     """
 
     line: FloatArray
     depth: int
-    seconds: float
+    most_lag: float
 
-    def depth_after(self, entry: float) -> int:
-        """The depth, if it must spend `entry` seconds per round on catching up."""
-        return self.depth if self.seconds > entry else 0
+    def depth_after(self, lag: int) -> int:
+        """The depth, if it must catch up so many tokens."""
+        return self.depth if lag < self.most_lag else 0
 
 
 class Newcomers:
@@ -162,15 +179,18 @@ class Newcomers:
         self._tiers: list[int] = market.tiers.tolist()
         self._known: dict[int, Newcomer] = {}
 
-    def of(self, task: int, hopeful: Callable[[int], list[float]]) -> Newcomer:
-        """Of a row of this task; `hopeful` tells the conditional acceptance of a task's rows by position."""
+    def of(self, task: int, hopeful: Callable[[int], list[float]], entry: Callable[[int], float]) -> Newcomer:
+        """Of a row of this task; `hopeful` tells the conditional acceptance of a task's rows by position, `entry` the
+
+        seconds per round for each token to catch up.
+        """
         known = self._known.get(task)
         if known is None:
             acceptance = hopeful(task)
             gained = [0.0, *accumulate(map(mul, accumulate(acceptance, mul), self._kept))]
             worth, depth = max((gained[tier] - self._spent[tier - 1], -tier) for tier in self._tiers)
-            seconds = worth / self._goodput
-            known = self._known[task] = Newcomer(np.array([*acceptance, 1.0, *gained]), -depth, seconds)
+            most_lag = worth / max(self._goodput * entry(task), 1e-12)
+            known = self._known[task] = Newcomer(np.array([*acceptance, 1.0, *gained]), -depth, most_lag)
         return known
 
 

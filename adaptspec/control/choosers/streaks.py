@@ -52,17 +52,14 @@ class Streaks:
         self._streak[row] = 0
         self._first_kind[row] = task * (_LONGEST + 1)
 
-    def settle(self) -> None:
-        """Learn what was noted once it is an eighth of what is known: estimates move slowly, and are read often."""
-        if len(self._noted) + len(self._noted_one) > self._settled // 8:
-            self._learn()
-
     def gains_of_kinds(self) -> FloatArray:
         """[kinds, depth]: how many tokens of a draft of 1, 2, ... tokens are expected to be kept, by kind of row; the
 
         same array until something was learned.
         """
-        self.settle()
+        # What was noted is learned once it is an eighth of what is known: estimates move slowly, and are read often.
+        if len(self._noted) + len(self._noted_one) > self._settled // 8:
+            self._learn()
         return self.table
 
     def kinds(self, rows: IntArray) -> IntArray:

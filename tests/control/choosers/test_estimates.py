@@ -56,7 +56,7 @@ def test_a_request_lasts_as_many_rounds_as_it_ran_in() -> None:
         for _ in range(2):
             estimates.note(record([0, 0, 0], [0, 0, 0], rows=[0, 1, 3]))
         estimates.finish(3)
-    each = estimates.entry_of_one(3, 100)
+    each = 100 * estimates.entry_of_task(1)
     assert each == pytest.approx(estimates.entry(array(3), array(100)).item())
     catching_up = table().catch_up_seconds("draft-model", 100.0)
     assert catching_up / each == pytest.approx(2.0, rel=0.1)

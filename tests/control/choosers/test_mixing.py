@@ -37,11 +37,11 @@ def bids(
     depths: list[int] | None = None,
     bound: BoolArray | None = None,
 ) -> Bids:
-    drafted = np.zeros(ROWS) if depths is None else np.array(depths, dtype=np.float64)
-    kept = drafted * np.array([0.0] * ROWS if rates is None else rates)
+    planned = np.zeros(ROWS, dtype=np.int64) if depths is None else np.array(depths)
+    kept = planned * np.array([0.0] * ROWS if rates is None else rates)
     table = OfferTable(offers.gains, np.ones(DEPTH, dtype=np.bool_), PRICES)
     tied = bound if bound is not None and bound.any() else None
-    return Bids(table, np.arange(ROWS), np.array(offers.found), kept, drafted, int(drafted.max()), tied)
+    return Bids(table, np.arange(ROWS), np.array(offers.found), kept, planned, np.arange(DEPTH + 1.0), tied)
 
 
 def prices(token: float = 1e-4, step: float = 5e-4, extra: float = 0.0) -> RoundPrices:

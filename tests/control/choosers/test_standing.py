@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from adaptspec.control.choosers.chooser import Outlook
 from adaptspec.control.choosers.goodput import Goodput
-from adaptspec.control.choosers.standing import SeatedOutlook, Wishes
+from adaptspec.control.choosers.standing import SeatedOutlook, Wishes, asked
 from adaptspec.types import Reason
 from tests.control.helpers import record, signals, table
 
@@ -66,8 +67,8 @@ def test_an_outlook_of_rows_that_were_seated_says_what_one_made_for_them_would()
     factors, kept = np.array([0.5, 1.0, 2.0]), np.array([1.0, 0.9, 0.8])
     verify = np.arange(10.0)
     made = Outlook(900.0, acceptance, 1e-3, 1e-4, verify, factors, kept, kept, depths)
-    wishes.note(rows, depths, acceptance, factors, made.gained)
-    wishes.note_one(7, 1, np.array([0.5, 0.4, 0.3, 1.5, 0.0, 0.1, 0.2, 0.3]))
+    wishes.note(rows, depths, None, made)
+    wishes.note_one(7, 1, None, np.array([0.5, 0.4, 0.3, 1.5, 0.0, 0.1, 0.2, 0.3]))
     assert (wishes.depths[7], wishes.factors[7]) == (1, 1.5)
     assert (wishes.acceptance[7].tolist(), wishes.gained[7].tolist()) == ([0.5, 0.4, 0.3], [0.0, 0.1, 0.2, 0.3])
     plan = Outlook(900.0, np.full((2, 3), 0.1), 1e-3, 1e-4, verify, None, kept, kept, np.array([1, 1]))
@@ -76,3 +77,18 @@ def test_an_outlook_of_rows_that_were_seated_says_what_one_made_for_them_would()
     for name in ("gained", "acceptance", "factors", "planned", "sizes", "kept", "drafted", "verify"):
         assert np.array_equal(getattr(seated, name), getattr(made, name)), name
     assert (seated.goodput, seated.per_step, seated.per_row) == (made.goodput, made.per_step, made.per_row)
+
+
+@pytest.mark.parametrize("cap", [None, 3])
+def test_a_row_alone_asks_for_what_it_would_in_a_batch(cap: int | None) -> None:
+    """Whether it was there when the plan was made, came later, or runs by itself."""
+    depths = np.array([2, 0, 1])
+    plan = Outlook(900.0, np.full((3, 3), 0.5), 1e-3, 1e-4, np.arange(10.0))
+    wishes = Wishes(6, 3)
+    wishes.note(np.array([4, 0, 2]), depths, cap, plan)
+    for row, depth in zip((5, 1, 3), depths.tolist(), strict=True):
+        wishes.note_one(row, depth, cap, np.zeros(8))
+    for rows in ([4, 0, 2], [5, 1, 3]):
+        for row, depth in zip(rows, depths, strict=True):
+            alone, why = asked(np.array([depth]), cap)
+            assert (wishes.asked[row], wishes.reasons[row]) == (alone.item(), why.item())

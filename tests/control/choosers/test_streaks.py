@@ -52,7 +52,7 @@ def test_one_row_at_a_time_is_the_same_as_in_arrays(rounds: list[tuple[int, int,
     for row, drafted, right in rounds:
         many.observe(array(row), array(drafted), array(min(right, drafted)))
     for row in range(3):
-        one.settle()
+        one.gains_of_kinds()
         assert one.gains_of_one(row) == gains_of(many, row)[0].tolist()
     assert np.array_equal(one.learned(), many.learned())
 
