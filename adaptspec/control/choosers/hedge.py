@@ -103,6 +103,7 @@ class Hedge(LookupGoodput):
         self._bet: Bet | Bets | None = None  # of the round to come, and its rows
         self._betting = b""
         self._random = np.random.default_rng(settings.seed)
+        self._luck: FloatArray = self._random.random(groups)
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
@@ -170,28 +171,29 @@ class Hedge(LookupGoodput):
 
     def _draw(self, rows: IntArray) -> None:
         """Plan or offers for each of these rows."""
+        # Rows of a group draw with the same luck, so that rows alike draw alike: they share a draft step.
         if len(rows) == 1:
+            self._luck[self._group.item(rows.item())] = self._random.random()
             self._draw_one(rows.item())
             return
-        self._told = None
+        self._told, self._luck = None, self._random.random(self._number)
         groups = self._group[rows]
         request = self._hedge.scope == "request"
         weights = (self._own.weights(rows) if request else self._groups.weights(groups))[:, OFFER]
         chance = weights * (1.0 - self._hedge.explore * self._planned[rows])
-        # Rows of a group draw with the same luck, so that rows alike draw alike: they share a draft step.
-        offering = self._random.random(self._number)[groups] < chance
+        offering = self._luck[groups] < chance
         self._offering[rows] = offering
         self._arms[rows] = np.where(offering, self._lookup, self._model)
         self._chance[rows] = np.where(offering, chance, 1.0 - chance)
 
     def _draw_one(self, row: int) -> None:
-        """`_draw` for one row, quicker."""
+        """The same for one row, with the luck that its group has had."""
         self._told = None
-        request = self._hedge.scope == "request"
-        chance = self._own.weight(row, OFFER) if request else self._groups.weight(self._group.item(row), OFFER)
+        request, group = self._hedge.scope == "request", self._group.item(row)
+        chance = self._own.weight(row, OFFER) if request else self._groups.weight(group, OFFER)
         if self._planned.item(row):
             chance *= 1.0 - self._hedge.explore
-        offering = self._random.random() < chance
+        offering = self._luck.item(group) < chance
         self._offering[row] = offering
         self._arms[row] = self._settings.lookup if offering else self._settings.model or 0
         self._chance[row] = chance if offering else 1.0 - chance
