@@ -27,8 +27,9 @@ _KNOWN = 24
 _ADVANCE = 0.25
 # Rounds that the first plan of a batch serves, halved: if it was made for this batch, and if for another of its kind.
 _SOON, _LATER = 1, 4
-# Rounds, at most, after which the first plan of a new row is no longer good for the next.
-_FRESH = 512
+# Rounds, at most, after which the first plan of a new row is no longer good for the next: if it is off, of which a try
+# that succeeds tells sooner, and if it drafts. Where requests are short it is all the plan they have.
+_FRESH, _FRESH_DRAFTING = 512, 16
 # Rounds for which new rows of a task are judged alike.
 _NEWCOMERS_SERVE = 32
 # Rounds in which what rounds cost is found out.
@@ -257,7 +258,8 @@ class Goodput:
         known = self._firsts.get(kind)
         if known is None or self._learned > known.until:
             plan = self._planned(signals)
-            self._firsts[kind] = _First(plan, self._learned + min(_FRESH, self._learned // 4))
+            serves = _FRESH_DRAFTING if plan.best.depths.item() else _FRESH
+            self._firsts[kind] = _First(plan, self._learned + min(serves, self._learned // 4))
             return plan
         # It rests on all that its task has taught: two rounds of this request would hardly move it. On tapes nothing is
         # lost by waiting for eight.
