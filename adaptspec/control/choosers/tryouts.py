@@ -17,8 +17,8 @@ _LONG = 2**31
 class Allowance:
     """Time that may be spent on drafts expected to lose. Earned as a share of the time that passes.
 
-    A try that emits tokens earns back what they are worth, so good news pays for the next try at once; each failure
-    lowers the share (down to a quarter), a success restores it. Bounds the cost of exploring at `share` of all time.
+    A try that emits tokens earns back what they are worth, so good news pays for the next try at once; failures lower
+    the share (down to a quarter), successes raise it again. Bounds the cost of exploring at `share` of all time.
 
     Where tries cost next to nothing time alone would allow them all the time: after each failure nothing is tried for
     some rounds, the more the more have failed, up to `rest`.
@@ -69,5 +69,8 @@ class Allowance:
     def settle(self, cost: float, worth: float) -> None:
         """A try has been made: what it cost, and what its accepted tokens were worth, in seconds."""
         self._seconds += worth - cost
-        self._eagerness = 1.0 if worth > cost else max(self._FLOOR, self._eagerness * self._FAILED)
-        self._resting = round(self._rest * (1.0 - self._eagerness) / (1.0 - self._FLOOR))
+        # By what it lost or won: tries that keep a token more often than not may still lose.
+        lost = (cost - worth) / max(cost, worth, 1e-12)
+        self._eagerness = min(1.0, max(self._FLOOR, self._eagerness * self._FAILED**lost))
+        resting = self._rest * (1.0 - self._eagerness) / (1.0 - self._FLOOR)
+        self._resting = round(resting) if worth < cost else 0

@@ -55,6 +55,19 @@ def test_new_requests_help_less_where_tries_fail() -> None:
     assert 20 <= tries <= 50
 
 
+def test_tries_that_lose_on_average_get_rare_though_more_of_them_succeed() -> None:
+    """Three of five are worth a quarter more than they cost, the others nothing: a fifth of the time is lost."""
+    allowance = Allowance(0.01)
+    tries = 0
+    for _ in range(4000):
+        allowance.grant(PLAIN, rows=4)
+        allowance.earn(PLAIN)
+        if allowance.affords(COST):
+            allowance.settle(COST, PLAIN if tries % 5 < 3 else 0.0)
+            tries += 1
+    assert 100 <= tries <= 500
+
+
 def test_no_share_no_tries() -> None:
     assert spend(Allowance(0.0), 1000, worth=1.0) == 0
 
