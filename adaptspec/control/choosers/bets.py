@@ -115,11 +115,11 @@ def _score_one(bet: Bet, record: RoundRecord, which: int, own: FloatArray) -> No
     emitted = record.emitted.item()
     plan = bet.worth
     if record.drafter.item() == which and record.depths.item():
-        reach, right = record.drafted.item(), record.accepted.item()
+        reach, right = record.drafted.item(), min(record.accepted.item(), emitted - 1)
     elif record.shadow is not None and record.shadow_drafted is not None:
         reach, right = record.shadow_drafted[which].item(), record.shadow[which].item()
         if record.depths.item():
-            plan += record.accepted.item() - bet.kept
+            plan += min(record.accepted.item(), emitted - 1) - bet.kept
     else:
         return
     depth, gains = bet.depth, bet.expected
@@ -140,14 +140,15 @@ def _score_many(bets: Bets, record: RoundRecord, which: int) -> FloatArray | Non
     prices = bets.prices
     if record.shadow is None or record.shadow_drafted is None:
         return None
+    kept = np.minimum(record.accepted, record.emitted - 1)  # what earned something, see `RowRounds`
     took = (record.drafter == which) & (record.depths > 0)
     reach = np.where(took, record.drafted, record.shadow_drafted[which])
-    right = np.where(took, record.accepted, record.shadow[which])
+    right = np.where(took, kept, record.shadow[which])
     drafted = ~took & (record.depths > 0)
     expected = bets.gains[bets.kinds]
     # The plan's advantage over plain decoding is the rows', by what is expected of them.
     worth = prices.ahead * bets.kept / max(float(bets.kept.sum()), 1e-9)
-    plan = worth + np.where(drafted, record.accepted - bets.kept, 0.0)
+    plan = worth + np.where(drafted, kept - bets.kept, 0.0)
     going = ~took & (right == record.emitted) & (bets.depth > record.emitted)
     every, depth = np.arange(len(right)), bets.depth - 1
     seen = np.minimum(record.emitted, expected.shape[1]) - 1
