@@ -79,7 +79,7 @@ class SwitchGuard:
     _BUDGET_ROUNDS = 4.0
     # A round that had to catch up this many tokens measures the catching up, not speculation.
     _CATCH_UP = 8
-    # Unless most rounds do: where requests come and go all the time, catching up is part of what drafts cost.
+    # Unless most rounds with drafts do: where requests come and go, catching up is part of what drafts cost.
     _READING = 8
     # So many rounds without drafts end a window.
     _IDLE_ROUNDS = 8
@@ -110,7 +110,7 @@ class SwitchGuard:
         self._refresh: dict[int, int] = {}
         self._alone = True
         self._noted: list[RoundRecord] = []
-        self._told = 0  # rounds
+        self._told = 0  # rounds, whatever they did
         self._lot = self._lot_of(1)
         self._window = _Window()
 
@@ -140,8 +140,8 @@ class SwitchGuard:
         rules, window = self._settings.never_slower, self._window
         if rules is None:
             return self._lot
-        calm = window.lost <= 0.0 if window.rounds > 1 else self._idle > 0
-        return min(self._until_plain - 1, rules.window_rounds // 2 if calm else self._lot - 1)
+        calm, most = (window.lost <= 0.0 if window.rounds > 1 else self._idle > 0), rules.window_rounds // 2
+        return min(self._until_plain - 1, most if calm else min(most, self._LOT - 1))
 
     def after(self, record: RoundRecord) -> None:
         """Note a round."""

@@ -128,6 +128,20 @@ def test_a_long_pause_that_was_caught_up_is_not_held_against_drafts() -> None:
         assert Stance.OFF not in drive(guard, 6, reading) + drive(guard, 12, WINNING)
 
 
+@pytest.mark.parametrize(("window", "rows", "winning"), [(16, 1, 8), (16, 64, 8), (8, 64, 2)])
+def test_a_decision_stands_for_fewer_rounds_where_drafts_lose(window: int, rows: int, winning: int) -> None:
+    """It must hear of them before they have cost much, in a large batch, too, and is careful while it cannot tell."""
+    stood = {}
+    for name, told in (("losing", record([3] * rows, [0] * rows)), ("winning", record([3] * rows, [3] * rows))):
+        guard = SwitchGuard(GuardSettings(NeverSlower(0.03, window, 2)), table())
+        for _ in range(window - 1):
+            guard.stance(signals([7] * rows))
+            guard.after(told)
+        stood[name] = guard.stands()
+    assert 0 <= stood["losing"] <= 2
+    assert stood["winning"] == winning
+
+
 def test_catching_up_counts_where_every_round_does() -> None:
     """Requests that come and go must all be read: that is what drafts cost there, and it is not paid once."""
     stances = drive(SwitchGuard(SLOWER, table()), 200, replace(LOSING, caught_up=300))
