@@ -153,10 +153,10 @@ class CostTable:
         Rounds that read a prompt, or hold no decoding rows, teach nothing.
         """
         rows = len(record.rows)
+        self._rounds += rows > 0
         if not rows or record.prefill_tokens or not record.verify_seconds > 0.0:
             return
         drafting = record.drafting
-        self._rounds += 1
         # One round in so many says enough, of those with drafts and of those without: the rare kind is always heard.
         if self._rounds < self._due[drafting]:
             return
@@ -166,7 +166,7 @@ class CostTable:
         ratio = self._verify.correct(rows, width, record.verify_seconds, self._machine, attended)
         self._correct_machine(ratio)
         beside = record.total_seconds - record.verify_seconds
-        if record.draft_steps or record.caught_up:  # rounds that only caught up are no dearer without drafts
+        if record.draft_steps or record.caught_up:  # whatever became of it, it is no part of a round without drafts
             beside -= record.draft_seconds
         if drafting and record.draft_steps:
             # Where several drafters ran nobody knows whose the seconds were, but they were no overhead.

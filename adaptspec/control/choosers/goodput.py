@@ -98,7 +98,7 @@ class Goodput:
         self._allowance = Allowance(settings.tryouts, settings.rest)
         self._trying: _Trying | None = None
         self._reading: _Trying | None = None  # a try that has only caught up so far
-        self._unearned = 0  # rounds since tries were last looked for
+        self._unearned = 0  # rounds since tries were last looked for, but for those that stood
         self._try_costs = 0.0  # seconds that the next try takes at least
 
     def start(self, row: int, task: int) -> None:
@@ -309,7 +309,8 @@ class Goodput:
             return None
         self._allowance.earn(plan.plain, self._unearned)
         self._unearned = 0
-        return self._go_on_reading(choice, signals) or self._begin_try(plan, choice, signals)
+        reading = self._go_on_reading(choice, signals)
+        return reading if reading or self._early(len(choice.depths)) else self._begin_try(plan, choice, signals)
 
     def _begin_try(self, plan: BatchPlan, choice: Choice, signals: BatchSignals) -> Choice | None:
         fixed, per_try = plan.tryout
@@ -346,7 +347,7 @@ class Goodput:
     def _until_tries(self) -> int:
         """Rounds until a large batch looks for tries again; this one is due if it is `_TRIES_EVERY`.
 
-        It is the round in which costs are heard, and guards measure: so fewer rounds take long.
+        With one policy it is the round in which costs are heard, and guards measure: so fewer rounds take long.
         """
         return _TRIES_EVERY - self._learned % _TRIES_EVERY
 

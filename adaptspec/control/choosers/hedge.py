@@ -41,7 +41,7 @@ _REST = 28
 class HedgeSettings:
     """`rate` and `share`: see `FixedShare`. `dwell`: rounds between draws. `explore`: share of draws that go to the
 
-    plan whatever the weights, where it drafts.
+    plan whatever the weights, where it drafts: not of a request's first, before anything is known of it.
     """
 
     scope: Scope = "request"

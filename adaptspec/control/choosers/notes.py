@@ -19,6 +19,8 @@ _MOST_ROUNDS = 256
 class RowRounds:
     """N row-rounds: row (or the name it goes under), depth, tokens drafted and kept, all [N]; `confidence` [N, D].
 
+    A depth of 0 where something was drafted: it says nothing of how far drafts go on.
+
     Kept tokens are those that earned something: of an accepted draft that ends the request, the tokens behind its
     end are lost, and the last one stands in for the token that the round would have yielded anyway. So positions
     beyond the end of a request count as rejected: where answers are short, deep drafts do not pay.
@@ -94,8 +96,9 @@ class Notes:
         if any(record.caught_up for record in records):
             # A row that only caught up was not asked for a draft: its end says nothing of how long drafts go on. Nor do
             # those of others in its round: they were stopped by what a token costs while few draft.
-            reading = np.repeat([_reads(record) for record in records], sizes)
-            depths[reading] = drafted[reading]
+            read = np.array([record.caught_up > 0 for record in records])
+            read &= np.logical_or.reduceat((drafted == 0) & (depths > 0), np.cumsum([0, *sizes[:-1]]))
+            depths[np.repeat(read, sizes)] = 0
         confidence: FloatArray = np.full((len(rows), self._depth), np.nan)
         start = 0
         for record, size in zip(records, sizes, strict=True):
@@ -105,8 +108,3 @@ class Notes:
         self._rounds.clear()
         self._count = 0
         return RowRounds(rows, depths, drafted, np.minimum(accepted, np.maximum(emitted - 1, 0)), confidence)
-
-
-def _reads(record: RoundRecord) -> bool:
-    """Whether a row that was to draft only caught up."""
-    return record.caught_up > 0 and bool(((record.drafted == 0) & (record.depths > 0)).any())

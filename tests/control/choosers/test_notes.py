@@ -70,13 +70,18 @@ def test_rows_that_ran_under_another_drafter_drafted_nothing_here() -> None:
 
 
 def test_a_round_in_which_rows_only_caught_up_says_nothing_of_how_far_drafts_go_on() -> None:
-    """Few drafted beside them, and were stopped by what tokens cost then. Where all drafted, some were stopped."""
+    """Few drafted beside them, and were stopped by what tokens cost then. Where all drafted, some were stopped. Lookups
+
+    that found nothing are no rows that caught up.
+    """
     notes = Notes(7)
     asked = replace(record([0, 2], [0, 1]), depths=np.array([3, 3]))
     notes.add(replace(asked, caught_up=40))
     notes.add(asked)
     notes.add(replace(record([1, 2], [0, 1]), depths=np.array([3, 3]), caught_up=40))
-    assert taken(notes).depths.tolist() == [0, 2, 3, 3, 3, 3]
+    assert taken(notes).depths.tolist() == [0, 0, 3, 3, 3, 3]
+    notes.add(replace(asked, caught_up=40), np.array([False, True]))
+    assert taken(notes).depths.tolist() == [0, 3]
 
 
 def test_notes_are_forgotten_once_taken_and_bounded_before() -> None:
