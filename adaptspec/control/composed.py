@@ -153,7 +153,7 @@ class ComposedPolicy:
         if stance is Stance.OFF or stance is Stance.PLAIN_ONCE:
             return self._none(Reason.GUARD)
         choice = self._chooser.choose(signals)
-        if stance is Stance.RUN and self._stands is not None and signals.least_limit >= self._stands.max_depth:
+        if stance is Stance.RUN and self._stands is not None:
             self._stand(choice, self._stands, signals)
         if stance is Stance.PROBE:
             reasons = np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons)
@@ -203,7 +203,7 @@ class ComposedPolicy:
 
     def _stand(self, choice: Choice, chooser: Stands, signals: BatchSignals) -> None:
         """Let the choice stand, or what was planned but for offers, if it may."""
-        if signals.beside or signals.prefill_tokens:
+        if signals.beside or signals.prefill_tokens or signals.least_limit < chooser.max_depth:
             return
         rounds = chooser.stands()
         if self._guard is not None and rounds > 0:

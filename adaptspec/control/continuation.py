@@ -28,7 +28,7 @@ class Continuation:
         self._rates: FloatArray | None = None
 
     def observe(self, depths: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Note rounds of N rows: depth decided, tokens drafted and accepted, all [N]."""
+        """Note rounds of N rows: depth decided (0: says nothing), tokens drafted and accepted, all [N]."""
         if len(depths) <= FEW:
             self.observe_few(depths.tolist(), drafted.tolist(), accepted.tolist())
         else:
@@ -59,6 +59,7 @@ class Continuation:
     def observe_many(self, depths: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """`observe`, all at once: quicker for many."""
         fade = self._discount ** int(np.count_nonzero(depths))
+        drafted = drafted * (depths > 0)
         # Position j (from 0) was allowed where j < depth and j <= drafted, drafted where j < drafted.
         allowed = np.minimum(depths, drafted + 1)
         alive = np.minimum(allowed, accepted + 1)

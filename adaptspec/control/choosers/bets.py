@@ -113,13 +113,13 @@ class BetBook:
 def _score_one(bet: Bet, record: RoundRecord, which: int, own: FloatArray) -> None:
     """Add what plan and offer came to in a round of one row to its own gains [3]."""
     emitted = record.emitted.item()
-    plan = bet.worth
+    kept, plan = min(record.accepted.item(), emitted - 1), bet.worth  # what earned something, see `RowRounds`
     if record.drafter.item() == which and record.depths.item():
-        reach, right = record.drafted.item(), min(record.accepted.item(), emitted - 1)
+        reach, right = record.drafted.item(), kept
     elif record.shadow is not None and record.shadow_drafted is not None:
         reach, right = record.shadow_drafted[which].item(), record.shadow[which].item()
         if record.depths.item():
-            plan += min(record.accepted.item(), emitted - 1) - bet.kept
+            plan += kept - bet.kept
     else:
         return
     depth, gains = bet.depth, bet.expected

@@ -123,7 +123,7 @@ class Estimates:
         if new is None:
             return
         self.acceptance.observe(new.rows, new.drafted, new.kept)
-        self._continuation.observe(new.depths, new.drafted * (new.depths > 0), new.kept)
+        self._continuation.observe(new.depths, new.drafted, new.kept)
         self.calibration.observe(new.confidence, new.drafted, new.kept, new.rows)
 
     def learned(self) -> dict[str, FloatArray]:

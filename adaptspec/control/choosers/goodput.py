@@ -305,12 +305,14 @@ class Goodput:
     def _tryout(self, plan: BatchPlan, choice: Choice, signals: BatchSignals) -> Choice | None:
         """One token for rows that are off, as far as the allowance goes: fewest rejections, then least lag first."""
         self._unearned += 1
-        if self._early(len(choice.depths)):
+        # A large batch affords a try nearly every round: those of eight rounds at once share their draft step.
+        early = len(choice.depths) >= _LARGE and self._until_tries < _TRIES_EVERY
+        if early and self._reading is None:
             return None
         self._allowance.earn(plan.plain, self._unearned)
         self._unearned = 0
         reading = self._go_on_reading(choice, signals)
-        return reading if reading or self._early(len(choice.depths)) else self._begin_try(plan, choice, signals)
+        return reading if reading or early else self._begin_try(plan, choice, signals)
 
     def _begin_try(self, plan: BatchPlan, choice: Choice, signals: BatchSignals) -> Choice | None:
         fixed, per_try = plan.tryout
@@ -335,13 +337,6 @@ class Goodput:
         chosen = off[order[:tries]]
         self._trying = _Trying(self._only(signals.rows[chosen]), float(spent[tries - 1]), plan.plain)
         return self._try(chosen, choice, signals)
-
-    def _early(self, rows: int) -> bool:
-        """Whether it is too early to look for tries.
-
-        A large batch affords one nearly every round: those of eight rounds at once share their draft step.
-        """
-        return rows >= _LARGE and self._until_tries < _TRIES_EVERY and self._reading is None
 
     @property
     def _until_tries(self) -> int:

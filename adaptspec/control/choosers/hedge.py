@@ -15,7 +15,7 @@ from adaptspec.control.choosers.bets import OFFER, ROUNDS, Bet, BetBook, Bets
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.choosers.experts import FixedShare
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings, PriorSpec
-from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings, Prices, hoped
+from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings, Prices
 from adaptspec.control.choosers.offers import NetTable
 from adaptspec.control.choosers.standing import MANY
 from adaptspec.control.copies import changed
@@ -93,7 +93,6 @@ class Hedge(LookupGoodput):
         self._group: IntArray = np.zeros(rows, dtype=np.int64)
         self._book = BetBook(rows, lookup.lookup)  # since the last draw
         self._offering: BoolArray = np.zeros(rows, dtype=np.bool_)  # whether the lookup was drawn
-        self._arms: IntArray = np.full(rows, self._model)  # who was, by the policy's numbers
         self._chance: FloatArray = np.ones(rows)
         self._unknown: FloatArray = np.zeros(0)
         self._planned: BoolArray = np.zeros(rows, dtype=np.bool_)  # whether the plan drafted beside the last offer
@@ -183,7 +182,6 @@ class Hedge(LookupGoodput):
         chance = weights * (1.0 - self._hedge.explore * self._planned[rows])
         offering = self._luck[groups] < chance
         self._offering[rows] = offering
-        self._arms[rows] = np.where(offering, self._lookup, self._model)
         self._chance[rows] = np.where(offering, chance, 1.0 - chance)
 
     def _draw_one(self, row: int) -> None:
@@ -195,7 +193,6 @@ class Hedge(LookupGoodput):
             chance *= 1.0 - self._hedge.explore
         offering = self._luck.item(group) < chance
         self._offering[row] = offering
-        self._arms[row] = self._settings.lookup if offering else self._settings.model or 0
         self._chance[row] = chance if offering else 1.0 - chance
 
     def _tell_draws(self, rows: IntArray) -> None:
@@ -204,8 +201,8 @@ class Hedge(LookupGoodput):
         if self._told is None or self._told[0] != batch:
             if len(self._unknown) != len(rows):
                 self._unknown = np.full(len(rows), np.nan)
-            arms, chance, groups = self._arms.take(rows), self._chance.take(rows), self._group.take(rows)
-            self._told = batch, Provenance(arms, chance, groups, self._unknown)
+            arms = self._drafter_of(self._offering.take(rows))
+            self._told = batch, Provenance(arms, self._chance.take(rows), self._group.take(rows), self._unknown)
 
     def _telling(self, choice: Choice) -> Choice:
         """The choice with who was drawn; the same object until somebody draws."""
@@ -264,10 +261,7 @@ class Hedge(LookupGoodput):
             entry = prices.goodput * (prices.round.overhead - prices.round.plain)
             if float(nets.worth.take(places).sum()) <= entry:
                 return None
-        outlook = plan.outlook
-        kept = np.zeros(len(rows))
-        if outlook is not None:
-            kept = outlook.kept_at(hoped(plan.depths, outlook, self._bound(plan)))
+        kept, _ = self._hopes(plan, self._bound(plan))
         bets = self._bet = Bets(depth, kinds, nets.gains, kept, prices, entry / offers)
         self._planned[rows] = drafts
         taken &= self._offering.take(rows)
@@ -279,7 +273,7 @@ class Hedge(LookupGoodput):
             chosen(taken, depth, plan.depths),
             chosen(taken, POLICY, plan.reasons),
             plan.outlook,
-            self._drafters.take(taken.view(np.int8)),
+            self._drafter_of(taken),
             provenance=None if self._told is None else self._told[1],
             expected=_Netting(bets, nets, taken),
         )

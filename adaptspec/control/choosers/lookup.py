@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adaptspec.control.arrays import chosen, some, total
+from adaptspec.control.arrays import chosen, number, some, total
 from adaptspec.control.choosers.chooser import Alike, Choice, Outlook
 from adaptspec.control.choosers.goodput import Goodput
 from adaptspec.control.choosers.mixing import PRICES, Bids, Hoped, Mix, RoundPrices, Way, best_mix, mix_again
@@ -75,8 +75,7 @@ class LookupGoodput:
         self._allowed: BoolArray = np.isin(np.arange(1, self.max_depth + 1), settings.tiers)
         self._tiers = [tier for tier in settings.tiers if tier]
         self._lookup: IntArray = np.array([settings.lookup])
-        self._model: IntArray = np.array([settings.model or 0])
-        self._drafters: IntArray = np.concatenate((self._model, self._lookup))
+        self._drafters: IntArray = np.array([settings.model or 0, settings.lookup])
         self._nothing = Alike()
         self._others: IntArray = np.zeros(0, dtype=np.int64)
         self._prices: Prices | None = None
@@ -160,7 +159,7 @@ class LookupGoodput:
         if self._planner is not None and model is not None:
             # Only lookups are ever scored where they do not draft.
             ran: BoolArray = record.drafter == model
-            self._planner.learn_played(record, None if np.count_nonzero(ran) == len(ran) else ran)
+            self._planner.learn_played(record, None if number(ran) == len(ran) else ran)
 
     def _score_many(self, record: RoundRecord) -> bool:
         """Whether any offer was taken."""
@@ -252,7 +251,7 @@ class LookupGoodput:
             chosen(mix.follows, plan.depths, mix.taken),
             chosen(taken, POLICY, plan.reasons),
             plan.outlook,
-            self._drafters.take(taken.view(np.int8)),
+            self._drafter_of(taken),
             expected=Hoped(mix),
         )
 
@@ -271,11 +270,27 @@ class LookupGoodput:
         gains = self._streaks.gains_of_kinds()
         if gains is not self._known:
             self._known, self._offers = gains, OfferTable(gains, self._allowed, PRICES)
-        kinds, bound, outlook = self._streaks.kinds(signals.rows), self._bound(plan), plan.outlook
+        bound = self._bound(plan)
+        sizes = _NOTHING if plan.outlook is None else plan.outlook.sizes
+        return Bids(self._offers, self._streaks.kinds(signals.rows), offered, *self._hopes(plan, bound), sizes, bound)
+
+    @staticmethod
+    def _hopes(plan: Choice, bound: BoolArray | None) -> tuple[FloatArray, IntArray]:
+        """Tokens that a plan is expected to keep, and depths that it was made for where its own are caps; both [B].
+
+        `bound` [B] must do as planned.
+        """
+        depths, outlook = plan.depths, plan.outlook
         if outlook is None:
-            return Bids(self._offers, kinds, offered, np.zeros(len(kinds)), plan.depths, _NOTHING, bound)
-        depths = hoped(plan.depths, outlook, bound)
-        return Bids(self._offers, kinds, offered, outlook.kept_at(depths), depths, outlook.sizes, bound)
+            return np.zeros(len(depths)), depths
+        if outlook.planned is not None:
+            lower = np.minimum(depths, outlook.planned)
+            depths = lower if bound is None else np.where(bound, depths, lower)
+        return outlook.kept_at(depths), depths
+
+    def _drafter_of(self, taken: BoolArray) -> IntArray:
+        """Who drafts for each row: the lookup where its offer is taken, else the model; [B]."""
+        return self._drafters.take(taken.view(np.int8))
 
     def _bound(self, plan: Choice) -> BoolArray | None:
         """Rows that must do as planned [B]: those that are tried. None: nobody."""
@@ -302,14 +317,6 @@ class LookupGoodput:
             prices = RoundPrices(float(size), plain, plain + more, curve, *drafting)
             self._prices = Prices(prices, outlook.goodput, outlook)
         return self._prices
-
-
-def hoped(depths: IntArray, outlook: Outlook, bound: BoolArray | None) -> IntArray:
-    """What the plan was made for: where depths are caps, drafts to the cap are not what it hopes for."""
-    if outlook.planned is None:
-        return depths
-    lower = np.minimum(depths, outlook.planned)
-    return lower if bound is None else np.where(bound, depths, lower)
 
 
 @dataclass(frozen=True, eq=False)
