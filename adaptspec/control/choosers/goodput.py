@@ -300,7 +300,8 @@ class Goodput:
     def _tryout_cost(market: Market, drafting: int) -> tuple[float, float]:
         """Seconds for any try at all, and for each row that tries."""
         fixed = 0.0 if drafting else market.per_step + max(0.0, market.overhead - market.plain_overhead)
-        return fixed, market.per_row + float(market.verify[1] - market.verify[0])
+        # Passes of one and of two tokens are learned apart, so the longer may seem shorter: a try never saves time.
+        return fixed, market.per_row + max(0.0, float(market.verify[1] - market.verify[0]))
 
     def _tryout(self, plan: BatchPlan, choice: Choice, signals: BatchSignals) -> Choice | None:
         """One token for rows that are off, as far as the allowance goes: fewest rejections, then least lag first."""

@@ -67,7 +67,7 @@ class Allowance:
         return int(np.searchsorted(spent, self._seconds, side="right")) if self._share > 0.0 else 0
 
     def settle(self, cost: float, worth: float) -> None:
-        """A try has been made: what it cost, and what its accepted tokens were worth, in seconds."""
+        """A try has been made: what it cost, and what its accepted tokens were worth, in seconds >= 0."""
         self._seconds += worth - cost
         # By what it lost or won: tries that keep a token more often than not may still lose.
         lost = (cost - worth) / max(cost, worth, 1e-12)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
+from adaptspec.control.cost import CostTable
 from adaptspec.types import Missed, Reason
-from tests.control.helpers import record, signals, table
+from tests.control.helpers import QUIET, record, signals, table
 
 
 def chooser(rows: int = 1, **settings: object) -> Goodput:
@@ -176,6 +178,22 @@ def test_catching_up_on_text_that_went_well_brings_it_back_at_once() -> None:
     made.learn(replace(record([1], [1]), missed=Missed(np.array([64]), np.array([62]))))
     depths = [live(made, 1, accepts=7)[0][0] for _ in range(4)]
     assert max(depths) > 0
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_tries_cost_time_though_a_longer_pass_seems_to_take_less(rows: int) -> None:
+    """Passes of one and of two tokens are learned apart. A try at a negative cost paid for the next, in every round."""
+    profile = QUIET.profile()
+    dips = tuple((line[0], 0.95 * line[0], *line[2:]) for line in profile.verify)
+    made = Goodput(CostTable(replace(profile, verify=dips)), rows, 1, GoodputSettings(tryouts=0.001))
+    for row in range(rows):
+        made.start(row, 0)
+    tries = 0
+    for _ in range(400):
+        depths = made.choose(signals([7] * rows)).depths.tolist()
+        tries += made.trying
+        made.learn(record(depths, [depths[0], *[0] * (rows - 1)]))  # only the first is ever right
+    assert 0 < tries < 200
 
 
 def test_a_new_request_alone_begins_as_others_of_its_task() -> None:
