@@ -38,10 +38,16 @@ class Detokenizer:
         piece = self._stream.push(token)
         return self._append(piece) if piece else False
 
+    def close(self) -> bool:
+        """No token follows: half a character comes out as it is. True if the text ends at a stop string."""
+        if not self.stopped:
+            self._append(self._stream.rest())
+        return self.stopped
+
     def take(self, final: bool = False) -> str:
         """Text not yet taken that cannot become part of a stop string; all of it when `final`."""
-        if final and not self.stopped:
-            self._append(self._stream.rest())
+        if final:
+            self.close()
         end = len(self._text) if final or self.stopped else len(self._text) - self._held_back()
         piece = self._text[self._taken : max(end, self._taken)]
         self._taken += len(piece)
@@ -73,24 +79,30 @@ class Detokenizer:
 class _Stream:
     """Incremental decoding: decodes a short window of the latest tokens and gives what is new in it.
 
-    The window holds the tokens of the last piece (some decoders treat a first token differently) and those whose
-    characters are still incomplete. Where a token changes text that is already out (byte fallback turns a whole run
-    of bytes into U+FFFD once one of them is no UTF-8), what is out stays, and decoding starts afresh behind it.
+    The window holds the latest tokens that ended in a whole character (some decoders treat a first token differently)
+    and those that came since, ending in half of one. Where a token changes text that is already out (byte fallback
+    turns a whole run of bytes into U+FFFD once one of them is no UTF-8), what is out stays, and decoding starts afresh
+    behind it.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._decode = tokenizer.backend_tokenizer.decode
         self._window: list[int] = []
-        self._done = 0  # tokens of the window whose text is out
-        self._known = ""  # the text of those
+        self._done = 0  # tokens of the window that ended in a whole character
+        self._known = ""  # what of the window's text is out
 
     def push(self, token: int) -> str:
         """The text that became certain with this token; often none."""
         self._window.append(token)
         text = self._decode(self._window)
-        if text == self._known or text.endswith(_INCOMPLETE):
+        if not text.endswith(_INCOMPLETE):
+            return "" if text == self._known else self._advance(text)
+        whole = text.rstrip(_INCOMPLETE)
+        if not whole.startswith(self._known):
             return ""
-        return self._advance(text)
+        piece = whole[len(self._known) :]
+        self._known = whole
+        return piece
 
     def rest(self) -> str:
         """What was held back; a character cut short is U+FFFD."""

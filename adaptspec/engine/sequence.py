@@ -140,7 +140,7 @@ class Sequence:
         if (allowed and token in self.end_tokens) or self._detokenizer.push(token, may_stop=allowed):
             self.finish = FinishReason.STOP
         elif self.emitted >= self.max_tokens:
-            self.finish = FinishReason.LENGTH
+            self.finish = FinishReason.STOP if self._detokenizer.close() else FinishReason.LENGTH
 
     def count_round(self, drafted: int, accepted: int) -> None:
         """Note one decoding round for the request's statistics; `accepted` of the drafted tokens were emitted."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
@@ -98,3 +100,12 @@ def run(core: EngineCore, requests: Sequence[Request]) -> dict[str, Completion]:
             if delta.completion is not None:
                 done[delta.request_id] = delta.completion
     return done
+
+
+def byte_level(vocabulary: list[bytes]) -> PreTrainedTokenizerFast:
+    """A tokenizer whose tokens are these bytes, in this order."""
+    characters = bytes_to_unicode()
+    tokens = {"".join(characters[byte] for byte in token): i for i, token in enumerate(vocabulary)}
+    backend = Tokenizer(models.BPE(tokens, []))
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)

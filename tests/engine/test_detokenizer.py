@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.engine.detokenizer import Detokenizer
+from tests.engine.conftest import byte_level
 
 
 def _stream(tokenizer: PreTrainedTokenizerFast, tokens: list[int], stop: tuple[str, ...] = ()) -> tuple[str, list[str]]:
@@ -193,3 +196,60 @@ def test_a_stop_string_of_before_does_not_count_later(shared: PreTrainedTokenize
     assert not detokenizer.push(second)
     assert detokenizer.take() == "c"
     assert detokenizer.text == "bc"
+
+
+# Tokens of many bytes that begin or end in half a character, as large byte-level vocabularies have them.
+FRAGMENTS = st.lists(
+    st.one_of(
+        st.text("ab é你😀", max_size=3).map(str.encode),
+        st.tuples(st.text("ab", max_size=2), st.sampled_from("é你😀"), st.integers(1, 3)).map(
+            lambda part: part[0].encode() + part[1].encode()[: part[2]]
+        ),
+        st.tuples(st.sampled_from("é你😀"), st.integers(1, 3), st.text("ab", max_size=2)).map(
+            lambda part: part[0].encode()[part[1] :] + part[2].encode()
+        ),
+        st.binary(min_size=1, max_size=2),
+    ).filter(bool),
+    max_size=24,
+)
+
+
+def _characters(tokens: list[bytes]) -> str:
+    """The whole characters these bytes begin with or hold; what may be the half of one at the end is left out."""
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(tokens)).rstrip("\ufffd")
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    tokens=FRAGMENTS,
+    stops=st.lists(st.text("abé你😀", min_size=1, max_size=3), min_size=1, max_size=2),
+    allowed_from=st.integers(0, 6),
+)
+def test_a_stop_string_is_noticed_at_the_very_token_that_completes_it(
+    tokens: list[bytes], stops: list[str], allowed_from: int
+) -> None:
+    """Though the same token begins another character: a token later may be one too many."""
+    vocabulary = sorted(set(tokens))
+    detokenizer = Detokenizer(byte_level(vocabulary), tuple(stops))
+    out, before = "", ""
+    for i, token in enumerate(tokens):
+        stopped = detokenizer.push(vocabulary.index(token), may_stop=i >= allowed_from)
+        out += detokenizer.take()
+        whole = _characters(tokens[: i + 1])
+        starts = [whole.find(stop, max(0, len(before) - len(stop) + 1)) for stop in stops]
+        found = [at for at in starts if at >= 0] if i >= allowed_from else []
+        assert stopped == bool(found)
+        if found:
+            assert out == detokenizer.text == whole[: min(found)]
+            return
+        assert detokenizer.text == whole
+        before = whole
+    assert out + detokenizer.take(final=True) == b"".join(tokens).decode(errors="replace")
+
+
+def test_half_a_character_at_the_end_may_complete_a_stop_string() -> None:
+    """It comes out as U+FFFD once nothing follows, and whoever cuts the text there says so."""
+    detokenizer = Detokenizer(byte_level([b"a\xe4"]), ("a\ufffd",))
+    assert not detokenizer.push(0)
+    assert detokenizer.close()
+    assert detokenizer.take(final=True) == detokenizer.text == ""

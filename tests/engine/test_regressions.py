@@ -14,7 +14,7 @@ from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.models.draft import Draft
 from adaptspec.types import Completion, FinishReason, Grammar, Request, SamplingParams
-from tests.engine.conftest import Dictated, make_core, run
+from tests.engine.conftest import Dictated, byte_level, make_core, run
 from tests.fakes import TableRunner
 
 DEPTHS = (0, 1, 2, 3, 5, 7)
@@ -100,6 +100,15 @@ def byte_target() -> TableRunner:
             return scores
 
     return Alphabet()
+
+
+@pytest.mark.parametrize("max_tokens", [1, 6])
+def test_a_stop_string_before_half_a_character_ends_the_request_at_once(max_tokens: int) -> None:
+    """The token that completes it also begins a character: later tokens, or none, must not decide what it was."""
+    vocabulary = [bytes([byte]) for byte in range(22)] + [b"\xa0", b"ab\xe4"]
+    params = SamplingParams(max_tokens=max_tokens, stop=("b",), logit_bias={23: 100.0})
+    for done in _at_depths(byte_level(vocabulary), Request("r", (5, 6, 7), params)):
+        assert (done.finish, done.text, done.tokens) == (FinishReason.STOP, "a", (23,))
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
