@@ -21,6 +21,7 @@ class WrongDrafter:
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         self.name = drafter.name
+        self.non_anticipating = drafter.non_anticipating
         self._drafter = drafter
         self._vocab_size = vocab_size
 

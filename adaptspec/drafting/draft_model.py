@@ -24,6 +24,7 @@ class DraftModelDrafter:
     """Runs a `Runner` one token at a time; step j runs only the rows that draft that deep."""
 
     name = "draft-model"
+    non_anticipating = True  # rules and ends of texts are looked at behind a token that stays
 
     def __init__(self, runner: Runner, ends: Collection[int] = (), catch_up_tokens: int = 512) -> None:
         """A draft stops at one of the tokens `ends`, which end a text; requests that go on draft less there.

@@ -55,6 +55,10 @@ class Drafter(Protocol):
     def name(self) -> str:
         """As written in policies."""
 
+    @property
+    def non_anticipating(self) -> bool:
+        """Whether it drafts fewer tokens only in the ways that `propose` allows under every method."""
+
     def lag(self, row: int, length: int) -> int:
         """Tokens this drafter must still read before it can draft for a row of `length` tokens,
 
@@ -62,7 +66,20 @@ class Drafter(Protocol):
         """
 
     def propose(self, job: DraftJob) -> Draft:
-        """Draft at most `depths` tokens per row. Fewer is always allowed."""
+        """Draft at most `depths` tokens per row.
+
+        Fewer is always exact under a method that asks only whether a token is the target's (`coupled`). Methods that
+        weigh it by what it was drawn from (`rejection`, `block`) need drafts that are non-anticipating: whether x_i is
+        submitted depends neither on x_i nor on what was drawn, or came to light, after it. So a drafter may
+
+        - stop before x_i for what is known without it: the text so far, room, a budget, x_1 ... x_(i-1), all of q_i
+          (its entropy, its largest share),
+        - stop after x_i for any reason, x_i itself included, if x_i is submitted,
+        - leave out what it did not draw: a lookup's token is a function of the text, as is leaving it out.
+
+        It may not drop a token that it drew for what that is: what takes its place is drawn from p, so what was not
+        dropped comes too often. With p(a) = 1/2 and q(a) = 5/8, dropping every b gives P(a) = p(a) (1 + q(b)) = 0.69.
+        """
 
     def commit(self, row: int, valid: int) -> None:
         """The first `valid` tokens the drafter has seen of `row` were kept; forget the rest."""

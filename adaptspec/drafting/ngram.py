@@ -21,6 +21,7 @@ class NgramDrafter:
     """Remembers, per row, what followed each n-gram of `shortest` to `longest` tokens last."""
 
     name = "ngram"
+    non_anticipating = True  # it draws nothing: what it finds, and where that ends, are functions of the text
 
     def __init__(self, longest: int = 4, shortest: int = 2, ends: Collection[int] = ()) -> None:
         """A draft stops at one of the tokens `ends`, which end a text."""

@@ -1,8 +1,8 @@
 """A drafter whose failures cost drafts, never answers.
 
 Drafts are guesses: whatever happens while they are made, verification gives the target's text without them. So an
-error, or scores that are no numbers, mean that nothing is drafted in that round; the rows' caches are dropped, to be
-read again, and the drafter rests, longer each time it fails again. Knows drafters; not why they fail.
+error means that nothing is drafted in that round, and scores that are no numbers end the draft; the rows' caches are
+dropped, to be read again, and the drafter rests, longer each time it fails again. Knows drafters; not why they fail.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class TolerantDrafter:
-    """The drafter it is given, but that nothing is raised and a broken draft is none."""
+    """The drafter it is given, but that nothing is raised and a broken draft ends where it breaks."""
 
     def __init__(self, inner: Drafter, clock: Callable[[], float] = time.monotonic) -> None:
         self.inner = inner
@@ -34,6 +35,11 @@ class TolerantDrafter:
     def name(self) -> str:
         """See `Drafter.name`."""
         return self.inner.name
+
+    @property
+    def non_anticipating(self) -> bool:
+        """See `Drafter.non_anticipating`. Failing is no choice: an error is taken to strike whatever was drawn."""
+        return self.inner.non_anticipating
 
     def lag(self, row: int, length: int) -> int:
         """See `Drafter.lag`."""
@@ -52,10 +58,12 @@ class TolerantDrafter:
         except Exception as error:  # noqa: BLE001
             self._failed(error, job.rows)
             return _nothing(job)
-        if draft.steps and _damaged(draft):
-            self._failed(ArithmeticError("the draft's scores are not numbers"), job.rows)
-            return _nothing(job)
-        return draft
+        sound = _sound(draft) if draft.steps else draft.counts
+        if np.array_equal(sound, draft.counts):
+            return draft
+        self._failed(ArithmeticError("the draft's scores are not numbers"), job.rows)
+        # What was drawn before stays: which scores break may depend on it.
+        return replace(draft.cut(sound), missed=None)
 
     def commit(self, row: int, valid: int) -> None:
         """See `Drafter.commit`."""
@@ -125,10 +133,10 @@ def tolerant(drafter: Drafter) -> Drafter:
     return TolerantLookup(drafter, drafter) if isinstance(drafter, Lookup) else TolerantDrafter(drafter)
 
 
-def _damaged(draft: Draft) -> bool:
-    """Whether a token that a model drafted has no confidence: all entries but these are NaN."""
-    known = draft.confidence.size - int(np.count_nonzero(np.isnan(draft.confidence)))
-    return known < int(draft.counts.sum())
+def _sound(draft: Draft) -> IntArray:
+    """How many tokens [B] of each row were drawn from scores that are numbers: the others have no confidence."""
+    known: IntArray = np.logical_and.accumulate(~np.isnan(draft.confidence), axis=1).sum(axis=1)
+    return np.minimum(known, draft.counts)
 
 
 def _nothing(job: DraftJob) -> Draft:

@@ -71,10 +71,13 @@ class EngineCore:
         `detector` reads the task of requests that name none. `timer` gives the seconds that rounds are timed by.
         """
         self._runner = target
+        self._drafters = tuple(drafters)
         self._tokenizer = tokenizer
         self._text = PromptText(tokenizer, detector)
         self._grammars = Grammars(tokenizer, target.info.vocab_size, target.info.eos_token_ids)
         self._controller = controller
+        for name, policy in controller.everyone.items():
+            _check_drafters(name, policy, methods[name], drafters)
         distinct = list(dict.fromkeys(m for one in methods.values() for m in (one.usual, *one.tasks.values())))
         self._rounds = RoundLoop(
             target,
@@ -188,16 +191,17 @@ class EngineCore:
         one had learned was carried over, which `carry` asks for. Nothing has changed if it raises.
 
         Raises:
-            ConfigError: see `Controller.adopt`; or it drafts deeper than this engine has room for.
+            ConfigError: see `Controller.adopt`; or it drafts deeper than this engine has room for, or by a drafter
+                that one of its methods cannot judge.
         """
-        self.check_policy(name, policy)
+        self.check_policy(name, policy, methods)
         before = self._controller.everyone.get(name)
         carried = carry and before is not None and _carry(before, policy, name)
         self._controller.adopt(name, policy, rollout)
         self._rounds.verify_by(name, methods)
         return carried
 
-    def check_policy(self, name: str, policy: Policy) -> None:
+    def check_policy(self, name: str, policy: Policy, methods: ByTask[Method]) -> None:
         """Raise ConfigError if a policy cannot run here; touches no state, so any thread may call it."""
         if policy.max_depth > self.max_depth:
             raise ConfigError(
@@ -205,6 +209,7 @@ class EngineCore:
                 f"{self.max_depth}: restart it with this policy among --policy"
             )
         self._controller.check(name, policy)
+        _check_drafters(name, policy, methods, self._drafters)
 
     def learned(self) -> dict[str, dict[str, FloatArray]]:
         """Between rounds: copies of what policies have learned, by name; those that learn nothing are left out."""
@@ -253,6 +258,20 @@ class EngineCore:
         """The request with its policy named: what a canary's share was when it came stays its own."""
         policy = self._controller.assigned(request)
         return replace(request, speculation=replace(request.speculation, policy=policy))
+
+
+def _check_drafters(name: str, policy: Policy, methods: ByTask[Method], drafters: Sequence[Drafter]) -> None:
+    """Refuse methods that would be biased by what one of the policy's drafters may leave out."""
+    wanted = policy.drafters if policy.max_depth else ()
+    choosy = [drafter.name for drafter in drafters if drafter.name in wanted and not drafter.non_anticipating]
+    tasks = {f"spec.tasks.{task}.verification": method for task, method in methods.tasks.items()}
+    for where, method in {"spec.verification": methods.usual, **tasks}.items():
+        if choosy and method.needs_distribution:
+            raise ConfigError(
+                f"policy {name}: {where}: {method.name} weighs each drafted token by what it was drawn from, but "
+                f"{choosy[0]} may drop tokens for what they are, which would change how likely texts are: "
+                "use coupled, or another drafter"
+            )
 
 
 def _carry(before: Policy, policy: Policy, name: str) -> bool:

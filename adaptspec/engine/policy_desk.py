@@ -131,8 +131,8 @@ class PolicyDesk:
             PolicyError, ConfigError: it cannot be used; says why, and where.
         """
         spec = parse_policy_spec(text, source, TASKS)
-        self._core.check_policy(spec.name, build_policy(spec, self._costs, self._core.max_rows, TASKS))
-        methods_of(spec)
+        policy = build_policy(spec, self._costs, self._core.max_rows, TASKS)
+        self._core.check_policy(spec.name, policy, methods_of(spec))
         return spec.name
 
     def apply(self, text: str, source: str = "<policy>", path: Path | None = None) -> Applied:

@@ -8,7 +8,6 @@ reject the token anyway, and a lookup's token is a point mass, so leaving it out
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -23,13 +22,4 @@ def cut_refused(draft: Draft, constraints: Sequence[Constraint | None]) -> Draft
         if constraint is not None and counts[i]:
             counts[i] = constraint.valid(draft.tokens[i, : counts[i]].tolist())
     kept = np.array(counts, dtype=np.int64)
-    if np.array_equal(kept, draft.counts):
-        return draft
-    inside = np.arange(draft.tokens.shape[1]) < kept[:, None]
-    return replace(
-        draft,
-        tokens=np.where(inside, draft.tokens, 0),
-        counts=kept,
-        confidence=np.where(inside, draft.confidence, np.nan),
-        entropy=np.where(inside, draft.entropy, np.nan),
-    )
+    return draft if np.array_equal(kept, draft.counts) else draft.cut(kept)

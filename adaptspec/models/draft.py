@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from adaptspec.types import FloatArray, IntArray, Missed
@@ -28,3 +29,14 @@ class Draft:
     caught_up: int = 0  # tokens fed beyond the usual one or two per row
     missed: Missed | None = None  # what catching up told
     scores: torch.Tensor | None = None
+
+    def cut(self, counts: IntArray) -> Draft:
+        """The first `counts` [B] tokens of each row; `scores` and `distribution` keep what nobody reads any more."""
+        inside = np.arange(self.tokens.shape[1]) < counts[:, None]
+        return replace(
+            self,
+            tokens=np.where(inside, self.tokens, 0),
+            counts=counts,
+            confidence=np.where(inside, self.confidence, np.nan),
+            entropy=np.where(inside, self.entropy, np.nan),
+        )

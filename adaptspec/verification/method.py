@@ -40,7 +40,10 @@ class Method(Protocol):
 
     @property
     def needs_distribution(self) -> bool:
-        """Whether `Draft.distribution` must be kept for sampled drafts."""
+        """Whether it weighs a drafted token by what that was drawn from.
+
+        Then `Draft.distribution` must be kept for sampled drafts, and drafters be non-anticipating (`Drafter.propose`).
+        """
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> Verdict:
         """Judge the draft. `logits` [sum(counts + 1), V], float32: row i brings counts[i] + 1 of them,

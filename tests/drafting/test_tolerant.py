@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adaptspec.drafting.drafter import Lookup, Shadow
+import numpy as np
+
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.drafting.drafter import DraftJob, Lookup, Shadow
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.drafting.tolerant import SHORTEST_REST, TolerantLookup, tolerant
+from adaptspec.models.draft import Draft
+from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.types import SamplingParams
+from tests.fakes import TableRunner
 
 REPEATS = [5, 6, 7, 8, 5, 6]
 
@@ -41,3 +48,31 @@ def test_what_a_lookup_raises_costs_offers_until_it_has_rested() -> None:
     now[0] += 8 * SHORTEST_REST
     assert made.shadow(0, REPEATS, 4) == Shadow(0, 0)
     assert made.shadow(0, REPEATS, 4) == Shadow(0, 0)
+
+
+class HalfBroken(DraftModelDrafter):
+    """Its scores are no numbers from the second drafted token on, in its first row."""
+
+    non_anticipating = False
+
+    def propose(self, job: DraftJob) -> Draft:
+        draft = super().propose(job)
+        draft.confidence[0, 1:] = np.nan
+        return draft
+
+
+def test_a_draft_ends_where_its_scores_are_no_numbers() -> None:
+    """Which scores break may depend on what was drawn: were that dropped, too, it would come too rarely."""
+    runner = TableRunner(seed=1)
+    tokens = [[5, 6, 7], [6, 7, 8]]
+    rows = [SamplingRow(SamplingParams(), seed, text, len(text), (1,)) for seed, text in enumerate(tokens)]
+    sampling = SamplingBatch(rows, runner.info.vocab_size, runner.device)
+    job = DraftJob(np.arange(2), tokens, np.array([3, 3]), sampling, shares_noise=False, keep_distribution=True)
+    whole = DraftModelDrafter(TableRunner(seed=1)).propose(job)
+    made = tolerant(HalfBroken(runner))
+    draft = made.propose(job)
+    assert not made.non_anticipating
+    assert draft.counts.tolist() == [1, 3]
+    assert draft.tokens.tolist() == [[whole.tokens[0, 0], 0, 0], whole.tokens[1].tolist()]
+    assert [runner.length(row) for row in range(2)] == [0, 0]  # what broke it may be in its cache
+    assert made.propose(job).counts.tolist() == [0, 0]  # it rests

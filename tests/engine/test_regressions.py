@@ -125,6 +125,7 @@ class _Padded:
     """A drafter that proposes what it is told and then -1, as padded batches do."""
 
     name = "ngram"
+    non_anticipating = True
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens

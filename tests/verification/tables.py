@@ -61,7 +61,8 @@ class Drafter:
     """Drafts from a table: sampled, or (`point`) always the likeliest token, as lookups do.
 
     `drop_below` is the mistake of rule 3: a token is not submitted when it itself looks unlikely. `stop_below`
-    is the allowed form: it is submitted, but none after it. `claims` is another mistake: the likeliest token handed
+    is the allowed form: it is submitted, but none after it; so is `drop_above`: it is not where the entropy of what it
+    is drawn from is higher, whichever it is. `claims` is another mistake: the likeliest token handed
     over as if it had been sampled. `temperature` gives draft temperatures by entropy; `hides_temperature` is the
     mistake of keeping the distribution before it. `stop` makes the stop of a round.
     """
@@ -69,6 +70,7 @@ class Drafter:
     table: Table = DRAFT
     point: bool = False
     drop_below: float = 0.0
+    drop_above: float = np.inf
     stop_below: float = 0.0
     claims: bool = False
     temperature: Callable[[IntArray, FloatArray], FloatArray] | None = None
@@ -106,7 +108,7 @@ class Drafter:
                 )
             tokens[active, step] = contexts[active, step + 3] = drawn.numpy()
             sure = certainty(plain, drawn)
-            submitted = sure.confidence >= self.drop_below
+            submitted = (sure.confidence >= self.drop_below) & (sure.entropy <= self.drop_above)
             counts[active[submitted]] += 1
             going = submitted & (sure.confidence >= self.stop_below) & (depths[active] > step + 1)
             if stop is not None:

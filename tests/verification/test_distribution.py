@@ -119,11 +119,17 @@ def test_coupled_stays_exact_under_a_stop_rule_that_drops_unlikely_tokens() -> N
     assert g_test(tokens, expected_joint(SamplingParams())) > LEAST
 
 
-def test_the_test_finds_the_bias_of_dropping_unlikely_tokens_under_rejection() -> None:
-    tokens = speculate(
-        make_rows(SamplingParams(), SEEDS), method("rejection"), Drafter(drop_below=0.4), adaptive_depths, OUT
-    )
+@pytest.mark.parametrize("name", ["rejection", "block"])
+def test_the_test_finds_the_bias_of_dropping_unlikely_tokens(name: str) -> None:
+    tokens = speculate(make_rows(SamplingParams(), SEEDS), method(name), Drafter(drop_below=0.4), adaptive_depths, OUT)
     assert g_test(tokens, expected_joint(SamplingParams())) < LEAST
+
+
+@pytest.mark.parametrize("name", ["rejection", "block"])
+def test_tokens_may_be_left_out_for_what_is_known_without_them(name: str) -> None:
+    """By the entropy of what they would be drawn from, say: likely tokens and unlikely ones alike."""
+    tokens = speculate(make_rows(SamplingParams(), SEEDS), method(name), Drafter(drop_above=1.2), adaptive_depths, OUT)
+    assert g_test(tokens, expected_joint(SamplingParams())) > LEAST
 
 
 class _NoResidual(Rejection):
