@@ -50,7 +50,7 @@ class AsyncEngine:
         self._closed = False
         self._failure: str | None = None
         self._hung: str | None = None  # why nobody should wait for the engine now, though its thread lives
-        self._beat: float | None = None  # when it last began something; None while it sleeps
+        self._beat: float | None = None  # see `beat`
         self._calls: set[Future[Any]] = set()
         self._ended = False
         self._lock = threading.Lock()  # guards the start of the thread and the calls that wait for it
@@ -90,10 +90,9 @@ class AsyncEngine:
         return self._failure is None and self._hung is None and not self._closed
 
     @property
-    def silent_for(self) -> float:
-        """Seconds since the engine last began a round or a command; 0 while it has nothing to do."""
-        beat = self._beat
-        return 0.0 if beat is None else time.monotonic() - beat
+    def beat(self) -> float | None:
+        """When it last began a round or a command, which tells one from the next; None while it has nothing to do."""
+        return self._beat
 
     def give_up(self, reason: str) -> None:
         """The engine hangs: end every stream with an error and take no requests, until `resume`. On the event loop."""
