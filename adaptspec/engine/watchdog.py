@@ -56,7 +56,7 @@ class Watchdog:
         self._clock = clock
         self._waited = waited
         self._beat: float | None = None
-        self._silence: _Silence | None = None
+        self._silence = _Silence(0.0)
         self._barking = False
 
     async def run(self, every: float = 0.25) -> None:
@@ -78,27 +78,29 @@ class Watchdog:
         self._barking = hangs
 
     def _silent_for(self) -> float:
-        """Seconds that the engine could have used for a sign of life, since it was first seen at the same one twice."""
-        beat = self._engine.beat
-        if beat is None or beat != self._beat:
-            self._beat, self._silence = beat, None
+        """Seconds that the engine could have used for a sign of life, since its last one was seen."""
+        now, beat = self._clock(), self._engine.beat
+        if beat is None:
             return 0.0
-        now, waited = self._clock(), self._waited()
-        if self._silence is None:
-            self._silence = _Silence(now, waited)
-        return self._silence.seconds(now, waited)
+        if beat != self._beat:
+            self._beat, self._silence = beat, _Silence(now)
+            return 0.0
+        return self._silence.seconds(now, self._waited())
 
 
 class _Silence:
     """How long one lasts, less what threads waited for a processor meanwhile."""
 
-    def __init__(self, now: float, waited: float) -> None:
-        self._now, self._waited = now, waited
+    def __init__(self, now: float) -> None:
+        self._now = now
+        # Not known before it lasts from one look to the next: asking takes half a millisecond, and rounds are short.
+        self._waited: float | None = None
         self._passed = self._held_up = 0.0
 
     def seconds(self, now: float, waited: float) -> float:
         """Up to `now`."""
         self._passed += min(now - self._now, _LONGEST)
-        self._held_up += max(0.0, waited - self._waited)  # a thread that ended took its share along
+        if self._waited is not None:
+            self._held_up += max(0.0, waited - self._waited)  # a thread that ended took its share along
         self._now, self._waited = now, waited
         return self._passed - min(self._held_up, _MOST_HELD_UP * self._passed)
