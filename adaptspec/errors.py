@@ -19,6 +19,8 @@ AdaptSpecError
 
 from __future__ import annotations
 
+import errno
+
 
 class AdaptSpecError(Exception):
     """Root of the tree: catch this to catch everything AdaptSpec raises on purpose."""
@@ -78,6 +80,16 @@ class StateError(AdaptSpecError):
 
 class JournalError(AdaptSpecError):
     """A journal that cannot be read."""
+
+
+class FileError(AdaptSpecError, OSError):
+    """A file that is neither read nor written: it is no regular file, or too large, as its `strerror` says."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(errno.EINVAL, reason, str(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}; give a regular file of usual size"
 
 
 class ServerError(AdaptSpecError):

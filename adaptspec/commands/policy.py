@@ -19,6 +19,7 @@ from adaptspec.control.importing.vllm import import_vllm
 from adaptspec.control.library import find_policy, shipped_policies
 from adaptspec.control.spec import build_policy, load_policy_spec, schema
 from adaptspec.control.tasks import TASKS
+from adaptspec.control.yaml_source import read_text
 from adaptspec.errors import ConfigError, PolicyError
 from adaptspec.replay.command import add_simulate_arguments
 from adaptspec.replay.estimate_command import add_estimate_arguments
@@ -72,7 +73,7 @@ def _list(_: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     path = find_policy(arguments.policy)
     load_policy_spec(path)
-    print(path.read_text(encoding="utf-8"), end="")
+    print(read_text(path), end="")
     return 0
 
 

@@ -17,11 +17,13 @@ from adaptspec.app import ServeConfig, serve
 from adaptspec.commands.arguments import add_models, engine_config
 from adaptspec.commands.values import positive, seconds, share
 from adaptspec.errors import ConfigError
+from adaptspec.files import read_text
 from adaptspec.server.limits import ServerLimits
 from adaptspec.telemetry.trace_settings import PushSettings, TraceLevel, TraceSettings
 
 ADMIN_KEY = "ADAPTSPEC_ADMIN_KEY"
 API_KEY = "ADAPTSPEC_API_KEY"
+_MOST_BYTES = 2**20  # of a file of keys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -205,9 +207,10 @@ def _admin_key(file: Path | None) -> str | None:
 def _read(file: Path, option: str) -> str:
     """What a file of keys holds."""
     try:
-        text = file.read_text(encoding="utf-8").strip()
+        text = read_text(file, _MOST_BYTES).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{option} {file}: cannot be read ({error}); give a file that holds the key") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"  # never what is in it
+        raise ConfigError(f"{option} {file}: cannot be read ({reason}); give a file that holds the key") from error
     if not text:
         raise ConfigError(f"{option} {file}: it is empty; write the key into it")
     return text

@@ -18,6 +18,7 @@ from adaptspec.control.grid import LearnedGrid
 from adaptspec.errors import ConfigError
 from adaptspec.types import FloatArray, RoundRecord
 
+MOST_BYTES = 2**20  # of a file that holds a table
 _VERSION = 2
 # The whole machine may slow down at once; what all kinds of work share is learned faster than what is their own.
 _MACHINE_RATE, _OVERHEAD_RATE, _CLIP = 0.1, 0.1, 0.3
@@ -224,7 +225,7 @@ class CostTable:
                 },
             )
             return cls(profile)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ConfigError(f"not a cost table ({error}): profile again") from error
 
     def _observe_draft(self, record: RoundRecord, drafter: str, rows: int) -> None:

@@ -26,7 +26,7 @@ def find_policy(name: str) -> Path:
     """
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.parent != Path():
-        if not path.is_file():
+        if not path.exists():
             raise PolicyError(f"{name}: no such file")
         return path
     shipped = {path.stem: path for path in shipped_policies()}

@@ -11,9 +11,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from adaptspec.control.state import LearnedState, PolicyState, from_bytes, to_bytes
+from adaptspec.control.state import MOST_BYTES, LearnedState, PolicyState, from_bytes, to_bytes
 from adaptspec.errors import StateError
-from adaptspec.files import write_file
+from adaptspec.files import open_file, read_bytes, write_file
 
 FILE = "learned.json"
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class StateStore:
         self.quarantined, self.failed_saves = 0, 0  # since the start
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StateError(f"--state-dir {folder}: cannot be used ({error.strerror}); choose another") from error
         try:
@@ -45,7 +45,7 @@ class StateStore:
     def load(self) -> LearnedState | None:
         """What was saved last; None if nothing was, or if it could not be trusted and was put aside."""
         try:
-            raw = self._path.read_bytes()
+            raw = read_bytes(self._path, MOST_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -65,7 +65,8 @@ class StateStore:
     def quarantine(self, reason: str) -> None:
         """Put the file aside, where nothing reads it and somebody can look at it."""
         self.quarantined += 1
-        taken = [int(p.suffix.rpartition("-")[2]) for p in self._path.parent.glob(f"{FILE}.quarantined-*[0-9]")]
+        earlier = [path.name.rpartition("-")[2] for path in self._path.parent.glob(f"{FILE}.quarantined-*")]
+        taken = [int(number) for number in earlier if number.isdecimal()]
         aside = self._path.with_name(f"{FILE}.quarantined-{1 + max(taken, default=0)}")
         try:
             os.replace(self._path, aside)

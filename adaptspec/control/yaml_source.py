@@ -15,6 +15,7 @@ import yaml
 import yaml.reader
 
 from adaptspec.errors import PolicyError
+from adaptspec.files import open_file
 
 # Far above any policy, and little enough that the worst file is refused in a fraction of a second.
 MAX_BYTES = 64 * 1024
@@ -92,7 +93,7 @@ def read_text(path: Path) -> str:
         PolicyError: unreadable, too large, or not text; says where.
     """
     try:
-        with path.open("rb") as file:
+        with open(open_file(path), "rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

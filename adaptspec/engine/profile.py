@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 
-from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
+from adaptspec.control.cost import MOST_BYTES, CostProfile, CostTable, DrafterCost
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.engine.rehearsal import Rehearsal, fill, packed_rows
 from adaptspec.errors import ConfigError
-from adaptspec.files import write_file
+from adaptspec.files import read_text, write_file
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import certainty
 
@@ -48,10 +48,10 @@ def profiled_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -
     """The cost table of these models here: from the cache, or measured now and cached."""
     path = _cache_path(target, drafters, max_rows)
     try:
-        return CostTable.from_json(path.read_text())
+        return CostTable.from_json(read_text(path, MOST_BYTES))
     except FileNotFoundError:
         pass
-    except (OSError, ConfigError) as error:
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
         _log.warning("the cached cost table %s cannot be used (%s); measuring again", path, error)
     stopwatch = Stopwatch(target.device)
     costs = CostTable(measure(target, drafters, max_rows, stopwatch))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from adaptspec.errors import ModelError
+from adaptspec.errors import FileError, ModelError
+from adaptspec.files import check_regular
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Weights as safetensors, settings, tokenizer: nothing that can run code is even downloaded.
@@ -19,6 +21,7 @@ def resolve_model(path_or_hub_id: str) -> Path:
     """The model's directory, downloaded first if it is a hub id; ModelError if there is none."""
     folder = Path(path_or_hub_id).expanduser()
     if path_or_hub_id and folder.is_dir():
+        _check_files(folder)
         return folder
     if path_or_hub_id and folder.exists():
         raise ModelError(f"{path_or_hub_id} is a file; name the directory that holds config.json")
@@ -32,3 +35,15 @@ def resolve_model(path_or_hub_id: str) -> Path:
             f"there is no directory {path_or_hub_id}, and it cannot be fetched from the hub ({first_line}); "
             "check the name, the network, and HF_TOKEN for gated models"
         ) from error
+
+
+def _check_files(folder: Path) -> None:
+    """Libraries open these by name, and would wait for ever for what a pipe may bring. Raises ModelError."""
+    try:
+        for path in (path for pattern in ("*", "*/*") for path in folder.glob(pattern)):
+            if any(fnmatch(path.name, pattern) for pattern in PATTERNS) and not path.is_dir():
+                check_regular(path)
+    except FileError as error:
+        raise ModelError(str(error)) from error
+    except OSError as error:
+        raise ModelError(f"{folder}: cannot be read ({error.strerror}); check the path and its permissions") from error

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
+from adaptspec.control.cost import MOST_BYTES, CostProfile, CostTable, DrafterCost
 from adaptspec.errors import ConfigError
+from adaptspec.files import read_text
 
 # What the profiler of the engine measures.
 _ROWS, _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128), (1, 2, 4, 8)
@@ -155,7 +156,7 @@ def load_costs(name: str) -> MachineCosts:
     """
     path = _folder() / f"{name}.json" if name in shipped_costs() else Path(name)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         known = ", ".join(shipped_costs())
         raise ConfigError(f"no cost table {name!r} ({error}); shipped are: {known}; or give a JSON file") from error
@@ -182,7 +183,7 @@ def parse_costs(text: str, name: str) -> MachineCosts:
         )
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ConfigError(f"{name}: not a cost table ({type(error).__name__}: {error})") from error
 
 

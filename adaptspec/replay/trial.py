@@ -16,6 +16,7 @@ from typing import Any
 from adaptspec.control.spec import parse_policy_spec
 from adaptspec.control.tasks import TASKS
 from adaptspec.errors import AdaptSpecError, JournalError
+from adaptspec.files import open_file
 from adaptspec.records import read_journal
 from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.journal_tape import narrowed, tape_of_journal
@@ -132,10 +133,10 @@ def _current(
 def _copy_newest(journal: Path, to: Path) -> None:
     """The newest whole lines of a journal, after the header that they are under. Raises JournalError."""
     try:
-        with journal.open("rb") as file, to.open("wb") as copy:
+        with open(open_file(journal), "rb") as file, to.open("wb") as copy:
             left, header = journal.stat().st_size - RECENT_BYTES, b""
             # A server that was started anew goes on in the same file, with a header of its own.
-            while left > 0 and (line := file.readline()):
+            while left > 0 and (line := file.readline(RECENT_BYTES)):
                 left -= len(line)
                 if line.startswith(_HEADER):
                     header = line

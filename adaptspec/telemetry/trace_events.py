@@ -9,12 +9,14 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
 from adaptspec.errors import ConfigError
+from adaptspec.files import check_regular, open_file
 
 Event = Mapping[str, Any]
 
@@ -66,9 +68,10 @@ def write_trace_file(events: Iterable[Event], path: Path) -> int:
     """
     draft = path.with_name(path.name + ".tmp")
     try:
+        check_regular(path)
         with ExitStack() as closing:
             closing.callback(draft.unlink, missing_ok=True)
-            with draft.open("wb") as file, _text(file, path) as out:
+            with open(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file, _text(file, path) as out:
                 count = write_trace(events, out)
             draft.replace(path)
             return count

@@ -5,13 +5,16 @@ Knows nothing of what the fields mean.
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from adaptspec.errors import CorpusError
+from adaptspec.files import open_file
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -52,8 +55,10 @@ def _string(where: str, name: str, value: object) -> str:
     return value
 
 
-def _open(path: Path) -> TextIO:
-    return lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8")
+@contextmanager
+def _open(path: Path) -> Iterator[TextIO]:
+    with open(open_file(path), "rb") as file, lzma.LZMAFile(file) if path.suffix == ".xz" else file as plain:
+        yield io.TextIOWrapper(plain, encoding="utf-8")
 
 
 def _object(line: str, where: str) -> Mapping[str, object]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from adaptspec.errors import ConfigError
-from adaptspec.files import write_file
+from adaptspec.files import read_text, write_file
 
 FILE = "recipe.json"
 
@@ -67,8 +67,8 @@ def load(work: Path) -> RunRecord:
     """
     path = work / FILE
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(read_text(path, 2**20))
         stages = {name: Stage(**stage) for name, stage in fields.pop("stages").items()}
         return RunRecord(**fields, stages=stages)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); delete it, or train into another directory") from error
