@@ -6,15 +6,13 @@ trained (`training.tasks`), and nothing of tokens.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from adaptspec.control.array_file import DAMAGE, read_arrays
 from adaptspec.control.ngrams import SIZE, ngrams
 from adaptspec.errors import ConfigError
 from adaptspec.types import FloatArray
@@ -94,21 +92,11 @@ class TaskDetector:
             ConfigError: the file is missing, damaged, or holds something else.
         """
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                arrays: Mapping[str, npt.NDArray[np.generic]] = {name: stored[name] for name in stored.files}
+            arrays = read_arrays(path)
             tasks = tuple(str(name) for name in arrays["tasks"])
             scale, bias = arrays["scale"].astype(np.float32), arrays["bias"].astype(np.float32)
             weights = np.asarray(arrays["weights"])
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            EOFError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ) as error:
+        except (OSError, *DAMAGE) as error:
             raise ConfigError(
                 f"{path}: no task detector can be read from it ({error}); write one with `adaptspec train tasks`, "
                 "or do without (--no-task-detection)"

@@ -327,6 +327,8 @@ def _checks(tape: Tape) -> dict[str, bool]:
     if not all(checks.values()):
         return checks
     total = int(offsets[-1])
+    if tape.regions.shape != (total,):  # before as many numbers are made as the sizes claim
+        return {"its regions have another length": False}
     ends = np.repeat(offsets[1:], sizes) - np.arange(total)  # positions left in the request
     for name, view in tape.views.items():
         columns = (view.run, view.reach, view.confidence, view.entropy, view.rejection)
@@ -338,7 +340,6 @@ def _checks(tape: Tape) -> dict[str, bool]:
         checks[f"runs of {name} leave their request"] = fits and bool(
             ((view.run >= 0) & (view.run <= ends) & (view.run <= view.reach) & (view.reach <= FAR)).all()
         )
-    checks["its regions have another length"] = tape.regions.shape == (total,)
     checks["a request has no tokens, or more than were recorded"] = bool(
         ((tape.lengths >= 1) & (tape.lengths <= sizes) & (tape.prompt_tokens >= 1)).all()
         and (tape.max_tokens >= tape.lengths).all()

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from adaptspec.control.array_file import DAMAGE, read_arrays
 from adaptspec.errors import TapeError
 from adaptspec.files import write_file
 from adaptspec.replay.tape import Astray, DraftView, Tape
@@ -25,23 +22,6 @@ from adaptspec.replay.tape import Astray, DraftView, Tape
 BUNDLED = "bundled"
 
 FORMAT, VERSION = "adaptspec-tape", 1
-
-# All that numpy and zipfile raise for bytes that are no archive of arrays.
-_DAMAGE = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    EOFError,
-    RuntimeError,
-    SyntaxError,
-    ArithmeticError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 _Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -92,14 +72,14 @@ def load_tape(path: Path) -> Tape:
         TapeError: there is no such file, it is not a tape, it is damaged, or it is of another version.
     """
     try:
-        # Read whole: numpy leaves a file open that turns out not to be an archive.
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            return _tape({name: file[name] for name in file.files})
+        return _tape(read_arrays(path))
     except FileNotFoundError as error:
         raise TapeError(f"{path}: no such tape; record one with `adaptspec bench record`") from error
     except TapeError as error:
         raise TapeError(f"{path}: {error}") from error
-    except _DAMAGE as error:
+    except OSError as error:
+        raise TapeError(f"{path}: not a tape, or damaged ({error.strerror}); record it again") from error
+    except DAMAGE as error:
         raise TapeError(f"{path}: not a tape, or damaged ({error}); record it again") from error
 
 
