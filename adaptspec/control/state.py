@@ -18,9 +18,13 @@ import numpy as np
 
 from adaptspec.control.spec import PolicySpec
 from adaptspec.errors import StateError
+from adaptspec.files import read_bytes
 from adaptspec.types import FloatArray
 
 VERSION = 2
+MOST_BYTES = 64 * 2**20
+# Beyond any count, and little enough that squares and sums of such numbers are finite.
+_MOST = 1e30
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def from_bytes(raw: bytes) -> LearnedState:
             for name, policy in body["policies"].items()
         }
         return LearnedState(str(body["pair"]), policies)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise StateError(f"it is no learned state ({type(error).__name__}: {error})") from error
 
 
@@ -104,7 +108,7 @@ def read_state(path: Path) -> LearnedState:
         StateError: it cannot be read, or is none.
     """
     try:
-        return from_bytes(path.read_bytes())
+        return from_bytes(read_bytes(path, MOST_BYTES))
     except OSError as error:
         raise StateError(f"{path}: cannot be read ({error.strerror})") from error
     except StateError as error:
@@ -161,8 +165,8 @@ def _array(body: Mapping[str, Any]) -> FloatArray:
     values: FloatArray = np.array(body["values"], dtype=np.float64)
     if min(shape, default=0) < 0 or values.ndim != 1 or len(values) != math.prod(shape):
         raise StateError(f"an array of {values.size} values does not have the shape {list(shape)}")
-    if not np.isfinite(values).all():
-        raise StateError("it holds a value that is no finite number")
+    if not (np.abs(values) <= _MOST).all():
+        raise StateError("it holds a number that no count can be")
     return values.reshape(shape)
 
 
