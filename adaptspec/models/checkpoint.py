@@ -16,24 +16,32 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from adaptspec.errors import ModelError
+from adaptspec.files import open_file, read_text
+from adaptspec.models.fields import shown
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SAMPLES = 64
+MOST_JSON = 256 * 2**20  # bytes; the vocabulary of a large model takes a tenth of it
+MOST_DEPTH = 32
 SAMPLE_BYTES = 4096
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; ModelError if it is missing, broken or no object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path, MOST_JSON))
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}; is this a model directory?") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON ({error}); download or export the model again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object")
+    if _deeper(value, MOST_DEPTH):
+        raise ModelError(
+            f"{path} nests more than {MOST_DEPTH} objects and lists, which no model's does; export it again"
+        )
     return value
 
 
@@ -58,15 +66,21 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelError(f"{folder} holds no {WEIGHTS} and no {INDEX}; is the download complete?")
 
 
-def eos_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Token ids that end a text: generation_config.json's, else config.json's."""
+def eos_token_ids(folder: Path, config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """Token ids that end a text: generation_config.json's, else config.json's; ModelError if they are none of these."""
     path = folder / "generation_config.json"
     ids = read_json(path).get("eos_token_id") if path.is_file() else None
     if ids is None:
         ids = config.get("eos_token_id")
     listed = [] if ids is None else ids if isinstance(ids, list) else [ids]
-    if not all(isinstance(token, int) for token in listed):
-        raise ModelError(f"{folder}: eos_token_id is {ids!r}; it must be a token id or a list of them")
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
+        raise ModelError(f"{folder}: eos_token_id is {shown(ids)}; it must be a token id or a list of them")
+    strange = [token for token in listed if not 0 <= token < vocab_size]
+    if strange:
+        raise ModelError(
+            f"{folder}: eos_token_id {shown(strange[0])} is none of the {vocab_size} token ids; no text would end with "
+            "it: set eos_token_id in generation_config.json or config.json to the token that ends a text"
+        )
     return tuple(listed)
 
 
@@ -76,11 +90,23 @@ def fingerprint(folder: Path) -> str:
     for path in weight_files(folder):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}".encode())
-        with path.open("rb") as file:
+        with open(open_file(path), "rb") as file:
             for sample in range(SAMPLES):
                 file.seek(size * sample // SAMPLES)
                 digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()[:16]
+
+
+def _deeper(value: object, most: int) -> bool:
+    """Whether objects and lists lie deeper within each other than `most`."""
+    level = [value]
+    for _ in range(most):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+        ]
+    return any(isinstance(value, (dict, list)) for value in level)
 
 
 class Checkpoint:

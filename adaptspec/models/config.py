@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adaptspec.errors import ModelError
-from adaptspec.models.fields import count, number
+from adaptspec.models.fields import MOST_LAYERS, count, number
 from adaptspec.models.kv_cache import CacheShape
 from adaptspec.models.rope import RopeConfig, read_rope
 
@@ -81,7 +81,7 @@ def read_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
         output_bias=bias and family in ("llama", "qwen3"),
         mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",
         qk_norm=family == "qwen3",
-        windows=_windows(config, family, count(config, "num_hidden_layers")),
+        windows=_windows(config, family, count(config, "num_hidden_layers", most=MOST_LAYERS)),
         rope=read_rope(config),
         context=count(config, "max_position_embeddings"),
     )

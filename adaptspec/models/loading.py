@@ -16,6 +16,7 @@ from adaptspec.errors import ConfigError, ModelError
 from adaptspec.models.checkpoint import CONFIG, Checkpoint, eos_token_ids, fingerprint, read_json, weight_files
 from adaptspec.models.config import DecoderConfig, is_lean, read_decoder_config
 from adaptspec.models.decoder import Decoder
+from adaptspec.models.fields import check_sizes
 from adaptspec.models.hub import resolve_model
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.memory import CacheLimits, plan_cache
@@ -68,6 +69,7 @@ def load_model(path_or_hub_id: str, *, device: str = "auto", dtype: str = "auto"
     """
     folder = resolve_model(path_or_hub_id)
     raw = read_json(folder / CONFIG)
+    check_sizes(raw)
     _refuse_unsafe(folder, raw)
     place = _device(device)
     number = _dtype(dtype, place, raw)
@@ -112,7 +114,7 @@ class _LeanModel:
             vocab_size=config.vocab_size,
             context=plan.context,
             fingerprint=fingerprint(self.folder),
-            eos_token_ids=eos_token_ids(self.folder, self.raw),
+            eos_token_ids=eos_token_ids(self.folder, self.raw, config.vocab_size),
             dtype=str(self.dtype).removeprefix("torch."),
         )
         return Decoder(info, config, self.weights, cache)

@@ -6,6 +6,7 @@ Knows vocabularies and special ids; knows nothing of weights.
 from __future__ import annotations
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from adaptspec.errors import ModelError, PairError
 from adaptspec.models.checkpoint import read_json
@@ -38,6 +39,8 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerFast:
         raise ModelError(f"cannot load the tokenizer in {folder}: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ModelError(f"{folder} has a slow tokenizer ({type(tokenizer).__name__}); convert it to a tokenizer.json")
+    # The context that is served is the model's; above this number transformers would print a warning.
+    tokenizer.model_max_length = VERY_LARGE_INTEGER
     return tokenizer
 
 

@@ -126,7 +126,7 @@ class TransformersWeights:
             vocab_size=config.vocab_size,
             context=plan.context,
             fingerprint=fingerprint(self.folder),
-            eos_token_ids=eos_token_ids(self.folder, self.raw),
+            eos_token_ids=eos_token_ids(self.folder, self.raw, config.vocab_size),
             dtype=str(self.dtype).removeprefix("torch."),
         )
         return TransformersRunner(info, self.model, plan.tokens)
@@ -164,7 +164,7 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedM
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+    except Exception as error:  # its code for each family raises whatever a strange config leads to
         raise ModelError(f"transformers cannot load {folder}: {error}") from error
     model, report = loaded
     for problem in ("missing_keys", "mismatched_keys"):

@@ -80,12 +80,12 @@ def test_broken_json_is_explained(tmp_path: Path, text: str, message: str) -> No
 
 
 def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path) -> None:
-    assert eos_token_ids(tmp_path, {"eos_token_id": 3}) == (3,)
-    assert eos_token_ids(tmp_path, {}) == ()
+    assert eos_token_ids(tmp_path, {"eos_token_id": 3}, 4) == (3,)
+    assert eos_token_ids(tmp_path, {}, 4) == ()
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
-    assert eos_token_ids(tmp_path, {"eos_token_id": 3}) == (1, 2)
+    assert eos_token_ids(tmp_path, {"eos_token_id": 3}, 4) == (1, 2)
     with pytest.raises(ModelError, match="eos_token_id is 'x'"):
-        eos_token_ids(tmp_path / "elsewhere", {"eos_token_id": "x"})
+        eos_token_ids(tmp_path / "elsewhere", {"eos_token_id": "x"}, 4)
 
 
 def test_fingerprints_tell_weights_apart(make_model: MakeModel, tmp_path: Path) -> None:
