@@ -7,14 +7,17 @@ journal follow each other; it does not know who writes them, nor what anybody co
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from adaptspec.errors import JournalError
+from adaptspec.files import open_file
 from adaptspec.types import Expected, FloatArray, IntArray, Missed, Provenance, RoundRecord
 
 # 3: rounds and requests say when.
@@ -90,6 +93,9 @@ _KINDS: Mapping[str, type[JournalHeader | RequestStarted | RequestFinished | Lin
     "dropped": LinesDropped,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+_READERS: Mapping[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
+_LONGEST = 2**24  # characters of a line
+_DEEPEST = 2**12  # tokens of a draft
 
 _PER_ROW = ("rows", "depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
 _PER_DRAFTER = ("shadow", "shadow_drafted")
@@ -139,6 +145,8 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
     """
     try:
         rows, deepest = len(plain["request_ids"]), int(plain["deepest"])
+        if not 0 <= deepest <= _DEEPEST:
+            raise ValueError(f"a depth of {deepest}")
         values: dict[str, Any] = {name: _integers(plain[name], (rows,)) for name in _PER_ROW}
         values |= {name: _integers(plain[name], (-1, rows)) for name in _PER_DRAFTER if name in plain}
         values |= {name: int(plain[name]) for name in _COUNTS} | {name: float(plain[name]) for name in _SECONDS}
@@ -152,7 +160,7 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
             ended=_number(plain["ended"]),
             **values,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise JournalError(f"not a round ({error!r}); it was written by something else, or changed since") from error
 
 
@@ -165,7 +173,7 @@ def read_entries(path: str | Path) -> Iterator[Entry]:
         JournalError: there is no such file, or a line is none of a journal (says which).
     """
     newest = Path(path)
-    older = [(int(p.suffix[1:]), p) for p in newest.parent.glob(f"{newest.name}.*") if p.suffix[1:].isdigit()]
+    older = [(int(p.suffix[1:]), p) for p in newest.parent.glob(f"{newest.name}.*") if p.suffix[1:].isdecimal()]
     files = [file for _, file in sorted(older, reverse=True)]
     if newest.exists():
         files.append(newest)
@@ -184,22 +192,29 @@ def read_journal(path: str | Path) -> Iterator[RoundRecord]:
 
 def _read_file(file: Path) -> Iterator[Entry]:
     try:
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
+        with open(open_file(file), encoding="utf-8") as lines:
+            for number, line in enumerate(iter(lambda: lines.readline(_LONGEST), ""), start=1):
                 if line.endswith("\n"):
                     yield _entry(line, f"{file}:{number}")
+                elif len(line) == _LONGEST:
+                    raise JournalError(f"{file}:{number}: a line without end; give the file that --journal wrote")
     except (OSError, UnicodeDecodeError) as error:
-        raise JournalError(f"{file}: cannot be read ({error}); is it a journal?") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise JournalError(f"{file}: cannot be read ({reason}); is it a journal?") from error
 
 
 def _entry(line: str, place: str) -> Entry:
     try:
-        body = json.loads(line)
+        body = json.loads(line, parse_float=_finite, parse_constant=_finite)
         kind = body.pop("type")
         if kind == "round":
             return round_from_plain(body)
-        entry = _KINDS[kind](**body)
-    except (ValueError, KeyError, TypeError, AttributeError, JournalError) as error:
+        entry = _READERS[kind].validate_python(body)
+    except ValidationError as error:
+        (first, *_) = error.errors(include_url=False)
+        field = ".".join(map(str, first["loc"]))
+        raise JournalError(f"{place}: no line of a journal ({field}: {first['msg']})") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, JournalError) as error:
         raise JournalError(f"{place}: no line of a journal ({error}); give the file that --journal wrote") from error
     if isinstance(entry, JournalHeader) and entry.version != JOURNAL_VERSION:
         raise JournalError(
@@ -207,6 +222,14 @@ def _entry(line: str, place: str) -> Entry:
             "with `adaptspec serve --journal`, or read it with the program that wrote it"
         )
     return entry
+
+
+def _finite(text: str) -> float:
+    """A number as a journal has them."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is no number that a journal has")
+    return value
 
 
 def _null(value: float) -> float | None:
