@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from adaptspec.errors import JournalError
+from adaptspec.files import open_file
 from adaptspec.records import (
     Entry,
     JournalHeader,
@@ -57,11 +58,29 @@ class RotatedFile:
 
     def write(self, lines: bytes) -> None:
         """Append lines, all or none of them. Raises OSError."""
-        if self._descriptor < 0:
-            self._descriptor = self._open()
+        self._follow()
         if self._size and self._size + len(lines) > self._max_bytes:
             self._rotate()
         self._append(lines)
+
+    def _follow(self) -> None:
+        """Go on in a new file where ours has been moved, removed or emptied, as logrotate does."""
+        if self._descriptor >= 0:
+            ours = os.fstat(self._descriptor)
+            try:
+                named = self._path.stat()
+            except FileNotFoundError:
+                named = None
+            if named is not None and (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino):
+                self._size = ours.st_size
+            else:
+                _log.info("%s was moved or removed; the journal goes on in a new file of that name", self._path)
+                os.close(self._descriptor)
+                self._descriptor = -1
+        if self._descriptor < 0:
+            self._descriptor = self._open()
+        if not self._size:
+            self._append(self._header)
 
     def close(self) -> None:
         """No more lines."""
@@ -69,7 +88,7 @@ class RotatedFile:
             os.close(self._descriptor)
 
     def _open(self) -> int:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._size = os.fstat(descriptor).st_size
         self._cut(descriptor)
         return descriptor
