@@ -6,6 +6,7 @@ Only that command's module is imported: what serving or training needs takes sec
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -29,15 +30,21 @@ COMMANDS: Mapping[str, str] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is its own, or 2 for an error of the user's to mend."""
     given = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser(given).parse_args(given)
     try:
-        return int(arguments.run(arguments))
+        arguments = _parser(given).parse_args(given)
+        status = int(arguments.run(arguments))
+        sys.stdout.flush()  # here, where it can still be said that nobody reads on
+        return status
     except AdaptSpecError as error:
         for line in str(error).splitlines():
             print(f"adaptspec: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read our output, such as `head`, has enough of it. What Python still writes at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as a shell tells SIGPIPE
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
