@@ -24,7 +24,12 @@ def read_workloads(folder: Path | None, per_task: int) -> Workloads:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt, longest: int) -> tuple[int, ...]:
-    """The prompt as one user turn; its last `longest` tokens if it is longer."""
+    """The prompt as one user turn; its last `longest` tokens if it is longer.
+
+    A base model, whose tokenizer has no chat template, goes on from the text itself.
+    """
+    if tokenizer.chat_template is None:
+        return tuple(tokenizer.encode(prompt.text)[-longest:])
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True
     )
