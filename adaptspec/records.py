@@ -209,7 +209,7 @@ def _entry(line: str, place: str) -> Entry:
         kind = body.pop("type")
         if kind == "round":
             return round_from_plain(body)
-        entry = _READERS[kind].validate_python(body)
+        entry: Entry = _READERS[kind].validate_python(body)
     except ValidationError as error:
         (first, *_) = error.errors(include_url=False)
         field = ".".join(map(str, first["loc"]))

@@ -15,7 +15,6 @@ from aiohttp import web
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.problem import Problem
 
-_SHOWN = 200  # characters of an error of aiohttp's, which may quote what the client sent
 _FULL = Problem(503, "too many connections are open; try again", "server_error", "too_many_connections")
 
 
@@ -96,10 +95,10 @@ class Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """What aiohttp says of broken HTTP, in the shape of all errors."""
         super().handle_error(request, status, exc, message)  # logs it, and raises where an answer has begun
-        said = " ".join(ascii(message or "").strip("'").replace("\\n", " ").split())[:_SHOWN]
-        text = f"the request could not be read: {said}" if status < 500 else "the server failed on this request"
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        response = Problem(status, text, kind).response()
+        problem = Problem(400, f"the request could not be read ({type(exc).__name__}); send it as HTTP/1.1")
+        if status >= 500:
+            problem = Problem(status, "the server failed on this request", "server_error")
+        response = problem.response()
         response.force_close()
         return response
 

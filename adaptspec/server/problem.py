@@ -134,7 +134,8 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
             raise
         return _problem_of_http(error, request).response()
     except web.RequestPayloadError as error:
-        return Problem(400, f"the body could not be read: {error}").response()
+        kind = type(error.__cause__ or error).__name__  # its words may quote the body
+        return Problem(400, f"the body could not be read ({kind}); send it whole, as its headers say").response()
     except ConnectionError:
         raise  # the client has gone: nobody to tell
     except Exception:

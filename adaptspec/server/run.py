@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from adaptspec.errors import ConfigError
-from adaptspec.server.client_faults import ClientFaults
+from adaptspec.server.client_faults import ClientFaults, on_loop_error
 from adaptspec.server.connection import Listener
 from adaptspec.server.service import SERVICE
 
@@ -36,6 +36,7 @@ async def serve(
     Raises ConfigError if the address cannot be used. Needs the main thread, as signal handlers do.
     """
     logger = ClientFaults(logging.getLogger(__name__))
+    asyncio.get_running_loop().set_exception_handler(on_loop_error)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=WRITE_SECONDS)
     await runner.setup()
     try:
