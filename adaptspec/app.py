@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import os
 import signal
 import threading
 import time
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +44,7 @@ from adaptspec.telemetry.span_queue import SpanQueue
 from adaptspec.telemetry.trace_settings import PushSettings, TraceSettings
 from adaptspec.telemetry.tracing import Tracing
 
+_log = logging.getLogger(__name__)
 SLOWEST_ROUNDS = 10.0  # times the longest round that is expected: only what is slower than that hangs
 HURRY_SECONDS = 1.0  # from a second signal to the end, come what may
 
@@ -108,10 +111,10 @@ async def serve(config: ServeConfig, console: Console) -> None:
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
         watchdog = Watchdog(engine, max(config.limits.hang_seconds, SLOWEST_ROUNDS * _longest_round(built, config)))
-        closing.callback(asyncio.create_task(watchdog.run()).cancel)
+        _watching(watchdog.run(), "the engine is", closing)
         drafters = [drafter.name for drafter in built.drafters]
         earnings.begin(built.costs, drafters, built.core.max_rows, TASKS)
-        desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files)
+        desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files, most=config.limits.policies)
         if traced is not None:
             traced.start(drafters)
             desk.listen(traced.reloaded)
@@ -171,7 +174,19 @@ def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> No
     loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, watch.reload))
     closing.callback(loop.remove_signal_handler, signal.SIGHUP)
     if config.watch_policies:
-        closing.callback(asyncio.create_task(watch.run()).cancel)
+        _watching(watch.run(), "policy files are", closing)
+
+
+def _watching(watch: Coroutine[Any, Any, None], what: str, closing: AsyncExitStack) -> None:
+    """Have a watch run to the end of the server; one that stops before says so."""
+
+    def stopped(task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            _log.error("%s no longer watched; restart the server to have it so again", what, exc_info=task.exception())
+
+    task = asyncio.create_task(watch)
+    task.add_done_callback(stopped)
+    closing.callback(task.cancel)
 
 
 def _journal(config: ServeConfig) -> Journal | None:

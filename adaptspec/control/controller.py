@@ -15,7 +15,7 @@ indexes the engine's drafters. Knows policies through their protocol, and nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -26,7 +26,16 @@ from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.draft_temperature import SplitTemperature
 from adaptspec.control.numbering import DrafterNumbers
-from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, Policy, RegionWatcher, RoundTemperature
+from adaptspec.control.policy import (
+    BatchSignals,
+    Decision,
+    OfferWatcher,
+    Policy,
+    RegionWatcher,
+    RoundTemperature,
+    whole_expected,
+    whole_provenance,
+)
 from adaptspec.control.reasons import CEILING
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
 from adaptspec.control.shadow_policies import ShadowPolicies
@@ -127,10 +136,11 @@ class Controller:
         """The policy of a request: the one it names, else the canary whose share it falls in, else the default."""
         return request.speculation.policy or self._shares.taker(request.id) or self.default
 
-    def adopt(self, name: str, policy: Policy, rollout: Rollout = LIVE) -> None:
+    def adopt(self, name: str, policy: Policy, rollout: Rollout = LIVE, wanted: Collection[str] = ()) -> None:
         """From the next round on, have a policy, in place of one of its name; rows that ran under that start anew.
 
-        Called between rounds. Nothing has changed if it raises.
+        Called between rounds. `wanted` names policies of requests that have yet to start: those of them that were
+        dropped stay for these. Nothing has changed if it raises.
 
         Raises:
             ConfigError: it wants a drafter the engine lacks, the default would no longer be live, a policy that serves
@@ -143,9 +153,27 @@ class Controller:
         elif name == self.default and rollout != LIVE:
             raise ConfigError(f"{name} is the default policy; give the {rollout.mode} a name of its own")
         else:
-            self._put(name, policy)
+            self._put(name, policy, wanted)
             self._shadows.drop(name)
         self._rollouts, self._shares = rollouts, shares
+
+    def drop(self, name: str) -> None:
+        """From the next round on, have a policy no longer; requests that have come to it keep it to their end.
+
+        Called between rounds. Nothing has changed if it raises.
+
+        Raises:
+            ConfigError: it is the default, or a shadow watches it.
+        """
+        watchers = [shadow.policy for shadow in self.estimates() if shadow.against == name]
+        if name == self.default:
+            raise ConfigError(f"{name} is the default policy, which serves requests that name none; it cannot go")
+        if watchers:
+            raise ConfigError(f"the shadow {watchers[0]} watches {name}; delete the shadow first")
+        self._rollouts = {other: rollout for other, rollout in self._rollouts.items() if other != name}
+        self._shares = Shares(self._rollouts)
+        self._shadows.drop(name)
+        self.policies = {other: policy for other, policy in self.policies.items() if other != name}
 
     def check(self, name: str, policy: Policy) -> None:
         """Raise ConfigError if a policy wants a drafter that the engine lacks; any thread may ask."""
@@ -159,9 +187,9 @@ class Controller:
         """
         wishes = request.speculation
         name = self.assigned(request)
-        if name not in self.policies:
+        if name not in self._names:
             raise UnknownModelError(
-                f"there is no policy {name!r} here; served are: {', '.join(self._names)}", "adaptspec.policy"
+                f"there is no policy {name!r} here; served are: {', '.join(self.policies)}", "adaptspec.policy"
             )
         self.finish(row)
         which = self._names.index(name)
@@ -235,9 +263,11 @@ class Controller:
             part = record.take(np.flatnonzero(owners == which))
             self._list[which].learn(self._numbers[which].record(part))
 
-    def _put(self, name: str, policy: Policy) -> None:
+    def _put(self, name: str, policy: Policy, wanted: Collection[str]) -> None:
         numbers = self._numbers_of(name, policy)
-        if name not in self.policies:
+        if name not in self._names:
+            self._reuse(name, wanted)
+        if name not in self._names:
             self._names.append(name)
             self._list.append(policy)
             self._numbers.append(numbers)
@@ -258,6 +288,13 @@ class Controller:
         self._offers_to.pop(which, None)
         if _watches_offers(policy):
             self._offers_to[which] = policy
+
+    def _reuse(self, name: str, wanted: Collection[str]) -> None:
+        """Give the place of a policy that was dropped, and that no request is left for, to another."""
+        for which, other in enumerate(self._names):
+            if other not in self.policies and other not in wanted and not self._running[which]:
+                self._names[which] = name
+                return
 
     def _put_shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> None:
         if name in self.policies:
@@ -330,8 +367,8 @@ class Controller:
         stop = SplitStop(parts, len(owners)) if stops else None
         warm = any(part is not None for _, part in warmth)
         temperature = SplitTemperature(warmth, len(owners)) if warm else None
-        provenance = _provenance(told, len(owners))
-        expected = _expected(hopes, len(owners))
+        provenance = whole_provenance(told, len(owners))
+        expected = whole_expected(hopes, len(owners))
         return Decision(depths, reasons, drafter, stop, provenance, temperature, tuple(sorted(watched)), expected)
 
     def _explain_limits(self, decision: Decision, signals: BatchSignals, max_depth: int) -> IntArray:
@@ -368,25 +405,3 @@ def _watches_offers(policy: Policy) -> TypeGuard[OfferWatcher]:
 def _takes(policy: Policy) -> int:
     depth = policy.max_depth
     return depth if _watches_offers(policy) else 0
-
-
-def _provenance(told: Sequence[tuple[IntArray, Provenance]], rows: int) -> Provenance | None:
-    """What policies told of their own rows, for the whole batch."""
-    if not told:
-        return None
-    nobody, unknown = np.full(rows, -1, dtype=np.int64), np.full(rows, np.nan)
-    whole = Provenance(nobody, unknown, nobody.copy(), unknown.copy())
-    for mine, part in told:
-        whole.arms[mine], whole.propensities[mine] = part.arms, part.propensities
-        whole.draws[mine], whole.worth[mine] = part.draws, part.worth
-    return whole
-
-
-def _expected(hopes: Sequence[tuple[IntArray, Expected]], rows: int) -> Expected | None:
-    """What policies expected of their own rows, for the whole batch."""
-    if not hopes:
-        return None
-    whole = Expected(np.nan, np.full(rows, np.nan))
-    for mine, part in hopes:
-        whole.accepted[mine] = part.accepted
-    return whole

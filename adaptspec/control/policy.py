@@ -5,9 +5,11 @@ Knows arrays of numbers, not requests, tensors or clocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord
 
@@ -195,3 +197,25 @@ class OfferWatcher(Protocol):
     @property
     def looking(self) -> bool:
         """Whether it does in the coming round. If not, its lookups are not scored either."""
+
+
+def whole_provenance(told: Sequence[tuple[IntArray, Provenance]], rows: int) -> Provenance | None:
+    """What policies told of their own rows, for the whole batch."""
+    if not told:
+        return None
+    nobody, unknown = np.full(rows, -1, dtype=np.int64), np.full(rows, np.nan)
+    whole = Provenance(nobody, unknown, nobody.copy(), unknown.copy())
+    for mine, part in told:
+        whole.arms[mine], whole.propensities[mine] = part.arms, part.propensities
+        whole.draws[mine], whole.worth[mine] = part.draws, part.worth
+    return whole
+
+
+def whole_expected(hopes: Sequence[tuple[IntArray, Expected]], rows: int) -> Expected | None:
+    """What policies expected of their own rows, for the whole batch."""
+    if not hopes:
+        return None
+    whole = Expected(np.nan, np.full(rows, np.nan))
+    for mine, part in hopes:
+        whole.accepted[mine] = part.accepted
+    return whole

@@ -197,9 +197,14 @@ class EngineCore:
         self.check_policy(name, policy, methods)
         before = self._controller.everyone.get(name)
         carried = carry and before is not None and _carry(before, policy, name)
-        self._controller.adopt(name, policy, rollout)
+        waiting = {sequence.request.speculation.policy or "" for sequence in self._rounds.scheduler.waiting}
+        self._controller.adopt(name, policy, rollout, waiting)
         self._rounds.verify_by(name, methods)
         return carried
+
+    def drop(self, name: str) -> None:
+        """Between rounds: have a policy no longer; requests that run or wait keep it. Raises as `Controller.drop`."""
+        self._controller.drop(name)
 
     def check_policy(self, name: str, policy: Policy, methods: ByTask[Method]) -> None:
         """Raise ConfigError if a policy cannot run here; touches no state, so any thread may call it."""

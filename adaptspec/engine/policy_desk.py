@@ -23,7 +23,7 @@ from adaptspec.control.yaml_source import read_text
 from adaptspec.engine.by_task import ByTask, methods_of
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.front import AsyncEngine
-from adaptspec.errors import ConfigError
+from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.verification.method import Method
 
 
@@ -87,8 +87,12 @@ class PolicyDesk:
         costs: CostTable,
         specs: Sequence[PolicySpec],
         files: Mapping[str, Path],
+        *,
+        most: int = 64,
     ) -> None:
         """`specs` are what the engine was built from, `files` where each of them was read.
+
+        Once there are `most` policies, only those that there are can be replaced.
 
         Raises:
             PolicyError: a file cannot be read any more.
@@ -98,6 +102,7 @@ class PolicyDesk:
         self._costs = costs
         served = [ServedPolicy(spec, read_text(files[spec.name]), files[spec.name]) for spec in specs]
         self._served = {policy.name: policy for policy in served}
+        self._most = most
         self.reloads = Reloads()
         self._listeners: list[Callable[[str], None]] = []
         self._lock = threading.Lock()  # one change at a time, and none while what was learned is read
@@ -133,6 +138,7 @@ class PolicyDesk:
         spec = parse_policy_spec(text, source, TASKS)
         policy = build_policy(spec, self._costs, self._core.max_rows, TASKS)
         self._core.check_policy(spec.name, policy, methods_of(spec))
+        self._check_room(spec.name)
         return spec.name
 
     def apply(self, text: str, source: str = "<policy>", path: Path | None = None) -> Applied:
@@ -169,6 +175,22 @@ class PolicyDesk:
             outcomes.append(outcome)
         return outcomes
 
+    def remove(self, name: str) -> None:
+        """Serve a policy no longer: from the next round on no request can come to it; those that have keep it.
+
+        A policy that came from a file is back after a restart.
+
+        Raises:
+            UnknownModelError: there is none of this name.
+            ConfigError: it is the default, or a shadow watches it.
+            EngineError: the engine has stopped.
+        """
+        with self._lock:
+            if name not in self._served:
+                raise UnknownModelError(f"there is no policy {name!r} here; served are: {', '.join(self._served)}")
+            self._front.call(lambda: self._core.drop(name)).result()
+            self._served = {other: policy for other, policy in self._served.items() if other != name}
+
     def forget(self) -> list[str]:
         """Have every policy learn anew, from the next round on. Raises EngineError if the engine has stopped."""
         with self._lock:
@@ -188,6 +210,7 @@ class PolicyDesk:
         with self._lock:
             before = self._served.get(spec.name)
             _check_owner(spec.name, path, before)
+            self._check_room(spec.name)
             new = ServedPolicy(spec, text, path or (before.path if before is not None else None))
             policy = build_policy(spec, self._costs, self._core.max_rows, TASKS)
             methods = methods_of(spec)
@@ -200,6 +223,13 @@ class PolicyDesk:
         for listener in self._listeners:
             listener(spec.name)
         return Applied(spec.name, before is not None, carried)
+
+    def _check_room(self, name: str) -> None:
+        if name not in self._served and len(self._served) >= self._most:
+            raise ConfigError(
+                f"{len(self._served)} policies are served, and no more than {self._most} may be; delete one, replace "
+                "one, or start the server with a higher --limit policies=N"
+            )
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -10,12 +10,14 @@ from typing import Any
 
 from aiohttp import web
 
-from adaptspec.errors import ConfigError, RequestError
-from adaptspec.server.errors import UnknownPolicyError
+from adaptspec.errors import ConfigError, RequestError, UnknownModelError
+from adaptspec.server.errors import PolicyInUseError, UnknownPolicyError
 from adaptspec.server.protocols import Policies, ServedPolicy
 from adaptspec.server.wire import shown
 
 POLICIES = web.AppKey("policies", Policies)
+# What is done with policies has paths of its own, and no other methods than it says.
+_BY_NAME = "/admin/policies/{name:(?!(?:reload|simulate|validate)$)[^/]+}"
 
 
 def policy_routes(admin: bool) -> list[web.RouteDef]:
@@ -26,8 +28,9 @@ def policy_routes(admin: bool) -> list[web.RouteDef]:
             web.get("/admin/policies", running),
             web.post("/admin/policies", apply),
             web.post("/admin/policies/reload", reload),
-            web.get("/admin/policies/{name}", one),
-            web.put("/admin/policies/{name}", put),
+            web.get(_BY_NAME, one),
+            web.put(_BY_NAME, put),
+            web.delete(_BY_NAME, delete),
         ]
     return routes
 
@@ -59,7 +62,7 @@ async def one(http: web.Request) -> web.Response:
     for card in _whole_cards(http.app[POLICIES]):
         if card["id"] == name:
             return web.json_response(card)
-    raise UnknownPolicyError(f"there is no policy {shown(name)} here; GET /admin/policies lists what there is")
+    raise _unknown(name)
 
 
 async def apply(http: web.Request) -> web.Response:
@@ -84,6 +87,18 @@ async def put(http: web.Request) -> web.Response:
     return await _apply(http, text)
 
 
+async def delete(http: web.Request) -> web.Response:
+    """DELETE /admin/policies/{name}: no request comes to it any more; those that have come keep it to their end."""
+    name = http.match_info["name"]
+    try:
+        await asyncio.to_thread(http.app[POLICIES].remove, name)
+    except UnknownModelError as error:
+        raise _unknown(name) from error
+    except ConfigError as error:
+        raise PolicyInUseError(str(error)) from error
+    return web.json_response({"name": name, "deleted": True})
+
+
 async def reload(http: web.Request) -> web.Response:
     """POST /admin/policies/reload: read all policy files again. One that cannot be used leaves its policy as it is."""
     outcomes = await asyncio.to_thread(http.app[POLICIES].reload)
@@ -105,6 +120,10 @@ async def _apply(http: web.Request, text: str) -> web.Response:
     except ConfigError as error:
         raise RequestError(str(error)) from error
     return web.json_response({"name": applied.name, "replaced": applied.replaced, "carried": applied.carried})
+
+
+def _unknown(name: str) -> UnknownPolicyError:
+    return UnknownPolicyError(f"there is no policy {shown(name)} here; GET /admin/policies lists what there is")
 
 
 def _whole_cards(desk: Policies) -> list[dict[str, Any]]:

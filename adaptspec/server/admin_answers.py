@@ -51,6 +51,13 @@ class PutPolicy(RootModel[AppliedPolicy | DryRun]):
     """What became of a policy; the second after a dry run."""
 
 
+class DeletedPolicy(Answer):
+    """A policy that requests can no longer come to."""
+
+    name: str
+    deleted: Literal[True]
+
+
 class ReloadedFile(Answer):
     """What became of a policy's file: reloaded, unchanged (no error), or not usable."""
 

@@ -1,7 +1,7 @@
 """Keeps what clients send out of the log: one line for broken HTTP, tracebacks only for our own faults.
 
-Errors of aiohttp's parser quote the bytes they stumble over, and these may be a prompt or a key. What is said of such an
-error is its kind and how long its message is.
+Errors of aiohttp's parser quote the bytes they stumble over, and these may be a prompt or a key. All that is said of
+such an error is its kind and how long its message is.
 """
 
 from __future__ import annotations

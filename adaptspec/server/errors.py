@@ -7,6 +7,7 @@ RequestError
  +-- ApiKeyError      an API key is missing or wrong
  +-- HostError        the server was called by a name that is not its own
  +-- UnknownPolicyError a policy that the admin names is not here
+ +-- PolicyInUseError a policy that cannot be deleted now
  +-- OverloadedError
       +-- DrainingError    the server is shutting down
 EngineError
@@ -40,6 +41,10 @@ class HostError(RequestError):
 
 class UnknownPolicyError(RequestError):
     """A policy that the admin names is not here."""
+
+
+class PolicyInUseError(RequestError):
+    """A policy that cannot be deleted: others, or requests that name none, need it."""
 
 
 class DrainingError(OverloadedError):

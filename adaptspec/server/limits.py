@@ -34,6 +34,7 @@ class ServerLimits:
     logit_bias: int = 1024  # entries
     logprobs: int = 20  # alternatives per token
     prompt_logprobs: int = 2**20  # told of all prompts of a request, alternatives and choices counted
+    policies: int = 64  # served at once, where some are sent to the admin's routes
     template_seconds: float = 2.0  # for the model's chat template
     hang_seconds: float = 4.0  # without a sign of life of a busy engine, before its requests are given up
 

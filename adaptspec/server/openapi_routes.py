@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from adaptspec.server import admin_answers, answers, live_answers
 from adaptspec.server.chat import ChatBody
 from adaptspec.server.completions import CompletionBody
+from adaptspec.server.limits import ServerLimits
 from adaptspec.server.responses import ResponsesBody
 from adaptspec.server.tokens import DetokenizeBody, TokenizeBody
 
@@ -89,13 +90,22 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("/admin/policies", "get"): Operation("All policies that run", answer=admin_answers.RunningPolicies),
     ("/admin/policies", "post"): Operation(
-        "Serve a policy from the next round on", answer=admin_answers.AppliedPolicy, policy=True
+        "Serve a policy from the next round on",
+        answer=admin_answers.AppliedPolicy,
+        policy=True,
+        more=f"400 beyond {ServerLimits().policies} policies, unless the server was started with another limit.",
     ),
     ("/admin/policies/{name}", "get"): Operation(
         "One policy that runs", answer=admin_answers.RunningPolicy, refused=(404,)
     ),
     ("/admin/policies/{name}", "put"): Operation(
         "Serve a policy under its name", answer=admin_answers.PutPolicy, policy=True, dry_run=True, more=_DRY_RUN
+    ),
+    ("/admin/policies/{name}", "delete"): Operation(
+        "Serve a policy no longer",
+        answer=admin_answers.DeletedPolicy,
+        refused=(404, 409),
+        more="Requests that have come to it keep it. 409 for the default, and for one that a shadow watches.",
     ),
     ("/admin/policies/reload", "post"): Operation(
         "Read the files of all policies again", answer=admin_answers.ReloadedFiles

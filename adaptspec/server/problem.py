@@ -27,6 +27,7 @@ from adaptspec.server.errors import (
     DrainingError,
     EngineStoppedError,
     HostError,
+    PolicyInUseError,
     UnknownPolicyError,
 )
 
@@ -73,6 +74,7 @@ _BY_CLASS: tuple[tuple[type[AdaptSpecError], Problem], ...] = (
     (AdminKeyError, Problem(401, "", code="invalid_api_key", headers=_CHALLENGE)),
     (ApiKeyError, Problem(401, "", code="invalid_api_key", headers=_CHALLENGE)),
     (UnknownPolicyError, Problem(404, "", code="policy_not_found")),
+    (PolicyInUseError, Problem(409, "", code="policy_in_use")),
     (HostError, Problem(403, "", code="host_not_allowed")),
     (RequestError, Problem(400, "")),
     (EngineStoppedError, Problem(503, "", "server_error", "engine_stopped")),

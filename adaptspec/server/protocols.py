@@ -173,6 +173,9 @@ class Policies(Protocol):
     def apply(self, text: str, source: str) -> Applied:
         """Serve a policy from the next round on; raises ConfigError, with nothing changed, if it cannot be used."""
 
+    def remove(self, name: str) -> None:
+        """Serve a policy no longer; raises UnknownModelError, and ConfigError for one that cannot go."""
+
     def reload(self) -> Sequence[Mapping[str, Any]]:
         """Read every policy's file again; what became of each."""
 
