@@ -39,12 +39,19 @@ class PredictionDetails(Answer):
     rejected_prediction_tokens: int
 
 
+class PromptDetails(Answer):
+    """How many tokens of the prompt had been read before."""
+
+    cached_tokens: int
+
+
 class Usage(Answer):
     """Tokens read and written."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
     completion_tokens_details: PredictionDetails | None = None
 
 

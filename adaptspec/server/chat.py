@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from adaptspec.errors import RequestError
+from adaptspec.server.hints import Effort, Hints, Idle
 from adaptspec.server.logprobs import Bytes, chat_logprobs
 from adaptspec.server.messages import Messages, Text, check_messages
 from adaptspec.server.structure import ResponseFormat, grammar_of
 from adaptspec.server.tool_text import Arguments, Opened, Part, PlainText, ToolText, Words, reader_of
 from adaptspec.server.tools import ToolChoice, Tools, check_tools, tool_grammar
-from adaptspec.server.wire import PROVENANCE, Alternatives, AtLeastOne, GenerationBody, WireModel
+from adaptspec.server.wire import NO_PROVENANCE, PROVENANCE, Alternatives, AtLeastOne, GenerationBody, WireModel
 from adaptspec.types import Completion, Delta, FinishReason, Grammar, TokenLogprob
 
 Json = dict[str, Any]
@@ -25,7 +26,11 @@ class PredictedText(WireModel):
     content: Text
 
 
-class ChatBody(GenerationBody):
+_TELLS_LOGPROBS = {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]}
+_NO_TOOLS = {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}
+
+
+class ChatBody(GenerationBody, Hints):
     """A request for the next message of a conversation."""
 
     messages: Messages
@@ -37,21 +42,29 @@ class ChatBody(GenerationBody):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    safety_identifier: str | None = None  # the newer name of user
-    prompt_cache_key: str | None = None  # a hint to a cache; changes no answer
+    reasoning_effort: Annotated[Effort | None, Idle] = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "functions": (None, []),
         "function_call": (None, "none"),
         "modalities": (["text"], None),
         "audio": (None,),
-        "reasoning_effort": (None,),
-        "verbosity": (None,),
-        "store": (False, None),
-        "metadata": (None, {}),
-        "service_tier": (None, "auto", "default"),
+        "moderation": (None,),
+        "verbosity": (None, "medium"),
         "web_search_options": (None,),
     }
+    together: ClassVar[Sequence[Mapping[str, Any]]] = (
+        *GenerationBody.together,
+        {"anyOf": [_TELLS_LOGPROBS, {"properties": {"top_logprobs": {"type": "null"}}}]},
+        {"anyOf": [{"properties": {name: {"type": "null"}}} for name in ("max_tokens", "max_completion_tokens")]},
+        {
+            "anyOf": [
+                {"properties": {"tools": _NO_TOOLS}},
+                {"properties": {"tool_choice": {"const": "none"}}, "required": ["tool_choice"]},
+                NO_PROVENANCE,
+            ]
+        },
+    )
 
     prompt_field: ClassVar[str] = "messages"
     operation: ClassVar[str] = "chat"

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.logprobs import Bytes, CompletionLogprobs
-from adaptspec.server.wire import Alternatives, GenerationBody
+from adaptspec.server.wire import TOKEN_ID, Alternatives, GenerationBody
 from adaptspec.types import Completion, Delta, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16  # as at OpenAI
@@ -38,7 +38,7 @@ def _is_tokens(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "format": TOKEN_ID}, "minItems": 1}
 _TEXT = {"type": "string", "minLength": 1}
 _PROMPTS: dict[str, Any] = {
     "anyOf": [

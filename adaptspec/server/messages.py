@@ -22,6 +22,36 @@ TEXT_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "
 _NULLABLE: dict[str, Any] = {"anyOf": [*TEXT_SCHEMA["anyOf"], {"type": "null"}]}
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
+# Messages are the result of a call, or text, or calls of the assistant with or without text.
+_NOTHING, _SOMETHING = {"type": "null"}, {"type": ["string", "array"]}
+_NO_CALLS: dict[str, Any] = {"anyOf": [_NOTHING, {"type": "array", "maxItems": 0}]}
+_RESULT: dict[str, Any] = {
+    "properties": {
+        "role": {"const": "tool"},
+        "tool_call_id": {"type": "string"},
+        "tool_calls": _NO_CALLS,
+        "content": _SOMETHING,
+    },
+    "required": ["tool_call_id", "content"],
+}
+_SAID: dict[str, Any] = {
+    "properties": {
+        "role": {"not": {"const": "tool"}},
+        "tool_call_id": _NOTHING,
+        "tool_calls": _NO_CALLS,
+        "content": _SOMETHING,
+    },
+    "required": ["content"],
+}
+_CALLED: dict[str, Any] = {
+    "properties": {
+        "role": {"const": "assistant"},
+        "tool_call_id": _NOTHING,
+        "tool_calls": {"type": "array", "minItems": 1},
+    },
+    "required": ["tool_calls"],
+}
+
 
 def _text(value: object) -> str:
     """Content as one string: text parts are joined by line ends, as chat templates expect."""
@@ -80,6 +110,8 @@ class Message(WireModel):
         "audio": (None,),
         "annotations": (None, []),
     }
+
+    together: ClassVar[Sequence[Mapping[str, Any]]] = ({"anyOf": [_RESULT, _SAID, _CALLED]},)
 
     def check(self, place: str) -> None:
         """What no single field can say; `place` is where the message stands. Raises RequestError."""

@@ -17,6 +17,8 @@ from adaptspec import __version__
 from adaptspec.server import answers
 from adaptspec.server.gate import ADMIN, OPEN
 from adaptspec.server.openapi_routes import OPERATIONS, Operation
+from adaptspec.server.service import SERVICE
+from adaptspec.server.wire import TOKEN_ID
 
 Json = dict[str, Any]
 KEYED = web.AppKey("keyed", bool)  # whether users need an API key
@@ -32,6 +34,7 @@ _REFUSALS: Mapping[int, str] = {
     403: "The server was called by a name that is not its own",
     404: "There is nothing of this name",
     408: "The body did not arrive in time",
+    409: "It is needed by others",
     413: "The body is too large",
     415: "The body is not declared to be JSON",
     429: "Too many of these are in flight; try again later",
@@ -64,10 +67,11 @@ _DRY_RUN: Json = {
 async def openapi(http: web.Request) -> web.Response:
     """GET /openapi.json."""
     routes = {resource.canonical for resource in http.app.router.resources()}
-    return web.json_response(describe(routes, keyed=http.app[KEYED]))
+    vocabulary = http.app[SERVICE].engine.target.vocab_size
+    return web.json_response(describe(routes, keyed=http.app[KEYED], vocab_size=vocabulary))
 
 
-def describe(routes: set[str], *, keyed: bool = False) -> Json:
+def describe(routes: set[str], *, keyed: bool = False, vocab_size: int = 2**31) -> Json:
     """The description of a server with these routes, whose users need an API key if it is `keyed`."""
     served = {place: operation for place, operation in OPERATIONS.items() if place[0] in routes}
     models: list[type[BaseModel]] = [answers.Error]
@@ -76,6 +80,7 @@ def describe(routes: set[str], *, keyed: bool = False) -> Json:
     references, shared = models_json_schema(
         [(model, "validation") for model in dict.fromkeys(models)], ref_template=_TEMPLATE
     )
+    _bound_tokens(shared, vocab_size)
     named = {model: reference for (model, _), reference in references.items()}
     paths: dict[str, Json] = {}
     for (path, method), operation in served.items():
@@ -86,6 +91,15 @@ def describe(routes: set[str], *, keyed: bool = False) -> Json:
         "paths": paths,
         "components": {"schemas": shared.get("$defs", {}), "securitySchemes": dict(_SCHEMES)},
     }
+
+
+def _bound_tokens(schema: object, vocab_size: int) -> None:
+    """Give numbers that are token ids their maximum, wherever they stand."""
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _bound_tokens(part, vocab_size)
+    if isinstance(schema, dict) and schema.get("format") == TOKEN_ID:
+        del schema["format"]
+        schema["maximum"] = vocab_size - 1
 
 
 def _scheme(path: str, *, keyed: bool) -> str | None:

@@ -143,7 +143,12 @@ def usage(completions: Iterable[Completion], choices: int = 1) -> Json:
 
 
 def _counted(prompt: int, output: int) -> Json:
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": 0},  # no prompt is kept for another request
+    }
 
 
 def metrics(completions: Iterable[Completion]) -> Json:

@@ -13,10 +13,12 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 
 from adaptspec.errors import RequestError
 from adaptspec.server.chat import ChatBody
+from adaptspec.server.hints import Hints, Idle, Reasoning, ResponseStreamOptions
 from adaptspec.server.messages import FunctionName
 from adaptspec.server.structure import JsonObjectFormat, TextFormat
 from adaptspec.server.tools import MAX_TOOLS
 from adaptspec.server.wire import (
+    NO_PROVENANCE,
     PROVENANCE,
     AtLeastOne,
     Name,
@@ -146,9 +148,11 @@ class TextOptions(WireModel):
 
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
+    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {"verbosity": (None, "medium")}
 
-class ResponsesBody(WireModel):
-    """A request for a response."""
+
+class ResponsesBody(Hints):
+    """A request for a response. Nothing is stored, also where `store` says so: the answer's `store` is false."""
 
     model: Name | None = None
     input: str | Annotated[list[Item], Field(min_length=1, max_length=4096)]
@@ -157,30 +161,27 @@ class ResponsesBody(WireModel):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     stream: bool | None = None
-    text: TextOptions | None = None
+    text: Annotated[TextOptions, BeforeValidator(without_no_ops(TextOptions))] | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
-    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: Annotated[str | None, Idle] = None
+    reasoning: Annotated[Reasoning | None, Idle] = None
+    stream_options: Annotated[ResponseStreamOptions | None, Idle] = None
+    include: Annotated[list[Literal["reasoning.encrypted_content"]] | None, Idle] = None
     adaptspec: SpeculationFields | None = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "store": (False, None),
         "previous_response_id": (None,),
         "conversation": (None,),
         "prompt": (None,),
         "background": (False, None),
-        "include": (None, []),
-        "reasoning": (None,),
         "truncation": (None, "disabled"),
-        "service_tier": (None, "auto", "default"),
+        "moderation": (None,),
         "max_tool_calls": (None,),
         "top_logprobs": (None, 0),
-        "stream_options": (None,),
     }
+    together: ClassVar[Sequence[Mapping[str, Any]]] = (NO_PROVENANCE,)
 
     def chat(self) -> ChatBody:
         """The same as a chat. Raises RequestError in the words of this body."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
 from aiohttp import web
 
 from adaptspec.errors import RequestError
@@ -18,6 +21,15 @@ class TokenizeBody(WireModel):
     messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+
+    together: ClassVar[Sequence[Mapping[str, Any]]] = (
+        {
+            "anyOf": [
+                {"properties": {one: {"not": {"type": "null"}}, other: {"type": "null"}}, "required": [one]}
+                for one, other in (("prompt", "messages"), ("messages", "prompt"))
+            ]
+        },
+    )
 
 
 class DetokenizeBody(WireModel):

@@ -7,7 +7,7 @@ Nothing is ignored in silence. Knows no HTTP and no engine.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
@@ -36,7 +36,15 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 AtLeastNone = Annotated[int, Field(ge=0, le=2**63 - 1)]
 AtLeastOne = Annotated[int, Field(ge=1, le=2**63 - 1)]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TOKEN_ID = "token-id"  # the format of numbers whose maximum the model's vocabulary gives
+TokenId = Annotated[
+    int, Field(ge=0, le=2**31 - 1), WithJsonSchema({"type": "integer", "minimum": 0, "format": TOKEN_ID})
+]
+NO_EFFECT = "Without effect: it cannot change the text."
+STREAMS: Mapping[str, Any] = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
+NO_PROVENANCE: Mapping[str, Any] = {
+    "properties": {"adaptspec": {"properties": {"provenance": {"enum": [False, None]}}}}
+}
 Stops = Annotated[
     Any,
     WithJsonSchema(
@@ -77,11 +85,13 @@ _PLAIN_SAMPLING = (
 class WireModel(BaseModel):
     """A JSON object that is taken literally: no unknown keys, no "5" for 5, no NaN.
 
-    `no_ops` are fields that would change nothing at the listed values, and are refused at others.
+    `no_ops` are fields that would change nothing at the listed values, and are refused at others. `together` is what no
+    single field can say, as JSON schemas that all hold: `check` of the body says it to clients.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    together: ClassVar[Sequence[Mapping[str, Any]]] = ()
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -89,6 +99,8 @@ class WireModel(BaseModel):
         written = handler.resolve_ref_schema(handler(schema))
         for name, allowed in cls.no_ops.items():
             written.setdefault("properties", {})[name] = {"enum": list(allowed)}
+        if cls.together:
+            written["allOf"] = [dict(schema) for schema in cls.together]
         return written
 
 
@@ -113,6 +125,7 @@ class StreamOptions(WireModel):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_obfuscation: Annotated[bool, Field(description=NO_EFFECT)] = False
 
 
 class GenerationBody(WireModel):
@@ -143,8 +156,13 @@ class GenerationBody(WireModel):
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: AtLeastNone | None = None
-    user: str | None = None  # for the provider's abuse watch at OpenAI; changes no answer
+    user: Annotated[str | None, Field(description=NO_EFFECT)] = None
     adaptspec: SpeculationFields | None = None
+
+    together: ClassVar[Sequence[Mapping[str, Any]]] = (
+        {"anyOf": [STREAMS, {"properties": {"stream_options": {"type": "null"}}}]},
+        {"anyOf": [STREAMS, NO_PROVENANCE]},
+    )
 
     @property
     @abstractmethod

@@ -15,7 +15,12 @@ async def test_answers_in_openai_shape_with_usage_and_metrics(post: Any, engine:
     assert body["object"] == "text_completion"
     assert body["id"].startswith("cmpl-")
     assert body["id"] == engine.seen[0].id
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+    assert body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 5,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert body["metrics"]["speculative_decoding"] == {
         "mean_acceptance_length": 2.5,
         "draft_acceptance_rate": 0.5,

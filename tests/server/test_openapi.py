@@ -111,7 +111,7 @@ async def test_it_is_served(client: Any) -> None:
     assert "/admin/policies" not in body["paths"]
     fields = body["components"]["schemas"]["ChatBody"]["properties"]
     assert {"messages", "tools", "response_format", "prediction", "adaptspec", "store"} <= fields.keys()
-    assert fields["store"] == {"enum": [False, None]}
+    assert fields["functions"] == {"enum": [None, []]}
 
 
 def test_no_field_is_refused_by_name_that_the_schema_offers() -> None:

@@ -118,7 +118,10 @@ def test_calls_belong_to_the_message_before_them() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"store": True}, "store"),
+        ({"store": "yes"}, "store"),
+        ({"text": {"verbosity": "low"}}, "text"),
+        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"reasoning": {"effort": "some"}}, "reasoning.effort"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": []}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
