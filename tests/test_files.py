@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
+import shutil
+import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adaptspec.files import write_file
+import adaptspec
+from adaptspec.commands.serve import add_arguments
+from adaptspec.control.importing.vllm import import_vllm
+from adaptspec.control.library import find_policy
+from adaptspec.control.spec import load_policy_spec
+from adaptspec.control.state import read_state
+from adaptspec.control.state_store import StateStore
+from adaptspec.control.tasks import TaskDetector
+from adaptspec.errors import AdaptSpecError, FileError, StateError
+from adaptspec.files import check_regular, open_file, read_bytes, read_text, write_file
+from adaptspec.models.loading import load_model, load_tokenizer
+from adaptspec.records import read_entries
+from adaptspec.replay.costs import load_costs
+from adaptspec.replay.tape_file import load_tape
+from adaptspec.telemetry.journal import Journal
+from adaptspec.telemetry.trace_events import write_trace_file
+from adaptspec.training.jsonl import read_objects
 
 KILLS = """
 import itertools, os, random, signal, sys, time
@@ -156,3 +176,132 @@ def test_writers_that_are_not_alone_do_not_share_a_temporary_file(
     assert [name for name in opened if name != tmp_path.name] == ["costs.7.tmp", "costs.8.tmp"]
     assert [path.name for path in tmp_path.iterdir()] == ["costs"]
     assert (tmp_path / "costs").read_bytes() == b"8"
+
+
+def odd_files(folder: Path) -> dict[str, Path]:
+    """What is no regular file, by what it is called."""
+    os.mkfifo(folder / "pipe")
+    (folder / "folder").mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = Path.cwd()
+        os.chdir(folder)  # the path of a socket may not be long
+        try:
+            listener.bind("socket")
+        finally:
+            os.chdir(here)
+    return {
+        "a pipe": folder / "pipe",
+        "a directory": folder / "folder",
+        "a socket": folder / "socket",
+        "a device": Path("/dev/zero"),
+    }
+
+
+def test_what_is_no_regular_file_is_neither_opened_nor_replaced(tmp_path: Path) -> None:
+    """At once, whoever is at the other end of it, and saying what it is."""
+    for kind, path in odd_files(tmp_path).items():
+        for act in (
+            lambda path=path: read_bytes(path, 100),
+            lambda path=path: open_file(path, os.O_WRONLY | os.O_CREAT),
+            lambda path=path: check_regular(path),
+            lambda path=path: write_file(path, b"x"),
+        ):
+            with pytest.raises(FileError, match=f"it is {kind}, not a regular file") as caught:
+                act()
+            assert isinstance(caught.value, OSError)
+            assert str(path) in str(caught.value)
+    os.mkfifo(tmp_path / "file.tmp")
+    with pytest.raises(FileError, match="a pipe"):
+        write_file(tmp_path / "file", b"x")
+
+
+def test_a_file_is_read_up_to_a_size(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes("ä\r\nb".encode())
+    assert (read_bytes(path, 5), read_text(path, 5)) == ("ä\r\nb".encode(), "ä\nb")
+    with pytest.raises(FileError, match="larger than"):
+        read_bytes(path, 4)
+    with pytest.raises(FileNotFoundError):
+        read_text(tmp_path / "nothing", 4)
+
+
+def _model(name: str) -> Callable[[Path], object]:
+    """A model directory with a pipe of this name in it."""
+
+    def load(pipe: Path) -> object:
+        folder = pipe.with_name("model")
+        shutil.copytree(Path(adaptspec.__file__).parent / "models" / "bundled" / "target", folder)
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+        load_tokenizer(str(folder))
+        return load_model(str(folder))
+
+    return load
+
+
+def _state(pipe: Path) -> object:
+    folder = pipe.with_name("state")
+    folder.mkdir()
+    os.mkfifo(folder / "learned.json")
+    store = StateStore(folder, "pair")
+    try:
+        assert store.load() is None
+        assert store.quarantined == 1
+        raise StateError("a pipe was put aside")
+    finally:
+        store.close()
+
+
+def _file_of_keys(pipe: Path) -> object:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    arguments = parser.parse_args(["--admin-key-file", str(pipe), "--show-config"])
+    return arguments.run(arguments)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "policy": lambda pipe: load_policy_spec(find_policy(str(pipe))),
+    "import": import_vllm,
+    "state": read_state,
+    "state directory": _state,
+    "costs": lambda pipe: load_costs(str(pipe)),
+    "tape": load_tape,
+    "task detector": TaskDetector.load,
+    "journal to read": lambda pipe: list(read_entries(pipe)),
+    "journal to write": Journal,
+    "trace": lambda pipe: write_trace_file([], pipe),
+    "prompts": lambda pipe: list(read_objects(pipe)),
+    "keys": _file_of_keys,
+    **{
+        f"model's {name}": _model(name)
+        for name in (
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "model.safetensors",
+            "chat_template.jinja",
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pipe_in_place_of_a_file_is_an_error_at_once(tmp_path: Path, reader: str) -> None:
+    """Nothing a user can name keeps its reader waiting, nor therefore a server from ending."""
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    ended: list[BaseException | None] = []
+
+    def read() -> None:
+        try:
+            READERS[reader](pipe)
+            ended.append(None)
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            ended.append(error)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(60.0)
+    assert ended, "it still waits"
+    assert isinstance(ended[0], AdaptSpecError), ended[0]
+    assert "a pipe" in str(ended[0])
