@@ -63,3 +63,27 @@ def test_every_command_is_listed() -> None:
     assert set(COMMANDS) <= modules
     assert all(hasattr(import_module(f"adaptspec.commands.{name}"), "add_arguments") for name in COMMANDS)
     assert modules - set(COMMANDS) == {"arguments", "values"}
+
+
+def test_whoever_reads_no_further_ends_it_without_a_word() -> None:
+    """`adaptspec policy schema | head -1`."""
+    program = [sys.executable, "-m", "adaptspec", "policy", "schema"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == b""
+    assert running.returncode == 141
+
+
+def test_ctrl_c_while_a_command_is_loaded_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loading takes seconds, in which somebody may think better of it."""
+
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("adaptspec.cli.import_module", interrupted)
+    assert main(["serve"]) == 130
+    assert capsys.readouterr().err == ""

@@ -172,3 +172,41 @@ def test_an_older_journal_is_refused_for_its_age(tmp_path: Path) -> None:
     write(path, replace(HEADER, version=1), record([1], [1]))
     with pytest.raises(JournalError, match="a journal of version 1; this program reads 3: write a new one"):
         list(read_entries(path))
+
+
+HEADER = JournalHeader("0.1", {"name": "t"}, "f00d", ["draft-model"], ["goodput"], "goodput", ["code"], {"a": 1.5})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"type":"header","costs":' + "[" * 100_000,
+        to_line(HEADER).replace("1.5", "1e999"),
+        to_line(HEADER).replace("1.5", "NaN"),
+        to_line(HEADER).replace('["code"]', "7"),
+        to_line(HEADER).replace('"pair":', '"couple":'),
+        to_line(record([2], [1])).replace('"verify_seconds":', '"verify_seconds":1e999,"x":'),
+        to_line(record([2], [1])).replace('"number":', '"number":1e999,"x":'),
+        to_line(record([2], [1])).replace('"deepest":', '"deepest":1000000000000,"x":'),
+        to_line(record([2], [1])).replace('"deepest":', '"deepest":-1,"x":'),
+        to_line(record([2], [1])).replace('"depths":[2]', '"depths":[1e300]'),
+        '{"type":"finish","id":7}',
+        '{"type":["round"]}',
+        "x" * 2**24,
+    ],
+)
+def test_a_line_that_no_journal_has_is_refused_with_its_place(tmp_path: Path, line: str) -> None:
+    """Deep, endless, infinite, or of other fields: one error, which names the line."""
+    (tmp_path / "j").write_text(f"{to_line(HEADER)}\n{line}\n")
+    entries = read_entries(tmp_path / "j")
+    assert next(entries) == HEADER
+    with pytest.raises(JournalError, match=r"j:2: ") as caught:
+        next(entries)
+    assert len(str(caught.value)) < 1000
+
+
+def test_files_beside_a_journal_that_are_not_numbered_are_left_alone(tmp_path: Path) -> None:
+    for name in ("j", "j.gz", "j.²", "j.1x"):
+        (tmp_path / name).write_text(to_line(HEADER) + "\n")
+    assert list(read_entries(tmp_path / "j")) == [HEADER]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -38,3 +39,12 @@ def test_long_prompts_keep_their_end(tokenizer: PreTrainedTokenizerFast) -> None
     prompt = read_workloads(None, 1)["chat"][0]
     whole, cut = encode(tokenizer, prompt, 10**6), encode(tokenizer, prompt, 12)
     assert cut == whole[-12:]
+
+
+def test_a_base_model_goes_on_from_the_text_itself(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Its tokenizer has no chat template."""
+    base = copy.deepcopy(tokenizer)
+    base.chat_template = None
+    prompt = read_workloads(None, 1)["chat"][0]
+    assert encode(base, prompt, 10**6) == tuple(base.encode(prompt.text))
+    assert encode(base, prompt, 5) == tuple(base.encode(prompt.text)[-5:])

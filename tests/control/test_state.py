@@ -206,3 +206,19 @@ def test_policies_that_learn_nothing_say_so(text: str) -> None:
     policy.restore({})
     with pytest.raises(StateError):
         policy.restore({"acceptance": np.ones(3)})
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 1e31])
+def test_a_number_that_no_count_can_be_is_refused(value: float) -> None:
+    """Finite as it is, its square or the sum of two is not."""
+    with pytest.raises(StateError, match="no count can be"):
+        from_bytes(forged(policies=of({"shape": [1], "values": [value]})))
+
+
+def test_numbers_that_no_array_can_hold_are_refused() -> None:
+    for array in ({"shape": [1], "values": [10**400]}, {"shape": [1e308 * 10], "values": [1.0]}):
+        raw = forged(policies=of({"shape": [1], "values": [1.0]}))
+        broken = json.loads(raw)
+        broken["policies"] = of(array)
+        with pytest.raises(StateError):
+            from_bytes(json.dumps(broken).encode())

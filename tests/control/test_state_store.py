@@ -112,3 +112,14 @@ def test_a_directory_that_cannot_be_used_is_said_at_the_start(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match="choose another"):
         store(tmp_path / "file" / "state")
+
+
+def test_names_that_are_nearly_those_of_files_put_aside_are_left_alone(tmp_path: Path) -> None:
+    """Somebody has renamed one."""
+    for name in ("x9", "²", "7", "3.bak"):
+        (tmp_path / f"{FILE}.quarantined-{name}").write_bytes(b"old")
+    (tmp_path / FILE).write_bytes(b"broken")
+    one = store(tmp_path)
+    assert one.load() is None
+    one.close()
+    assert (tmp_path / f"{FILE}.quarantined-8").read_bytes() == b"broken"

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.engine.policy_desk import Reloads
-from adaptspec.errors import ConfigError, EngineError, PolicyError, StateError
-from tests.engine.policies import asking, desk_of, goodput, static
+from adaptspec.control.cost import CostTable
+from adaptspec.control.spec import load_policy_spec
+from adaptspec.engine.policy_desk import PolicyDesk, Reloads
+from adaptspec.errors import ConfigError, EngineError, PolicyError, StateError, UnknownModelError
+from tests.engine.policies import COSTS, asking, desk_of, goodput, static
 
 
 async def test_a_policy_is_replaced_while_requests_run(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -163,3 +165,59 @@ async def test_an_engine_that_has_stopped_says_so(tokenizer: PreTrainedTokenizer
             await asyncio.to_thread(one.desk.apply, static("main", 2))
         with pytest.raises(EngineError, match="stopped"):
             await asyncio.to_thread(one.desk.learned)
+
+
+async def test_a_policy_can_go_and_those_that_run_keep_it(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Running and waiting ones; nobody can come to it any more, and its place is taken by another in time."""
+    async with desk_of(tokenizer, tmp_path, [static("main", 3), static("other", 2)]) as one:
+        running = [asyncio.create_task(one.served(asking(i, "other"))) for i in range(8)]  # of which 4 wait
+        await asyncio.sleep(0.02)
+        await asyncio.to_thread(one.desk.remove, "other")
+        assert one.front.policies == ("main",)
+        assert [policy.name for policy in one.desk.served] == ["main"]
+        with pytest.raises(UnknownModelError, match="there is no policy 'other'"):
+            await one.front.generate(asking(9, "other"))
+        await asyncio.to_thread(one.desk.apply, static("third", 1))
+        assert await one.served(asking(9, "third")) == "third"
+        assert await asyncio.gather(*running) == ["other"] * 8
+        for number in range(3):
+            await asyncio.to_thread(one.desk.apply, static(f"new-{number}", number))
+            assert await one.served(asking(10 + number, f"new-{number}")) == f"new-{number}"
+            await asyncio.to_thread(one.desk.remove, f"new-{number}")
+        assert len(one.core._controller._list) <= 3
+        assert set(await asyncio.to_thread(one.desk.learned)) == set()
+        await asyncio.to_thread(one.desk.apply, static("other", 1))
+        assert await one.served(asking(20, "other")) == "other"
+
+
+async def test_what_others_need_cannot_go(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """The default, and what a shadow watches; nothing has changed then. Shadows and canaries can go."""
+    async with desk_of(tokenizer, tmp_path, [static("main", 3), static("other", 2)]) as one:
+        await asyncio.to_thread(one.desk.apply, static("watch", 1, "  rollout: {mode: shadow, against: other}\n"))
+        await asyncio.to_thread(one.desk.apply, static("few", 1, "  rollout: {mode: canary, percent: 100}\n"))
+        before = one.desk.served
+        for name, problem in (("main", "default policy"), ("other", "the shadow watch watches other")):
+            with pytest.raises(ConfigError, match=problem):
+                await asyncio.to_thread(one.desk.remove, name)
+        with pytest.raises(UnknownModelError, match="nobody"):
+            await asyncio.to_thread(one.desk.remove, "nobody")
+        assert one.desk.served == before
+        assert await one.served(asking(1)) == "few"
+        for name in ("few", "watch", "other"):
+            await asyncio.to_thread(one.desk.remove, name)
+        assert await one.served(asking(2)) == "main"
+        assert one.desk.estimates() == ()
+
+
+async def test_only_so_many_policies_are_served(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Each takes memory; those that there are can be replaced."""
+    async with desk_of(tokenizer, tmp_path, [static("main", 3)]) as one:
+        specs = [load_policy_spec(one.files["main"])]
+        desk = PolicyDesk(one.front, one.core, CostTable(COSTS), specs, one.files, most=2)
+        await asyncio.to_thread(desk.apply, static("second", 1))
+        for ask in (desk.apply, desk.check):
+            with pytest.raises(ConfigError, match="no more than 2 may be; delete one"):
+                await asyncio.to_thread(ask, static("third", 1))
+        assert (await asyncio.to_thread(desk.apply, static("second", 2))).replaced
+        await asyncio.to_thread(desk.remove, "second")
+        await asyncio.to_thread(desk.apply, static("third", 1))

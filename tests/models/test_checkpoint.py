@@ -99,3 +99,21 @@ def test_fingerprints_tell_weights_apart(make_model: MakeModel, tmp_path: Path) 
     tensors["model.norm.weight"] = tensors["model.norm.weight"] + 1
     save_file(tensors, copy / "model.safetensors")
     assert fingerprint(copy) != fingerprint(original)
+
+
+@pytest.mark.parametrize("depth", [40, 500, 100_000])
+def test_json_that_nests_deep_is_refused(tmp_path: Path, depth: int) -> None:
+    """Whether the parser gives up on it, or whoever walks through it would."""
+    (tmp_path / "config.json").write_text('{"a": ' + "[" * depth + "]" * depth + "}")
+    with pytest.raises(ModelError, match=r"nests more than|not valid JSON"):
+        read_json(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("token", [-1, 4, 10**12])
+def test_end_tokens_that_no_text_can_have_are_refused(tmp_path: Path, token: int) -> None:
+    """No text would ever end; the message says what to set."""
+    for ids in (token, [3, token]):
+        with pytest.raises(ModelError, match=f"eos_token_id {token} is none of the 4 token ids.*set eos_token_id"):
+            eos_token_ids(tmp_path, {"eos_token_id": ids}, 4)
+    with pytest.raises(ModelError, match="must be a token id"):
+        eos_token_ids(tmp_path, {"eos_token_id": True}, 4)

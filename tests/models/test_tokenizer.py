@@ -69,3 +69,17 @@ def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
     check_tokenizer(tiny_tokenizer(), INFO)
     with pytest.raises(ModelError, match="token id 259, the model only 200"):
         check_tokenizer(tiny_tokenizer(), dataclasses.replace(INFO, vocab_size=200))
+
+
+def test_a_long_text_is_no_cause_for_a_warning(
+    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would print one of its own beside the log; how much fits is the server's affair."""
+    folder = tmp_path / "model"
+    shutil.copytree(make_model("llama"), folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 4}))
+    tokenizer, said = load_tokenizer(str(folder)), []
+    monkeypatch.setattr("transformers.tokenization_utils_base.logger.warning", lambda text, *_: said.append(text))
+    assert len(tokenizer.encode("a text that is longer than that")) > 4
+    assert not said

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from adaptspec.errors import EngineError, PolicyError
+from adaptspec.errors import ConfigError, EngineError, PolicyError, UnknownModelError
 from adaptspec.server.application import make_app
 from adaptspec.telemetry.metrics import Metrics
 
@@ -68,6 +68,13 @@ class FakeDesk:
         if self.refusal is not None:
             raise self.refusal
         return Applied("new")
+
+    def remove(self, name: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        if name not in {policy.name for policy in self.served}:
+            raise UnknownModelError("there is no such policy")
+        self.served = tuple(policy for policy in self.served if policy.name != name)
 
     def reload(self) -> list[dict[str, Any]]:
         return [{"name": "main", "reloaded": True, "error": None}]
@@ -207,3 +214,28 @@ async def test_streams_go_on_while_a_policy_waits_for_its_round(admin: Client, d
         assert response.status == 200
     released.set()
     assert (await (await sent).json())["name"] == "slow"
+
+
+async def test_a_policy_is_deleted_unless_others_need_it(admin: Client, desk: FakeDesk) -> None:
+    """404 for one that is not here, 409 with the reason for one that cannot go; the key is needed."""
+    async with admin.delete("/admin/policies/new", headers=BEARER) as response:
+        assert (response.status, await response.json()) == (200, {"name": "new", "deleted": True})
+    assert [policy.name for policy in desk.served] == ["main", "watch"]
+    async with admin.delete("/admin/policies/new", headers=BEARER) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "policy_not_found")
+    desk.refusal = ConfigError("main is the default policy")
+    async with admin.delete("/admin/policies/main", headers=BEARER) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"], error["message"]) == (409, "policy_in_use", str(desk.refusal))
+    async with admin.delete("/admin/policies/main") as response:
+        assert response.status == 401
+
+
+@pytest.mark.parametrize("action", ["reload", "simulate", "validate"])
+async def test_what_is_done_with_policies_is_no_policy_of_that_name(admin: Client, action: str) -> None:
+    """These paths take POST, and say so."""
+    for method in ("GET", "PUT", "DELETE", "PATCH"):
+        async with admin.request(method, f"/admin/policies/{action}", headers=BEARER) as response:
+            assert (response.status, response.headers["Allow"]) == (405, "POST"), method
+    async with admin.get(f"/admin/policies/{action}s", headers=BEARER) as response:
+        assert response.status == 404

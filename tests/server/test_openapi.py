@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
 from adaptspec.errors import PolicyError
@@ -169,6 +170,7 @@ async def test_answers_are_as_described(live: Any, path: str, body: dict[str, An
         ("get", "/admin/policies/{name}", None),
         ("put", "/admin/policies/{name}", "new"),
         ("post", "/admin/policies", "new"),
+        ("delete", "/admin/policies/{name}", None),
         ("post", "/admin/policies/reload", None),
         ("post", "/admin/policies/validate", "new"),
         ("get", "/admin/requests", None),
@@ -224,3 +226,75 @@ def test_a_trial_is_as_described() -> None:
 
 def test_bars_of_the_live_feed_have_their_columns() -> None:
     assert len(get_args(live_answers.Bar)) == len(BAR_COLUMNS)
+
+
+async def test_a_path_takes_the_methods_that_it_says(whole: web.Application) -> None:
+    """Whatever others it might be taken for; `Allow` names the same ones."""
+    methods: dict[str, set[str]] = {}
+    for path, method in OPERATIONS:
+        methods.setdefault(path, set()).add(method.upper())
+    async with TestClient(TestServer(whole), headers=BEARER) as client:
+        for path, own in methods.items():
+            for method in {"GET", "POST", "PUT", "DELETE", "PATCH"} - own:
+                async with client.request(method, re.sub("[{}]", "", path)) as response:
+                    allowed = set(response.headers["Allow"].split(", ")) - {"HEAD"}
+                    assert (response.status, allowed) == (405, own), (method, path)
+
+
+MESSAGE = {"role": "user", "content": "x"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+OWN = {"provenance": True}
+# Bodies that no field condemns alone: path, what is sent, whether it is taken. Token ids go to 259.
+BODIES: list[tuple[str, dict[str, Any], bool]] = [
+    ("/tokenize", {}, False),
+    ("/tokenize", {"prompt": None}, False),
+    ("/tokenize", {"prompt": None, "messages": [MESSAGE]}, True),
+    ("/tokenize", {"prompt": "x", "messages": [MESSAGE]}, False),
+    ("/tokenize", {"prompt": "x", "messages": None}, True),
+    ("/detokenize", {"tokens": [259]}, True),
+    ("/detokenize", {"tokens": [260]}, False),
+    ("/v1/completions", {"prompt": [259]}, True),
+    ("/v1/completions", {"prompt": [260]}, False),
+    ("/v1/completions", {"prompt": [[3], [260]]}, False),
+    ("/v1/completions", {"prompt": "x", "stop_token_ids": [260]}, False),
+    ("/v1/completions", {"prompt": "x", "stream_options": {}}, False),
+    ("/v1/completions", {"prompt": "x", "stream": True, "stream_options": {}}, True),
+    ("/v1/completions", {"prompt": "x", "adaptspec": OWN}, False),
+    ("/v1/completions", {"prompt": "x", "adaptspec": {"provenance": False}}, True),
+    ("/v1/completions", {"prompt": "x", "adaptspec": OWN, "stream": True}, True),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "adaptspec": OWN}, False),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "adaptspec": OWN, "stream": True}, True),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "adaptspec": OWN, "stream": True, "tools": [TOOL]}, False),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "top_logprobs": 1}, False),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "top_logprobs": 1, "logprobs": True}, True),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "max_tokens": 3, "max_completion_tokens": 3}, False),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "max_tokens": None, "max_completion_tokens": 3}, True),
+    ("/v1/responses", {"input": "x", "adaptspec": OWN, "stream": True}, False),
+    ("/v1/responses", {"input": "x", "adaptspec": {"provenance": None}}, True),
+]
+# The second message of a conversation, and whether it is one.
+MESSAGES: list[tuple[dict[str, Any], bool]] = [
+    ({"role": "tool", "content": "x"}, False),
+    ({"role": "tool", "tool_call_id": "c"}, False),
+    ({"role": "tool", "content": "x", "tool_call_id": "c"}, True),
+    ({"role": "tool", "content": "x", "tool_call_id": "c", "tool_calls": [CALL]}, False),
+    ({"role": "user", "content": "x", "tool_call_id": "c"}, False),
+    ({"role": "user", "content": "x", "tool_call_id": None, "tool_calls": []}, True),
+    ({"role": "user", "content": "x", "tool_calls": [CALL]}, False),
+    ({"role": "user"}, False),
+    ({"role": "assistant", "content": None}, False),
+    ({"role": "assistant", "tool_calls": [CALL]}, True),
+    ({"role": "assistant", "content": "x", "tool_calls": [CALL]}, True),
+]
+BODIES += [("/v1/chat/completions", {"messages": [MESSAGE, message]}, taken) for message, taken in MESSAGES]
+
+
+async def test_the_schema_is_as_strict_as_the_server(client: Any) -> None:
+    """What fields allow together, and which token ids there are: both say the same."""
+    described = await (await client.get("/openapi.json")).json()
+    for path, body, taken in BODIES:
+        schema = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        validator = Draft202012Validator(schema | {"components": described["components"]})
+        assert validator.is_valid(body) is taken, (path, body)
+        async with client.post(path, json=body) as response:
+            assert (response.status == 200) is taken, (path, body, await response.text())

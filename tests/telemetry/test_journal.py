@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,3 +225,57 @@ def test_a_place_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match="choose another file"):
         Journal(tmp_path / "file" / "j")
+
+
+def _replaced(path: Path) -> None:
+    path.rename(path.with_name("kept"))
+    path.write_bytes(b"")
+
+
+def _moved(path: Path) -> None:
+    path.rename(path.with_name("kept"))
+
+
+def _emptied(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("take", [Path.unlink, _moved, _replaced, _emptied])
+def test_a_journal_that_is_taken_away_goes_on_under_its_name(tmp_path: Path, take: Callable[[Path], object]) -> None:
+    """As logrotate does, in any of its ways: the new file begins with the header, and no line is lost."""
+    path = tmp_path / "j"
+    journal = Journal(path, pause=60.0)
+    journal.begin(HEADER)
+    journal.emit(numbered(1))
+    journal._write_all()
+    take(path)
+    journal.emit(numbered(2))
+    journal._write_all()
+    assert [type(entry) for entry in read_entries(path)] == [JournalHeader, RoundRecord]
+    assert [entry.number for entry in read_journal(path)] == [2]
+    if (tmp_path / "kept").exists():
+        assert [entry.number for entry in read_journal(tmp_path / "kept")] == [1]
+    journal.close()
+    assert journal.dropped == 0
+
+
+def test_lines_are_counted_until_a_journal_can_be_opened_again(tmp_path: Path) -> None:
+    """Its folder went with it, or something else stands there now; what is missing is said when it is back."""
+    folder = tmp_path / "logs"
+    journal = Journal(folder / "j", pause=60.0)
+    journal.begin(HEADER)
+    shutil.rmtree(folder)
+    for number in (1, 2):
+        journal.emit(numbered(number))
+        journal._write_all()
+    assert journal.dropped == 2
+    folder.mkdir()
+    os.mkfifo(folder / "j")
+    journal.emit(numbered(3))
+    journal._write_all()
+    assert journal.dropped == 3
+    (folder / "j").unlink()
+    journal.emit(numbered(4))
+    journal.close()
+    assert [*read_entries(folder / "j")][:2] == [HEADER, LinesDropped(3)]
+    assert [entry.number for entry in read_journal(folder / "j")] == [4]
