@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import signal
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import aiohttp
 import pytest
 from rich.console import Console
 
-from adaptspec.app import serve
+from adaptspec.app import _watching, serve
 from adaptspec.control.state import read_state
 from adaptspec.control.state_store import FILE
 from adaptspec.errors import JournalError
@@ -98,3 +100,19 @@ async def test_files_that_cannot_be_used_are_told_before_models_are_loaded(
     (tmp_path / "journal.jsonl").mkdir()
     with pytest.raises(JournalError, match="choose another file"):
         await serve(config_of(target_path, draft_path, tmp_path), Console(file=io.StringIO()))
+
+
+async def test_a_watch_that_stops_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Else nobody would know why changes are no longer seen. One that is ended with the server does not."""
+
+    async def fails() -> None:
+        raise RuntimeError("no more")
+
+    async with AsyncExitStack() as closing:
+        _watching(fails(), "policy files are", closing)
+        _watching(asyncio.sleep(60.0), "the engine is", closing)
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+    assert "policy files are no longer watched" in caplog.text
+    assert "RuntimeError: no more" in caplog.text
+    assert "the engine" not in caplog.text

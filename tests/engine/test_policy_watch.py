@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,19 @@ async def test_a_hundred_broken_files_under_load_fail_no_request(
         assert one.desk.served == before
         assert set(done) == {"main"}
         assert caplog.text.count("stays") == len(broken) >= 100
+
+
+async def test_a_pipe_in_place_of_a_file_is_a_line_in_the_log(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, caplog: Any
+) -> None:
+    """The look ends at once, though nobody writes into it; the policy stays."""
+    async with desk_of(tokenizer, tmp_path, [static("main", 3)]) as one:
+        watch, file = PolicyWatch(one.desk), one.files["main"]
+        file.unlink()
+        os.mkfifo(file)
+        look = threading.Thread(target=watch.look, daemon=True)
+        look.start()
+        await asyncio.to_thread(look.join, 30.0)
+        assert not look.is_alive()
+        assert "it is a pipe" in caplog.text
+        assert await one.served(asking(1)) == "main"

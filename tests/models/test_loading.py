@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from adaptspec.errors import ConfigError, ModelError
 from adaptspec.models.decoder import Decoder
-from adaptspec.models.loading import load_runner
+from adaptspec.models.loading import load_model, load_runner
 from adaptspec.models.transformers_runner import TransformersRunner
 from tests.conftest import MakeModel
 from tests.models.packing import TOLERANCE, feed, random_tokens, reference_logits
@@ -135,3 +135,27 @@ def test_unknown_devices_and_dtypes_are_refused(make_model: MakeModel, options: 
 def test_a_context_beyond_the_models_is_refused(make_model: MakeModel) -> None:
     with pytest.raises(ModelError, match="context is 1000 tokens"):
         load_runner(str(make_model("llama")), device="cpu", max_rows=1, context=1000)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 10**9},
+        {"num_attention_heads": -4},
+        {"vocab_size": 10**12},
+        {"hidden_size": 0},
+        {"rms_norm_eps": float("inf")},
+        {"num_key_value_heads": 3},
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_config_that_no_model_has_is_one_line(
+    make_model: MakeModel, tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    """By whichever runner: nothing is built of it first, which would take for ever or all memory."""
+    folder = tmp_path / "model"
+    shutil.copytree(make_model("llama"), folder)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": family} | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError):
+        load_model(str(folder), device="cpu")
