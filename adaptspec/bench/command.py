@@ -10,19 +10,19 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from adaptspec.bench.collectors import Load
 from adaptspec.bench.decisions import DecisionSettings, run_decisions
 from adaptspec.bench.exactness import DEPTHS, run_exactness
 from adaptspec.bench.quick import QuickSettings, run_quick
-from adaptspec.bench.telemetry import TelemetrySettings, run_telemetry, show_telemetry
+from adaptspec.bench.telemetry import TelemetrySettings, run_telemetry, telemetry_report
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.library import find_policy, shipped_policies
 from adaptspec.control.spec import load_policy_spec
 from adaptspec.engine.build import EngineConfig
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape
+from adaptspec.tables import Table, add_table_forms, show
 
 Result = dict[str, Any]
 
@@ -38,40 +38,40 @@ def add_benchmarks(parser: argparse.ArgumentParser) -> Any:
     quick.add_argument("--repeats", type=int, default=5, help="interleaved repeats (default: %(default)s)")
     quick.add_argument("--prompts", type=int, default=3, help="prompts per task (default: %(default)s)")
     quick.add_argument("--policy", default="goodput", metavar="NAME|FILE", help="(default: %(default)s)")
-    quick.set_defaults(run=lambda arguments: _finish(arguments, _quick(arguments), _show_quick))
+    quick.set_defaults(run=lambda arguments: _finish(arguments, _quick(arguments), _quick_report))
     exact = commands.add_parser("exactness", help="greedy output against transformers, token for token")
     exact.add_argument("--prompts", type=int, default=20, help="prompts per task (default: %(default)s)")
     exact.add_argument("--policies", action="store_true", help="not only fixed depths but every shipped policy, too")
-    exact.set_defaults(run=lambda arguments: _finish(arguments, _exactness(arguments), _show_exactness))
+    exact.set_defaults(run=lambda arguments: _finish(arguments, _exactness(arguments), _exactness_report))
     decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
     decisions.add_argument(
         "--policy", action="append", metavar="NAME|FILE", help="may be repeated (default: all shipped)"
     )
     decisions.add_argument("--tape", default=BUNDLED, metavar="NAME|FILE", help="(default: %(default)s)")
     decisions.add_argument("--cost", default="cpu-2-cores", metavar="NAME|FILE", help="(default: %(default)s)")
-    decisions.add_argument("--json", action="store_true", help="print one JSON object")
-    decisions.set_defaults(run=lambda arguments: _finish(arguments, _decisions(arguments), _show_decisions))
+    decisions.set_defaults(run=lambda arguments: _finish(arguments, _decisions(arguments), _decisions_report))
     telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
     load = Load()
     telemetry.add_argument("--requests", type=int, default=load.requests, help="per collector (default: %(default)s)")
     telemetry.add_argument("--prompts", type=int, default=4, help="prompts per task (default: %(default)s)")
-    telemetry.set_defaults(run=lambda arguments: _finish(arguments, _telemetry(arguments), show_telemetry))
+    telemetry.set_defaults(run=lambda arguments: _finish(arguments, _telemetry(arguments), telemetry_report))
     for command, tokens in ((quick, 128), (exact, 128), (telemetry, load.tokens)):
-        command.add_argument("--json", action="store_true", help="print one JSON object")
         command.add_argument("--tokens", type=int, default=tokens, help="tokens per answer (default: %(default)s)")
         command.add_argument(
             "--workloads", type=Path, help="folder of JSONL prompts (default: a built-in prompt a task)"
         )
+    for command in (quick, exact, decisions, telemetry):
+        add_table_forms(command, json=True)
     for command in (quick, exact):
         command.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     return commands
 
 
-def _finish(arguments: argparse.Namespace, result: Result, show: Callable[[Result, Console], None]) -> int:
+def _finish(arguments: argparse.Namespace, result: Result, report: Callable[[Result], list[Table | str]]) -> int:
     if arguments.json:
         print(json.dumps(result, indent=1, allow_nan=False))
     else:
-        show(result, Console())
+        show(report(result), arguments.form)
     return 1 if result.get("unexplained") else 0
 
 
@@ -114,23 +114,23 @@ def _telemetry(arguments: argparse.Namespace) -> Result:
         return run_telemetry(workloads, settings, lambda: progress.advance(work))
 
 
-def _show_decisions(result: Result, console: Console) -> None:
+def _decisions_report(result: Result) -> list[Table | str]:
     table = Table(*result["policies"][0], title="decide + learn per round; simulated rounds of " + result["machine"])
     for row in result["policies"]:
         table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
-    console.print(table)
+    return [table]
 
 
-def _show_quick(result: Result, console: Console) -> None:
-    table = Table("", *result["tasks"], "mean", "worst", title="speed ratios (medians; above 1 is faster)")
+def _quick_report(result: Result) -> list[Table | str]:
+    table = Table("against", *result["tasks"], "mean", "worst", title="speed ratios (medians; above 1 is faster)")
     for name, mean in result["mean"].items():
         cells = [row[name]["median"] for row in result["tasks"].values()]
         table.add_row(name.replace("_", " "), *(f"{value:.2f}" for value in [*cells, mean, result["worst"][name]]))
-    console.print(table)
-    console.print("milliseconds per token:", {k: round(v, 3) for k, v in result["milliseconds_per_token"].items()})
+    took = (f"{name.replace('_', ' ')} {value:.3f}" for name, value in result["milliseconds_per_token"].items())
+    return [table, f"milliseconds per token: {', '.join(took)}"]
 
 
-def _show_exactness(result: Result, console: Console) -> None:
+def _exactness_report(result: Result) -> list[Table | str]:
     columns = (
         "depth",
         "drafter",
@@ -141,10 +141,14 @@ def _show_exactness(result: Result, console: Console) -> None:
         "drafted",
         "accepted",
     )
-    table = Table(*columns, title=f"{result['prompts']} prompts x {result['tokens']} tokens against transformers")
+    title = f"{result['prompts']} prompts x {result['tokens']} tokens against transformers"
+    table = Table(*(column.replace("_", " ") for column in columns), title=title, keys=3)
     for row in result["settings"]:
         table.add_row(*(str(row[column]) for column in columns))
-    console.print(table)
-    for row in result["settings"]:
-        for divergence in row["divergences"]:
-            console.print({"depth": row["depth"], "drafter": row["drafter"], "batch": row["batch"], **divergence})
+    where = ("depth", "drafter", "batch")
+    differing = [
+        json.dumps({name: row[name] for name in where} | divergence, default=str)
+        for row in result["settings"]
+        for divergence in row["divergences"]
+    ]
+    return [table, *differing]

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from adaptspec.bench.forced import Judge, Written, regions
 from adaptspec.bench.workloads import Workloads, encode, read_workloads
@@ -31,6 +30,7 @@ from adaptspec.errors import ConfigError
 from adaptspec.replay.limit import emitted_positions
 from adaptspec.replay.tape import Recorded, Tape, tape_of
 from adaptspec.replay.tape_file import save_tape
+from adaptspec.tables import Table, add_table_forms, show
 from adaptspec.types import Request, SamplingParams, SpeculationParams
 
 # So many times are costs measured, each time for about so long: a moment of other work on the machine is outvoted.
@@ -157,7 +157,7 @@ def add_record_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")
     parser.add_argument("--temperatures", default="0,0.8", help="comma-separated; 0 is greedy (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="what the requests' seeds are made of")
-    parser.add_argument("--json", action="store_true", help="print what was recorded as one JSON object")
+    add_table_forms(parser, json=True)
 
 
 def run_record(config: EngineConfig, arguments: argparse.Namespace) -> int:
@@ -185,7 +185,7 @@ def run_record(config: EngineConfig, arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps({"tape": os.fspath(arguments.out), "recorded": summary}, indent=1) + "\n")
     else:
-        _show(summary)
+        show([_table(summary)], arguments.form)
     return 0
 
 
@@ -209,14 +209,14 @@ def summarise(tape: Tape) -> list[dict[str, str | int | float]]:
     return rows
 
 
-def _show(summary: Sequence[dict[str, str | int | float]]) -> None:
+def _table(summary: Sequence[dict[str, str | int | float]]) -> Table:
     columns = list(dict.fromkeys(key for row in summary for key in row))
-    table = Table(*columns, title="recorded; drafters: share of positions where they agree")
+    table = Table(*columns, title="recorded; drafters: share of positions where they agree", keys=2)
     for row in summary:
         table.add_row(
             *(f"{value:.3g}" if isinstance(value := row.get(key, ""), float) else str(value) for key in columns)
         )
-    Console().print(table)
+    return table
 
 
 def _write_costs(built: Built, max_rows: int, path: Path) -> None:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from adaptspec.bench.collectors import COLLECTORS, Load, collector, run_collectors
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.cost import CostProfile, CostTable
+from adaptspec.tables import Table
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.span_queue import SpanQueue
@@ -177,17 +176,16 @@ def _done(request: Request) -> Completion:
     return Completion(request.id, "", (1,) * 64, 64, FinishReason.LENGTH, SpeculationStats("bench"), times)
 
 
-def show_telemetry(result: dict[str, Any], console: Console) -> None:
+def telemetry_report(result: dict[str, Any]) -> list[Table | str]:
     """Both parts as tables."""
-    table = Table(*result["per_round"][0], title="microseconds per round (and per row of it)")
+    costs = Table(*result["per_round"][0], title="microseconds per round (and per row of it)", keys=2)
     for row in result["per_round"]:
-        table.add_row(*map(_cell, row.values()))
-    console.print(table)
+        costs.add_row(*map(_cell, row.values()))
     columns = next(iter(result["collectors"].values()))
-    table = Table("collector", *columns, title="time to first token (ratios: median, lowest-highest part of the run)")
+    first = Table("collector", *columns, title="time to first token (ratios: median, lowest-highest part of the run)")
     for name, row in result["collectors"].items():
-        table.add_row(name, *map(_cell, row.values()))
-    console.print(table)
+        first.add_row(name, *map(_cell, row.values()))
+    return [costs, first]
 
 
 def _cell(value: object) -> str:

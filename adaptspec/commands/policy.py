@@ -8,9 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.control.differences import differences
 from adaptspec.control.importing.foreign import Imported, policy_text
@@ -25,6 +22,7 @@ from adaptspec.replay.command import add_simulate_arguments
 from adaptspec.replay.estimate_command import add_estimate_arguments
 from adaptspec.replay.explain_command import add_explain_arguments
 from adaptspec.replay.tune_command import add_tune_arguments
+from adaptspec.tables import Table, add_table_forms, show
 
 _IMPORTERS: dict[str, Callable[[Path], Imported]] = {"sglang": import_sglang, "vllm": import_vllm}
 
@@ -33,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `adaptspec policy`."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     one = actions.add_parser("list", help="the policies that ship, and when to use them")
+    add_table_forms(one)
     one.set_defaults(run=_list)
     one = actions.add_parser("show", help="print a policy file")
     one.add_argument("policy", metavar="NAME|FILE", help="a shipped policy or a YAML file")
@@ -61,12 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.set_defaults(run=_import)
 
 
-def _list(_: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace) -> int:
     table = Table("policy", "algorithm", "drafters", "description")
     for path in shipped_policies():
         spec = load_policy_spec(path)
         table.add_row(spec.name, spec.spec.choose.algorithm, ", ".join(spec.drafters), spec.metadata.description)
-    Console().print(table)
+    show([table], arguments.form)
     return 0
 
 

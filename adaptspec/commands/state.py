@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from adaptspec.control.state import merged, read_state, to_bytes
 from adaptspec.control.state_store import FILE
 from adaptspec.errors import ConfigError
 from adaptspec.files import write_file
+from adaptspec.tables import Table, add_table_forms, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     one = actions.add_parser("show", help="what is in a state: policies, arrays, how much was counted")
     one.add_argument("state", type=Path, help=f"a state directory, or its {FILE}")
+    add_table_forms(one)
     one.set_defaults(run=_show)
     one = actions.add_parser("merge", help="add what several replicas have learned")
     one.add_argument("states", type=Path, nargs="+", metavar="STATE", help=f"state directories, or their {FILE}")
@@ -28,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _show(arguments: argparse.Namespace) -> int:
     state = read_state(_file(arguments.state))
-    table = Table("policy", "arrays", "shape", "sum", title=f"models {state.pair}")
+    table = Table("policy", "arrays", "shape", "sum", title=f"models {state.pair}", keys=2)
     for name, policy in sorted(state.policies.items()):
         for key, array in sorted(policy.arrays.items()):
             table.add_row(name, key, " x ".join(map(str, array.shape)), f"{array.sum():.1f}")
-    Console().print(table)
+    show([table], arguments.form)
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from adaptspec.control.tasks import SHIPPED
+from adaptspec.tables import add_table_forms
 from adaptspec.training.pair import train_pair
 from adaptspec.training.settings import PRESETS, preset
 from adaptspec.training.tasks import train_tasks
@@ -73,9 +74,10 @@ def _add_train_tasks(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
     parser.add_argument("--out", type=Path, default=SHIPPED, help="file to write (default: the one that is used)")
+    add_table_forms(parser)
     parser.set_defaults(run=_train_tasks)
 
 
 def _train_tasks(arguments: argparse.Namespace) -> int:
-    train_tasks(arguments.corpus, arguments.out, Console(), arguments.prompts)
+    train_tasks(arguments.corpus, arguments.out, Console(stderr=True), arguments.prompts, arguments.form)
     return 0

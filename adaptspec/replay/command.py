@@ -22,6 +22,7 @@ from adaptspec.replay.streams import Schedule
 from adaptspec.replay.tape import Tape, join
 from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape
 from adaptspec.replay.world import WorldSettings
+from adaptspec.tables import add_table_forms, show
 
 # All of the bundled tape at batch sizes 1, 4, 16 and 64 takes minutes; these take under half a minute.
 _BATCHES, _REQUESTS = "1,16", 20
@@ -83,7 +84,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--noise", type=float, default=0.0, help="sigma of log-normal noise on times (default: none)")
     parser.add_argument("--seed", type=int, default=0, help="of the noise, and of draws under rejection")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_table_forms(parser, json=True)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the cells into a .png, .svg or .pdf")
     parser.set_defaults(run=run_simulate)
 
@@ -115,9 +116,7 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")
     else:
-        console = Console()
-        console.print(report.table())
-        console.print(report.summary())
+        show([report.table(), report.summary()], arguments.form)
     return 0
 
 

@@ -7,12 +7,11 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from adaptspec.errors import ConfigError
 from adaptspec.replay.explain import explain
 from adaptspec.replay.explain_report import depths_table, reasons_table, rounds_table, sentences, tasks_table
-from adaptspec.replay.journal import JournalLog, named_policy
+from adaptspec.replay.journal import JournalLog, named_policy, served_policy
+from adaptspec.tables import Table, add_table_forms, show
 
 _ROUNDS = 40
 
@@ -23,11 +22,17 @@ def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
         "Say why a policy chose the depths it did, from the journal of a server (`serve --journal FILE`), summed up or "
         "round by round. Only rounds that this policy decided are explained, where the journal has others too."
     )
-    parser.add_argument("policy", metavar="NAME|FILE", help="a policy that was served: its name or its YAML file")
+    parser.add_argument(
+        "policy",
+        nargs="?",
+        metavar="NAME|FILE",
+        help="a policy that was served: its name or its YAML file (default: the request's with --request, else the "
+        "journal's default policy, or who served most requests where that one served none)",
+    )
     parser.add_argument("--journal", type=Path, required=True, metavar="FILE", help="the file given to serve --journal")
     parser.add_argument("--request", metavar="ID", help="only this request (the id in its response), round by round")
     parser.add_argument("--rounds", type=int, metavar="N", help="also print the last N rounds")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_table_forms(parser, json=True)
     parser.set_defaults(run=run_explain)
 
 
@@ -43,17 +48,20 @@ def run_explain(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--rounds {rounds}: give a number of rounds")
     if rounds is None:
         rounds = _ROUNDS if arguments.request is not None else 0
-    name, spec = named_policy(arguments.policy)
-    found = explain(JournalLog(arguments.journal), name, request=arguments.request, rounds=rounds)
+    policy = arguments.policy or served_policy(arguments.journal, arguments.request)
+    name, spec = named_policy(policy)
+    log = JournalLog(arguments.journal)
+    found = explain(log, name, request=arguments.request, rounds=rounds)
     if arguments.json:
         sys.stdout.write(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
         return 0
-    console = Console(highlight=False)
-    for line in sentences(found, spec):
-        console.print(line)
+    said: list[Table | str] = [*sentences(found, spec)]
+    others = [f"{other} ({count} requests)" for other, count in log.policies.most_common() if other != name]
+    if arguments.policy is None and others:
+        said.append(f"The journal has rounds of other policies, too: {', '.join(others)}; name one to explain it.")
     if found.total.rows:
-        for table in (reasons_table(found), depths_table(found), tasks_table(found)):
-            console.print(table)
+        said += [reasons_table(found), depths_table(found), tasks_table(found)]
     if found.lines:
-        console.print(rounds_table(list(found.lines)))
+        said.append(rounds_table(list(found.lines)))
+    show(said, arguments.form)
     return 0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from adaptspec.control.spec import PolicySpec
 from adaptspec.replay.explain import Explanation, Group, RowRound
+from adaptspec.tables import Table
 from adaptspec.types import REASON_WORDS
 
 
@@ -74,10 +73,9 @@ def tasks_table(found: Explanation) -> Table:
 def rounds_table(lines: Sequence[RowRound]) -> Table:
     """One line for each request and round."""
     several = len({line.request for line in lines}) > 1
-    table = Table("round", *(["request"] if several else []), title="rounds" if several else lines[0].request)
-    for column in ("rows", "depth", "drafted", "accepted", "expected", "ms"):
-        table.add_column(column, justify="right")
-    table.add_column("why")
+    names = ["round", "request"] if several else ["round"]
+    figures = ("rows", "depth", "drafted", "accepted", "expected", "ms")
+    table = Table(*names, *figures, "why", title="rounds" if several else lines[0].request, keys=len(names))
     for line in lines:
         table.add_row(
             str(line.number),

@@ -121,6 +121,25 @@ def named_policy(name: str) -> tuple[str, PolicySpec | None]:
     return spec.name, spec
 
 
+def served_policy(path: Path, request: str | None = None) -> str:
+    """The policy that a journal is about: that of a request, else its default, else the one with most requests.
+
+    Raises:
+        JournalError: it cannot be read, or nobody was served.
+    """
+    log = JournalLog(path)
+    for _ in log.rounds(None):
+        pass
+    known = None if request is None else log.requests.get(request)
+    if known is not None and known.policy:
+        return known.policy
+    policies = log.policies
+    if not policies:
+        raise JournalError(f"{path}: it has no requests, so there is nothing to explain; serve some first")
+    default = log.known_header.default
+    return default if default in policies else policies.most_common(1)[0][0]
+
+
 def nothing_of(log: JournalLog, policy: str) -> JournalError:
     """The error for a journal without rounds of a policy: says whose it has."""
     found = ", ".join(f"{name} ({count} requests)" for name, count in log.policies.most_common())

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from adaptspec.control.spec import PolicySpec
 from adaptspec.replay.cells import Cell
@@ -18,6 +17,7 @@ from adaptspec.replay.phases import phases_of, recovery_tokens
 from adaptspec.replay.simulator import Tally, replay
 from adaptspec.replay.streams import Stream
 from adaptspec.replay.world import WorldSettings, drafters_of, started
+from adaptspec.tables import Table
 from adaptspec.types import FloatArray
 
 
@@ -108,11 +108,8 @@ class Report:
 
     def table(self) -> Table:
         """Goodput relative to plain decoding; in brackets over the best fixed setting."""
-        table = Table(title="goodput relative to off (over the best static tier)", show_lines=False)
-        for column in ("machine", "work"):
-            table.add_column(column, no_wrap=True)
-        for column in ("batch", "best static", "clairvoyant", *self.policies):
-            table.add_column(column, justify="right")
+        columns = ("machine", "work", "batch", "best static", "clairvoyant", *self.policies)
+        table = Table(*columns, title="goodput relative to off (over the best static tier)", keys=3)
         for cell in self.cells:
             known = cell.references
             best = f"{known.best_static / known.off:.2f} {known.best}"

@@ -8,10 +8,9 @@ from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
-from rich.console import Group, RenderableType
-from rich.table import Table
 
 from adaptspec.control.tasks import TaskDetector
+from adaptspec.tables import Table
 from adaptspec.training.corpus import SYNTHETIC
 from adaptspec.training.prompts import Prompt
 
@@ -54,13 +53,13 @@ class TaskFigures:
         of_kind = {kind: [score for score in self.scores if score.kind == kind] for kind in KINDS}
         return [_summary(kind, scores) for kind, scores in of_kind.items() if scores]
 
-    def table(self) -> RenderableType:
-        """All of it, for a terminal."""
-        table = Table("task", "source", "kind", "prompts", "right", "wrong", "unknown")
+    def report(self) -> list[Table | str]:
+        """All of it, for people."""
+        table = Table("task", "source", "kind", "prompts", "right", "wrong", "unknown", keys=2)
         for score in self.scores:
             shares = (f"{share:.2f}" for share in score.shares)
             table.add_row(score.task, score.source, score.kind, str(score.prompts), *shares)
-        return Group(table, *self.summaries, f"time per prompt: {self.seconds * 1e3:.3f} ms (median)")
+        return [table, *self.summaries, f"time per prompt: {self.seconds * 1e3:.3f} ms (median)"]
 
 
 def score_sources(detector: TaskDetector, prompts: Sequence[Prompt], trained_on: Collection[str]) -> list[SourceScore]:

@@ -21,6 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from adaptspec.control.ngrams import SIZE, ngrams
 from adaptspec.control.tasks import MIN_CONFIDENCE, TASKS, TaskDetector
 from adaptspec.files import write_file
+from adaptspec.tables import TEXT, show
 from adaptspec.training.corpus import read_corpus
 from adaptspec.training.phrasings import PHRASINGS
 from adaptspec.training.prompts import choose_prompts
@@ -42,10 +43,12 @@ class LeftOut:
     temperature: float  # divides scores so that probabilities are honest there
 
 
-def train_tasks(corpus: Path, out: Path, console: Console, prompts: Path | None = None) -> TaskDetector:
-    """Train on a corpus, write the detector to `out` and its card beside it, both measured on `prompts` (default:
+def train_tasks(
+    corpus: Path, out: Path, console: Console, prompts: Path | None = None, form: str = TEXT
+) -> TaskDetector:
+    """Train on a corpus, write the detector to `out` and its card beside it, both measured on `prompts`.
 
-    records held out).
+    Without them on records held out. Progress goes to the console, figures in a `form` of tables to standard output.
 
     Raises:
         CorpusError: corpus or prompts cannot be used.
@@ -75,7 +78,7 @@ def train_tasks(corpus: Path, out: Path, console: Console, prompts: Path | None 
     )
     card = task_card(detector.tasks, MIN_CONFIDENCE, out.read_bytes(), training, figures)
     write_file(card_path(out), card.encode())
-    console.print(figures.table())
+    show(figures.report(), form)
     return detector
 
 

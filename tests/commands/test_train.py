@@ -58,7 +58,7 @@ def test_pair_settings_reach_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None
 def test_task_settings_reach_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Any, ...]] = []
 
-    def train_tasks(corpus: Path, out: Path, console: Console, prompts: Path | None) -> None:
+    def train_tasks(corpus: Path, out: Path, console: Console, prompts: Path | None, form: str) -> None:
         seen.append((corpus, out, prompts))
 
     monkeypatch.setattr(command, "train_tasks", train_tasks)

@@ -50,3 +50,33 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     for line in (["goodput"], ["made", "--rounds", "-1"], ["made", "--request", "none"]):
         assert main(["policy", "explain", *line, "--journal", str(path)]) == 2
         assert capsys.readouterr().err
+
+
+def test_without_a_policy_it_is_the_journals_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody should have to know what served; where several did, it says so, and a request has its own."""
+    path, two = tmp_path / "j", tmp_path / "k"
+    world = stream(made_tape(), Schedule((1,)))
+    mine = write_journal(path, policy("{choose: {algorithm: static, depth: 2}}", "mine"), world)
+    assert main(["policy", "explain", "--journal", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["policy"] == "mine"
+    # Another server went on in the same file, with another default.
+    write_journal(two, policy("{choose: {algorithm: static, depth: 1}}", "other"), world)
+    path.write_text(
+        path.read_text() + two.read_text().replace('"id":"', '"id":"x').replace('"request_ids":["', '"request_ids":["x')
+    )
+    assert main(["policy", "explain", "--journal", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("other: 12 requests")
+    assert "rounds of other policies, too: mine (12 requests)" in told
+    assert main(["policy", "explain", "--journal", str(path), "--request", mine[0].request_ids[0], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["policy"] == "mine"
+
+
+def test_it_prints_markdown_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For notes and for programs."""
+    path = tmp_path / "j"
+    write_journal(path, policy("{choose: {algorithm: static, depth: 2}}", "mine"), stream(made_tape(), Schedule((1,))))
+    assert main(["policy", "explain", "--journal", str(path), "--markdown"]) == 0
+    assert "| depth | share |" in capsys.readouterr().out
+    assert main(["policy", "explain", "--journal", str(path), "--csv"]) == 0
+    assert "\ndepth,share," in capsys.readouterr().out

@@ -52,7 +52,7 @@ def test_sources_left_out_are_harder_than_those_seen(corpus_path: Path) -> None:
 
 
 def test_the_command_writes_a_detector_and_reports(
-    corpus_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Wordings alone teach the plain cases; the report tells sources apart by whether they were seen."""
     monkeypatch.setattr(task_examples_module.task_examples, "__kwdefaults__", {"per_source": 10, "phrased": 25})
@@ -66,7 +66,7 @@ def test_the_command_writes_a_detector_and_reports(
     console = Console(record=True, width=140, quiet=False, file=(tmp_path / "log").open("w"))
     detector = train_tasks(corpus_path, tmp_path / "tasks.npz", console, prompts)
     console.file.close()
-    shown = console.export_text()
+    shown = console.export_text() + capsys.readouterr().out
     assert detector.tasks == TASKS
     stored = TaskDetector.load(tmp_path / "tasks.npz")
     assert stored.detect("Translate to French: It is late.").task == "translate"
