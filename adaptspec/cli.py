@@ -11,7 +11,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
+import argcomplete
+
 from adaptspec import __version__
+from adaptspec.command_line import Parser
 from adaptspec.errors import AdaptSpecError
 
 # Each is a module of `adaptspec.commands` with an `add_arguments(parser)`, which sets `run(arguments) -> exit status`.
@@ -22,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "top": "watch a server in the terminal",
     "trace": "make timelines of a journal",
     "state": "look at what was learned, and merge it",
+    "costs": "look at what rounds cost on this machine, and measure it anew",
     "bench": "measure speed and exactness, record tapes",
     "train": "train models",
 }
@@ -31,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is its own, or 2 for an error of the user's to mend."""
     given = list(sys.argv[1:] if argv is None else argv)
     try:
+        _complete()
         arguments = _parser(given).parse_args(given)
         status = int(arguments.run(arguments))
         sys.stdout.flush()  # here, where it can still be said that nobody reads on
@@ -47,8 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141  # as a shell tells SIGPIPE
 
 
+def _complete() -> None:
+    """Where a shell asks how its line may go on, answer and end: what it asks of is that line, not our arguments."""
+    if "_ARGCOMPLETE" in os.environ:
+        argcomplete.autocomplete(_parser(os.environ["COMP_LINE"].split()[1:]))
+
+
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="adaptspec",
         description="Serve language models with adaptive speculative decoding: the same text, sooner.",
         epilog="Start with `adaptspec serve`: it needs no arguments and serves the bundled model pair.",

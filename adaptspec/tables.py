@@ -6,7 +6,6 @@ wrapped cells, and then the columns in several parts. A pipe gets lines as long 
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
 import re
@@ -19,7 +18,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as Drawing
 from rich.text import Text
 
-TEXT, MARKDOWN, CSV = "text", "markdown", "csv"
+from adaptspec.command_line import MARKDOWN, TEXT
+
 _ENDLESS = 10_000  # columns: no line is longer
 _LONGEST_WORD = 32  # words up to this length are not broken, whatever room is left
 _FIGURE, _NONE = re.compile(r"[-+<~]?\d.*"), ("", "-")
@@ -97,19 +97,6 @@ class Table:
         cells = [[row[i] for row in self.rows] for i in range(len(self.columns))]
         known = [[cell for cell in own if cell not in _NONE] for own in cells]
         return [bool(own) and all(map(_FIGURE.fullmatch, own)) for own in known]
-
-
-def add_table_forms(parser: argparse.ArgumentParser, *, json: bool = False) -> None:
-    """Let users choose the form of what a command prints; with `json` as one JSON object, too."""
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--markdown", dest="form", action="store_const", const=MARKDOWN, default=TEXT, help="print Markdown"
-    )
-    group.add_argument(
-        "--csv", dest="form", action="store_const", const=CSV, default=TEXT, help="print tables as CSV, and no more"
-    )
-    if json:
-        group.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def show(parts: Iterable[Table | str], form: str = TEXT) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import subprocess
 import sys
@@ -52,9 +53,42 @@ def test_bad_values_are_refused_by_the_parser(capsys: pytest.CaptureFixture[str]
 
 def test_help_loads_no_model_library() -> None:
     """It answers at once; each command loads only what it needs itself."""
-    code = "import sys; from adaptspec.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
-    heavy = "sys.exit(bool({'torch', 'transformers', 'sklearn', 'aiohttp'} & set(sys.modules)))"
-    subprocess.run([sys.executable, "-c", code + heavy], check=True, stdout=subprocess.DEVNULL)
+    code = "import sys; from adaptspec.cli import main\ntry: main({words})\nexcept SystemExit: pass\n"
+    heavy = "sys.exit(bool({{'torch', 'transformers', 'sklearn', 'scipy.stats'}} & set(sys.modules)))"
+    for words in (["--help"], ["serve", "--help"], ["bench", "quick", "--help"], ["policy", "tune", "--help"]):
+        program = (code + heavy).format(words=words)
+        subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("adaptspec se", {"serve"}),
+        ("adaptspec serve --max-w", {"--max-waiting"}),
+        ("adaptspec serve --trace-level r", {"request", "round"}),
+        ("adaptspec costs ", {"show", "measure"}),
+        ("adaptspec policy show goodput-n", {"goodput-ngram"}),
+        ("adaptspec bench quick --policy goodput-n", {"goodput-ngram"}),
+    ],
+)
+def test_shells_complete_commands_flags_and_policies(line: str, expected: set[str], tmp_path: Path) -> None:
+    """As bash asks: `eval "$(register-python-argcomplete adaptspec)"` sets just this up. No model library is loaded."""
+    told = tmp_path / "told"
+    asked = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(told),
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_SHELL": "bash",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "COMP_TYPE": "9",
+    }
+    code = (
+        "import sys\nfor heavy in ('torch', 'transformers', 'sklearn', 'aiohttp'): sys.modules[heavy] = None\n"
+        "from adaptspec.cli import main\nmain([])"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, **asked})
+    assert {word.strip() for word in told.read_text().splitlines()} >= expected
 
 
 def test_every_command_is_listed() -> None:
@@ -62,7 +96,9 @@ def test_every_command_is_listed() -> None:
     modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
     assert set(COMMANDS) <= modules
     assert all(hasattr(import_module(f"adaptspec.commands.{name}"), "add_arguments") for name in COMMANDS)
-    assert modules - set(COMMANDS) == {"arguments", "values"}
+    shared = {"arguments", "values", "engine_settings", "config_file"}
+    runs = {*(f"run_{name}" for name in COMMANDS), "run_costs_measure"}
+    assert modules - set(COMMANDS) - shared <= runs
 
 
 def test_whoever_reads_no_further_ends_it_without_a_word() -> None:

@@ -8,7 +8,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from adaptspec.tables import CSV, MARKDOWN, TEXT, Table, show
+from adaptspec.command_line import CSV, MARKDOWN, TEXT
+from adaptspec.tables import Table, show
 
 
 @pytest.fixture

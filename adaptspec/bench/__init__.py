@@ -1,1 +1,1 @@
-"""Benchmarks: speed against peers and fixed depths, and exactness. Run `python -m adaptspec.bench`."""
+"""Benchmarks: speed against peers and fixed depths, and exactness. Run `adaptspec bench`."""

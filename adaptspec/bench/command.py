@@ -1,11 +1,13 @@
-"""`adaptspec bench quick|exactness|decisions|telemetry`: arguments, what they run and print (`--json`: one object)."""
+"""`adaptspec bench quick|exactness|decisions|telemetry`: what they run and print (`--json`: one object).
+
+They write nothing but their result to standard output, progress to standard error.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,50 +23,30 @@ from adaptspec.control.library import find_policy, shipped_policies
 from adaptspec.control.spec import load_policy_spec
 from adaptspec.engine.build import EngineConfig
 from adaptspec.replay.costs import load_costs
-from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape
-from adaptspec.tables import Table, add_table_forms, show
+from adaptspec.replay.tape_file import find_tape, load_tape
+from adaptspec.tables import Table, show
 
 Result = dict[str, Any]
 
 
-def add_benchmarks(parser: argparse.ArgumentParser) -> Any:
-    """Give a parser one subcommand per benchmark; returns what further ones are added to.
+def quick(arguments: argparse.Namespace) -> int:
+    """Speed; the exit status is 0."""
+    return _finish(arguments, _quick(arguments), _quick_report)
 
-    They write nothing but their result to standard output, progress to standard error. The exit status is 1 if text
-    differed by more than rounding.
-    """
-    commands = parser.add_subparsers(metavar="BENCHMARK", required=True)
-    quick = commands.add_parser("quick", help="speed at batch 1, greedy, against transformers and fixed depths")
-    quick.add_argument("--repeats", type=int, default=5, help="interleaved repeats (default: %(default)s)")
-    quick.add_argument("--prompts", type=int, default=3, help="prompts per task (default: %(default)s)")
-    quick.add_argument("--policy", default="goodput", metavar="NAME|FILE", help="(default: %(default)s)")
-    quick.set_defaults(run=lambda arguments: _finish(arguments, _quick(arguments), _quick_report))
-    exact = commands.add_parser("exactness", help="greedy output against transformers, token for token")
-    exact.add_argument("--prompts", type=int, default=20, help="prompts per task (default: %(default)s)")
-    exact.add_argument("--policies", action="store_true", help="not only fixed depths but every shipped policy, too")
-    exact.set_defaults(run=lambda arguments: _finish(arguments, _exactness(arguments), _exactness_report))
-    decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
-    decisions.add_argument(
-        "--policy", action="append", metavar="NAME|FILE", help="may be repeated (default: all shipped)"
-    )
-    decisions.add_argument("--tape", default=BUNDLED, metavar="NAME|FILE", help="(default: %(default)s)")
-    decisions.add_argument("--cost", default="cpu-2-cores", metavar="NAME|FILE", help="(default: %(default)s)")
-    decisions.set_defaults(run=lambda arguments: _finish(arguments, _decisions(arguments), _decisions_report))
-    telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
-    load = Load()
-    telemetry.add_argument("--requests", type=int, default=load.requests, help="per collector (default: %(default)s)")
-    telemetry.add_argument("--prompts", type=int, default=4, help="prompts per task (default: %(default)s)")
-    telemetry.set_defaults(run=lambda arguments: _finish(arguments, _telemetry(arguments), telemetry_report))
-    for command, tokens in ((quick, 128), (exact, 128), (telemetry, load.tokens)):
-        command.add_argument("--tokens", type=int, default=tokens, help="tokens per answer (default: %(default)s)")
-        command.add_argument(
-            "--workloads", type=Path, help="folder of JSONL prompts (default: a built-in prompt a task)"
-        )
-    for command in (quick, exact, decisions, telemetry):
-        add_table_forms(command, json=True)
-    for command in (quick, exact):
-        command.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    return commands
+
+def exactness(arguments: argparse.Namespace) -> int:
+    """Exactness; the exit status is 1 if text differed by more than rounding."""
+    return _finish(arguments, _exactness(arguments), _exactness_report)
+
+
+def decisions(arguments: argparse.Namespace) -> int:
+    """What deciding takes; the exit status is 0."""
+    return _finish(arguments, _decisions(arguments), _decisions_report)
+
+
+def telemetry(arguments: argparse.Namespace) -> int:
+    """What watching takes; the exit status is 0."""
+    return _finish(arguments, _telemetry(arguments), telemetry_report)
 
 
 def _finish(arguments: argparse.Namespace, result: Result, report: Callable[[Result], list[Table | str]]) -> int:

@@ -30,7 +30,7 @@ from adaptspec.errors import ConfigError
 from adaptspec.replay.limit import emitted_positions
 from adaptspec.replay.tape import Recorded, Tape, tape_of
 from adaptspec.replay.tape_file import save_tape
-from adaptspec.tables import Table, add_table_forms, show
+from adaptspec.tables import Table, show
 from adaptspec.types import Request, SamplingParams, SpeculationParams
 
 # So many times are costs measured, each time for about so long: a moment of other work on the machine is outvoted.
@@ -140,24 +140,6 @@ def _recorded(built: Built, judge: Judge, job: _Job, tokens: Sequence[int]) -> R
         seed=sampling.seed or 0,
         region=regions(text, words, Detokenizer(built.tokenizer)),
     )
-
-
-def add_record_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the arguments of `bench record`, beside those that say which models to load."""
-    parser.description = (
-        "Record tapes: answer the prompts by plain decoding and note, for every position of every answer, what each "
-        "drafter would have proposed. `adaptspec policy simulate` replays them."
-    )
-    parser.add_argument("--out", type=Path, help="file to write, such as tape.npz")
-    parser.add_argument(
-        "--costs-out", type=Path, help="measure this machine's cost table anew, several times, and write its medians"
-    )
-    parser.add_argument("--workloads", type=Path, help="folder of JSONL prompts (default: a built-in prompt a task)")
-    parser.add_argument("--prompts", type=int, default=16, help="prompts per task (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")
-    parser.add_argument("--temperatures", default="0,0.8", help="comma-separated; 0 is greedy (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="what the requests' seeds are made of")
-    add_table_forms(parser, json=True)
 
 
 def run_record(config: EngineConfig, arguments: argparse.Namespace) -> int:

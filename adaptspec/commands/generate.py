@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from adaptspec.commands.arguments import add_models, engine_config
+from adaptspec.command_line import later
+from adaptspec.commands.arguments import add_models
 from adaptspec.commands.values import positive
-from adaptspec.engine.engine import Engine
-from adaptspec.types import SamplingParams, SpeculationParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,26 +19,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--max-depth", type=int, help="deepest draft; 0 switches speculation off")
     add_models(parser)
-    parser.set_defaults(run=_generate)
-
-
-def _generate(arguments: argparse.Namespace) -> int:
-    config = engine_config(arguments)
-    engine = Engine.from_config(config)
-    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    prompt = engine.chat([{"role": "user", "content": text}]) if arguments.chat else text
-    sampling = SamplingParams(
-        max_tokens=arguments.max_tokens, temperature=arguments.temperature, top_p=arguments.top_p, seed=arguments.seed
-    )
-    for delta in engine.stream(prompt, sampling, SpeculationParams(max_depth=arguments.max_depth)):
-        print(delta.text, end="", flush=True)
-        if delta.completion is not None:
-            stats, timings = delta.completion.stats, delta.completion.timings
-            seconds = timings.finished - timings.arrived
-            print(
-                f"\n\n[{len(delta.completion.tokens)} tokens in {seconds:.2f} s, policy {stats.policy}: "
-                f"{stats.accepted} of {stats.drafted} drafted tokens accepted, "
-                f"{stats.mean_acceptance_length:.2f} tokens per drafting round]",
-                file=sys.stderr,
-            )
-    return 0
+    parser.set_defaults(run=later("adaptspec.commands.run_generate:run_generate"))

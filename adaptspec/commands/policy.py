@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from adaptspec.command_line import add_table_forms
+from adaptspec.commands.arguments import complete_policies
 from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.control.differences import differences
 from adaptspec.control.importing.foreign import Imported, policy_text
@@ -22,7 +24,7 @@ from adaptspec.replay.command import add_simulate_arguments
 from adaptspec.replay.estimate_command import add_estimate_arguments
 from adaptspec.replay.explain_command import add_explain_arguments
 from adaptspec.replay.tune_command import add_tune_arguments
-from adaptspec.tables import Table, add_table_forms, show
+from adaptspec.tables import Table, show
 
 _IMPORTERS: dict[str, Callable[[Path], Imported]] = {"sglang": import_sglang, "vllm": import_vllm}
 
@@ -34,16 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_table_forms(one)
     one.set_defaults(run=_list)
     one = actions.add_parser("show", help="print a policy file")
-    one.add_argument("policy", metavar="NAME|FILE", help="a shipped policy or a YAML file")
+    complete_policies(one.add_argument("policy", metavar="NAME|FILE", help="a shipped policy or a YAML file"))
     one.set_defaults(run=_show)
     one = actions.add_parser("validate", help="check policy files: says what is wrong, and where")
-    one.add_argument("policies", metavar="NAME|FILE", nargs="+", help="a shipped policy or a YAML file")
+    complete_policies(
+        one.add_argument("policies", metavar="NAME|FILE", nargs="+", help="a shipped policy or a YAML file")
+    )
     one.set_defaults(run=_validate)
     one = actions.add_parser("schema", help="print the JSON Schema of policy files, for editors")
     one.set_defaults(run=_schema)
     one = actions.add_parser("diff", help="what differs between two policies, defaults filled in")
-    one.add_argument("left", metavar="A", help="a shipped policy or a YAML file")
-    one.add_argument("right", metavar="B", help="a shipped policy or a YAML file")
+    complete_policies(one.add_argument("left", metavar="A", help="a shipped policy or a YAML file"))
+    complete_policies(one.add_argument("right", metavar="B", help="a shipped policy or a YAML file"))
     one.set_defaults(run=_diff)
     add_simulate_arguments(actions.add_parser("simulate", help="what policies would have earned on recorded requests"))
     add_explain_arguments(actions.add_parser("explain", help="why a policy chose what it did, from a server's journal"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from adaptspec.command_line import add_table_forms
 from adaptspec.control.state import merged, read_state, to_bytes
 from adaptspec.control.state_store import FILE
 from adaptspec.errors import ConfigError
 from adaptspec.files import write_file
-from adaptspec.tables import Table, add_table_forms, show
+from adaptspec.tables import Table, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 
 from rich.console import Console
@@ -15,8 +14,6 @@ from adaptspec.top.screen import show
 from adaptspec.top.summary import summary
 from adaptspec.top.view import Page
 
-API_KEY = "ADAPTSPEC_API_KEY"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `adaptspec top`."""
@@ -25,14 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "round, acceptance and entropy by task, depths, reasons and the policy in force. q quits."
     )
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
-    parser.add_argument("--api-key", default=os.environ.get(API_KEY), help=f"its key (default: {API_KEY})")
+    parser.add_argument("--api-key", metavar="KEY", help="its key, if it asks for one")
     parser.add_argument("--once", action="store_true", help="print it once and end; what a pipe gets anyway")
     parser.add_argument("--json", action="store_true", help="print the figures once, as one JSON object")
     parser.set_defaults(run=_top)
 
 
 def _top(arguments: argparse.Namespace) -> int:
-    feed, console = Feed(arguments.url, arguments.api_key or None), Console()
+    # The variable may be the server's own, which holds a key in each line.
+    key = (arguments.api_key or "").partition("\n")[0].strip() or None
+    feed, console = Feed(arguments.url, key), Console()
     if not (arguments.once or arguments.json) and console.is_terminal:
         asyncio.run(show(feed, console))
         return 0

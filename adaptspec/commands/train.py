@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
+from adaptspec.command_line import add_table_forms, later
 from adaptspec.control.tasks import SHIPPED
-from adaptspec.tables import add_table_forms
-from adaptspec.training.pair import train_pair
-from adaptspec.training.settings import PRESETS, preset
-from adaptspec.training.tasks import train_tasks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +26,7 @@ def _add_train_pair(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/pair"), help="work directory (default: %(default)s)")
     parser.add_argument("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
-    parser.add_argument("--preset", choices=PRESETS, default="auto", help="sizes and times for a CPU or a GPU")
+    parser.add_argument("--preset", choices=["auto", "cpu", "gpu"], default="auto", help="sizes and times")
     parser.add_argument("--target-minutes", type=float, help="training time of the target (default: the preset's)")
     parser.add_argument("--draft-minutes", type=float, help="training time of the draft (default: the preset's)")
     for flag, kind, what in (
@@ -51,17 +45,7 @@ def _add_train_pair(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE=SHARE",
         help="train on this share (0 to 1) of a source's records; may be given again (default: the preset's)",
     )
-    parser.set_defaults(run=_train_pair)
-
-
-def _train_pair(arguments: argparse.Namespace) -> int:
-    base = preset(arguments.preset)
-    names = ("vocab_size", "batch", "window", "device", "target_learning_rate", "draft_learning_rate")
-    given = {name: getattr(arguments, name) for name in ("target_minutes", "draft_minutes", *names)}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    settings = replace(base, **chosen).with_source_weights(arguments.source_weight)
-    train_pair(arguments.corpus, arguments.out, settings, Console(stderr=True), arguments.prompts)
-    return 0
+    parser.set_defaults(run=later("adaptspec.commands.run_train:run_train_pair"))
 
 
 def _add_train_tasks(parser: argparse.ArgumentParser) -> None:
@@ -75,9 +59,4 @@ def _add_train_tasks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
     parser.add_argument("--out", type=Path, default=SHIPPED, help="file to write (default: the one that is used)")
     add_table_forms(parser)
-    parser.set_defaults(run=_train_tasks)
-
-
-def _train_tasks(arguments: argparse.Namespace) -> int:
-    train_tasks(arguments.corpus, arguments.out, Console(stderr=True), arguments.prompts, arguments.form)
-    return 0
+    parser.set_defaults(run=later("adaptspec.commands.run_train:run_train_tasks"))

@@ -93,8 +93,11 @@ class Built:
         return "+".join(model.info.fingerprint for model in (self.target, *drafts))
 
 
-def build(config: EngineConfig, sinks: Sequence[Sink] = ()) -> Built:
-    """Read the policies, load the models, measure their costs.
+Costs = Callable[[Runner, Sequence[Drafter], int], CostTable]
+
+
+def build(config: EngineConfig, sinks: Sequence[Sink] = (), costs: Costs = profiled_costs) -> Built:
+    """Read the policies, load the models, and have their `costs`: of this machine's cache, or measured now.
 
     Raises:
         ModelError, PairError: a model cannot be used, or the two do not belong together.
@@ -104,10 +107,10 @@ def build(config: EngineConfig, sinks: Sequence[Sink] = ()) -> Built:
     # counts more threads than cores, and the engine's sleep at every barrier: plain rounds took 8 ms in place of 1.3.
     # An interrupt waits for it, a second one does not.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaptspec-load") as alone:
-        return alone.submit(_build, config, sinks).result()
+        return alone.submit(_build, config, sinks, costs).result()
 
 
-def _build(config: EngineConfig, sinks: Sequence[Sink]) -> Built:
+def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs) -> Built:
     specs, files = _specs(config)
     detector = TaskDetector.load() if config.detect_tasks else None
     places = [model_place(config.model, "target")]
@@ -120,12 +123,12 @@ def _build(config: EngineConfig, sinks: Sequence[Sink]) -> Built:
         check_pair(tokenizer, load_tokenizer(place), target.info, draft.info)
     ends = target.info.eos_token_ids
     drafters: list[Drafter] = [*(DraftModelDrafter(draft, ends) for draft in drafts), NgramDrafter(ends=ends)]
-    costs = profiled_costs(target, drafters, config.limits.max_rows)
+    table = costs(target, drafters, config.limits.max_rows)
     warm_up(target, drafters)
     core = assemble(
-        target, drafters, tokenizer, specs=specs, costs=costs, sinks=sinks, limits=config.limits, detector=detector
+        target, drafters, tokenizer, specs=specs, costs=table, sinks=sinks, limits=config.limits, detector=detector
     )
-    return Built(core, tokenizer, target, tuple(drafters), tuple(specs), costs, files)
+    return Built(core, tokenizer, target, tuple(drafters), tuple(specs), table, files)
 
 
 def assemble(

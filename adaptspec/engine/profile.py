@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import platform
 import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
 
-from adaptspec.control.cost import MOST_BYTES, CostProfile, CostTable, DrafterCost
+from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
+from adaptspec.control.cost_files import costs_folder, read_cost_file, write_cost_file
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.engine.rehearsal import Rehearsal, fill, packed_rows
 from adaptspec.errors import ConfigError
-from adaptspec.files import read_text, write_file
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import certainty
 
@@ -46,21 +46,34 @@ _MEASURING = 2
 
 def profiled_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> CostTable:
     """The cost table of these models here: from the cache, or measured now and cached."""
-    path = _cache_path(target, drafters, max_rows)
+    path = cost_path(target, drafters, max_rows)
     try:
-        return CostTable.from_json(read_text(path, MOST_BYTES))
+        return read_cost_file(path).table
     except FileNotFoundError:
         pass
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
+    except (OSError, ValueError, ConfigError) as error:
         _log.warning("the cached cost table %s cannot be used (%s); measuring again", path, error)
+    return measured_costs(target, drafters, max_rows)
+
+
+def measured_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> CostTable:
+    """The same measured now, whatever is in the cache, and put there unless the machine was busy."""
+    path = cost_path(target, drafters, max_rows)
     stopwatch = Stopwatch(target.device)
     costs = CostTable(measure(target, drafters, max_rows, stopwatch))
     if stopwatch.disturbance > _BUSY:
         _log.warning("the machine was busy while costs were measured; they are measured again at the next start")
         return costs
+    about = {
+        "device": _device(target),
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "models": [f"{model.info.name} ({model.info.dtype})" for model in _models(target, drafters)],
+        "max_rows": max_rows,
+    }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, costs.to_json().encode(), alone=False)
+        write_cost_file(path, costs, about, datetime.now(timezone.utc))
     except OSError as error:
         _log.warning("the cost table cannot be cached at %s (%s); it is measured again at every start", path, error)
     return costs
@@ -310,11 +323,17 @@ def _clear(runner: Runner, rows: int) -> None:
         runner.free(row)
 
 
-def _cache_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Path:
-    models = [target, *(d.runner for d in drafters if isinstance(d, DraftModelDrafter))]
-    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu"
-    facts = [str(_MEASURING), device, processor(), str(torch.get_num_threads()), torch.__version__]
-    facts += [f"{m.info.fingerprint} {m.info.dtype} {Extent.of(m, max_rows)}" for m in models]
+def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Path:
+    """Where the cost table of these models is cached on this machine; all rows must be free."""
+    facts = [str(_MEASURING), _device(target), processor(), str(torch.get_num_threads()), torch.__version__]
+    facts += [f"{m.info.fingerprint} {m.info.dtype} {Extent.of(m, max_rows)}" for m in _models(target, drafters)]
     key = hashlib.blake2b("\n".join(facts).encode(), digest_size=12)
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "adaptspec" / "costs" / f"{key.hexdigest()}.json"
+    return costs_folder() / f"{key.hexdigest()}.json"
+
+
+def _models(target: Runner, drafters: Sequence[Drafter]) -> list[Runner]:
+    return [target, *(d.runner for d in drafters if isinstance(d, DraftModelDrafter))]
+
+
+def _device(target: Runner) -> str:
+    return torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu"

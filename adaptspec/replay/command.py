@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from adaptspec.command_line import add_table_forms
 from adaptspec.control.library import find_policy
 from adaptspec.control.spec import PolicySpec, load_policy_spec
 from adaptspec.errors import ConfigError
@@ -22,7 +23,7 @@ from adaptspec.replay.streams import Schedule
 from adaptspec.replay.tape import Tape, join
 from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape
 from adaptspec.replay.world import WorldSettings
-from adaptspec.tables import add_table_forms, show
+from adaptspec.tables import show
 
 # All of the bundled tape at batch sizes 1, 4, 16 and 64 takes minutes; these take under half a minute.
 _BATCHES, _REQUESTS = "1,16", 20

@@ -7,11 +7,12 @@ import json
 import sys
 from pathlib import Path
 
+from adaptspec.command_line import add_table_forms
 from adaptspec.errors import ConfigError
 from adaptspec.replay.explain import explain
 from adaptspec.replay.explain_report import depths_table, reasons_table, rounds_table, sentences, tasks_table
 from adaptspec.replay.journal import JournalLog, named_policy, served_policy
-from adaptspec.tables import Table, add_table_forms, show
+from adaptspec.tables import Table, show
 
 _ROUNDS = 40
 

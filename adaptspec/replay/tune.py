@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from adaptspec.control.spec import PolicySpec, parse_policy_spec
 from adaptspec.control.yaml_edit import Path, Value, with_values
@@ -155,7 +155,7 @@ def tune(
     best = racing[0] if racing[0].gain > 1.0 else Trial({}, text, 1.0, FOLDS)
     logs, before, after = holding.gains(parse_policy_spec(best.text), FOLDS)
     tick(1.0)
-    spread = float(logs.std(ddof=1)) / math.sqrt(FOLDS) * float(student.ppf(0.95, FOLDS - 1))
+    spread = float(logs.std(ddof=1)) / math.sqrt(FOLDS) * float(stdtrit(FOLDS - 1, 0.95))
     low, high = (math.exp(float(logs.mean()) + sign * spread) for sign in (-1.0, 1.0))
     return Tuned(best, tuple(finished), before, after, tuple(np.exp(logs).tolist()), low, high)
 

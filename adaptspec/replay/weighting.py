@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from adaptspec.types import BoolArray, FloatArray
 
@@ -85,7 +85,7 @@ def weighted_goodput(
     ratio = float(weights @ tokens) / spent
     own = np.add.reduceat(weights * (tokens - ratio * seconds), edges) / spent / ratio
     its = np.add.reduceat(tokens - logged * seconds, edges) / float(seconds.sum()) / logged
-    width = float(student.ppf(0.5 + level / 2.0, count - 1))
+    width = float(stdtrit(count - 1, 0.5 + level / 2.0))
     full = np.where(matched, 1.0 / propensity, 0.0).sum()
     return WeightedGoodput(
         _interval(ratio, own, width, count),

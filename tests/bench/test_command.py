@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from adaptspec.bench import command
-from adaptspec.bench.__main__ import main
+from adaptspec.cli import main
 
 
 def _exactness(monkeypatch: pytest.MonkeyPatch, unexplained: int) -> int:
     result: dict[str, Any] = {"unexplained": unexplained, "settings": [], "prompts": 10, "tokens": 8}
     monkeypatch.setattr(command, "run_exactness", lambda *_, **__: result)
-    return main(["exactness", "--json"])
+    return main(["bench", "exactness", "--json"])
 
 
 @pytest.mark.parametrize(("unexplained", "status"), [(0, 0), (3, 1)])
@@ -28,5 +28,5 @@ def test_unexplained_divergence_fails(
 
 def test_an_unknown_policy_is_an_error_of_the_users(capsys: pytest.CaptureFixture[str]) -> None:
     """One line that lists the names, no traceback."""
-    assert main(["quick", "--policy", "fastest"]) == 2
+    assert main(["bench", "quick", "--policy", "fastest"]) == 2
     assert "shipped are: " in capsys.readouterr().err

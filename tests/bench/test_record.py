@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from adaptspec.bench.record import RecordSettings, add_record_arguments, record, run_record
+from adaptspec.bench.record import RecordSettings, record, run_record
 from adaptspec.bench.workloads import Workloads, encode
+from adaptspec.commands.bench import add_record_arguments
 from adaptspec.control.cost import CostTable
 from adaptspec.engine.build import Built, EngineConfig, assemble, build
 from adaptspec.engine.core import Limits

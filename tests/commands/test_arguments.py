@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from adaptspec.commands.arguments import add_models, engine_config
+from adaptspec.commands.arguments import complete_policies
+from adaptspec.control.library import shipped_policies
 
 
-def test_they_reach_the_engine() -> None:
-    """Under the names the engine knows; no draft is said in so many words."""
-    parser = argparse.ArgumentParser()
-    add_models(parser)
-    given = parser.parse_args(["--draft", "none", "--policy", "off", "--policy", "ucb", "--max-rows", "3"])
-    config = engine_config(given)
-    assert (config.draft, config.policies, config.limits.max_rows) == (None, ("off", "ucb"), 3)
-    assert engine_config(parser.parse_args([])).draft == "auto"
+def test_policies_are_completed_by_name() -> None:
+    """Those that ship; files are the shell's own."""
+    action = argparse.ArgumentParser().add_argument("policy")
+    complete_policies(action)
+    assert {path.stem for path in shipped_policies()} <= set(action.completer("g"))  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from rich.console import Console
 
 from adaptspec.app import ServeConfig
 from adaptspec.cli import main
-from adaptspec.commands import serve as command
-from adaptspec.commands.serve import ADMIN_KEY
+from adaptspec.command_line import Parser
+from adaptspec.commands import run_serve as command
+from adaptspec.commands.serve import add_arguments
 from adaptspec.engine.build import EngineConfig
 from adaptspec.engine.core import Limits
 
@@ -25,7 +27,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
         configs.append(config)
 
     monkeypatch.setattr(command, "serve", serve)
-    monkeypatch.delenv(ADMIN_KEY, raising=False)
+    for name in [name for name in os.environ if name.startswith("ADAPTSPEC_")]:
+        monkeypatch.delenv(name)
     return configs
 
 
@@ -118,4 +121,48 @@ def test_the_configuration_is_shown_without_its_secrets(
     assert shown["engine"]["policies"] == ["off"]
     assert shown["traces"]["endpoint"] == "http://collector:4318/otlp"
     assert shown.keys() == ServeConfig.__dataclass_fields__.keys()
+    assert not asked
+
+
+def test_defaults_are_told_as_they_are() -> None:
+    """What help says is what a server does."""
+    parser = Parser()
+    add_arguments(parser)
+    told, config = parser.parse_args([]), ServeConfig()
+    for name in ("host", "port", "max_waiting", "drain_seconds", "journal_files", "watch_policies", "insecure"):
+        assert getattr(told, name) == getattr(config, name), name
+    assert told.journal_megabytes * 2**20 == config.journal_bytes
+    assert (told.trace_level, told.trace_round_share) == (config.traces.level.value, config.traces.round_share)
+
+
+def test_flags_win_over_variables_and_variables_over_the_file(
+    asked: list[ServeConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a flag that says the default."""
+    file = tmp_path / "c.yaml"
+    file.write_text("port: 1\nhost: 127.0.0.2\nmax_waiting: 3\nengine: {limits: {max_rows: 5, prefill_tokens: 7}}\n")
+    monkeypatch.setenv("ADAPTSPEC_PORT", "2")
+    monkeypatch.setenv("ADAPTSPEC_HOST", "127.0.0.3")
+    assert main(["serve", "--config", str(file), "--host", "127.0.0.1"]) == 0
+    limits = Limits(max_rows=5, prefill_tokens=7)
+    assert asked == [ServeConfig(EngineConfig(limits=limits), host="127.0.0.1", port=2, max_waiting=3)]
+
+
+def test_a_key_on_the_command_line_serves_and_is_warned_of(
+    asked: list[ServeConfig], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with vLLM; the variable means the same, and is nobody else's to read."""
+    assert main(["serve", "--api-key", "one", "--api-key", "two"]) == 0
+    assert "whoever may list this machine's processes" in capsys.readouterr().err
+    monkeypatch.setenv("ADAPTSPEC_API_KEY", "three, with a comma\nfour\n")
+    assert main(["serve"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["serve", "--api-key", "one"]) == 0
+    assert [config.api_keys for config in asked] == [("one", "two"), ("three, with a comma", "four"), ("one",)]
+
+
+def test_an_empty_key_does_not_open_the_server(asked: list[ServeConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    """`--api-key "$KEY"` with nothing in it is a mistake, not a wish."""
+    assert main(["serve", "--api-key", ""]) == 2
+    assert "--api-key is empty" in capsys.readouterr().err
     assert not asked

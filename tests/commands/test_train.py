@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from adaptspec.cli import main
-from adaptspec.commands import train as command
+from adaptspec.commands import run_train as command
 from adaptspec.control.tasks import SHIPPED
 from adaptspec.training.settings import PairSettings
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.commands.serve import ADMIN_KEY, _admin_key
+from adaptspec.commands.run_serve import ADMIN_KEY, _admin_key
 from adaptspec.errors import ConfigError
 
 

@@ -1,0 +1,76 @@
+"""Cost tables as files: where those lie that were measured here, and what they say of themselves. Knows no models."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from adaptspec.control.cost import MOST_BYTES, CostTable
+from adaptspec.errors import ConfigError
+from adaptspec.files import read_text, write_file
+
+
+@dataclass(frozen=True)
+class CostFile:
+    """A table, where it is kept, when it was measured (UTC), and `about`: on what machine, of which models."""
+
+    path: Path
+    table: CostTable
+    measured: datetime
+    about: Mapping[str, Any]
+
+    def to_json(self, now: datetime) -> dict[str, Any]:
+        """Plain data; `now` is what its age, in seconds, is told by."""
+        return {
+            "path": str(self.path),
+            "measured": self.measured.isoformat(timespec="seconds"),
+            "age_seconds": round((now - self.measured).total_seconds()),
+            "about": dict(self.about),
+            "costs": json.loads(self.table.to_json()),
+        }
+
+
+def costs_folder() -> Path:
+    """Where measured tables are kept: in the user's cache directory."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "adaptspec" / "costs"
+
+
+def read_cost_file(path: Path) -> CostFile:
+    """
+    Raises:
+        OSError: it cannot be read.
+        ConfigError: it is no cost table.
+    """
+    text = read_text(path, MOST_BYTES)
+    table = CostTable.from_json(text)
+    about = json.loads(text).get("about")
+    about = about if isinstance(about, dict) else {}  # tables of earlier versions say nothing of themselves
+    try:
+        measured = datetime.fromisoformat(about.get("measured", ""))
+    except (TypeError, ValueError):
+        measured = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+    return CostFile(path, table, measured, about)
+
+
+def write_cost_file(path: Path, table: CostTable, about: Mapping[str, Any], now: datetime) -> None:
+    """Keep a table that was measured `now`. Raises OSError."""
+    body = {"about": {"measured": now.isoformat(timespec="seconds"), **about}, **json.loads(table.to_json())}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, json.dumps(body, indent=1).encode(), alone=False)
+
+
+def cost_files() -> tuple[list[CostFile], list[str]]:
+    """The tables that are kept here, newest first, and a line for each file that is none."""
+    found, bad = [], []
+    for path in sorted(costs_folder().glob("*.json")):
+        try:
+            found.append(read_cost_file(path))
+        except (OSError, ConfigError, ValueError) as error:
+            bad.append(f"{path}: cannot be used ({error}); it is measured again when it is needed")
+    return sorted(found, key=lambda file: file.measured, reverse=True), bad
