@@ -52,7 +52,10 @@ class LiveLoad(Answer):
 
 
 class LiveSecond(Answer):
-    """Sums over the rounds that ended in one second; lists as `columns` names them."""
+    """Sums over the rounds and requests that ended in one second; lists as `columns` names them.
+
+    `reasons` counts rounds of requests by the code of their reason, `off` those of them that were not to draft.
+    """
 
     at: int
     rounds: int
@@ -62,8 +65,10 @@ class LiveSecond(Answer):
     accepted: int
     prefill_tokens: int
     busy: float
+    ended: int
     depths: list[int]
     reasons: list[int]
+    off: list[int]
     drafters: list[list[int]]
     compared: list[float] | None
     tasks: dict[str, list[float]]

@@ -7,7 +7,7 @@ reads. Nothing of it is text of a prompt or an answer. Knows no HTTP and no clie
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,20 +107,12 @@ class LiveFeed:
     def changes(self, *, strips: bool = False) -> Changes:
         """Take in what has happened since the last call, and say what it was; rounds by request only with `strips`."""
         started, finished, rounds = self._read()
-        changed: list[Second] = []
-        by_second: dict[int, list[RoundRecord]] = {}
-        for at, record in rounds:
-            by_second.setdefault(int(at), []).append(record)
-        tasks = {name: one.request.speculation.task for name, one in self._running.items()}
-        for at, records in by_second.items():
-            second = self._second(at)
-            second.add(records, tasks)
-            changed.append(second)
+        changed = self._sum(rounds, [at for at, _, _ in finished])
         changed += self._compare(changed)
         records = [record for _, record in rounds]
         self._kept.extend(records)
         self._count(records)
-        ends = [self._end(*pair) for pair in finished]
+        ends = [self._end(request, completion) for _, request, completion in finished]
         return Changes(
             [second.to_json() for second in changed],
             [one.to_json() for one in started],
@@ -142,7 +134,7 @@ class LiveFeed:
             "missed_rounds": self._refused,
         }
 
-    def _read(self) -> tuple[list[Running], list[tuple[Request, Completion]], list[tuple[float, RoundRecord]]]:
+    def _read(self) -> tuple[list[Running], list[tuple[float, Request, Completion]], list[tuple[float, RoundRecord]]]:
         started, finished, rounds = [], [], []
         for _ in range(len(self._queue)):
             at, entry = self._queue.popleft()
@@ -152,8 +144,24 @@ class LiveFeed:
                 self._running[entry.id] = one = Running(entry, at)
                 started.append(one)
             else:
-                finished.append(entry)
+                finished.append((at, *entry))
         return started, finished, rounds
+
+    def _sum(self, rounds: list[tuple[float, RoundRecord]], ends: list[float]) -> list[Second]:
+        """Add rounds and ends of requests to the seconds they came in, and return those."""
+        by_second: dict[int, list[RoundRecord]] = {}
+        for at, record in rounds:
+            by_second.setdefault(int(at), []).append(record)
+        ended = Counter(map(int, ends))
+        tasks = {name: one.request.speculation.task for name, one in self._running.items()}
+        changed: dict[int, Second] = {}
+        for at in sorted(by_second.keys() | ended.keys()):
+            second = self._second(at)
+            second.ended += ended[at]
+            if at in by_second:
+                second.add(by_second[at], tasks)
+            changed[second.at] = second
+        return list(changed.values())
 
     def _second(self, at: int) -> Second:
         """The sums of a second; where the clock was set back, those of the newest."""

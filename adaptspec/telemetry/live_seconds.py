@@ -21,7 +21,7 @@ TASK_COLUMNS = ("rounds", "drafting", "drafted", "accepted", "emitted", "entropy
 
 @dataclass(eq=False)
 class Second:
-    """Sums over the rounds that ended in one second; `at` is its beginning, in whole seconds since 1970.
+    """Sums over the rounds and requests that ended in one second; `at` is its beginning, in seconds since 1970.
 
     `rows` are row-rounds: rounds of single requests. `busy` is the time that the rounds took, in seconds. Tokens that
     verification kept but the client does not get (behind the end of an answer) are in no sum but `drafted`; the first
@@ -36,8 +36,10 @@ class Second:
     accepted: int = 0
     prefill_tokens: int = 0
     busy: float = 0.0
+    ended: int = 0  # requests
     depths: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))  # row-rounds by decided depth
-    reasons: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))
+    reasons: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))  # and by why
+    off: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))  # those of depth 0
     drafters: IntArray = field(default_factory=lambda: np.zeros((0, len(DRAFTER_COLUMNS)), dtype=np.int64))
     tasks: dict[str, FloatArray] = field(default_factory=dict)  # by TASK_COLUMNS
     compared: list[float] | None = None  # by COMPARED_COLUMNS of `live_earnings`; None: nothing was estimated
@@ -54,6 +56,7 @@ class Second:
         self.accepted += int(rows.accepted.sum())
         self.depths = _added(self.depths, rows.depths)
         self.reasons = _added(self.reasons, rows.reasons)
+        self.off = _added(self.off, rows.reasons[rows.depths == 0])
         self._add_drafters(rows)
         names = [tasks.get(name) or UNKNOWN_TASK for record in records for name in record.request_ids]
         self._add_tasks(rows, names)
@@ -73,8 +76,10 @@ class Second:
             "accepted": self.accepted,
             "prefill_tokens": self.prefill_tokens,
             "busy": round(self.busy, 6),
+            "ended": self.ended,
             "depths": self.depths.tolist(),
             "reasons": self.reasons.tolist(),
+            "off": self.off.tolist(),
             "drafters": self.drafters.tolist(),
             "compared": self.compared,
             "tasks": {name: np.round(sums, 4).tolist() for name, sums in self.tasks.items()},

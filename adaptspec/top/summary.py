@@ -14,6 +14,9 @@ from adaptspec.top.picture import Json, Picture
 
 RATE_SECONDS = 10
 SHARE_SECONDS = 60
+# Who drafts in hardly any round that could, over this many at least, should know why.
+MOSTLY_OFF, ENOUGH_ROUNDS = 0.9, 20
+_NO_CHOICE = ("fixed", "request")  # reasons for depth 0 where a policy or a client wants no drafts at all
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,15 @@ class TaskFigures:
     emitted: int
     acceptance_length: float | None
     entropy: float | None
+
+
+@dataclass(frozen=True)
+class MostlyOff:
+    """Rounds of requests could be drafted in, and were not: what share of them, and the most frequent reason."""
+
+    share: float
+    reason: str
+    words: str
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,8 @@ class Summary:
     tiers: Mapping[int, float]
     reasons: Mapping[str, float]
     tasks: Mapping[str, TaskFigures]
+    requests_ended: int
+    mostly_off: MostlyOff | None
     since_start: Json | None
 
     def to_json(self) -> dict[str, Any]:
@@ -78,6 +92,8 @@ def summary(picture: Picture) -> Summary:
             picture.reasons[code]["name"]: share for code, share in enumerate(_shares(shared, "reasons")) if share
         },
         tasks=_tasks(picture, shared),
+        requests_ended=_sum(shared, "ended"),
+        mostly_off=_mostly_off(picture, shared),
         since_start=picture.earnings,
     )
 
@@ -114,6 +130,19 @@ def _shares(seconds: Sequence[Json], name: str) -> list[float]:
         tally.update(dict(enumerate(second[name])))
     whole = tally.total()
     return [tally[code] / whole for code in range(max(tally, default=-1) + 1)] if whole else []
+
+
+def _mostly_off(picture: Picture, seconds: Sequence[Json]) -> MostlyOff | None:
+    """None where enough is drafted, and where nobody wants drafts."""
+    tally: Counter[int] = Counter()
+    for second in seconds:
+        tally.update(dict(enumerate(second["off"])))
+    unwanted = sum(tally.pop(code, 0) for code, told in picture.reasons.items() if told["name"] in _NO_CHOICE)
+    could, off = _sum(seconds, "rows") - unwanted, tally.total()
+    if could < ENOUGH_ROUNDS or off <= MOSTLY_OFF * could:
+        return None
+    reason = picture.reasons[tally.most_common(1)[0][0]]
+    return MostlyOff(off / could, reason["name"], reason["words"])
 
 
 def _tasks(picture: Picture, seconds: Sequence[Json]) -> dict[str, TaskFigures]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from adaptspec.top.marks import TIERS, curve, legend, round_bars, share_bar, tier_of
 from adaptspec.top.picture import Connection, Picture, Policy, Seen
-from adaptspec.top.summary import SHARE_SECONDS, Summary, latest, speedup, summary
+from adaptspec.top.summary import SHARE_SECONDS, MostlyOff, Summary, latest, speedup, summary
 
 _WIDE = 100  # columns from which tables stand side by side
 _CURVE_SECONDS = 60
@@ -40,6 +40,8 @@ class Page:
             return
         figures = summary(picture)
         yield _speed(picture, figures, options.max_width, blocks=blocks)
+        if figures.mostly_off is not None:
+            yield _off(figures.mostly_off)
         room = min(_MANY, max(_FEW, (options.height or console.height) - _OTHER_LINES))
         yield Rule("requests", style="dim", align="left")
         yield _strips(picture, options.max_width, room, blocks=blocks)
@@ -68,6 +70,14 @@ def _headline(url: str, picture: Picture | None, connection: Connection) -> Rend
     if connection.text:
         line.append(f"  {connection.text}", colour)
     return line
+
+
+def _off(mostly: MostlyOff) -> Text:
+    return Text(
+        f"hardly anything is drafted: {mostly.share:.0%} of the last minute's rounds were off. Most frequent reason "
+        f"({mostly.reason}): {mostly.words}",
+        "yellow",
+    )
 
 
 def _speed(picture: Picture, figures: Summary, width: int, *, blocks: bool) -> RenderableType:

@@ -73,6 +73,23 @@ def test_a_request_that_never_ran_is_told_of_once_it_ends() -> None:
     assert feed.changes().finished[0]["admitted"] is None
 
 
+def test_every_request_that_ends_is_counted_in_its_second() -> None:
+    """More end in a minute than are kept: who counts the kept ones says 100 for ever."""
+    clock, count = Clock(), 3 * RECENT_REQUESTS
+    feed = LiveFeed(clock=clock)
+    for number in range(count):
+        clock.now = 1000.0 + number / 50
+        feed.finished(request(str(number)), completion(str(number)))
+        if number % 7 == 0:
+            feed.emit(round_of("other"))
+        if number % 40 == 0:
+            feed.changes()
+    feed.changes()
+    told = feed.snapshot()
+    assert [second["ended"] for second in told["seconds"]] == [50] * (count // 50)
+    assert len(told["recent"]) == RECENT_REQUESTS
+
+
 def test_it_says_no_text_and_no_token_ids() -> None:
     feed = LiveFeed(clock=Clock())
     feed.started(request("a"))

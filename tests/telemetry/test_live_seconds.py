@@ -54,6 +54,8 @@ def test_seconds_are_the_sums_of_their_rows(rounds: list[Any], drafters: int, lo
     assert (second.drafted, second.accepted) == (sum(row[1] for row in rows), sum(row[2] for row in rows))
     assert second.emitted == sum(row[3] for row in rows)
     assert int(second.depths.sum()) == int(second.reasons.sum()) == len(rows)
+    without = [int(one.reasons[i]) for one in records for i in range(len(one.depths)) if one.depths[i] == 0]
+    assert second.off.tolist() == np.bincount(without, minlength=len(second.off)).tolist()
     for which, (used, drafted, accepted) in enumerate(second.drafters.tolist()):
         own = [row for row in rows if row[5] == which and row[1]]
         assert (used, drafted, accepted) == (len(own), sum(row[1] for row in own), sum(row[2] for row in own))

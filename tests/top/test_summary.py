@@ -9,6 +9,7 @@ import pytest
 
 from adaptspec.top.picture import Picture
 from adaptspec.top.summary import summary
+from adaptspec.types import REASON_WORDS, Reason
 from tests.top.recorded import picture, recorded
 
 
@@ -20,7 +21,18 @@ def empty() -> dict[str, Any]:
 
 def second(at: int, **told: Any) -> dict[str, Any]:
     plain = {"rounds": 0, "rows": 0, "emitted": 0, "drafted": 0, "accepted": 0, "prefill_tokens": 0, "busy": 0.0}
-    return {**plain, "at": at, "depths": [], "reasons": [], "drafters": [], "tasks": {}, "compared": None, **told}
+    return {
+        **plain,
+        "at": at,
+        "ended": 0,
+        "depths": [],
+        "reasons": [],
+        "off": [],
+        "drafters": [],
+        "tasks": {},
+        "compared": None,
+        **told,
+    }
 
 
 def test_figures_are_ratios_of_sums() -> None:
@@ -55,6 +67,47 @@ def test_a_server_that_has_just_begun_is_not_slow() -> None:
     """Its first seconds are not spread over ten."""
     snapshot = {**empty(), "now": 1002.1, "seconds": [second(1000, emitted=100), second(1001, emitted=300)]}
     assert summary(Picture.of(snapshot)).tokens_per_second == 200.0
+
+
+def off(**by_reason: int) -> list[int]:
+    """Row-rounds of depth 0, as the feed lists them by the code of their reason."""
+    counts = [0] * (1 + max(Reason))
+    for name, count in by_reason.items():
+        counts[Reason[name.upper()]] = count
+    return counts
+
+
+def test_a_server_that_hardly_drafts_says_why() -> None:
+    """Over nine tenths of the rounds in which it could have; the most frequent reason is the one that is told."""
+    snapshot = {**empty(), "now": 1000.5}
+    snapshot["seconds"] = [
+        second(930, rows=1000),  # longer ago than a minute
+        second(950, rows=50, off=off(guard=30, off=20), ended=120),
+        second(990, rows=50, off=off(guard=30, ceiling=11), ended=30),
+    ]
+    told = summary(Picture.of(snapshot))
+    assert told.requests_ended == 150
+    assert told.mostly_off is not None
+    assert told.mostly_off.share == pytest.approx(0.91)
+    assert told.mostly_off.reason == "guard"
+    assert told.mostly_off.words == REASON_WORDS[Reason.GUARD]
+    assert json.loads(json.dumps(told.to_json()))["mostly_off"]["reason"] == "guard"
+
+
+@pytest.mark.parametrize(
+    ("rows", "by_reason"),
+    [
+        (100, {"guard": 90}),  # one round in ten is drafted in
+        (15, {"guard": 15}),  # too few to say anything
+        (100, {"fixed": 100}),  # the policy is off
+        (100, {"request": 100}),  # clients want none
+        (100, {"fixed": 50, "request": 40, "off": 10}),  # ten rounds in which it could
+        (100, {"fixed": 50, "off": 45}),  # nine of ten of those
+    ],
+)
+def test_where_drafts_are_not_wanted_or_many_there_is_nothing_to_say(rows: int, by_reason: dict[str, int]) -> None:
+    snapshot = {**empty(), "now": 1000.5, "seconds": [second(990, rows=rows, off=off(**by_reason))]}
+    assert summary(Picture.of(snapshot)).mostly_off is None
 
 
 def test_a_recording_makes_sense() -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from adaptspec.top.picture import Connection, Picture, Policy
 from adaptspec.top.view import Page
+from adaptspec.types import REASON_WORDS, Reason
 from tests.top.recorded import picture, recorded
 
 POLICY = Policy("goodput", "the most tokens per second", "kind: SpeculationPolicy\nspec:\n  max-depth: 12\n")
@@ -37,6 +38,19 @@ def test_everything_is_there() -> None:
     for seen in made.running.values():
         (line,) = (line for line in lines if seen.id.partition("-")[2][:8] in line)
         assert not seen.bars or line.rstrip()[-1] in "▁▂▃▄▅▆▇█"
+
+
+def test_who_hardly_drafts_is_told_why() -> None:
+    """Someone who looks should not have to read that from a table of reasons."""
+    made = picture()
+    assert "hardly anything is drafted" not in "\n".join(drawn(made, 120))
+    for told in made.seconds:
+        assert isinstance(told, dict)
+        told["off"] = [0] * 10
+        told["off"][Reason.GUARD] = told["rows"]
+    text = " ".join("\n".join(drawn(made, 120)).split())
+    assert "hardly anything is drafted: 100% of the last minute's rounds were off" in text
+    assert REASON_WORDS[Reason.GUARD] in text
 
 
 @pytest.mark.parametrize("width", [20, 36, 60, 80, 100, 140, 240])

@@ -4,6 +4,10 @@ import { $, el, say } from "./dom.js";
 import { sums } from "./feed.js";
 import { count, fixed, percent, TIERS, tierOf } from "./format.js";
 
+const MOSTLY_OFF = 0.9; // share of the rounds that could have been drafted in
+const ENOUGH_ROUNDS = 20;
+const NO_CHOICE = ["fixed", "request"]; // reasons for depth 0 where drafting was not to be
+
 // A list in which rows are found again by key, so that nothing is built twice.
 function rowsOf(list, entries, make, fill) {
   const known = new Map([...list.children].map((node) => [node.dataset.key, node]));
@@ -37,9 +41,29 @@ export class Decisions {
   draw() {
     const now = this.#feed.now();
     const minute = sums(this.#feed.seconds, now - 60);
+    this.#notice(minute);
     this.#tiers(minute);
     this.#reasons(minute);
     this.#tasks(sums(this.#feed.seconds, now - 300));
+  }
+
+  // Who runs a server that drafts in hardly any round should not have to find that out. Where a policy or a client wants
+  // no drafts at all there is nothing to say.
+  #notice({ rows, off }) {
+    let could = rows;
+    let [share, top] = [0, -1];
+    off.forEach((value, code) => {
+      if (NO_CHOICE.includes(this.#feed.reasons.get(code)?.name)) could -= value;
+      else {
+        share += value;
+        if (value > (off[top] ?? 0)) top = code;
+      }
+    });
+    const shown = could >= ENOUGH_ROUNDS && share > MOSTLY_OFF * could;
+    $("notice").hidden = !shown;
+    if (!shown) return;
+    const { name, words } = this.#feed.reasons.get(top);
+    say($("notice"), `Hardly anything is drafted: ${percent(share / could)} of the last minute's rounds were off. Most frequent reason (${name}): ${words}.`);
   }
 
   #tiers({ depths, rows, drafters }) {

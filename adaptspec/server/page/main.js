@@ -50,6 +50,7 @@ function connection() {
   const asks = locked && $("key-form").hidden;
   $("key-form").hidden = !locked;
   $("content").hidden = locked;
+  if (locked) $("notice").hidden = true;
   $("content").classList.toggle("stale", state === "lost" || (state === "connecting" && !feed.ready));
   if (asks) $("key-input").focus();
 }

@@ -31,7 +31,7 @@ function series(all, now) {
     const parts = [];
     for (let back = 0; back < SMOOTH; back += 1) if (by.has(at - back)) parts.push(by.get(at - back));
     // A second in which nothing ran is a gap, not what ran before it.
-    points.push({ at, ...(by.has(at) ? rates(parts) : { now: null, off: null }) });
+    points.push({ at, ...(by.get(at)?.rounds ? rates(parts) : { now: null, off: null }) });
   }
   return points;
 }
@@ -172,8 +172,7 @@ export class Speed {
     const feed = this.#feed;
     const since = feed.now() - 60;
     const sum = sums(feed.seconds, since);
-    const ended = feed.recent.filter((one) => one.finished > since);
-    const waits = ended.filter((one) => one.first_token !== null).map((one) => one.first_token - one.arrived).sort((a, b) => a - b);
+    const waits = feed.recent.filter((one) => one.finished > since).filter((one) => one.first_token !== null).map((one) => one.first_token - one.arrived).sort((a, b) => a - b);
     const [tokens, took, plain, best] = sum.compared ?? [0, 0, 0, 0];
     const name = feed.earnings?.best_static;
     const fixedName = !name ? "" : name.drafter === null ? "off" : `${name.drafter} at ${name.depth}`;
@@ -184,7 +183,7 @@ export class Speed {
       ["Accepted", sum.drafted ? percent(sum.accepted / sum.drafted) : "–", `${count(sum.accepted)} of ${count(sum.drafted)} drafted`],
       ["Passes saved", count(sum.accepted), `${count(sum.drafted - sum.accepted)} drafted in vain`],
       ["Tokens", count(sum.emitted), `in ${count(sum.rows)} rounds of requests`],
-      ["Requests ended", count(ended.length), `${count(feed.load.running)} run, ${count(feed.load.waiting)} wait`],
+      ["Requests ended", count(sum.ended), `${count(feed.load.running)} run, ${count(feed.load.waiting)} wait`],
       ["First token", waits.length ? duration(waits[Math.floor(waits.length / 2)]) : "–", "median from arrival"],
     ];
     const list = $("stats-list");
