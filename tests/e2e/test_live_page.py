@@ -8,6 +8,7 @@ import shutil
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +156,29 @@ def test_bars_move_while_a_request_runs(live: Server, open_page: Open) -> None:
     expect(page.locator("#stats-list")).to_contain_text("over plain decoding, estimated")
 
 
+def test_the_race_is_seen_without_scrolling(live: Server, open_page: Open) -> None:
+    """What the page shows best, on a usual screen: the button, both bars and the verdict."""
+    page = open_page(live, viewport={"width": 1440, "height": 900})
+    page.click("#play-race")
+    expect(page.locator("#race")).to_contain_text("as fast")
+    assert page.evaluate("scrollY") == 0
+    for part in ("#play-race", "#play-output", "#race"):
+        box = page.locator(part).bounding_box()
+        assert box is not None
+        assert 0 <= box["y"] < box["y"] + box["height"] <= 900, part
+
+
+def test_more_requests_end_than_the_feed_keeps(live: Server, open_page: Open) -> None:
+    """They are counted all the same."""
+    page, count = open_page(live), 104
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: ask(live, max_tokens=1), range(count)))
+    ended = page.locator("#stats-list div", has_text="Requests ended").locator("dd span")
+    page.wait_for_function(
+        "([span, count]) => Number(span.textContent.replace(',', '')) >= count", arg=[ended.element_handle(), count]
+    )
+
+
 def test_a_policy_is_refused_with_its_place_tried_and_applied(live: Server, open_page: Open) -> None:
     """What is wrong is said at line and column; the estimate comes before the change; the change is real."""
     for seed in range(3):
@@ -251,6 +275,51 @@ def test_the_keyboard_reaches_what_the_mouse_does(live: Server, open_page: Open)
     page.focus("#prompt")
     page.keyboard.press("Control+Enter")
     expect(page.locator("#play-summary")).to_contain_text("passes")
+
+
+# Opaque pixels of the line "now", by column.
+ACCENT_COLUMNS = """canvas => {
+  const [r, g, b] = getComputedStyle(document.documentElement).getPropertyValue("--accent").match(/\\w\\w/g)
+    .map(part => parseInt(part, 16));
+  const { data, width } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const columns = new Set();
+  for (let i = 0; i < data.length; i += 4)
+    if (data[i] === r && data[i + 1] === g && data[i + 2] === b && data[i + 3] === 255) columns.add((i / 4) % width);
+  return columns.size;
+}"""
+BARRED = """apiVersion: adaptspec.dev/v1
+kind: SpeculationPolicy
+metadata: {name: barred}
+spec:
+  choose: {algorithm: static, depth: 3}
+  drafters: [ngram]
+  guard: {depth-by-batch-size: [[1, 512, 0]]}
+"""
+
+
+def test_one_short_request_can_be_seen_and_who_hardly_drafts_is_told_why(open_page: Open, tmp_path: Path) -> None:
+    """A stretch of one second is no dot. The banner is for policies that could draft and do not, not for `off`."""
+    policy = tmp_path / "barred.yaml"
+    policy.write_text(BARRED)
+    server = start_server("--draft", "none", "--policy", "off", "--policy", str(policy))
+    try:
+        page = open_page(server, complaints=("ERR_",), color_scheme="light", viewport={"width": 1440, "height": 900})
+        ask(server, max_tokens=40, adaptspec={"policy": "off"})
+        expect(page.locator("#speed-empty")).to_be_hidden()
+        page.wait_for_timeout(300)
+        assert page.locator("#speed-chart").evaluate(ACCENT_COLUMNS) >= 10
+        expect(page.locator("#tiers")).to_contain_text("Nothing was drafted")
+        expect(page.locator("#notice")).to_be_hidden()
+        ask(server, max_tokens=60, adaptspec={"policy": "barred"}, ignore_eos=True)
+        expect(page.locator("#notice")).to_contain_text("100 % of the last minute's rounds were off")
+        expect(page.locator("#notice")).to_contain_text("(ceiling): no room for more")
+        page.click("#play-race")
+        expect(page.locator("#race")).to_contain_text("as fast")
+        box = page.locator("#race").bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= 900
+    finally:
+        assert server.terminate() == 0
 
 
 def test_a_server_without_draft_journal_and_admin_key_says_so(open_page: Open) -> None:

@@ -7,6 +7,7 @@ import { sums } from "./feed.js";
 const SPAN = 120; // seconds shown
 const SMOOTH = 3; // seconds that each point is the mean of
 const NOW = 5; // seconds that the large figure is the mean of
+const NARROWEST = 14; // pixels that a stretch of work takes at least
 const SPEAK_MS = 15_000; // between two changes of what screen readers are told
 
 // Tokens per second of work over some seconds: measured, and estimated for plain decoding; null where nothing ran.
@@ -121,14 +122,17 @@ export class Speed {
     c.lineCap = "round";
     c.setLineDash(dash);
     for (const run of runs) {
+      // What took a second or two would be a dot: it is as wide as can be seen, and ends where it ended.
+      const [first, last] = [run[0], run.at(-1)];
+      const short = last[0] - first[0] < NARROWEST;
+      if (short) run.unshift([last[0] - NARROWEST, first[1]]);
       const path = new Path2D();
       run.forEach(([px, py], i) => (i ? path.lineTo(px, py) : path.moveTo(px, py)));
-      if (run.length === 1) path.lineTo(run[0][0] + 0.1, run[0][1]);
       c.stroke(path);
       if (fill) {
         path.lineTo(run.at(-1)[0], base);
         path.lineTo(run[0][0], base);
-        c.globalAlpha = 0.1;
+        c.globalAlpha = short ? 0.35 : 0.1;
         c.fillStyle = fill;
         c.fill(path);
         c.globalAlpha = 1;
