@@ -62,8 +62,9 @@ class Table:
         drawing = Drawing(title=Text(self.title + more) if self.title else None)
         figures = self._figures()
         for i, width in zip(part, self._widths(part, room), strict=True):
-            justify = "right" if figures[i] else "left"
-            drawing.add_column(Text(self.columns[i]), justify=justify, width=width, overflow="fold")
+            drawing.add_column(
+                Text(self.columns[i]), justify="right" if figures[i] else "left", width=width, overflow="fold"
+            )
         for row in self.rows:
             drawing.add_row(*(Text(row[i]) for i in part))
         return drawing

@@ -90,7 +90,7 @@ def _model(kind: type, instead: Mapping[str, Any]) -> type[BaseModel]:
     known: dict[str, Any] = {}
     for one in fields(kind):
         hint = hints[one.name]
-        known[one.name] = (_model(hint, _BOUNDS) if is_dataclass(hint) else hint, None)
+        known[one.name] = (_model(hint, _BOUNDS) if isinstance(hint, type) and is_dataclass(hint) else hint, None)
     return create_model(kind.__name__, __config__=ConfigDict(extra="forbid"), **known)
 
 

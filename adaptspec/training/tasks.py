@@ -18,10 +18,11 @@ from rich.console import Console
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 
+from adaptspec.command_line import TEXT
 from adaptspec.control.ngrams import SIZE, ngrams
 from adaptspec.control.tasks import MIN_CONFIDENCE, TASKS, TaskDetector
 from adaptspec.files import write_file
-from adaptspec.tables import TEXT, show
+from adaptspec.tables import show
 from adaptspec.training.corpus import read_corpus
 from adaptspec.training.phrasings import PHRASINGS
 from adaptspec.training.prompts import choose_prompts
