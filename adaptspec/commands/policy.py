@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from adaptspec.command_line import add_table_forms
+from adaptspec.command_line import add_table_forms, later
 from adaptspec.commands.arguments import complete_policies
-from adaptspec.control.cost import CostProfile, CostTable
-from adaptspec.control.differences import differences
-from adaptspec.control.importing.foreign import Imported, policy_text
-from adaptspec.control.importing.sglang import import_sglang
-from adaptspec.control.importing.vllm import import_vllm
-from adaptspec.control.library import find_policy, shipped_policies
-from adaptspec.control.spec import build_policy, load_policy_spec, schema
-from adaptspec.control.tasks import TASKS
-from adaptspec.control.yaml_source import read_text
-from adaptspec.errors import ConfigError, PolicyError
-from adaptspec.replay.command import add_simulate_arguments
-from adaptspec.replay.estimate_command import add_estimate_arguments
-from adaptspec.replay.explain_command import add_explain_arguments
-from adaptspec.replay.tune_command import add_tune_arguments
-from adaptspec.tables import Table, show
-
-_IMPORTERS: dict[str, Callable[[Path], Imported]] = {"sglang": import_sglang, "vllm": import_vllm}
+from adaptspec.commands.policy_replay import (
+    add_estimate_arguments,
+    add_explain_arguments,
+    add_simulate_arguments,
+    add_tune_arguments,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,21 +20,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     one = actions.add_parser("list", help="the policies that ship, and when to use them")
     add_table_forms(one)
-    one.set_defaults(run=_list)
+    one.set_defaults(run=later("adaptspec.commands.run_policy:run_list"))
     one = actions.add_parser("show", help="print a policy file")
     complete_policies(one.add_argument("policy", metavar="NAME|FILE", help="a shipped policy or a YAML file"))
-    one.set_defaults(run=_show)
+    one.set_defaults(run=later("adaptspec.commands.run_policy:run_show"))
     one = actions.add_parser("validate", help="check policy files: says what is wrong, and where")
     complete_policies(
         one.add_argument("policies", metavar="NAME|FILE", nargs="+", help="a shipped policy or a YAML file")
     )
-    one.set_defaults(run=_validate)
+    one.set_defaults(run=later("adaptspec.commands.run_policy:run_validate"))
     one = actions.add_parser("schema", help="print the JSON Schema of policy files, for editors")
-    one.set_defaults(run=_schema)
+    one.set_defaults(run=later("adaptspec.commands.run_policy:run_schema"))
     one = actions.add_parser("diff", help="what differs between two policies, defaults filled in")
     complete_policies(one.add_argument("left", metavar="A", help="a shipped policy or a YAML file"))
     complete_policies(one.add_argument("right", metavar="B", help="a shipped policy or a YAML file"))
-    one.set_defaults(run=_diff)
+    one.set_defaults(run=later("adaptspec.commands.run_policy:run_diff"))
     add_simulate_arguments(actions.add_parser("simulate", help="what policies would have earned on recorded requests"))
     add_explain_arguments(actions.add_parser("explain", help="why a policy chose what it did, from a server's journal"))
     add_estimate_arguments(
@@ -58,72 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         actions.add_parser("tune", help="search a policy's parameters on tapes; held-out prompts decide")
     )
     one = actions.add_parser("import", help="make a policy of another engine's configuration")
-    one.add_argument("engine", choices=sorted(_IMPORTERS), help="whose configuration it is")
+    one.add_argument("engine", choices=["sglang", "vllm"], help="whose configuration it is")
     one.add_argument("file", type=Path, help="its JSON file")
     one.add_argument("-o", "--output", type=Path, help="file to write; an existing one is kept (default: print it)")
-    one.set_defaults(run=_import)
-
-
-def _list(arguments: argparse.Namespace) -> int:
-    table = Table("policy", "algorithm", "drafters", "description")
-    for path in shipped_policies():
-        spec = load_policy_spec(path)
-        table.add_row(spec.name, spec.spec.choose.algorithm, ", ".join(spec.drafters), spec.metadata.description)
-    show([table], arguments.form)
-    return 0
-
-
-def _show(arguments: argparse.Namespace) -> int:
-    path = find_policy(arguments.policy)
-    load_policy_spec(path)
-    print(read_text(path), end="")
-    return 0
-
-
-def _validate(arguments: argparse.Namespace) -> int:
-    status = 0
-    for name in arguments.policies:
-        try:
-            _check(find_policy(name))
-            print(f"{name}: ok")
-        except PolicyError as error:
-            print(error, file=sys.stderr)
-            status = 2
-    return status
-
-
-def _check(path: Path) -> None:
-    """Read it and build it once, as a server would."""
-    spec = load_policy_spec(path, TASKS)
-    try:
-        build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), 1, TASKS)
-    except ConfigError as error:
-        raise PolicyError(f"{path}:1:1: {error}") from error
-
-
-def _schema(_: argparse.Namespace) -> int:
-    print(json.dumps(schema(), indent=2))
-    return 0
-
-
-def _diff(arguments: argparse.Namespace) -> int:
-    left, right = (load_policy_spec(find_policy(name)) for name in (arguments.left, arguments.right))
-    found = differences(left, right)
-    for difference in found:
-        print(difference)
-    if not found:
-        print("the two mean the same")
-    return 0
-
-
-def _import(arguments: argparse.Namespace) -> int:
-    text = policy_text(_IMPORTERS[arguments.engine](arguments.file))
-    if arguments.output is None:
-        print(text, end="")
-        return 0
-    try:
-        with arguments.output.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise ConfigError(f"{arguments.output}: cannot be written ({error.strerror}); choose another file") from error
-    return 0
+    one.set_defaults(run=later("adaptspec.commands.run_policy:run_import"))

@@ -1,16 +1,14 @@
-"""The command `policy simulate`: its arguments, and what it does with them."""
+"""What the command `policy simulate` does."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
-from adaptspec.command_line import add_table_forms
 from adaptspec.control.library import find_policy
 from adaptspec.control.spec import PolicySpec, load_policy_spec
 from adaptspec.errors import ConfigError
@@ -21,73 +19,9 @@ from adaptspec.replay.plot import plot_report, plotting
 from adaptspec.replay.report import simulate
 from adaptspec.replay.streams import Schedule
 from adaptspec.replay.tape import Tape, join
-from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape
+from adaptspec.replay.tape_file import find_tape, load_tape
 from adaptspec.replay.world import WorldSettings
 from adaptspec.tables import show
-
-# All of the bundled tape at batch sizes 1, 4, 16 and 64 takes minutes; these take under half a minute.
-_BATCHES, _REQUESTS = "1,16", 20
-
-
-def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the arguments of `policy simulate`; its `run` then serves as the command."""
-    parser.description = (
-        "Replay policies over tapes of recorded requests, round by round, and compare what they would have earned with "
-        "plain decoding, every fixed depth and an oracle that knows every agreement. Deterministic; needs no model."
-    )
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--tape",
-        nargs="+",
-        default=[BUNDLED],
-        metavar="NAME|FILE",
-        help="tapes, as `bench record` writes them; 'bundled' is of the bundled pair (default: %(default)s)",
-    )
-    source.add_argument(
-        "--journal",
-        type=Path,
-        metavar="FILE",
-        help="the journal of a server (`serve --journal`) in place of a tape, with the costs it measured. A journal "
-        "knows only what was drafted: where the server drafted less than a policy would, agreement is drawn from like "
-        "positions, so results for deeper drafts are guesses; a tape knows them all",
-    )
-    parser.add_argument(
-        "--cost",
-        action="append",
-        default=[],
-        metavar="NAME|FILE",
-        help=f"what rounds cost: {', '.join(shipped_costs())}, or a JSON file; may be given again "
-        "(default: all that ship; with --journal, what its server measured)",
-    )
-    parser.add_argument(
-        "--policy",
-        action="append",
-        default=[],
-        metavar="NAME|FILE",
-        help="a shipped policy or a YAML file; may be given again (default: goodput)",
-    )
-    parser.add_argument(
-        "--batch",
-        default=_BATCHES,
-        help="batch sizes, comma-separated; dashes for stages of one stream, as in 1-16-1 (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--requests",
-        type=int,
-        default=_REQUESTS,
-        metavar="N",
-        help="at most so many requests of each task, spread over the tape; 0: all (default: %(default)s)",
-    )
-    parser.add_argument("--mixed", action="store_true", help="only streams that mix all tasks, not each task by itself")
-    parser.add_argument("--temperature", type=float, help="only requests recorded at this temperature")
-    parser.add_argument(
-        "--prefill", type=int, default=0, metavar="TOKENS", help="prompt tokens read per round; 0: free"
-    )
-    parser.add_argument("--noise", type=float, default=0.0, help="sigma of log-normal noise on times (default: none)")
-    parser.add_argument("--seed", type=int, default=0, help="of the noise, and of draws under rejection")
-    add_table_forms(parser, json=True)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the cells into a .png, .svg or .pdf")
-    parser.set_defaults(run=run_simulate)
 
 
 def run_simulate(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The command `policy estimate`: its arguments, and what it prints."""
+"""What the command `policy estimate` does and prints."""
 
 from __future__ import annotations
 
@@ -13,27 +13,6 @@ from adaptspec.errors import ConfigError, JournalError
 from adaptspec.replay.estimate import OffPolicyEstimate, estimate, exploring_policies
 from adaptspec.replay.journal import JournalLog
 from adaptspec.replay.weighting import Interval
-
-
-def add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the arguments of `policy estimate`; its `run` then serves as the command."""
-    parser.description = (
-        "Estimate what a policy would have earned on the traffic of a journal, from rounds in which the policy that "
-        "served did by chance what this one would have done, each weighted by one over the probability of that "
-        "(importance weighting). Measured times and tokens only: no tape, no model of costs. Needs the journal of a "
-        "policy that explores, best one made for it (examples/logging_policy.yaml), and no guard that overrules it."
-    )
-    parser.add_argument("policy", metavar="NAME|FILE", help="the policy to judge: one without stop rules")
-    parser.add_argument("--journal", type=Path, required=True, metavar="FILE", help="the file given to serve --journal")
-    parser.add_argument("--logged", metavar="NAME", help="the policy whose rounds to use (default: who explored most)")
-    parser.add_argument(
-        "--clip", type=float, default=50.0, metavar="W", help="the largest weight of a round (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--level", type=float, default=0.95, metavar="P", help="of the confidence interval (default: %(default)s)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run_estimate)
 
 
 def run_estimate(arguments: argparse.Namespace) -> int:

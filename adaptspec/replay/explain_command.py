@@ -1,13 +1,11 @@
-"""The command `policy explain`: its arguments, and what it prints."""
+"""What the command `policy explain` does and prints."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from pathlib import Path
 
-from adaptspec.command_line import add_table_forms
 from adaptspec.errors import ConfigError
 from adaptspec.replay.explain import explain
 from adaptspec.replay.explain_report import depths_table, reasons_table, rounds_table, sentences, tasks_table
@@ -15,26 +13,6 @@ from adaptspec.replay.journal import JournalLog, named_policy, served_policy
 from adaptspec.tables import Table, show
 
 _ROUNDS = 40
-
-
-def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the arguments of `policy explain`; its `run` then serves as the command."""
-    parser.description = (
-        "Say why a policy chose the depths it did, from the journal of a server (`serve --journal FILE`), summed up or "
-        "round by round. Only rounds that this policy decided are explained, where the journal has others too."
-    )
-    parser.add_argument(
-        "policy",
-        nargs="?",
-        metavar="NAME|FILE",
-        help="a policy that was served: its name or its YAML file (default: the request's with --request, else the "
-        "journal's default policy, or who served most requests where that one served none)",
-    )
-    parser.add_argument("--journal", type=Path, required=True, metavar="FILE", help="the file given to serve --journal")
-    parser.add_argument("--request", metavar="ID", help="only this request (the id in its response), round by round")
-    parser.add_argument("--rounds", type=int, metavar="N", help="also print the last N rounds")
-    add_table_forms(parser, json=True)
-    parser.set_defaults(run=run_explain)
 
 
 def run_explain(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The command `policy tune`: its arguments, and what it does with them."""
+"""What the command `policy tune` does."""
 
 from __future__ import annotations
 
@@ -18,46 +18,8 @@ from adaptspec.replay.costs import load_costs, shipped_costs
 from adaptspec.replay.search_space import Parameter, parameters_of, parse_parameter
 from adaptspec.replay.streams import Schedule
 from adaptspec.replay.tape import join
-from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape
+from adaptspec.replay.tape_file import find_tape, load_tape
 from adaptspec.replay.tune import Tuned, tune
-
-
-def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the arguments of `policy tune`; its `run` then serves as the command."""
-    parser.description = (
-        "Search a policy's parameters on tapes. Half of the prompts are searched on, the others decide: what they do "
-        "not confirm is not claimed, and the original is kept. Deterministic for a seed."
-    )
-    parser.add_argument("policy", metavar="NAME|FILE", help="the policy to start from")
-    parser.add_argument(
-        "--tape", nargs="+", default=[BUNDLED], metavar="NAME|FILE", help="as for simulate (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--cost",
-        action="append",
-        default=[],
-        metavar="NAME|FILE",
-        help=f"what rounds cost: {', '.join(shipped_costs())}, or a JSON file; may be given again (default: "
-        f"{shipped_costs()[0]})",
-    )
-    parser.add_argument("--batch", default="1", help="batch sizes, as for simulate (default: %(default)s)")
-    parser.add_argument(
-        "--requests", type=int, default=24, metavar="N", help="of each task; 0: all (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="space",
-        metavar="PATH=LOW..HIGH",
-        help="what to search, such as spec.choose.optimism=0..1 or spec.choose.scope=request|task; may be given again "
-        "(default: every number but the guards', within a factor of four of its value and the schema's bounds)",
-    )
-    parser.add_argument("--budget", type=int, default=24, help="candidates to try (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the search (default: %(default)s)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the policy here, comments kept")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run_tune)
 
 
 def run_tune(arguments: argparse.Namespace) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from adaptspec.commands.policy_replay import add_simulate_arguments
 from adaptspec.errors import AdaptSpecError, ConfigError
-from adaptspec.replay.command import add_simulate_arguments, run_simulate
 from adaptspec.replay.tape_file import save_tape
 from tests.replay.test_journal_tape import _journal
 from tests.replay.worlds import made_tape
@@ -20,8 +20,7 @@ def _run(line: str) -> int:
     parser = argparse.ArgumentParser()
     add_simulate_arguments(parser)
     arguments = parser.parse_args(line.split())
-    assert arguments.run is run_simulate
-    return run_simulate(arguments)
+    return int(arguments.run(arguments))
 
 
 @pytest.fixture
