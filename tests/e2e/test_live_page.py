@@ -160,7 +160,7 @@ def test_the_race_is_seen_without_scrolling(live: Server, open_page: Open) -> No
     """What the page shows best, on a usual screen: the button, both bars and the verdict."""
     page = open_page(live, viewport={"width": 1440, "height": 900})
     page.click("#play-race")
-    expect(page.locator("#race")).to_contain_text("as fast")
+    expect(page.locator("#race")).to_contain_text("as fast", timeout=60_000)
     assert page.evaluate("scrollY") == 0
     for part in ("#play-race", "#play-output", "#race"):
         box = page.locator(part).bounding_box()
@@ -314,7 +314,7 @@ def test_one_short_request_can_be_seen_and_who_hardly_drafts_is_told_why(open_pa
         expect(page.locator("#notice")).to_contain_text("100 % of the last minute's rounds were off")
         expect(page.locator("#notice")).to_contain_text("(ceiling): no room for more")
         page.click("#play-race")
-        expect(page.locator("#race")).to_contain_text("as fast")
+        expect(page.locator("#race")).to_contain_text("as fast", timeout=60_000)
         box = page.locator("#race").bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= 900
