@@ -96,9 +96,7 @@ class _LeanModel:
 
     def runner(self, limits: CacheLimits) -> Decoder:
         config = self.config
-        plan = plan_cache(
-            self.folder, config.cache_shape, self.dtype, self.device, longest=config.context, limits=limits
-        )
+        plan = plan_cache(self.folder, self.bytes_per_token, self.device, longest=config.context, limits=limits)
         cache = KVCache(
             config.cache_shape,
             tokens=plan.tokens,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from adaptspec.errors import EngineError, ModelError
-from adaptspec.models.kv_cache import CacheShape
 
 CPU_SHARE = 0.5  # of all memory: pages are only used once written, and the same machine gives the same sizes
 CUDA_SHARE = 0.85  # of what is free when the model has been loaded
@@ -43,7 +42,7 @@ class CachePlan:
 
 
 def plan_cache(
-    name: object, shape: CacheShape, dtype: torch.dtype, device: torch.device, *, longest: int, limits: CacheLimits
+    name: object, bytes_per_token: int, device: torch.device, *, longest: int, limits: CacheLimits
 ) -> CachePlan:
     """Choose the sizes of a cache; ModelError, with the model's `name`, if what is asked for cannot fit.
 
@@ -56,7 +55,7 @@ def plan_cache(
         context = min(context, longest)
     if context is not None and not SHORTEST_CONTEXT <= context <= longest:
         raise ModelError(f"{name}: context is {context} tokens; this model takes {SHORTEST_CONTEXT} to {longest}")
-    room = _tokens_for_cache(shape.bytes_per_token(dtype), device, limits)
+    room = _tokens_for_cache(bytes_per_token, device, limits)
     if block_size is None and device.type != "cpu":
         block_size = CUDA_BLOCK
     if context is None:

@@ -1,7 +1,7 @@
 """Any causal language model through transformers' own forward, behind the `Runner` protocol: correct before fast.
 
-Each row has a cache of its own and rows run one after another. Only models whose cache can be cut back exactly
-are taken, and that is tried out at load.
+Each row has a cache of its own and rows run one after another. The cache keeps every token, also those that have left
+a sliding window (the model's own masks hide them), so it can be cut back; that this is exact is tried out at load.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from adaptspec.errors import ModelError
 from adaptspec.models.blocks import BlockAllocator
 from adaptspec.models.checkpoint import eos_token_ids, fingerprint
-from adaptspec.models.kv_cache import CacheShape
 from adaptspec.models.memory import CacheLimits, plan_cache, require_room
 from adaptspec.models.runner import ModelInfo, Packed
 
@@ -26,8 +24,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel  # a type only here, and seconds to import
 
 BLOCK = 16  # tokens; memory is only counted in blocks here, transformers allocates as it goes
-PROBE = 6  # tokens of the trial run at load
-UNSTABLE_ROPE = ("dynamic", "longrope")
+TRIAL, KEPT = 10, 4  # tokens of the trial at load, and how many of them come before its first rollback
+# How far logits may lie from those of one whole pass, of their own spread. Rounding takes 1e-5 and 0.03.
+ROUNDING = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
+GROWING_ROPE = ("dynamic", "longrope")  # rotate differently once text is longer than what was trained first
 
 
 class TransformersRunner:
@@ -90,12 +90,7 @@ class TransformersRunner:
 
     def _run(self, row: int, tokens: torch.Tensor, wanted: int) -> torch.Tensor:
         require_room(self._blocks.reserve(row, self.length(row) + len(tokens)), row)
-        cache = self._caches.setdefault(row, DynamicCache())
-        # 0 would mean every position to transformers, so at least one is asked for.
-        keep = max(wanted, 1)
-        out = self._model(tokens[None], past_key_values=cache, use_cache=True, logits_to_keep=keep)
-        logits: torch.Tensor = out.logits[0, -keep:].float()
-        return logits[keep - wanted :]
+        return _logits(self._model, self._caches.setdefault(row, DynamicCache()), tokens, wanted)
 
 
 @dataclass(frozen=True)
@@ -107,18 +102,13 @@ class TransformersWeights:
     model: PreTrainedModel
     dtype: torch.dtype
     device: torch.device
-
-    @property
-    def bytes_per_token(self) -> int:
-        """What one cached token takes."""
-        return self._shape.bytes_per_token(self.dtype)
+    bytes_per_token: int
 
     def runner(self, limits: CacheLimits) -> TransformersRunner:
         """With a cache."""
-        config = self._config
-        longest = int(getattr(config, "max_position_embeddings", 2048))
+        config = self.model.config.get_text_config(decoder=True)
         limits = replace(limits, block_size=BLOCK)
-        plan = plan_cache(self.folder, self._shape, self.dtype, self.device, longest=longest, limits=limits)
+        plan = plan_cache(self.folder, self.bytes_per_token, self.device, longest=_longest(config), limits=limits)
         info = ModelInfo(
             name=self.folder.resolve().name,
             architecture=str(self.raw["model_type"]),
@@ -131,26 +121,21 @@ class TransformersWeights:
         )
         return TransformersRunner(info, self.model, plan.tokens)
 
-    @property
-    def _config(self) -> Any:
-        return self.model.config.get_text_config(decoder=True)
-
-    @property
-    def _shape(self) -> CacheShape:
-        config = self._config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return CacheShape(config.num_hidden_layers, heads, head_dim)
-
 
 def load_through_transformers(
     folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device
 ) -> TransformersWeights:
     """Load with `AutoModelForCausalLM`; ModelError for what it does not know, or whose cache cannot be cut back."""
-    _check_rope(folder, raw)
     model = _load(folder, dtype, device)
-    _check_rollback(folder, model)
-    return TransformersWeights(folder, raw, model, dtype, device)
+    try:
+        bytes_per_token = _try_rollback(model)
+    except (TypeError, ValueError, AttributeError, RuntimeError, LookupError) as error:
+        raise ModelError(
+            f"{folder}: {type(model).__name__} cannot be served: rejected drafts cannot be taken back from its cache "
+            f"({type(error).__name__}: {' '.join(str(error).split())}), as with recurrent, linear-attention or "
+            "convolution states; choose a model with attention in every layer"
+        ) from error
+    return TransformersWeights(folder, raw, model, dtype, device, bytes_per_token)
 
 
 def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -174,32 +159,45 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedM
     return cast("PreTrainedModel", model)
 
 
-def _check_rope(folder: Path, raw: Mapping[str, Any]) -> None:
-    settings = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = settings.get("rope_type") or settings.get("type") if isinstance(settings, Mapping) else None
-    if kind in UNSTABLE_ROPE:
-        raise ModelError(
-            f"{folder}: RoPE scaling {kind!r} rotates differently as text grows, so cached tokens cannot be kept "
-            "exactly; remove the scaling to use the model within its original context"
-        )
+def _longest(config: Any) -> int:
+    """Tokens up to which a model knows positions, and its rotations of cached tokens stay as they are."""
+    longest = int(getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 2048)
+    settings = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for scaling in (settings, *(inner for inner in settings.values() if isinstance(inner, Mapping))):
+        if (scaling.get("rope_type") or scaling.get("type")) in GROWING_ROPE:
+            original = scaling.get("original_max_position_embeddings")
+            longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
+    return longest
+
+
+def _logits(model: PreTrainedModel, cache: DynamicCache, tokens: torch.Tensor, wanted: int) -> torch.Tensor:
+    """Logits [wanted, vocab] of the last of `tokens` in float32; the cache grows by all of them."""
+    # 0 would mean every position to transformers, so at least one is asked for.
+    keep = max(wanted, 1)
+    out = model(tokens[None], past_key_values=cache, use_cache=True, logits_to_keep=keep)
+    logits: torch.Tensor = out.logits[0, -keep:].float()
+    return logits[keep - wanted :]
 
 
 @torch.inference_mode()
-def _check_rollback(folder: Path, model: PreTrainedModel) -> None:
-    """Try a rollback: a model with recurrent state, or a cache that forgets, cannot do it."""
-    hint = f"{folder}: {type(model).__name__} cannot be served"
-    declared = DynamicCache(config=model.config)
-    if any(type(layer) is not DynamicLayer for layer in declared.layers):
-        raise ModelError(f"{hint}: its cache keeps a sliding window or a recurrent state, which cannot be rolled back")
-    tokens = torch.arange(1, PROBE + 1, device=model.device)[None]
+def _try_rollback(model: PreTrainedModel) -> int:
+    """Read a text with drafts in between that are taken back: it must be as if they had never been there.
+
+    Returns the bytes that a token takes in the cache. A model that cannot do it raises what it likes, or ValueError.
+    """
+    text = torch.arange(1, TRIAL + 1, device=model.device)
     cache = DynamicCache()
-    try:
-        whole = model(tokens, past_key_values=cache, use_cache=True).logits[0, -1]
-        cache.crop(-PROBE // 2)
-        grown = cache.get_seq_length()
-        again = model(tokens[:, grown:], past_key_values=cache, use_cache=True).logits[0, -1]
-    except (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError, IndexError) as error:
-        raise ModelError(f"{hint}: it does not work with an ordinary key-value cache ({error})") from error
-    exact = grown == PROBE - PROBE // 2 and cache.get_seq_length() == PROBE
-    if not exact or not torch.allclose(whole.float(), again.float(), atol=0.1, rtol=0.02):
-        raise ModelError(f"{hint}: its cache does not come back exactly after a rollback")
+    _logits(model, cache, torch.cat([text[:KEPT], text[:3]]), 0)
+    cache.crop(-3)  # a negative number is how many to remove
+    parts = [_logits(model, cache, text[KEPT : KEPT + 1], 1)]
+    _logits(model, cache, text[-2:], 2)
+    cache.crop(-2)
+    parts.append(_logits(model, cache, text[KEPT + 1 :], TRIAL - KEPT - 1))
+    if cache.get_seq_length() != TRIAL:
+        raise ValueError(f"its cache holds {cache.get_seq_length()} of {TRIAL} tokens")
+    whole = _logits(model, DynamicCache(), text, TRIAL - KEPT)
+    off = float((torch.cat(parts) - whole).norm() / (whole - whole.mean(-1, keepdim=True)).norm())
+    if not off <= ROUNDING[model.dtype]:
+        raise ValueError(f"logits are {off:.1%} off after a rollback")
+    layers: list[Any] = cache.layers
+    return sum(part.nbytes for layer in layers for part in (layer.keys, layer.values) if part is not None) // TRIAL

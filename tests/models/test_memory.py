@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from adaptspec.errors import EngineError, ModelError
-from adaptspec.models.kv_cache import CacheShape
 from adaptspec.models.memory import CacheLimits, CachePlan, plan_cache, require_room
 
-SHAPE = CacheShape(2, 2, 8)
+EACH = 256  # bytes per token
 CPU = torch.device("cpu")
 
 
@@ -22,7 +21,7 @@ def plan(
     room: int | None = None,
 ) -> CachePlan:
     limits = CacheLimits(4, tokens, context, context_is_ceiling=ceiling, block_size=block, room=room)
-    return plan_cache("some/model", SHAPE, torch.float32, CPU, longest=1000, limits=limits)
+    return plan_cache("some/model", EACH, CPU, longest=1000, limits=limits)
 
 
 def test_on_cpu_a_block_is_a_whole_row_and_all_rows_fit() -> None:
@@ -55,7 +54,7 @@ def test_a_context_that_is_a_ceiling_is_cut_to_the_models_own() -> None:
 
 def test_a_share_of_the_memory_is_kept() -> None:
     """Two models on one device: neither takes what is meant for the other."""
-    assert plan(room=800 * SHAPE.bytes_per_token(torch.float32)) == CachePlan(800, 200, 200)
+    assert plan(room=800 * EACH) == CachePlan(800, 200, 200)
 
 
 def test_a_full_cache_is_an_engine_error() -> None:
