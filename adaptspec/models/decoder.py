@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from adaptspec.models.attention import Span
 from adaptspec.models.config import DecoderConfig
+from adaptspec.models.head import float32_logits
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.memory import require_room
 from adaptspec.models.rope import rotations
@@ -88,7 +89,7 @@ class Decoder:
                 hidden, attended = step.pick(packed.wanted.tolist(), hidden, attended)
             hidden = _add_product(hidden, attended, layer.output, layer.output_bias)
             hidden = _add_product(hidden, _mlp(layer, hidden), layer.down, layer.down_bias)
-        return torch.mm(weights.norm(hidden), weights.head).float()
+        return float32_logits(weights.norm(hidden), weights.head)
 
     def _grow(self, packed: Packed) -> list[Span]:
         """Where each row's new tokens go; EngineError if there is no room for them."""

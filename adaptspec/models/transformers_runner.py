@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from adaptspec.errors import ModelError
 from adaptspec.models.blocks import BlockAllocator
 from adaptspec.models.checkpoint import eos_token_ids, fingerprint
+from adaptspec.models.head import Float32Head
 from adaptspec.models.memory import CacheLimits, plan_cache, require_room
 from adaptspec.models.runner import ModelInfo, Packed
 
@@ -156,6 +157,9 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedM
         if report.get(problem):
             raise ModelError(f"{folder}: {problem.replace('_', ' ')}: {list(report[problem])[:3]}; download it again")
     model.to(device).eval()
+    head = model.get_output_embeddings()
+    if dtype != torch.float32 and type(head) is torch.nn.Linear:
+        model.set_output_embeddings(Float32Head(head))
     return cast("PreTrainedModel", model)
 
 

@@ -51,19 +51,24 @@ def load_weights(
 ) -> DecoderWeights:
     """Read all weights; ModelError if a tensor is missing, misshaped or not accounted for."""
     reader = _Reader(checkpoint, config, dtype, device)
-    embedding = reader.embedding()
+    embedding = reader.table("model.embed_tokens.weight")
     layers = tuple(_layer(reader, config, f"model.layers.{i}.") for i in range(config.layers))
-    if not config.tied:
-        head = reader.matrix(["lm_head.weight"], [config.vocab_size], config.hidden)
-        norm = reader.norm_into("model.norm.weight", head)
-    elif device.type == "cpu" and embedding.nbytes <= HEAD_COPY_LIMIT:
-        head = embedding.t().contiguous()
+    head = (embedding if config.tied else reader.table("lm_head.weight")).t()
+    if _copies_head(head, config.tied):
+        head = head.contiguous()
         norm = reader.norm_into("model.norm.weight", head)
     else:
-        head, norm = embedding.t(), reader.norm("model.norm.weight")
+        norm = reader.norm("model.norm.weight")
     # Old checkpoints store the rotary frequencies, and some a copy of a tied head.
     checkpoint.finish(["rotary_emb.inv_freq", *(["lm_head.weight"] if config.tied else [])])
     return DecoderWeights(embedding, layers, norm, head, reader.parameters)
+
+
+def _copies_head(head: torch.Tensor, tied: bool) -> bool:
+    """Whether the head is laid out for `mm`; on a CPU, 16-bit heads are faster as they are stored (see head.py)."""
+    if head.device.type == "cpu":
+        return head.dtype == torch.float32 and not (tied and head.nbytes > HEAD_COPY_LIMIT)
+    return not tied
 
 
 def _layer(reader: _Reader, config: DecoderConfig, prefix: str) -> LayerWeights:
@@ -98,9 +103,9 @@ class _Reader:
         self._device = device
         self.parameters = 0
 
-    def embedding(self) -> torch.Tensor:
-        """The token embedding, as it is stored."""
-        return self._place(self._take("model.embed_tokens.weight", (self._config.vocab_size, self._config.hidden)))
+    def table(self, name: str) -> torch.Tensor:
+        """One row per token of the vocabulary [vocab, hidden], as it is stored."""
+        return self._place(self._take(name, (self._config.vocab_size, self._config.hidden)))
 
     def norm(self, name: str) -> Norm:
         """A norm over the residual stream."""
