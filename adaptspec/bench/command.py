@@ -67,7 +67,7 @@ def _quick(arguments: argparse.Namespace) -> Result:
 
 def _exactness(arguments: argparse.Namespace) -> Result:
     workloads = read_workloads(arguments.workloads, arguments.prompts)
-    config = EngineConfig(device=arguments.device, dtype="float32")
+    config = EngineConfig(device=arguments.device, dtype=arguments.dtype)
     with Progress(console=Console(stderr=True)) as progress:
         count = len(shipped_policies()) if arguments.policies else 0
         total = sum(map(len, workloads.values())) + 4 * (len(DEPTHS) + 1) + 2 * count
@@ -117,13 +117,14 @@ def _exactness_report(result: Result) -> list[Table | str]:
         "depth",
         "drafter",
         "batch",
+        "changed",
         "divergent",
         "unexplained",
         "prompts_with_rejections",
         "drafted",
         "accepted",
     )
-    title = f"{result['prompts']} prompts x {result['tokens']} tokens against transformers"
+    title = f"{result['prompts']} prompts x {result['tokens']} tokens in {result['dtype']} against transformers"
     table = Table(*(column.replace("_", " ") for column in columns), title=title, keys=3)
     for row in result["settings"]:
         table.add_row(*(str(row[column]) for column in columns))
@@ -133,4 +134,5 @@ def _exactness_report(result: Result) -> list[Table | str]:
         for row in result["settings"]
         for divergence in row["divergences"]
     ]
-    return [table, *differing]
+    shares = ", ".join(f"{share:.1%} at depth {depth}" for depth, share in result["changed_share"].items())
+    return [table, *differing, f"texts that are not those of plain decoding, one request at a time: {shares}"]

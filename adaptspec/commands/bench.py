@@ -21,6 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     exact = commands.add_parser("exactness", help="greedy output against transformers, token for token")
     exact.add_argument("--prompts", type=int, default=20, help="prompts per task (default: %(default)s)")
     exact.add_argument("--policies", action="store_true", help="not only fixed depths but every shipped policy, too")
+    exact.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        default="float32",
+        help="what to compute in (default: %(default)s)",
+    )
     decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
     complete_policies(
         decisions.add_argument(

@@ -9,6 +9,7 @@ import pytest
 
 from adaptspec.bench import command
 from adaptspec.cli import main
+from adaptspec.engine.build import EngineConfig
 
 
 def _exactness(monkeypatch: pytest.MonkeyPatch, unexplained: int) -> int:
@@ -30,3 +31,23 @@ def test_an_unknown_policy_is_an_error_of_the_users(capsys: pytest.CaptureFixtur
     """One line that lists the names, no traceback."""
     assert main(["bench", "quick", "--policy", "fastest"]) == 2
     assert "shipped are: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_exactness_reports_shares_in_any_data_type(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dtype: str
+) -> None:
+    """A changed text is a figure in 16 bits, not a failure; what rounding cannot explain fails everywhere."""
+
+    def result(config: EngineConfig, *_: Any, **__: Any) -> dict[str, Any]:
+        shares = {"0": 0.0, "3": 0.125}
+        row: dict[str, Any] = {"dtype": config.dtype, "unexplained": 0, "settings": [], "prompts": 8, "tokens": 8}
+        return row | {"changed_share": shares}
+
+    monkeypatch.setattr(command, "run_exactness", result)
+    assert main(["bench", "exactness", "--json", "--dtype", dtype]) == 0
+    assert json.loads(capsys.readouterr().out)["dtype"] == dtype
+    assert main(["bench", "exactness", "--dtype", dtype]) == 0
+    printed = capsys.readouterr().out
+    assert dtype in printed
+    assert "12.5% at depth 3" in " ".join(printed.split())

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from adaptspec.bench import contenders, exactness
-from adaptspec.bench.exactness import Reference, run_exactness
+from adaptspec.bench.exactness import TIES, Reference, run_exactness
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.library import shipped_policies
 from adaptspec.engine.build import EngineConfig
@@ -37,24 +37,39 @@ def test_the_engine_passes(config: EngineConfig) -> None:
     assert result["unexplained"] == 0
 
 
+class Generous(Coupled):
+    """Accepts one token too many."""
+
+    def verify(self, *arguments: Any) -> Verdict:
+        verdict, counts = super().verify(*arguments), arguments[1].counts
+        return Verdict((verdict.accepted + 1).clip(max=counts), verdict.following)
+
+
 def test_a_wrong_verification_is_caught(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that cannot fail is worth nothing: accepting one token too many shows as unexplained divergence."""
-
-    class Generous(Coupled):
-        def verify(self, *arguments: Any) -> Verdict:
-            verdict, counts = super().verify(*arguments), arguments[1].counts
-            return Verdict((verdict.accepted + 1).clip(max=counts), verdict.following)
-
     monkeypatch.setattr(exactness, "method", lambda name: Generous())
     workloads = {"chat": read_workloads(None, 1)["chat"]}
     assert run_exactness(config, workloads, 10, lambda _: None)["unexplained"] > 0
+
+
+def test_texts_that_are_not_plain_decodings_are_counted(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the reference says: the share is of texts that drafts have changed, by depth, none at depth 0."""
+    monkeypatch.setattr(exactness, "DEPTHS", (0, 3))
+    workloads = {"chat": read_workloads(None, 1)["chat"]}
+    exact = run_exactness(config, workloads, 10, lambda _: None)
+    assert exact["dtype"] == "float32"
+    assert exact["changed_share"] == {"0": 0.0, "3": 0.0, "changing": 0.0}
+    monkeypatch.setattr(exactness, "method", lambda name: Generous())
+    wrong = run_exactness(config, workloads, 10, lambda _: None)["changed_share"]
+    assert wrong["0"] == 0.0
+    assert wrong["3"] > 0.0
 
 
 def test_text_that_goes_on_too_long_is_unexplained() -> None:
     """Beyond the reference's end there is no gap to compare: null in JSON, and never taken for rounding."""
     reference = Reference((1, 2), (7, 8), (1.0, 1.0))
     done = Completion("r0", "", (7, 8, 9), 2, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.0, 0.0, 0.0))
-    row = exactness._compare([reference], [done])
+    row = exactness._compare([reference], [done], TIES["float32"])
     assert row["unexplained"] == 1
     assert row["divergences"] == [{"prompt": 0, "position": 2, "gap": None}]
     json.dumps(row, allow_nan=False)
