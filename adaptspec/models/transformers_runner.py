@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -176,9 +177,10 @@ def _longest(config: Any) -> int:
 
 def _logits(model: PreTrainedModel, cache: DynamicCache, tokens: torch.Tensor, wanted: int) -> torch.Tensor:
     """Logits [wanted, vocab] of the last of `tokens` in float32; the cache grows by all of them."""
-    # 0 would mean every position to transformers, so at least one is asked for.
+    # 0 would mean every position to transformers, so at least one is asked for, where a model can be asked.
     keep = max(wanted, 1)
-    out = model(tokens[None], past_key_values=cache, use_cache=True, logits_to_keep=keep)
+    asked = {"logits_to_keep": keep} if "logits_to_keep" in signature(model.forward).parameters else {}
+    out = model(tokens[None], past_key_values=cache, use_cache=True, **asked)
     logits: torch.Tensor = out.logits[0, -keep:].float()
     return logits[keep - wanted :]
 
