@@ -21,7 +21,7 @@ def float32_logits(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     if hidden.device.type == "cuda":
         return torch.mm(hidden, head, out_dtype=torch.float32)
     wide = hidden.float()
-    pieces = head.split(max(1, WIDENED // head.shape[0]), dim=1)
+    pieces = torch.split(head, max(1, WIDENED // head.shape[0]), dim=1)
     return torch.cat([torch.mm(wide, piece.float()) for piece in pieces], dim=1)
 
 
@@ -37,4 +37,4 @@ class Float32Head(torch.nn.Module):
         logits = float32_logits(hidden.flatten(0, -2), self.weight.t())
         if self.bias is not None:
             logits += self.bias
-        return logits.unflatten(0, hidden.shape[:-1])
+        return logits.view(*hidden.shape[:-1], -1)

@@ -206,4 +206,5 @@ def _try_rollback(model: PreTrainedModel) -> int:
     if not off <= ROUNDING[model.dtype]:
         raise ValueError(f"logits are {off:.1%} off after a rollback")
     layers: list[Any] = cache.layers
-    return sum(part.nbytes for layer in layers for part in (layer.keys, layer.values) if part is not None) // TRIAL
+    held: list[torch.Tensor | None] = [part for layer in layers for part in (layer.keys, layer.values)]
+    return sum(part.nbytes for part in held if part is not None) // TRIAL
