@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.engine.front import AsyncEngine
+from adaptspec.engine.front import AsyncEngine, EngineStats
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.models.runner import Packed
 from adaptspec.types import FinishReason, Request, SamplingParams, SpeculationParams
@@ -28,6 +29,37 @@ class Breakable(TableRunner):
         if 13 in packed.tokens:
             raise RuntimeError("met token 13")
         return super().forward(packed)
+
+
+class Metered(TableRunner):
+    """A runner that makes no more passes than it is allowed: no answer ends by itself while a test looks on."""
+
+    def __init__(self) -> None:
+        super().__init__(context=512)
+        self.allowed = threading.Semaphore(0)
+
+    def forward(self, packed: Packed):  # type: ignore[no-untyped-def]
+        self.allowed.acquire()
+        return super().forward(packed)
+
+
+@asynccontextmanager
+async def metered(tokenizer: PreTrainedTokenizerFast) -> AsyncIterator[tuple[AsyncEngine, Metered]]:
+    target = Metered()
+    async with engine(tokenizer, target) as front:
+        try:
+            yield front, target
+        finally:
+            target.allowed.release(10_000)
+
+
+async def nothing_is_left(front: AsyncEngine, target: Metered) -> None:
+    """The round that runs may end, and a few more; those of a whole answer are never allowed."""
+    target.allowed.release(5)
+    ends = time.monotonic() + 10.0
+    while not front._core.idle or front.stats() != EngineStats(0, 0):
+        assert time.monotonic() < ends, front.stats()
+        await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
@@ -62,33 +94,33 @@ async def test_many_streams_at_once_each_get_their_own_text(tokenizer: PreTraine
         assert front.target.name == "served"
 
 
+LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)  # fifty rounds at the very least
+
+
 async def test_leaving_a_stream_early_frees_its_row(tokenizer: PreTrainedTokenizerFast) -> None:
     """Abort on close: the engine stops working for a client that has gone."""
-    async with engine(tokenizer) as front:
-        stream = front.stream(Request("r", (5, 6), SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)))
+    async with metered(tokenizer) as (front, target):
+        stream = front.stream(Request("r", (5, 6), LONG))
+        target.allowed.release()
         await anext(stream)
         await stream.aclose()
-        for _ in range(200):
-            if front._core.idle:
-                break
-            await asyncio.sleep(0.01)
-        assert front._core.idle
+        await nothing_is_left(front, target)
 
 
 async def test_cancelling_generate_aborts(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Cancellation: a cancelled task leaves nothing running."""
-    async with engine(tokenizer) as front:
-        params = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
-        task = asyncio.create_task(front.generate(Request("r", (5, 6), params)))
-        await asyncio.sleep(0.02)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        for _ in range(200):
-            if front._core.idle:
-                break
-            await asyncio.sleep(0.01)
-        assert front._core.idle
+    """Cancellation: a cancelled task leaves nothing running, wherever it stood."""
+    for begun in (False, True):
+        async with metered(tokenizer) as (front, target):
+            task = asyncio.create_task(front.generate(Request("r", (5, 6), LONG)))
+            await asyncio.sleep(0)
+            if begun:
+                target.allowed.release()
+            while begun and not target.fed:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await nothing_is_left(front, target)
 
 
 async def test_a_failed_round_ends_its_requests_and_no_others(tokenizer: PreTrainedTokenizerFast) -> None:
