@@ -83,6 +83,18 @@ def test_earliest_stop_match_and_extra_tokens_after_a_stop(
     assert {tokenizer.decode(one) for one in tokens} == {"bcd"}
 
 
+def test_stop_strings_wait_for_min_tokens_at_every_depth(
+    byte_target: TableRunner, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """One within the first min_tokens is text like any other, and ends nothing once there are enough of them."""
+    for depth in DEPTHS:
+        policy = Dictated(("draft-model",), lambda n, size, d=depth: [d] * size)  # type: ignore[misc]
+        core = make_core(tokenizer, byte_target, [DraftModelDrafter(byte_target)], {"p": (policy, "coupled")})
+        params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, stop=("d", "h"), min_tokens=5)
+        done = run(core, [Request("r", tuple(tokenizer.encode("a")), params)])["r"]
+        assert (done.text, done.finish) == ("bcdefg", FinishReason.STOP), depth
+
+
 @pytest.fixture
 def byte_target() -> TableRunner:
     """Writes the alphabet on and on."""

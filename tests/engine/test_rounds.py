@@ -267,6 +267,18 @@ def test_long_prompts_share_rounds_with_decoding() -> None:
     assert "long" in ids
 
 
+def test_no_round_reads_more_of_prompts_than_it_may() -> None:
+    """The budget is the round's, not a request's: prompts that come together share it, first come first served."""
+    notes, policy = Notes(), Dictated(("ngram",), lambda n, size: [0] * size)
+    policies, limits = {"p": (policy, "coupled")}, Limits(max_rows=4, prefill_tokens=8)
+    core = make_core(_TOKENIZER, TableRunner(), [NgramDrafter()], policies, sinks=[notes], limits=limits)
+    params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    run(core, [Request(f"r{i}", tuple(range(2, 2 + size)), params) for i, size in enumerate((3, 20, 11))])
+    read = [record.prefill_tokens for record in notes.records]
+    assert read[:6] == [8, 8, 8, 8, 2, 0]
+    assert not any(read[6:])
+
+
 def _plain_core():  # type: ignore[no-untyped-def]
     return make_core(
         _TOKENIZER,
