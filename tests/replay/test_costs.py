@@ -55,6 +55,19 @@ def test_a_profile_that_an_engine_measured_is_a_machine(tmp_path: Path) -> None:
     assert costs.drafters["ngram"].step is None
 
 
+def test_what_is_remembered_of_one_batch_is_not_told_of_another() -> None:
+    """A pass over eight tokens takes one row longer than four, or shorter, whichever was asked for first."""
+    truth, rows = CostTable(PROFILE), (1, 2, 4)
+    for order in (rows, rows[::-1]):
+        costs = of_profile("measured", PROFILE)
+        for _ in range(2):
+            for count in order:
+                assert costs.verify_seconds(count, 8, 0.0) == pytest.approx(truth.verify_seconds(count, 8))
+                step = truth.draft_step_seconds("draft-model", count)
+                assert costs.step_seconds("draft-model", count, 0.0) == pytest.approx(step)
+    assert len({truth.verify_seconds(count, 8) for count in rows}) == len(rows)
+
+
 def test_a_curve_goes_on_with_its_last_slope() -> None:
     curve = Curve((1, 2, 4), (1.0, 2.0, 3.0))
     assert [curve.at(x) for x in (1, 1.5, 3, 4, 8)] == [1.0, 1.5, 2.5, 3.0, 5.0]
