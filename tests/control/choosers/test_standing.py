@@ -33,11 +33,14 @@ def test_a_newcomer_is_as_sure_as_its_drafts_say() -> None:
     assert outlook.factors[0] < 0.9
 
 
-def joined(accepts: int) -> list[int]:
-    """Depths of 16 rows, of which one has just come, after rounds in which `accepts` tokens of each were right."""
+def joined(accepts: int, lag: int = 0) -> list[int]:
+    """Depths of 16 rows, of which one has just come, after rounds in which `accepts` tokens of each were right.
+
+    The draft model has `lag` tokens of it to read.
+    """
     made = served(16, 40, accepts)
     made.start(3, 0)
-    choice = made.choose(signals([7] * 16))
+    choice = made.choose(signals([7] * 16, lag=[lag if row == 3 else 0 for row in range(16)]))
     tried = choice.reasons == Reason.EXPLORE  # a row that is off may happen to be tried just now
     return [int(depth) for depth in np.where(tried, 0, choice.depths)]
 
@@ -47,6 +50,14 @@ def test_a_newcomer_does_as_its_likes_do() -> None:
     assert deep[3] == deep[0] > 0
     none = joined(0)
     assert none[3] == 0 == np.median(none)
+
+
+def test_a_newcomer_pays_for_what_must_be_read_first() -> None:
+    """A short prompt is soon earned back; one that takes longer to read than drafting will ever save is left unread."""
+    short, long = joined(7, lag=10), joined(7, lag=200_000)
+    assert short[3] == short[0] > 0
+    assert long[3] == 0
+    assert long[:3] == short[:3]
 
 
 def test_newcomers_of_a_smaller_batch_are_judged_by_its_own_prices() -> None:
