@@ -305,3 +305,27 @@ def test_a_pipe_in_place_of_a_file_is_an_error_at_once(tmp_path: Path, reader: s
     assert ended, "it still waits"
     assert isinstance(ended[0], AdaptSpecError), ended[0]
     assert "a pipe" in str(ended[0])
+
+
+def test_what_was_written_is_on_the_disk_before_it_takes_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else power loss could leave the new name on a file without content, where the old one was whole."""
+    steps: list[tuple[str, int]] = []
+
+    def noted(name: str, file: Callable[..., int]) -> None:
+        real = getattr(os, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            steps.append((name, file(*args)))
+            return real(*args, **options)
+
+        monkeypatch.setattr(os, name, call)
+
+    noted("write", lambda descriptor, _: os.fstat(descriptor).st_ino)
+    noted("fsync", lambda descriptor: os.fstat(descriptor).st_ino)
+    noted("replace", lambda source, _: os.stat(source).st_ino)
+    path = tmp_path / "file"
+    write_file(path, b"new")
+    file, folder = path.stat().st_ino, tmp_path.stat().st_ino
+    assert steps == [("write", file), ("fsync", file), ("replace", file), ("fsync", folder)]
