@@ -55,3 +55,12 @@ def test_predictions_are_held_against_what_came() -> None:
     assert found.predicted_accepted == 3.0
     assert found.goodput_ratio == found.predicted_tokens / 4
     assert found.accepted_ratio == 0.5
+
+
+def test_tokens_beyond_the_end_did_not_come_true() -> None:
+    """Verification kept three of which the client got one: a prediction of one was right."""
+    one = replace(record([3], [3]), emitted=np.array([1]), expected=Expected(2000.0, np.array([1.0])))
+    predictions = Predictions()
+    predictions.add([one])
+    assert predictions.calibration.realised_accepted == 1
+    assert predictions.calibration.accepted_ratio == 1.0

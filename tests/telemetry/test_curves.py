@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -15,6 +16,8 @@ from adaptspec.telemetry.curves import WINDOW, Curves
 from adaptspec.telemetry.trace_events import Event
 from adaptspec.types import RoundRecord
 from tests.telemetry.logs import JOURNALS, journal
+
+CUT = {"depths": 3, "drafted": 3, "accepted": 3, "emitted": 1}
 
 Points = dict[str, list[tuple[float, float]]]
 
@@ -49,6 +52,13 @@ def test_curves_hold_every_token_and_the_batch(entries: list[Entry]) -> None:
     assert {value for _, value in curves["batch"]} == {len(one.rows) for one in rounds} | {0}
     if any((one.drafted > 0).any() for one in rounds):
         assert all(1.0 <= value <= 8.0 for _, value in curves["acceptance length"])
+
+
+def test_tokens_beyond_the_end_were_not_accepted() -> None:
+    """Verification kept three, of which an end token left one: nobody got the others."""
+    (one,) = [entry for entry in journal([(0, 1)], [3]) if isinstance(entry, RoundRecord)]
+    cut = replace(one, **{name: np.array([value]) for name, value in CUT.items()})
+    assert {value for _, value in drawn([cut])["acceptance length"]} == {2.0}
 
 
 def test_a_pause_has_no_tokens() -> None:

@@ -105,6 +105,14 @@ def test_a_round_says_what_was_decided_and_why() -> None:
     assert tracks(events)[ENGINE, 10][0]["args"]["expected_goodput"] == 812.5
 
 
+def test_tokens_beyond_the_end_were_not_accepted() -> None:
+    """Verification kept two, of which an end token left one: the others are nobody's."""
+    (made,) = rounds_of(journal([(0, 1)], [4]))
+    events = drawn([HEADER, replace(made, accepted=np.array([2]), emitted=np.array([1]))])
+    told = tracks(events)[REQUESTS, 11][0]["args"]
+    assert (told["drafted"], told["accepted"], told["emitted"]) == (4, 1, 1)
+
+
 def test_idle_time_is_seen() -> None:
     """Rounds lie where they were, not end to end."""
     one, two = rounds_of(journal([(0, 2)], [1]))
