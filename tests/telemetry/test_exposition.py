@@ -1,4 +1,4 @@
-"""The whole exposition, held to the rules of `promtool check metrics`, and to promtool itself where it is installed."""
+"""The whole exposition, held to the rules of `promtool check metrics`, and to promtool itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from adaptspec.telemetry.earnings import Earnings
@@ -69,9 +70,11 @@ def test_names_and_types_are_what_prometheus_expects() -> None:
 
 def test_promtool_finds_nothing() -> None:
     """Prometheus' own linter; it reads what it is given even where there is nothing to complain of."""
-    if promtool := shutil.which("promtool"):
-        for text, clean in ((exposition(), True), ("a:b 1\n", False)):
-            done = subprocess.run(
-                [promtool, "check", "metrics"], check=False, input=text, text=True, capture_output=True, timeout=60
-            )
-            assert (done.returncode == 0) is clean, done.stderr
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.fail("no promtool: install it (apt-get install prometheus), or have the one you have in PATH")
+    for text, clean in ((exposition(), True), ("a:b 1\n", False)):
+        done = subprocess.run(
+            [promtool, "check", "metrics"], check=False, input=text, text=True, capture_output=True, timeout=60
+        )
+        assert (done.returncode == 0) is clean, done.stderr

@@ -66,10 +66,23 @@ def test_a_lot_that_fails_is_lost_and_told(caplog: Any) -> None:
 
 def test_closing_does_not_wait_for_ever() -> None:
     """Whoever hangs is left behind after the time it was given."""
-    stuck = threading.Event()
-    box: Mailbox[int] = Mailbox("test", lambda lot: stuck.wait(30) and None, pause=0.001)
+    began, stuck, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def handle(_: Sequence[int]) -> None:
+        began.set()
+        stuck.wait()
+        ended.set()
+
+    box: Mailbox[int] = Mailbox("test", handle, pause=0.001)
     box.start()
     box.put(1)
-    box.close(0.05)
-    stuck.set()
-    box.close(5.0)
+    assert began.wait(10.0)
+    closing = threading.Thread(target=box.close, args=(0.05,), daemon=True)
+    closing.start()
+    try:
+        closing.join(10.0)
+        assert not closing.is_alive(), "it waits for the lot, which nobody lets go on"
+    finally:
+        stuck.set()
+    box.close(10.0)
+    assert ended.is_set(), "what it has time for is waited for"

@@ -160,8 +160,10 @@ def test_a_bet_from_a_round_that_failed_is_dropped() -> None:
         made.choose(signals([7] * 3, offered=[5] * 3))
     told = record([1], [1])
     told = replace(told, shadow=np.array([[-1], [1]]), shadow_drafted=np.array([[-1], [3]]))
+    before = made.learned()["evidence"]
     hear(made, told)
-    made.learned()
+    assert np.array_equal(made.learned()["evidence"], before)
     for _ in range(6):
         made.choose(signals([7], offered=[5]))
         hear(made, told)
+    assert not np.array_equal(made.learned()["evidence"], before), "its own bets count"
