@@ -14,11 +14,12 @@ import numpy as np
 from adaptspec.control.cost import CostProfile, DrafterCost
 from adaptspec.control.spec import parse_policy_spec
 from adaptspec.replay.costs import Curve, DraftCosts, MachineCosts, Packed
-from adaptspec.replay.simulator import Tally, replay, static_spec
+from adaptspec.replay.simulator import Tally, replay
 from adaptspec.replay.streams import Schedule, Stream
 from adaptspec.replay.tape import DraftView, Recorded, tape_of
 from adaptspec.replay.world import WorldSettings
 from adaptspec.types import BoolArray, FloatArray
+from tests.references import fixed_goodput
 
 HEADER = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: tested}\nspec:\n"
 STATIC = HEADER + "  choose: {algorithm: static, depth: %d}\n"
@@ -125,7 +126,7 @@ def run(
 def run_fixed(depth: int, work: Sequence[Text], batch: int = 1, machine: Machine = Machine()) -> float:
     """Goodput of one depth for everything, without noise: the yardstick."""
     settings = WorldSettings(("draft-model",), max_depth=7)
-    return replay(static_spec(depth), stream_of(work, batch), machine.costs(), settings).goodput
+    return fixed_goodput(depth, "draft-model", stream_of(work, batch), machine.costs(), settings)
 
 
 def best_fixed(work: Sequence[Text], batch: int = 1, machine: Machine = Machine()) -> float:
