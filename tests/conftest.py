@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -41,17 +45,36 @@ MakeModel = Callable[..., Path]
 WHOLE = ("e2e", "chaos", "clients")
 
 
+# Seconds after which a test that hangs is ended, by its marker; pyproject.toml says it of all others. They are far more
+# than any test takes, on a machine that has much else to do.
+PATIENCE = {"nightly": 7200, "clients": 3600, "soak": 3600, "whole": 600}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what takes minutes with -m "not whole"; single files elsewhere mark themselves."""
     here = Path(__file__).parent
     for item in items:
         if item.path.relative_to(here).parts[0] in WHOLE:
             item.add_marker(pytest.mark.whole)
+        marker = next((name for name in PATIENCE if item.get_closest_marker(name)), None)
+        if marker is not None and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(PATIENCE[marker]))
 
 
 def pytest_configure() -> None:
-    """One thread: tiny models gain nothing from more, and tests often share a machine."""
+    """One thread, here and in programs that are started: tiny models gain little from more, and tests share a machine.
+
+    What hypothesis tries is the same every time; `--hypothesis-profile=default` looks further.
+    """
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    settings.register_profile("same", derandomize=True)
+
+
+@pytest.fixture(autouse=True)
+def _same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests without a seed are given the same ones every time."""
+    monkeypatch.setattr(secrets, "randbits", random.Random(0).getrandbits)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

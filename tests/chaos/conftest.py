@@ -12,19 +12,25 @@ from adaptspec.engine.core import Limits
 from tests.chaos.harness import Server, running
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder is chaos."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Everything in this folder is chaos, and may take an hour where it is asked for by name."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker("chaos")
+            if _asked_for(config):
+                item.add_marker(pytest.mark.timeout(3600))
+
+
+def _asked_for(config: pytest.Config) -> bool:
+    asked = str(config.getoption("markexpr", ""))
+    return "chaos" in asked and "not chaos" not in asked
 
 
 @pytest.fixture(scope="session")
 def whole(pytestconfig: pytest.Config) -> bool:
     """Whether chaos was asked for by name."""
-    asked = str(pytestconfig.getoption("markexpr", ""))
-    return "chaos" in asked and "not chaos" not in asked
+    return _asked_for(pytestconfig)
 
 
 @pytest.fixture(scope="session")
