@@ -25,7 +25,8 @@ TRANSLATE = "Translate to German: The train is late."
 
 
 def _request(tokenizer: PreTrainedTokenizerFast, text: str, **wishes: str) -> Request:
-    return Request("r", tuple(tokenizer.encode(text)), SamplingParams(max_tokens=3), SpeculationParams(**wishes))  # type: ignore[arg-type]
+    sampling = SamplingParams(max_tokens=3, temperature=0.0)
+    return Request("r", tuple(tokenizer.encode(text)), sampling, SpeculationParams(**wishes))  # type: ignore[arg-type]
 
 
 def test_a_task_is_read_off_the_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
