@@ -16,9 +16,8 @@ def minutes(pytestconfig: pytest.Config, whole: bool) -> float:
 @pytest.mark.soak
 def test_nothing_grows_under_mixed_load(minutes: float) -> None:
     """Less than 1 MB in ten minutes, no descriptor or thread more, streams as steady at the end as before."""
-    verdict = soak(minutes, every=2.0 if minutes > 1 else 0.5)
+    verdict = soak(minutes, every=2.0 if minutes > 1 else 0.5, least=12)
     assert not verdict.failures
-    assert verdict.requests > 10
     assert verdict.descriptors_more <= 4
     if minutes >= 10:
         assert verdict.megabytes_per_10_minutes < 1.0
