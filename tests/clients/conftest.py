@@ -6,6 +6,7 @@ what they hold has changed.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -54,11 +55,14 @@ def _kept(name: str, contents: tuple[str, ...], make) -> Path:  # type: ignore[n
     root = Path(os.environ.get("ADAPTSPEC_CLIENTS") or Path.home() / ".cache" / "adaptspec" / "clients")
     digest = hashlib.sha256(repr((contents, sys.version_info[:2])).encode()).hexdigest()[:12]
     folder = root / f"{name}-{digest}"
-    if not (folder / "complete").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        make(folder, contents)
-        (folder / "complete").touch()
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / f"{name}.lock", "w") as lock:  # of two processes that want it, one makes it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder, contents)
+            (folder / "complete").touch()
     return folder
 
 

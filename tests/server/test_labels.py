@@ -15,7 +15,7 @@ from adaptspec.telemetry.metrics import Metrics
 from adaptspec.types import Completion, FinishReason, Request, SpeculationParams, SpeculationStats, Timings
 from tests.server.conftest import Client
 
-WORDS = 5000
+WORDS = 500
 DONE = Completion("r", "", (1,) * 5, 3, FinishReason.STOP, SpeculationStats("goodput"), Timings(0.0, 0.1, 0.5, 2.5))
 
 
@@ -26,7 +26,7 @@ async def series(client: Client) -> set[str]:
 
 
 async def test_random_models_paths_methods_and_wishes_make_no_series(client: Client, app: web.Application) -> None:
-    """5,000 of each: a model, a path, a method, a task and a policy that nobody serves."""
+    """500 of each: a model, a path, a method, a task and a policy that nobody serves."""
     luck = random.Random(5)
 
     def word() -> str:
