@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 BUNDLED = "adaptspec/models/bundled"
 PAIR_LIMIT = 45_000_000  # bytes
+CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
+# What the packages of these names are called where they are imported.
+MODULES = {
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
+    "pyyaml": "yaml",
+    "scikit-learn": "sklearn",
+}
+# Other engines that people have in the same environment, and what their packages ask for of what we ask for, too.
+ENGINES = {
+    "vllm 0.33.0": {
+        "torch": "2.14.0",
+        "transformers": "5.20.2",
+        "llguidance": "1.7.6",
+        "tokenizers": "0.23.3",
+        "aiohttp": "3.14.5",
+        "pydantic": "2.14.3",
+    },
+    "sglang 0.5.23": {"torch": "2.14.1", "transformers": "5.19.0", "tokenizers": "0.23.2", "llguidance": "1.9.1"},
+}
 
 SHOW = """
 import adaptspec
@@ -88,3 +115,89 @@ def test_the_command_is_there_and_so_is_the_module(site: Path) -> None:
     """`adaptspec` and `python -m adaptspec` are the same program."""
     assert (site / "bin" / "adaptspec").exists()
     assert "serve" in _run(site, "-m", "adaptspec", "--help")
+
+
+@pytest.fixture(scope="module")
+def metadata(site: Path) -> importlib.metadata.Distribution:
+    """What the wheel says of itself."""
+    (found,) = importlib.metadata.distributions(path=[str(site)])
+    return found
+
+
+@pytest.fixture(scope="module")
+def requirements(metadata: importlib.metadata.Distribution) -> list[Requirement]:
+    """What the wheel asks for, extras included."""
+    return [Requirement(text) for text in metadata.requires or ()]
+
+
+def _plain(requirements: list[Requirement]) -> dict[str, Requirement]:
+    return {canonicalize_name(each.name): each for each in requirements if each.marker is None}
+
+
+def _extras(requirements: list[Requirement], *, but: str) -> Iterator[tuple[str, str]]:
+    """Each extra other than `but`, with each package that it names."""
+    for each in requirements:
+        found = re.search(r"extra == ['\"]([^'\"]+)", str(each.marker))
+        if found is not None and found[1] != but:
+            yield found[1], canonicalize_name(each.name)
+
+
+def _imported() -> set[str]:
+    """The top-level modules that the package's code imports, by statement or by `import_module("name")`."""
+    found: set[str] = set()
+    for path in (ROOT / "adaptspec").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                found.add(node.module or "")
+            elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
+                found |= {each.value for each in node.args if isinstance(each, ast.Constant)}
+    return {name.partition(".")[0] for name in found}
+
+
+def test_every_dependency_has_a_tested_version(requirements: list[Requirement]) -> None:
+    """The README's commands and .ci/run install what was tested, on every Python that is supported."""
+    lines = [line for line in CONSTRAINTS.read_text().splitlines() if line and not line.startswith("#")]
+    pinned = [Requirement(line) for line in lines]
+    for version in ("3.10", "3.11", "3.12", "3.13"):
+        environment = {**default_environment(), "python_version": version}
+        chosen = [each for each in pinned if each.marker is None or each.marker.evaluate(environment)]
+        versions = {canonicalize_name(each.name): str(each.specifier).removeprefix("==") for each in chosen}
+        assert len(versions) == len(chosen), "a package is pinned twice"
+        for wanted in requirements:
+            if "bench" not in str(wanted.marker):  # matplotlib: what draws plots is tested on a stand-in
+                assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)]), wanted
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_it_can_be_installed_beside_other_engines(requirements: list[Requirement], engine: str) -> None:
+    """They pin torch and more; what we ask for allows their versions."""
+    wanted = _plain(requirements)
+    clashes = {name: version for name, version in ENGINES[engine].items() if version not in wanted[name].specifier}
+    assert not clashes
+
+
+def test_what_the_readme_shows_needs_no_extra(requirements: list[Requirement]) -> None:
+    """All that the code imports is installed with it, but for what an extra names; schemas and tools are not extra."""
+    own = {*sys.stdlib_module_names, "adaptspec"}
+    extra = {name for _, name in _extras(requirements, but="dev")}
+    given = {MODULES.get(name, name).replace("-", "_") for name in _plain(requirements)}
+    assert _imported() - own - given <= extra
+    assert "llguidance" in given
+
+
+def test_an_extra_names_only_what_the_code_uses(requirements: list[Requirement]) -> None:
+    """Nothing is promised by an extra that has no code behind it."""
+    used = _imported()
+    assert {name for name in _extras(requirements, but="dev") if MODULES.get(name[1], name[1]) not in used} == set()
+
+
+def test_the_package_says_whose_it_is_and_where_it_runs(metadata: importlib.metadata.Distribution) -> None:
+    """Addresses, authors, systems and Python versions, as package indexes show them."""
+    said = metadata.metadata
+    assert said["Author"] == "AdaptSpec developers"
+    assert {address.partition(",")[0] for address in said.get_all("Project-URL")} >= {"Homepage", "Issues"}
+    classifiers = said.get_all("Classifier")
+    assert "Operating System :: POSIX" in classifiers
+    assert f"Programming Language :: Python :: {said['Requires-Python'].removeprefix('>=')}" in classifiers

@@ -1,4 +1,4 @@
-"""Compiles grammars for one model's tokenizer, with llguidance, which is only needed where a request asks for it.
+"""Compiles grammars for one model's tokenizer, with llguidance, which is only loaded where a request asks for it.
 
 Knows grammars and vocabularies; what a compiled one does is in `constraint`.
 """
@@ -38,7 +38,7 @@ class Grammars:
         """Compile it, unless it is one of the latest.
 
         Raises:
-            RequestError: it cannot be used, or llguidance is not installed.
+            RequestError: it cannot be used, or llguidance is missing.
         """
         self._find(grammar)
 
@@ -103,7 +103,7 @@ def _library(param: str) -> Any:
         return importlib.import_module("llguidance")
     except ModuleNotFoundError as error:
         raise RequestError(
-            f"{param} needs constrained decoding, which is not installed here: pip install 'adaptspec[structured]' and "
+            f"{param} needs llguidance, which was left out when adaptspec was installed: pip install llguidance and "
             "restart the server, or leave it out",
             param,
         ) from error
