@@ -20,7 +20,7 @@ _FAULTS = (HttpProcessingError, web.RequestPayloadError)
 _log = logging.getLogger(__name__)
 
 
-class ClientFaults(logging.LoggerAdapter[logging.Logger]):
+class ClientFaults(logging.LoggerAdapter):  # type: ignore[type-arg]  # Python 3.10 cannot subscript it
     """The logger for aiohttp's server, which logs every error with its traceback, also those of a client's bytes."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:

@@ -67,8 +67,12 @@ def _kept(name: str, contents: tuple[str, ...], make) -> Path:  # type: ignore[n
 
 
 def _make_environment(folder: Path, requirements: tuple[str, ...]) -> None:
-    venv.create(folder, with_pip=True)
-    run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", *requirements, timeout=900)
+    """By uv, which takes seconds where pip takes minutes; where pip was told to look for packages, it looks, too."""
+    venv.create(folder)
+    told = {name: os.environ.get(f"PIP_{name}") for name in ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS")}
+    places = {f"UV_{name}": place for name, place in told.items() if place}
+    uv = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", folder / "bin" / "python")
+    run(*uv, *requirements, timeout=900, **places)
 
 
 def _make_project(folder: Path, packages: tuple[str, ...], node: Path) -> None:

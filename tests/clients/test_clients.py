@@ -20,6 +20,7 @@ from tests.fakes import array
 
 pytestmark = pytest.mark.clients
 
+CONSTRAINTS = Path(__file__).parents[2] / ".ci" / "constraints.txt"
 STORY: Any = [{"role": "user", "content": "Tell me a story."}]
 
 
@@ -122,10 +123,23 @@ def _likelihood(question: str, choice: str) -> tuple[float, bool]:
     return sum(float(logits[i - 1, tokens[i]]) for i in own), all(int(logits[i - 1].argmax()) == tokens[i] for i in own)
 
 
-@pytest.mark.nightly
+def test_ai_sdk(server: Server, story: str) -> None:
+    """Vercel's: texts, streams, objects by schema, and a tool whose result goes back to the model."""
+    node, project = node_project("ai@7", "@ai-sdk/openai-compatible@3", "zod@4")
+    program = shutil.copy(PROGRAMS / "ai_sdk_client.mjs", project)
+    read = _last_line(run(node, program, ADAPTSPEC_URL=f"{server.url}/v1"))
+    assert read["whole"] == read["streamed"] == story
+    assert (read["usage"], read["streamedUsage"], read["reason"]) == (24, 24, "length")
+    assert read["warnings"] == []
+    assert {read[name]["kind"] for name in ("shaped", "grown", "output")} <= {"fox", "fog"}
+    assert read["seen"][0] in ("fox", "fog")
+    assert read["steps"] == 2
+
+
 def test_guidellm(server: Server, tmp_path: Path) -> None:
     """A load generator's whole run: every request of it succeeds."""
-    program, out = environment("guidellm", "guidellm") / "guidellm", tmp_path / "report.json"
+    torch = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))  # not CUDA's
+    program, out = environment("guidellm", "guidellm==0.8.1", torch) / "guidellm", tmp_path / "report.json"
     run(
         *(program, "run", "--disable-console", "--output", f"kind=json,path={out}"),
         *("--backend", f"kind=openai_http,target={server.url},model=bundled"),
@@ -138,3 +152,29 @@ def test_guidellm(server: Server, tmp_path: Path) -> None:
     (benchmark,) = json.loads(out.read_text())["benchmarks"]
     made = benchmark["metrics"]["request_totals"]
     assert (made["successful"], made["errored"]) == (8, 0)
+
+
+def test_aiperf(server: Server, tmp_path: Path) -> None:
+    """Streams under load: its table of speculative decoding is printed, from what our answers say of themselves."""
+    program = environment("aiperf", "aiperf==0.13.0") / "aiperf"
+    printed = run(
+        *(program, "profile", "--model", "bundled", "--url", server.url, "--endpoint-type", "chat", "--streaming"),
+        *("--tokenizer", model_place("bundled", "target"), "--synthetic-input-tokens-mean", "16"),
+        *("--output-tokens-mean", "24", "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"),
+        *("--request-count", "8", "--concurrency", "2", "--random-seed", "1", "--ui", "none"),
+        *("--output-artifact-dir", tmp_path),
+        timeout=300,
+        COLUMNS="200",
+    )
+    assert "LLM Metrics: Spec Decode" in printed
+    assert "Acceptance Length" in printed
+    assert "no prompt-cache read tokens were seen" not in printed
+    told = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
+    assert told["request_count"]["avg"] == 8
+    assert told["error_summary"] == []
+    steps, accepted = told["spec_decode_steps"]["sum"], told["spec_decode_accepted_draft_tokens"]["sum"]
+    # Of each answer's 24 tokens, the first comes from reading the prompt, and every later round adds one of its own.
+    assert 0 < steps <= told["spec_decode_steps"]["count"] * 23
+    assert 0 < accepted <= told["spec_decode_draft_tokens"]["sum"]
+    metrics = json.loads((tmp_path / "server_metrics_export.json").read_text())["metrics"]
+    assert "adaptspec_generation_tokens" in metrics, "it reads /metrics beside"
