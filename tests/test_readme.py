@@ -1,0 +1,45 @@
+"""The README: its first commands install what is tested, its links lead somewhere, its headings are headings."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / ".github").glob("*.md"))]
+
+
+def _prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
+
+
+def test_what_installs_from_the_checkout_takes_tested_versions() -> None:
+    """Both commands that the README begins with."""
+    commands = re.findall(r"(?m)^pip install .*$", (ROOT / "README.md").read_text(encoding="utf-8"))
+    installs = [command for command in commands if re.search(r" '?\.(\[dev\]')? &&", command)]
+    assert len(installs) == 2
+    assert all("-c .ci/constraints.txt " in command for command in installs)
+    assert "structured]" not in (ROOT / "README.md").read_text(encoding="utf-8"), "there is no such extra"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_headings_stand_alone(page: Path) -> None:
+    """Without an empty line before it, a heading is part of the paragraph for some readers."""
+    lines = _prose(page).splitlines()
+    assert [line for before, line in itertools.pairwise(lines) if line.startswith("#") and before] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_local_links_lead_to_files_and_headings(page: Path) -> None:
+    """Those without a scheme, from where the page is."""
+    for target in re.findall(r"\]\(([^):]+)\)", _prose(page)):
+        path, _, heading = target.partition("#")
+        file = page.parent / path
+        assert file.exists(), target
+        if heading:
+            headings = re.findall(r"(?m)^#+ (.*)$", file.read_text(encoding="utf-8"))
+            assert heading in [title.lower().replace(" ", "-") for title in headings]
