@@ -42,6 +42,8 @@ class Connection(web.RequestHandler):
             max_line_size=limits.header_bytes,
             max_field_size=limits.header_bytes,
             access_log=None,  # type: ignore[arg-type] # aiohttp's way to say that there is none
+            # It would inflate on the event loop, also what nobody reads. `gate` refuses what is compressed.
+            auto_decompress=False,
             **settings,
         )
         self._stall_seconds = limits.stall_seconds

@@ -2,6 +2,7 @@
 
 RequestError
  +-- BodyTypeError    the body is not declared to be JSON
+ +-- BodyCodingError  the body is compressed
  +-- BodyTimeoutError the body did not arrive in time
  +-- AdminKeyError    the admin key is missing or wrong
  +-- ApiKeyError      an API key is missing or wrong
@@ -21,6 +22,10 @@ from adaptspec.errors import EngineError, OverloadedError, RequestError
 
 class BodyTypeError(RequestError):
     """The body is not declared to be JSON."""
+
+
+class BodyCodingError(RequestError):
+    """The body is compressed."""
 
 
 class BodyTimeoutError(RequestError):

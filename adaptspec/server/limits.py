@@ -19,7 +19,7 @@ class ServerLimits:
     connections: int = 1024  # at once; more are answered with 503 and closed
     header_bytes: int = 8190  # of one header, and of the request line
     header_seconds: float = 10.0  # for a request's headers, and between two requests of one connection
-    body_bytes: int = 4 * 2**20  # also once unpacked
+    body_bytes: int = 4 * 2**20  # compressed bodies are refused
     body_seconds: float = 30.0
     stall_seconds: float = 50.0  # for a client to read on, while its answer fills all buffers
     json_depth: int = 64  # objects and lists within each other

@@ -36,7 +36,7 @@ _REFUSALS: Mapping[int, str] = {
     408: "The body did not arrive in time",
     409: "It is needed by others",
     413: "The body is too large",
-    415: "The body is not declared to be JSON",
+    415: "The body is compressed, or not declared to be the kind that is wanted",
     429: "Too many of these are in flight; try again later",
     500: "The server failed on this request",
     503: "The server is shutting down, or its engine has stopped",
@@ -53,8 +53,8 @@ _HEADERS: Mapping[int, Json] = {
     429: _RETRY,
     503: _RETRY,
 }
-_ANYWHERE = (403, 500, 503)
-_OF_JSON = (400, 404, 408, 413, 415)  # 404: a body may name the model
+_ANYWHERE = (403, 415, 500, 503)
+_OF_JSON = (400, 404, 408, 413)  # 404: a body may name the model
 _OF_POLICY = (400, 413)
 _DRY_RUN: Json = {
     "name": "dry_run",

@@ -22,6 +22,7 @@ from adaptspec.errors import (
 from adaptspec.server.errors import (
     AdminKeyError,
     ApiKeyError,
+    BodyCodingError,
     BodyTimeoutError,
     BodyTypeError,
     DrainingError,
@@ -53,13 +54,17 @@ class Problem:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> web.Response:
-        """The whole HTTP answer."""
-        return web.json_response(self.body(), status=self.status, headers=dict(self.headers))
+        """The whole HTTP answer; one that says that the connection ends ends it."""
+        response = web.json_response(self.body(), status=self.status, headers=dict(self.headers))
+        if self.headers.get("Connection") == "close":
+            response.force_close()
+        return response
 
 
 INTERNAL = Problem(500, "the server failed on this request; its log says why", "server_error", "internal_error")
 _RETRY = MappingProxyType({"Retry-After": RETRY_SECONDS})
 _CLOSE = MappingProxyType({"Connection": "close"})
+_PLAIN = MappingProxyType({"Connection": "close", "Accept-Encoding": "identity"})
 _CHALLENGE = MappingProxyType({"WWW-Authenticate": "Bearer"})
 
 
@@ -70,6 +75,7 @@ _BY_CLASS: tuple[tuple[type[AdaptSpecError], Problem], ...] = (
     (UnknownModelError, Problem(400, "", code="policy_not_found")),
     (PromptTooLongError, Problem(400, "", code="context_length_exceeded")),
     (BodyTimeoutError, Problem(408, "", code="request_timeout", headers=_CLOSE)),
+    (BodyCodingError, Problem(415, "", code="unsupported_content_encoding", headers=_PLAIN)),
     (BodyTypeError, Problem(415, "", code="unsupported_media_type")),
     (AdminKeyError, Problem(401, "", code="invalid_api_key", headers=_CHALLENGE)),
     (ApiKeyError, Problem(401, "", code="invalid_api_key", headers=_CHALLENGE)),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from aiohttp import compression_utils
 
 from adaptspec.server.application import make_app
 from adaptspec.server.limits import ServerLimits
@@ -20,8 +22,11 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
 
 
 @asynccontextmanager
-async def serving(engine: Any, tokenizer: Any, **limits: float) -> AsyncIterator[int]:
-    url, task = await start(make_app(engine, tokenizer, Metrics(), limits=ServerLimits(**limits)))  # type: ignore[arg-type]
+async def serving(
+    engine: Any, tokenizer: Any, *, api_keys: Collection[str] = (), **limits: float
+) -> AsyncIterator[int]:
+    held = ServerLimits(**limits)  # type: ignore[arg-type]
+    url, task = await start(make_app(engine, tokenizer, Metrics(), api_keys=api_keys, limits=held))
     try:
         yield int(url.rsplit(":", 1)[1])
     finally:
@@ -116,3 +121,60 @@ async def test_a_full_server_says_so_before_it_reads_the_body(engine: Any, token
         writer.close()
     assert head.startswith(b"HTTP/1.1 429")
     assert b"Retry-After: 1\r\n" in head
+
+
+BOMB = gzip.compress(b"x" * 2**24)
+
+
+@pytest.mark.parametrize("coding", ["Content-Encoding: gzip", "Content-Encoding: identity, deflate",
+                                    "Content-Encoding: Br", "Content-Encoding: zstd", "content-encoding: x-own",
+                                    "Transfer-Encoding: gzip, chunked"])  # fmt: skip
+@pytest.mark.parametrize("place", ["POST /v1/completions", "GET /health", "POST /nowhere", "PUT /v1/models"])
+async def test_a_compressed_body_is_refused_before_it_has_come(
+    engine: Any, tokenizer: Any, place: str, coding: str
+) -> None:
+    """415 on every route, with a key or without, as soon as the headers are there; the connection is then closed."""
+    async with serving(engine, tokenizer, api_keys=["key"]) as port:
+        length = "" if coding.startswith("Transfer") else "Content-Length: 1000000\r\n"
+        head = f"{place} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{length}{coding}\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head.encode())
+        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 5.0)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 415")
+    assert b"\r\nConnection: close\r\n" in answer
+    assert b"\r\nAccept-Encoding: identity\r\n" in answer
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "unsupported_content_encoding")
+
+
+@pytest.mark.parametrize("coding", ["identity", "", " Identity ,identity"])
+async def test_a_body_as_it_is_may_say_so(engine: Any, tokenizer: Any, coding: str) -> None:
+    async with serving(engine, tokenizer) as port:
+        head = f"Content-Encoding: {coding}\r\nConnection: close\r\nContent-Length: 15\r\n\r\n".encode()
+        status, _ = await talk(port, POST + head + b'{"prompt": "x"}')
+    assert status == 200
+
+
+@pytest.mark.parametrize("pieces", [1, 50])
+async def test_nothing_is_ever_inflated(
+    engine: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    """Not after an early answer either, when aiohttp reads on what nobody wants: that was what stalled all streams."""
+
+    def inflate(self: Any, *args: Any, **options: Any) -> None:
+        raise AssertionError("this must not be inflated")
+
+    monkeypatch.setattr(compression_utils.ZLibDecompressor, "__init__", inflate)
+    async with serving(engine, tokenizer, api_keys=["key"]) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: {len(BOMB)}\r\n\r\n"
+        writer.write(head.encode())
+        size = -(-len(BOMB) // pieces)
+        for start in range(0, len(BOMB), size):
+            writer.write(BOMB[start : start + size])
+            await writer.drain()
+            await asyncio.sleep(0)
+        answer = await asyncio.wait_for(reader.read(), 5.0)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 415")

@@ -95,13 +95,6 @@ async def test_a_body_that_is_too_large(client: Any) -> None:
         assert "150000 bytes" in error["message"]
 
 
-async def test_a_body_that_is_not_what_its_encoding_says(client: Any) -> None:
-    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-    async with client.post(COMPLETIONS, data=b"this is no gzip", headers=headers) as response:
-        assert response.status == 400
-        assert (await response.json())["error"]["type"] == "invalid_request_error"
-
-
 def test_the_model_at_fault_is_told_from_the_policy_at_fault() -> None:
     assert problem_of(UnknownModelError("", "model")).status == 404
     assert problem_of(UnknownModelError("", "adaptspec.policy")).status == 400
