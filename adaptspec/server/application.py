@@ -62,7 +62,9 @@ def make_app(
     around = [] if traces is None else [tracing(traces)]
     middlewares = [*around, counting(exposition.responded), problems, guard]
     app = web.Application(middlewares=middlewares, client_max_size=limits.body_bytes)
-    app[SERVICE] = Service(engine, Codec(tokenizer, engine.target.vocab_size, limits.template_seconds), limits, padding)
+    target, longest = engine.target, limits.text_bytes(engine.target.context)
+    codec = Codec(tokenizer, target.vocab_size, limits.template_seconds, longest)
+    app[SERVICE] = Service(engine, codec, limits, padding)
     app[status.EXPOSITION] = exposition
     app[status.STARTED] = int(time.time())
     app[KEYED] = bool(api_keys)

@@ -5,11 +5,54 @@ Fields are looked at as they came: what else is wrong with them is said by whoev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from adaptspec.errors import RequestError
 from adaptspec.server.limits import ServerLimits
+
+_AT_ONCE = 2**16  # bytes of a body that are looked at together
+METADATA = 16  # entries, as at OpenAI
+
+
+def check_structure(raw: bytes, limits: ServerLimits) -> None:
+    """Raise RequestError for a body of so many parts that reading it would hold up everybody.
+
+    It is told from the bytes, before any JSON is read; of a body that is none, anything may be said.
+    """
+    if _count(raw, b"{[:") <= limits.json_parts and _count(raw, b",") <= limits.json_items:
+        return  # cheap, and true of nearly every request: only texts have more of them, within strings
+    parts = items = 0
+    for outside in _outside_strings(raw):
+        parts += sum(np.count_nonzero(outside == mark) for mark in b"{[:")
+        items += np.count_nonzero(outside == ord(","))
+        if parts > limits.json_parts:
+            raise RequestError(
+                f"the body has more than {limits.json_parts} objects, lists and names of fields; send fewer of them in "
+                "one request"
+            )
+        if items > limits.json_items:
+            raise RequestError(
+                f"the lists of the body have more than {limits.json_items} entries; send fewer in one request, such as "
+                "texts instead of token ids"
+            )
+
+
+def _count(raw: bytes, marks: bytes) -> int:
+    return sum(raw.count(mark) for mark in marks)
+
+
+def _outside_strings(raw: bytes) -> Iterator[Any]:
+    """What is no string of a body, as arrays of bytes, piece by piece; strings are zeros."""
+    plain = np.frombuffer(raw.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    inside = np.False_
+    for start in range(0, len(plain), _AT_ONCE):
+        piece = plain[start : start + _AT_ONCE]
+        within = np.logical_xor.accumulate(piece == ord('"')) ^ inside
+        yield piece * ~within
+        inside = within[-1]
 
 
 def check_bounds(document: Mapping[str, Any], limits: ServerLimits) -> None:
@@ -33,6 +76,7 @@ def check_bounds(document: Mapping[str, Any], limits: ServerLimits) -> None:
         "stop": limits.stop_strings,
         "stop_token_ids": limits.stop_tokens,
         "logit_bias": limits.logit_bias,
+        "metadata": METADATA,
     }
     for name, most in sizes.items():
         value = document.get(name)

@@ -70,9 +70,9 @@ class ChatBody(GenerationBody, Hints):
     operation: ClassVar[str] = "chat"
 
     @property
-    def characters(self) -> list[int]:
-        """Of the one prompt that all messages are together, without what the template adds."""
-        return [sum(message.characters for message in self.messages)]
+    def prompts(self) -> int:
+        """All messages together are one."""
+        return 1
 
     @property
     def contents(self) -> list[dict[str, str]]:
@@ -105,12 +105,17 @@ class ChatBody(GenerationBody, Hints):
         parallel = self.parallel_tool_calls is not False
         return tool_grammar(self.tools or (), self.tool_choice, parallel=parallel) or grammar_of(self.response_format)
 
+    @property
+    def constrained(self) -> bool:
+        """See `GenerationBody.constrained`."""
+        return bool(self.tools) or self._formatted
+
     def check(self) -> None:
         """What no single field can say. Raises RequestError."""
         super().check()
         check_messages(self.messages)
         check_tools(self.tools or (), self.tool_choice)
-        if self.calls and grammar_of(self.response_format) is not None:
+        if self.calls and self._formatted:
             raise RequestError(
                 "response_format and tools cannot both say what to write; send one of them, or tool_choice none",
                 "response_format",
@@ -121,6 +126,10 @@ class ChatBody(GenerationBody, Hints):
             raise RequestError("top_logprobs needs logprobs: true; leave it out otherwise", "top_logprobs")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise RequestError("send max_completion_tokens or max_tokens, not both", "max_tokens")
+
+    @property
+    def _formatted(self) -> bool:
+        return self.response_format is not None and self.response_format.type != "text"
 
 
 class ChatDialect:

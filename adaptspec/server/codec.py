@@ -4,51 +4,71 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NoReturn
 
 from jinja2 import TemplateError
 
-from adaptspec.errors import RequestError
+from adaptspec.errors import PromptTooLongError, RequestError
 from adaptspec.models.token_bytes import TokenBytes
 from adaptspec.server.messages import Message
 from adaptspec.server.protocols import Tokenizer
 from adaptspec.server.timed import within
 from adaptspec.server.tools import Tool, written_out
+from adaptspec.server.turns import Turns
 
 # A template is a program of the model's makers: what it does with odd messages is not only what jinja raises itself.
 _OF_TEMPLATES = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
-LONG_TEXT = 20_000  # characters; encoding more than this would be felt by the streams of other clients
-LONG_TALK = 64  # messages; rendering more than this would be, too
+SHORT_TEXT = 4_000  # characters; encoding more than this would be felt by the streams of other clients
+SHORT_IDS = 4_000  # token ids; so would decoding more than this
+_MESSAGE = 64  # characters that a template takes as long for as for one message, however short
 
 
 class Codec:
     """A tokenizer with its vocabulary's bounds.
 
-    Long texts are encoded in a thread, one at a time: a tokenizer is not promised to be safe for two at once.
+    What takes long is done in threads, and others' texts wait only for those of about their own length. A template runs
+    in a thread whatever it is given: it is a program that came with the model.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, template_seconds: float = 2.0) -> None:
-        """`template_seconds`: how long a chat template may take for one conversation."""
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, template_seconds: float = 2.0, most_bytes: int = 2**22
+    ) -> None:
+        """`template_seconds`: how long a chat template may take for one conversation; `most_bytes`: of a text."""
         self._tokenizer = tokenizer
         self._template_seconds = template_seconds
         self._vocab_size = vocab_size
-        self._long = asyncio.Lock()
+        self._most_bytes = most_bytes
+        self._encoding = Turns(SHORT_TEXT)
+        self._decoding = Turns(SHORT_IDS)
+        self._rendering = Turns(0)
 
     @cached_property
     def bytes_of(self) -> TokenBytes:
         """Gives the bytes of a token."""
         return TokenBytes(self._tokenizer)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of a text."""
-        return (await self.encode_all([text], add_special_tokens=add_special_tokens))[0]
+    async def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> tuple[int, ...]:
+        """Token ids of a text, which came in the field `param`. Raises PromptTooLongError."""
+        return (await self.encode_all([text], add_special_tokens=add_special_tokens, param=param))[0]
 
-    async def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tuple[int, ...]]:
-        """Token ids of several texts. What counts as long is all of them together: they are felt together."""
-        if sum(map(len, texts)) <= LONG_TEXT:
-            return self._encode_all(texts, add_special_tokens)
-        async with self._long:
-            return await asyncio.to_thread(self._encode_all, texts, add_special_tokens)
+    async def encode_all(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> list[tuple[int, ...]]:
+        """Token ids of several texts. What counts as long is all of them together: they are felt together.
+
+        Every long text waits for its own turn, so one request of many does not keep others from theirs.
+        Raises PromptTooLongError, before any is encoded, if one is longer than any that fits.
+        """
+        for text in texts:
+            self.check_length(text, param)
+        together = sum(map(len, texts))
+        if together <= SHORT_TEXT:
+            return [self._encode(text, add_special_tokens) for text in texts]
+        return [
+            await self._encoding.run(max(len(text), SHORT_TEXT + 1), partial(self._encode, text, add_special_tokens))
+            for text in texts
+        ]
 
     async def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answer: bool = True
@@ -56,29 +76,35 @@ class Codec:
         """Token ids of a conversation; `answer` adds the opening of the assistant's turn.
 
         A template that knows nothing of tools gets them as text. Raises RequestError if the model has no chat template,
-        or its template refuses the conversation or takes too long for it.
+        or its template refuses the conversation or takes too long for it; PromptTooLongError.
         """
-        if len(messages) <= LONG_TALK and sum(message.characters for message in messages) <= LONG_TEXT:
-            text = self._render(messages, tools, answer)
-        else:
-            text = await self._render_long(messages, tools, answer)
+        text = await self._rendered(messages, tools, answer)
         # The template has written the special tokens itself.
-        return await self.encode(text, add_special_tokens=False)
+        return await self.encode(text, add_special_tokens=False, param="messages")
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    async def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+        return await self._decoding.run(len(tokens), lambda: self._decode(tokens))
+
+    def check_length(self, text: str, param: str) -> None:
+        """Raise PromptTooLongError if no text as long as this fits the model: encoding it could take seconds."""
+        if len(text) > self._most_bytes or (not text.isascii() and len(text.encode()) > self._most_bytes):
+            self._refuse_length(param)
 
     def check(self, tokens: Iterable[int], param: str) -> None:
         """Raise RequestError if an id is outside of the vocabulary."""
-        if not all(0 <= token < self._vocab_size for token in tokens):
+        ids = list(tokens)
+        if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
             raise RequestError(
                 f"{param} has a token id that does not exist; ids go from 0 to {self._vocab_size - 1}", param
             )
 
-    async def _render_long(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
+    async def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
         """Templates come with the model, and may do anything with what clients send: compare all messages, say."""
-        async with self._long:
+        characters = sum(message.characters for message in messages)
+        if characters > self._most_bytes:
+            self._refuse_length("messages")
+        async with self._rendering.lane(characters + _MESSAGE * len(messages)):
             try:
                 return await within(self._template_seconds, lambda: self._render(messages, tools, answer))
             except asyncio.TimeoutError as error:
@@ -106,5 +132,15 @@ class Codec:
                 "messages",
             ) from error
 
-    def _encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[int, ...]]:
-        return [tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)) for text in texts]
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def _refuse_length(self, param: str) -> NoReturn:
+        raise PromptTooLongError(
+            f"{param} has a text of more than {self._most_bytes} bytes; one as long as this cannot fit the model's "
+            "context, and is not even counted: send less",
+            param,
+        )

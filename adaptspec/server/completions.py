@@ -66,9 +66,9 @@ class CompletionBody(GenerationBody):
     operation: ClassVar[str] = "text_completion"
 
     @property
-    def characters(self) -> list[int]:
-        """Of every prompt; 0 for one of token ids."""
-        return [len(prompt) if isinstance(prompt, str) else 0 for prompt in self.prompt]
+    def prompts(self) -> int:
+        """See `GenerationBody.prompts`."""
+        return len(self.prompt)
 
     @property
     def contents(self) -> list[dict[str, str]]:

@@ -29,7 +29,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     _check(service, body)
     prompts = await _tokens(service, body.prompt)
     service.check_prompts(body, prompts)  # before they are decoded: any integer may be among token ids
-    echoes = _echoes(service, body, prompts) if body.echoes else []
+    echoes = await _echoes(service, body, prompts) if body.echoes else []
     dialect = CompletionDialect(service.codec.bytes_of, logprobs=body.logprobs is not None, prompts=echoes)
     reply = Reply(dialect, service.engine.target.name, body.choices)
     return await _answer(http, body, reply, service.requests(reply.id, body, prompts))
@@ -55,7 +55,7 @@ async def responses(http: web.Request) -> web.StreamResponse:
     service.admit()
     body = await read_body(http, ResponsesBody)
     try:
-        chat = body.chat()
+        chat = await service.reading.run(body.weight, body.chat)
         _check(service, chat)
         await service.check_grammar(chat)
         prompt = await service.codec.encode_chat(chat.messages, chat.tools or ())
@@ -82,9 +82,9 @@ async def _tokens(service: Service, prompts: Sequence[Prompt]) -> list[tuple[int
     return [next(encoded) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
 
 
-def _echoes(service: Service, body: CompletionBody, prompts: Sequence[tuple[int, ...]]) -> list[Echo]:
+async def _echoes(service: Service, body: CompletionBody, prompts: Sequence[tuple[int, ...]]) -> list[Echo]:
     """What each choice begins with. Token ids are echoed as the text they stand for."""
-    texts = [given if isinstance(given, str) else service.codec.decode(given) for given in body.prompt]
+    texts = [given if isinstance(given, str) else await service.codec.decode(given) for given in body.prompt]
     each = [Echo(text, prompt[0] if prompt else 0) for text, prompt in zip(texts, prompts, strict=True)]
     return [echo for echo in each for _ in range(body.choices)]
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 
 from adaptspec.errors import ConfigError
 
+SPARE_BYTES = 20_000  # that any text may have: long runs of spaces matter where the context is short
+
 
 @dataclass(frozen=True)
 class ServerLimits:
@@ -23,6 +25,9 @@ class ServerLimits:
     body_seconds: float = 30.0
     stall_seconds: float = 50.0  # for a client to read on, while its answer fills all buffers
     json_depth: int = 64  # objects and lists within each other
+    json_parts: int = 2**16  # objects, lists and names of fields in one body
+    json_items: int = 2**18  # commas in one body: what all of its lists and objects hold, token ids among them
+    text_bytes_per_token: int = 64  # of a text to encode or count, for each token of the context, and 20,000 more
     messages: int = 4096
     prompts: int = 128  # of one completions request
     tokens: int = 2**16  # of one request to /detokenize
@@ -42,6 +47,10 @@ class ServerLimits:
         for name, value in asdict(self).items():
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"the limit {name} is {value}; it must be above 0")
+
+    def text_bytes(self, context: int) -> int:
+        """How long a text may be that is encoded: more than any of `context` tokens is, were it not for odd ones."""
+        return self.text_bytes_per_token * context + SPARE_BYTES
 
     def changed(self, settings: Iterable[str]) -> ServerLimits:
         """The same with some of them set, each as NAME=VALUE.

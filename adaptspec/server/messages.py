@@ -100,7 +100,7 @@ class Message(WireModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, PlainValidator(_text_if_any), WithJsonSchema(_NULLABLE)] = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
     # What an assistant's message carries when a client sends it back as it came.
@@ -150,7 +150,8 @@ def _plain_call(call: ToolCall) -> dict[str, Any]:
 
 
 Messages = Annotated[
-    list[Annotated[Message, BeforeValidator(without_no_ops(Message))]], Field(min_length=1, max_length=4096)
+    list[Annotated[Message, BeforeValidator(without_no_ops(Message))]],
+    Field(min_length=1, max_length=4096, fail_fast=True),
 ]
 
 

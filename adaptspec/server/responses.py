@@ -36,6 +36,8 @@ _OWN_NAMES: Mapping[str, str] = {
     "response_format": "text.format",
 }
 
+_ITEM = 256  # bytes
+
 
 class TextPart(WireModel):
     """A piece of a message; what an answer carries beside its text is not looked at."""
@@ -51,7 +53,7 @@ class InputMessage(WireModel):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
     id: str | None = None
     status: str | None = None
 
@@ -155,14 +157,14 @@ class ResponsesBody(Hints):
     """A request for a response. Nothing is stored, also where `store` says so: the answer's `store` is false."""
 
     model: Name | None = None
-    input: str | Annotated[list[Item], Field(min_length=1, max_length=4096)]
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=4096, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: AtLeastOne | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     stream: bool | None = None
     text: Annotated[TextOptions, BeforeValidator(without_no_ops(TextOptions))] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
     user: Annotated[str | None, Idle] = None
@@ -182,6 +184,12 @@ class ResponsesBody(Hints):
         "top_logprobs": (None, 0),
     }
     together: ClassVar[Sequence[Mapping[str, Any]]] = (NO_PROVENANCE,)
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes of JSON it takes as long to turn this into a chat as to read."""
+        items = 0 if isinstance(self.input, str) else len(self.input)
+        return _ITEM * (items + len(self.tools or ()))
 
     def chat(self) -> ChatBody:
         """The same as a chat. Raises RequestError in the words of this body."""

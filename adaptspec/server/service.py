@@ -15,13 +15,11 @@ from adaptspec.server.errors import BodyTimeoutError, BodyTypeError, DrainingErr
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.padding import Padding
 from adaptspec.server.protocols import AsyncEngine
+from adaptspec.server.turns import Turns
 from adaptspec.server.wire import Body, GenerationBody, parse, shown
 from adaptspec.types import Request, SamplingParams
 
-# More characters than the tokens of real text have; the slack is for short contexts and long runs of spaces. A text
-# above this almost surely cannot fit, and encoding it would cost seconds.
-CHARACTERS_PER_TOKEN = 64
-CHARACTERS_SLACK = 20_000
+SMALL_BODY = 2**16  # bytes; reading more JSON than this would be felt by the streams of other clients
 
 
 class Service:
@@ -38,6 +36,7 @@ class Service:
         self.codec = codec
         self.limits = limits
         self.padding = padding
+        self.reading = Turns(SMALL_BODY)
         self.draining = False
 
     def admit(self) -> None:
@@ -74,34 +73,27 @@ class Service:
             raise UnknownModelError(f"the model {shown(name)} is not served here; ask for `{served}`", "model")
 
     def check_size(self, body: GenerationBody) -> None:
-        """Refuse what can never be served, before its texts are encoded.
-
-        Raises:
-            RequestError: more prompts, or choices of them, than the engine can hold.
-            PromptTooLongError: a text so long that its tokens cannot fit.
-        """
-        sizes, param = body.characters, body.prompt_field
-        if len(sizes) > self.engine.capacity:
+        """Raise RequestError for more prompts, or choices of them, than the engine can hold, before any is encoded."""
+        prompts, param = body.prompts, body.prompt_field
+        if prompts > self.engine.capacity:
             raise RequestError(
-                f"{param} has {len(sizes)} prompts; this server holds {self.engine.capacity} at once: send fewer", param
+                f"{param} has {prompts} prompts; this server holds {self.engine.capacity} at once: send fewer", param
             )
-        if len(sizes) * body.choices > self.engine.capacity:
+        if prompts * body.choices > self.engine.capacity:
             raise RequestError(
-                f"n is {body.choices} for {len(sizes)} prompts; this server holds {self.engine.capacity} at once: ask "
+                f"n is {body.choices} for {prompts} prompts; this server holds {self.engine.capacity} at once: ask "
                 "for fewer",
                 "n",
             )
-        self._check_length(max(sizes), param)
 
     async def check_grammar(self, body: GenerationBody) -> None:
         """Compile what the answer must be, where streams do not wait for it. Raises RequestError."""
-        if body.grammar is not None:
-            await asyncio.to_thread(self.engine.check_grammar, body.grammar)
+        if body.constrained:
+            await asyncio.to_thread(self._check_grammar, body)
 
     async def predicted(self, text: str) -> tuple[int, ...]:
         """Token ids of what an answer is expected to be, as far as the context goes. Raises PromptTooLongError."""
-        self._check_length(len(text), "prediction")
-        tokens = await self.codec.encode(text, add_special_tokens=False)
+        tokens = await self.codec.encode(text, add_special_tokens=False, param="prediction")
         return tokens[: self.engine.target.context]
 
     def requests(
@@ -144,15 +136,10 @@ class Service:
                     "logprobs",
                 )
 
-    def _check_length(self, characters: int, param: str) -> None:
-        target = self.engine.target
-        limit = CHARACTERS_PER_TOKEN * target.context + CHARACTERS_SLACK
-        if characters > limit:
-            raise PromptTooLongError(
-                f"{param} has a text of {characters} characters; {target.name} holds {target.context} tokens, and "
-                f"texts above {limit} characters are not even counted: send less",
-                param,
-            )
+    def _check_grammar(self, body: GenerationBody) -> None:
+        grammar = body.grammar
+        if grammar is not None:
+            self.engine.check_grammar(grammar)
 
     def _check_prompt(self, prompt: tuple[int, ...], param: str) -> None:
         target = self.engine.target
@@ -188,7 +175,7 @@ SERVICE = web.AppKey("service", Service)
 
 
 async def read_body(http: web.Request, model: type[Body]) -> Body:
-    """The body of a request. Raises RequestError.
+    """The body of a request, read off the event loop where it is large. Raises RequestError.
 
     A JSON content type is required: browsers do not send it to other sites without asking, which keeps most web
     pages from using a server on their reader's machine. `exposure.Hosts` stops those whose own name was made to point
@@ -206,4 +193,4 @@ async def read_body(http: web.Request, model: type[Body]) -> Body:
         raw = await http.read()
     finally:
         timer.cancel()
-    return parse(model, raw, limits)
+    return await http.app[SERVICE].reading.run(len(raw), lambda: parse(model, raw, limits))

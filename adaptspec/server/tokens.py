@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from aiohttp import web
+from pydantic import Field
+from pydantic_core import to_json
 
 from adaptspec.errors import RequestError
 from adaptspec.server.messages import Messages, check_messages
 from adaptspec.server.service import SERVICE, read_body
 from adaptspec.server.wire import Name, TokenId, WireModel
+
+_TOKEN = 8  # bytes of an answer
 
 
 class TokenizeBody(WireModel):
@@ -36,7 +40,7 @@ class DetokenizeBody(WireModel):
     """Token ids to read."""
 
     model: Name | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 async def tokenize(http: web.Request) -> web.Response:
@@ -54,7 +58,9 @@ async def tokenize(http: web.Request) -> web.Response:
     else:
         raise RequestError("send prompt or messages, not both", "prompt")
     context = service.engine.target.context
-    return web.json_response({"count": len(tokens), "max_model_len": context, "tokens": list(tokens)})
+    answer = {"count": len(tokens), "max_model_len": context, "tokens": tokens}
+    written = await service.reading.run(_TOKEN * len(tokens), lambda: to_json(answer))
+    return web.json_response(body=written)
 
 
 async def detokenize(http: web.Request) -> web.Response:
@@ -63,4 +69,4 @@ async def detokenize(http: web.Request) -> web.Response:
     body = await read_body(http, DetokenizeBody)
     service.check_model(body.model)
     service.codec.check(body.tokens, "tokens")
-    return web.json_response({"prompt": service.codec.decode(body.tokens)})
+    return web.json_response({"prompt": await service.codec.decode(body.tokens)})

@@ -11,11 +11,19 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_json, to_json
 
 from adaptspec.errors import RequestError
-from adaptspec.server.bounds import check_bounds, check_depth
+from adaptspec.server.bounds import check_bounds, check_depth, check_structure
 from adaptspec.server.limits import ServerLimits
 from adaptspec.types import MAX_LOGPROBS, Grammar, SamplingParams, SpeculationParams
 
@@ -93,6 +101,16 @@ class WireModel(BaseModel):
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     together: ClassVar[Sequence[Mapping[str, Any]]] = ()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _first_unknown(cls, value: Any) -> Any:
+        """Of fields that it does not have keep one: to list thousands of them takes seconds."""
+        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+            return value
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        first = next((name for name in value if name not in known), None)
+        return {name: inner for name, inner in value.items() if name in known or name == first}
+
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Its JSON schema, no-ops included."""
@@ -153,7 +171,7 @@ class GenerationBody(WireModel):
     logit_bias: Biases | None = None
     seed: Int | None = None
     stop: Stops = None  # looked at in _stops()
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     min_tokens: AtLeastNone | None = None
     user: Annotated[str | None, Field(description=NO_EFFECT)] = None
@@ -166,8 +184,8 @@ class GenerationBody(WireModel):
 
     @property
     @abstractmethod
-    def characters(self) -> list[int]:
-        """How long the text of each prompt is."""
+    def prompts(self) -> int:
+        """How many there are."""
 
     @property
     @abstractmethod
@@ -198,6 +216,11 @@ class GenerationBody(WireModel):
     def grammar(self) -> Grammar | None:
         """What the answer must be; None where any text will do."""
         return None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether there may be a `grammar`, which takes its time to write."""
+        return False
 
     @property
     def echoes(self) -> bool:
@@ -252,6 +275,7 @@ Body = TypeVar("Body", bound=WireModel)
 
 def parse(model: type[Body], raw: bytes, limits: ServerLimits = ServerLimits()) -> Body:
     """Read a body. Raises RequestError that names the field at fault."""
+    check_structure(raw, limits)
     try:
         document = from_json(raw, allow_inf_nan=False)
     except ValueError as error:

@@ -8,31 +8,103 @@ from typing import Any
 
 import pytest
 
-from adaptspec.errors import RequestError
-from adaptspec.server.codec import LONG_TEXT, Codec
+from adaptspec.errors import PromptTooLongError, RequestError
+from adaptspec.server.codec import SHORT_IDS, SHORT_TEXT, Codec
 from adaptspec.server.messages import Message
 
 
+class Watched:
+    """A tokenizer that keeps on which threads it was asked, and may be told to wait before a text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.threads: set[threading.Thread] = set()
+        self.held: dict[str, threading.Event] = {}  # by the first letter of a text
+
+    def encode(self, text: str, **options: Any) -> Any:
+        self.threads.add(threading.current_thread())
+        if text[:1] in self.held:
+            assert self.held[text[:1]].wait(20.0)
+        return self._tokenizer.encode(text, **options)
+
+    def decode(self, tokens: Any, **options: Any) -> Any:
+        self.threads.add(threading.current_thread())
+        return self._tokenizer.decode(tokens, **options)
+
+
 async def test_long_texts_leave_the_event_loop_free_and_encode_the_same(tokenizer: Any) -> None:
-    codec, text = Codec(tokenizer, 260), "word " * LONG_TEXT
+    codec, text = Codec(tokenizer, 260), "word " * SHORT_TEXT
     first, second = await asyncio.gather(codec.encode(text), codec.encode(text))
     assert list(first) == list(second) == tokenizer.encode(text)
 
 
 async def test_many_short_texts_are_as_long_as_one(tokenizer: Any) -> None:
     """Each of them is short, but all of them on the event loop would stall every stream."""
-    threads = set()
-
-    class Watched:
-        def encode(self, text: str, **options: Any) -> Any:
-            threads.add(threading.current_thread())
-            return tokenizer.encode(text, **options)
-
-    texts = ["a" * (LONG_TEXT // 2), "b" * (LONG_TEXT // 2), "c"]
-    codec = Codec(Watched(), 260)  # type: ignore[arg-type]
+    watched, texts = Watched(tokenizer), ["a" * (SHORT_TEXT // 2), "b" * (SHORT_TEXT // 2), "c"]
+    codec = Codec(watched, 260)  # type: ignore[arg-type]
     assert [list(tokens) for tokens in await codec.encode_all(texts)] == [tokenizer.encode(text) for text in texts]
-    assert len(threads) == 1
-    assert threading.current_thread() not in threads
+    assert threading.current_thread() not in watched.threads
+
+
+async def test_many_ids_are_read_off_the_event_loop(tokenizer: Any) -> None:
+    watched = Watched(tokenizer)
+    codec = Codec(watched, 260)  # type: ignore[arg-type]
+    assert await codec.decode([100] * (SHORT_IDS + 1)) == tokenizer.decode([100] * (SHORT_IDS + 1))
+    assert threading.current_thread() not in watched.threads
+
+
+async def test_a_text_does_not_wait_for_much_longer_ones(tokenizer: Any) -> None:
+    """One lock for all of them had a prompt of 27,000 characters wait 36 s for texts of megabytes."""
+    watched = Watched(tokenizer)
+    held = watched.held["l"] = threading.Event()
+    codec = Codec(watched, 260)  # type: ignore[arg-type]
+    longest = [asyncio.create_task(codec.encode("l" * 4_000_000)) for _ in range(3)]
+    try:
+        await asyncio.wait_for(codec.encode("x" * 27_000), 20.0)
+        assert not any(task.done() for task in longest)
+    finally:
+        held.set()
+        await asyncio.gather(*longest)
+
+
+async def test_requests_of_many_texts_take_turns_with_others(tokenizer: Any) -> None:
+    """A text waits for one of each request before it, not for all of them."""
+    order: list[str] = []
+
+    class Noting(Watched):
+        def encode(self, text: str, **options: Any) -> Any:
+            order.append(text[0])
+            return super().encode(text, **options)
+
+    codec = Codec(Noting(tokenizer), 260)  # type: ignore[arg-type]
+    many = asyncio.create_task(codec.encode_all(["m" * 30_000] * 6))
+    await asyncio.sleep(0)
+    one = asyncio.create_task(codec.encode("o" * 30_000))
+    await asyncio.gather(many, one)
+    assert order == ["m", "o", "m", "m", "m", "m", "m"]
+
+
+@pytest.mark.parametrize("text", ["x" * 1001, "\U0001f98a" * 251])
+async def test_a_text_that_cannot_fit_is_not_even_encoded(tokenizer: Any, text: str) -> None:
+    """What counts is bytes, whatever the text comes from: a prompt, or what a template made of a short talk."""
+    watched = Watched(tokenizer)
+    codec = Codec(watched, 260, most_bytes=1000)  # type: ignore[arg-type]
+    with pytest.raises(PromptTooLongError, match="more than 1000 bytes") as refused:
+        await codec.encode_all(["short", text], param="prediction")
+    assert refused.value.param == "prediction"
+    assert not watched.threads
+    await codec.encode("x" * 1000)
+
+
+async def test_a_talk_that_cannot_fit_is_not_even_written_out(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = Codec(tokenizer, 260, most_bytes=1000)
+    half = Message(role="user", content="x" * 501)
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ 'y' * 1001 }}")
+    with pytest.raises(PromptTooLongError, match="messages has a text of more than 1000 bytes"):
+        await codec.encode_chat([Message(role="user", content="x")])
+    monkeypatch.setattr(tokenizer, "apply_chat_template", None)
+    with pytest.raises(PromptTooLongError, match="messages has a text of more than 1000 bytes"):
+        await codec.encode_chat([half, half])
 
 
 async def test_a_model_without_a_template_says_what_to_use_instead(
@@ -60,22 +132,28 @@ async def test_whatever_a_template_raises_is_about_the_messages(
         await Codec(tokenizer, 260).encode_chat([Message(role="user", content="x")])
 
 
+SLOW = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 PAIRS = "{% for a in messages %}{% for b in messages[1:]|reverse %}{% if a == b %}.{% endif %}{% endfor %}{% endfor %}"
 
 
-async def test_a_template_has_only_so_long_for_a_conversation(tokenizer: Any) -> None:
-    """A loop over every pair of messages ends, with an error that says so; the event loop is free meanwhile."""
-    messages = [Message(role="user", content=str(i)) for i in range(4000)]
-    usual, tokenizer.chat_template = tokenizer.chat_template, PAIRS
+@pytest.mark.parametrize("messages", [3, 4000])
+async def test_a_template_has_only_so_long_for_a_conversation(tokenizer: Any, messages: int) -> None:
+    """However short: a loop over every pair of messages ends, with an error that says so, and the event loop is free.
+
+    The same loop ends by itself where there is time enough.
+    """
+    talk = [Message(role="user", content=str(i)) for i in range(messages)]
+    usual, tokenizer.chat_template = tokenizer.chat_template, PAIRS if messages > 100 else SLOW
     try:
-        asked = asyncio.create_task(Codec(tokenizer, 260, template_seconds=0.1).encode_chat(messages))
+        asked = asyncio.create_task(Codec(tokenizer, 260, template_seconds=0.1).encode_chat(talk))
         await asyncio.sleep(0.05)
         assert not asked.done()
         with pytest.raises(RequestError, match="chat template takes longer") as caught:
             await asked
         assert caught.value.param == "messages"
+        tokenizer.chat_template = PAIRS
         slow = Codec(tokenizer, 260, template_seconds=60.0)
-        assert len(await slow.encode_chat(messages[:100])) == 99
+        assert len(await slow.encode_chat(talk[:100])) == min(messages, 100) - 1
         while any(thread.name == "adaptspec-timed" for thread in threading.enumerate()):
             await asyncio.sleep(0.01)
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.errors import ConfigError, RequestError
-from adaptspec.server.bounds import check_bounds, check_depth
+from adaptspec.server.bounds import check_bounds, check_depth, check_structure
 from adaptspec.server.limits import ServerLimits
 
 SMALL = ServerLimits(
@@ -103,3 +103,57 @@ def test_no_more_tokens_are_decoded_than_streams_would_bear() -> None:
     with pytest.raises(RequestError, match=f"at most {most}") as refused:
         check_bounds({"tokens": [5] * (most + 1)}, ServerLimits())
     assert refused.value.param == "tokens"
+
+
+texts = st.text(alphabet='"\\\\,:[]{}a\u00e9')
+trees = st.recursive(
+    st.none() | st.integers(-5, 5) | texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)
+)
+
+
+@given(trees, st.booleans())
+def test_what_a_body_is_made_of_is_counted_without_reading_it(value: Any, ascii_only: bool) -> None:
+    """Names, objects and lists, and commas; none of them within strings, whatever is escaped there."""
+
+    def parts(part: Any) -> int:
+        if isinstance(part, dict):
+            return 1 + len(part) + sum(map(parts, part.values()))
+        return 1 + sum(map(parts, part)) if isinstance(part, list) else 0
+
+    def items(part: Any) -> int:
+        inner = list(part.values()) if isinstance(part, dict) else part if isinstance(part, list) else []
+        return max(len(inner) - 1, 0) + sum(map(items, inner))
+
+    raw = json.dumps(value, ensure_ascii=ascii_only).encode()
+    for count, of in ((parts(value), "json_parts"), (items(value), "json_items")):
+        check_structure(raw, replace(ServerLimits(), **{of: max(count, 1)}))
+        if count > 1:
+            with pytest.raises(RequestError, match=f"more than {count - 1} (objects|entries)"):
+                check_structure(raw, replace(ServerLimits(), **{of: count - 1}))
+
+
+def test_strings_may_hold_whatever_they_like_across_the_pieces_that_are_looked_at() -> None:
+    """Megabytes of a text full of commas and braces are one string."""
+    limits = ServerLimits(json_parts=8, json_items=8)
+    for text in ('{"a": [1, 2]}, ' * 50_000, '\\", ' * 100_000, "\\" * 199_999 + '"' + ", " * 100_000):
+        check_structure(json.dumps({"prompt": text, "n": 1}).encode(), limits)
+    with pytest.raises(RequestError, match="more than 8 entries"):
+        check_structure(json.dumps({"prompt": "x, " * 100_000, "stop": [1] * 10}).encode(), limits)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": [[123456] * 2000] * 128},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 4096},
+        {"tokens": [123456] * ServerLimits().tokens},
+        {"prompt": "x", "logit_bias": {str(i): 1 for i in range(1024)}},
+    ],
+)
+def test_what_is_asked_for_in_earnest_is_within_the_limits(body: dict[str, Any]) -> None:
+    check_structure(json.dumps(body).encode(), ServerLimits())
+
+
+def test_a_longer_context_takes_longer_texts() -> None:
+    assert ServerLimits().text_bytes(1024) == 64 * 1024 + 20_000
+    assert ServerLimits(text_bytes_per_token=8).text_bytes(100) == 20_800

@@ -76,18 +76,6 @@ def test_of_several_prompts_the_one_without_room_counts(service: Service) -> Non
     service.requests("id", CompletionBody.model_validate({"prompt": "x"}), [(5,) * 255])
 
 
-def test_texts_that_cannot_fit_are_refused_unread(service: Service) -> None:
-    limit = 64 * 256 + 20_000
-    service.check_size(CompletionBody.model_validate({"prompt": ["x", "y" * limit]}))
-    half = {"role": "user", "content": "x" * (limit // 2 + 1)}
-    for body in (
-        CompletionBody.model_validate({"prompt": ["x", "y" * (limit + 2)]}),
-        ChatBody.model_validate({"messages": [half, half]}),
-    ):
-        with pytest.raises(PromptTooLongError, match=rf"{limit + 2} characters.*above {limit} characters"):
-            service.check_size(body)
-
-
 def test_more_prompts_than_the_engine_ever_holds_are_refused_for_good(service: Service, engine: Any) -> None:
     engine.capacity = 3
     service.check_size(CompletionBody.model_validate({"prompt": ["x"] * 3}))

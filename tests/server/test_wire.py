@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from adaptspec.errors import RequestError
+from adaptspec.server import service as service_module
+from adaptspec.server.chat import ChatBody
+from adaptspec.server.completions import CompletionBody
+from adaptspec.server.limits import ServerLimits
+from adaptspec.server.responses import ResponsesBody
+from adaptspec.server.tokens import DetokenizeBody
+from adaptspec.server.wire import WireModel, parse
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -234,3 +245,61 @@ async def test_no_body_ever_gets_a_server_error(client: Any, path: str, body: An
         assert response.status in (200, 400, 404)
         if response.status != 200:
             check_error(await response.json())
+
+
+MANY = {f"k{i:x}": 0 for i in range(10_000)}
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "param"),
+    [
+        (CompletionBody, {"prompt": "x", **MANY}, "k0"),
+        (CompletionBody, {"prompt": "x", "adaptspec": {"policy": "off", **MANY}}, "adaptspec.k0"),
+        (CompletionBody, {"prompt": "x", "stop_token_ids": ["a"] * 256}, "stop_token_ids[0]"),
+        (ChatBody, {"messages": [{"role": "user", "content": "x", **MANY}]}, "messages[0].k0"),
+        (ChatBody, {"messages": [1] * 4096}, "messages[0]"),
+        (ChatBody, {"messages": [*HELLO, 1, {"role": "user", "contents": ""}]}, "messages[1]"),
+        (ChatBody, {"messages": [{"role": "assistant", "tool_calls": [1] * 10_000}]}, "messages[0].tool_calls[0]"),
+        (ChatBody, {"messages": HELLO, "tools": [1] * 128}, "tools[0]"),
+        (ResponsesBody, {"input": [1] * 4096}, "input[0]"),
+        (ResponsesBody, {"input": [{"role": "user", "content": [1] * 10_000}]}, "input[0].content[0]"),
+        (ResponsesBody, {"input": "x", "metadata": MANY}, "metadata"),
+        (DetokenizeBody, {"tokens": ["a"] * 60_000}, "tokens[0]"),
+    ],
+)
+def test_what_is_wrong_is_told_once_and_not_collected(model: type[WireModel], body: dict[str, Any], param: str) -> None:
+    """A body of 4 MB can be wrong a million times: gathering that took 15 s. What is named is the first of it."""
+    with pytest.raises(RequestError) as refused:
+        parse(model, json.dumps(body).encode())
+    assert refused.value.param is not None
+    assert refused.value.param.startswith(param)
+    error = refused.value.__cause__
+    assert error is None or (isinstance(error, ValidationError) and error.error_count() <= 8)
+
+
+def test_a_body_of_too_many_parts_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is its JSON read, nor are its fields looked at."""
+    monkeypatch.setattr("adaptspec.server.wire.from_json", lambda *args, **options: pytest.fail("it was read"))
+    for raw in (b'{"prompt":[' + b"{}," * 50 + b"1]}", b'{"prompt":[' + b"1," * 200 + b"1]}", b"{" + b'"a":1,' * 99):
+        with pytest.raises(RequestError, match=r"body ha(s|ve) more than"):
+            parse(CompletionBody, raw, ServerLimits(json_parts=40, json_items=100))
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_large_bodies_are_read_off_the_event_loop(
+    client: Any, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    """Streams go on meanwhile."""
+    threads: list[threading.Thread] = []
+
+    def noting(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return parse(*args)
+
+    monkeypatch.setattr(service_module, "parse", noting)
+    fill = " " * (service_module.SMALL_BODY if large else 10)
+    for path, body in GOOD.items():
+        raw = json.dumps(body | {"max_tokens": 1}) + fill
+        async with client.post(path, data=raw, headers={"Content-Type": "application/json"}) as response:
+            assert response.status == 200
+    assert [thread is threading.current_thread() for thread in threads] == [not large] * 2
