@@ -6,16 +6,20 @@ Knows sockets and aiohttp's handler of them; what is asked over them is the app'
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
+from adaptspec.server.descriptors import room_for
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.problem import Problem
 
 _FULL = Problem(503, "too many connections are open; try again", "server_error", "too_many_connections")
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -125,11 +129,22 @@ class Listener(web.BaseSite):
     async def start(self) -> None:
         """Listen. Raises OSError or OverflowError if the address cannot be used."""
         await super().start()
-        loop, server, slots = asyncio.get_running_loop(), self._runner.server, Slots(self._limits.connections)
+        loop, server, slots = asyncio.get_running_loop(), self._runner.server, self._slots()
         assert server is not None
         self._server = await loop.create_server(
             lambda: Connection(server, self._limits, slots, loop=loop, **self._settings), self._host, self._port
         )
+
+    def _slots(self) -> Slots:
+        wanted = self._limits.connections
+        most = room_for(wanted)
+        if most < wanted:
+            _logger.warning(
+                "At most %d connections are taken instead of %d: the process may open no more files (ulimit -n)",
+                most,
+                wanted,
+            )
+        return Slots(most)
 
 
 def _refuse(transport: asyncio.Transport) -> None:

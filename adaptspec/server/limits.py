@@ -18,7 +18,7 @@ class ServerLimits:
     Prompts are bounded by the model's context, running requests by the engine's rows, waiting ones by `max_waiting`.
     """
 
-    connections: int = 1024  # at once; more are answered with 503 and closed
+    connections: int = 1024  # at once, or what the files that may be open have room for; more get 503
     header_bytes: int = 8190  # of one header, and of the request line
     header_seconds: float = 10.0  # for a request's headers, and between two requests of one connection
     body_bytes: int = 4 * 2**20  # compressed bodies are refused

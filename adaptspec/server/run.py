@@ -13,9 +13,12 @@ from aiohttp import web
 from adaptspec.errors import ConfigError
 from adaptspec.server.client_faults import ClientFaults, on_loop_error
 from adaptspec.server.connection import Listener
+from adaptspec.server.repeats import Repeats, limited
 from adaptspec.server.service import SERVICE
 
 WRITE_SECONDS = 5.0  # for handlers to send what the engine has finished, after draining
+# Who writes down what clients do: asyncio's errors of sockets, aiohttp's of requests, and ours of what they ask for.
+_TALKATIVE = ("asyncio", __name__, "adaptspec.server.problem", "adaptspec.server.sse")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -41,7 +44,7 @@ async def serve(
     await runner.setup()
     try:
         site = await _listen(Listener(runner, host, port, app[SERVICE].limits, logger=logger), host, port)
-        async with _signals() as received:
+        async with _signals() as received, limited(Repeats(), _TALKATIVE):
             on_listening(_url(runner, host))
             await received.get()
             app[SERVICE].draining = True
