@@ -132,7 +132,11 @@ class Listener(web.BaseSite):
         loop, server, slots = asyncio.get_running_loop(), self._runner.server, self._slots()
         assert server is not None
         self._server = await loop.create_server(
-            lambda: Connection(server, self._limits, slots, loop=loop, **self._settings), self._host, self._port
+            lambda: Connection(server, self._limits, slots, loop=loop, **self._settings),
+            self._host,
+            self._port,
+            # So many are accepted at a time, before the first of them is counted: a few times that is in the reserve.
+            backlog=min(100, max(8, slots.most // 4)),
         )
 
     def _slots(self) -> Slots:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +200,33 @@ def _try(server: Server) -> None:
         assert ask(server, COMPLETIONS, CANARY)[0] in (200, 503)
     except OSError:
         return  # it was refused, or came too late
+
+
+def test_connections_end_before_files_do() -> None:
+    """One too many is answered; asyncio would write a traceback for each that it has no file for, thousands of them."""
+    server = start_server("--max-rows", "1", under=("prlimit", "--nofile=400:400"))
+    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    clients: list[socket.socket] = []
+    try:
+        for _ in range(600):
+            client = socket.socket()
+            client.setblocking(False)
+            client.connect_ex(address)
+            clients.append(client)
+        assert sum(_refused(client) for client in clients) >= 1
+        for client in clients:
+            client.close()
+        assert ask(server, "/health")[0] == 200
+    finally:
+        assert server.terminate() == 0
+    log = "".join(server.printed)
+    assert "At most 200 connections are taken instead of 1024" in log
+    assert "out of system resource" not in log
+
+
+def _refused(client: socket.socket) -> bool:
+    """Whether a client was told that it is one too many; most of those that are not, are never answered."""
+    readable, _, _ = select.select([client], [], [], 0.002)
+    with suppress(OSError):
+        return bool(readable) and client.recv(100).startswith(b"HTTP/1.1 503")
+    return False

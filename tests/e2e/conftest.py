@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -33,9 +33,12 @@ class Server:
         return status
 
 
-def start_server(*arguments: str, **environment: str) -> Server:
-    """Start a server on a free port and wait until it listens; `environment` is added to this process's own."""
-    command = [sys.executable, "-m", "adaptspec", "serve", "--port", "0", *arguments]
+def start_server(*arguments: str, under: Sequence[str] = (), **environment: str) -> Server:
+    """Start a server on a free port and wait until it listens; `environment` is added to this process's own.
+
+    `under` is the beginning of a command line that runs the rest of it in some other way.
+    """
+    command = [*under, sys.executable, "-m", "adaptspec", "serve", "--port", "0", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
     assert process.stderr is not None
     printed: list[str] = []
