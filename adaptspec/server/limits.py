@@ -25,7 +25,7 @@ class ServerLimits:
     body_seconds: float = 30.0
     stall_seconds: float = 50.0  # for a client to read on, while its answer fills all buffers
     json_depth: int = 64  # objects and lists within each other
-    json_parts: int = 2**16  # objects, lists and names of fields in one body
+    json_parts: int = 2**15  # objects, lists and names of fields in one body
     json_items: int = 2**18  # commas in one body: what all of its lists and objects hold, token ids among them
     text_bytes_per_token: int = 64  # of a text to encode or count, for each token of the context, and 20,000 more
     messages: int = 4096

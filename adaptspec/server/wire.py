@@ -109,7 +109,7 @@ class WireModel(BaseModel):
             return value
         known = {field.alias or name for name, field in cls.model_fields.items()}
         first = next((name for name in value if name not in known), None)
-        return {name: inner for name, inner in value.items() if name in known or name == first}
+        return {name: value[name] for name in (*known, first) if name in value}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

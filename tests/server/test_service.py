@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -98,3 +99,30 @@ def test_log_probabilities_of_prompts_are_bounded(engine: Any, tokenizer: Any) -
         service.requests("id", body, [(5,) * 50, (5,) * 51])
     assert refused.value.param == "logprobs"
     service.requests("id", CompletionBody.model_validate({"prompt": "x", "echo": True}), [(5,) * 200])
+
+
+async def test_a_grammar_is_written_and_compiled_off_the_event_loop(
+    service: Service, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schema may have megabytes; streams go on meanwhile. Without one, nothing is asked for."""
+    threads: list[threading.Thread] = []
+    written = ChatBody.grammar.fget  # type: ignore[attr-defined]
+
+    def noting(body: ChatBody) -> Any:
+        threads.append(threading.current_thread())
+        return written(body)
+
+    monkeypatch.setattr(ChatBody, "grammar", property(noting))
+    talk: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+    for more in ({}, {"tools": []}, {"response_format": {"type": "text"}}):
+        await service.check_grammar(ChatBody.model_validate(talk | more))
+    assert not threads
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    tool = {"type": "function", "function": {"name": "f"}}
+    for more in ({"response_format": wanted}, {"response_format": {"type": "json_object"}}, {"tools": [tool]}):
+        body = ChatBody.model_validate(talk | more)
+        body.check()
+        await service.check_grammar(body)
+    assert len(engine.grammars) == 3
+    assert len(threads) == 3
+    assert threading.current_thread() not in threads
