@@ -48,6 +48,8 @@ def test_every_limit_can_be_set(name: str) -> None:
         ({"max_tokens": 10}, "max_tokens"),
         ({"max_completion_tokens": 10}, "max_completion_tokens"),
         ({"messages": [{}] * 3}, "messages"),
+        ({"input": [{}] * 3}, "input"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"stop": ["a"] * 3}, "stop"),
         ({"stop": "abcd"}, "stop"),
         ({"stop": ["a", "abcd"]}, "stop"),
