@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -113,37 +113,42 @@ def worst_gap(port: int, tokens: int = TOKENS) -> float:
 
 
 def measure(requests: Iterator[Hostile], repeat: int, tokens: int = TOKENS) -> tuple[float, list[Felt]]:
-    """The worst gap of streams alone, in milliseconds, and what others felt of each kind of request."""
+    """The worst gap of streams alone, in milliseconds, and what others felt of each kind of request.
+
+    Streams of so many tokens run alone before each kind, so that what else the machine does is in both figures.
+    """
     server = start_server("--max-rows", "4", "--max-waiting", "64", ADAPTSPEC_API_KEY=KEY)
     try:
-        port = int(server.url.rsplit(":", 1)[1])
+        port, found, gaps = int(server.url.rsplit(":", 1)[1]), [], []
         for _ in range(3):
             worst_gap(port, tokens)  # whatever is made once is made now
-        alone = 1000 * statistics.median(worst_gap(port, tokens) for _ in range(2 * repeat + 1))
-        return alone, [felt(server, request, alone, repeat, tokens) for request in requests]
+        for request in requests:
+            gaps += [worst_gap(port, tokens) for _ in range(repeat)]
+            found.append(felt(server, request, repeat, tokens))
     finally:
         server.terminate()
+    alone = 1000 * statistics.median(gaps)
+    return alone, [replace(one, times=round(one.gap_ms / alone, 2)) for one in found]
 
 
-def felt(server: Server, request: Hostile, alone: float, repeat: int, tokens: int) -> Felt:
-    """What streams of so many tokens feel of one kind of request, beside how long a gap of one alone is."""
-    port = int(server.url.rsplit(":", 1)[1])
-    before, gaps, statuses = resident(server.process.pid, "VmRSS"), [], []
-    Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # the peak is that of what follows
+def felt(server: Server, request: Hostile, repeat: int, tokens: int) -> Felt:
+    """What streams of so many tokens feel of one kind of request."""
+    port, process = int(server.url.rsplit(":", 1)[1]), server.process.pid
+    before, gaps, statuses = resident(process, "VmRSS"), [], []
+    Path(f"/proc/{process}/clear_refs").write_text("5")  # the peak is that of what follows
     for _ in range(repeat):
         with Sender(port, request) as sender:
             gaps.append(1000 * worst_gap(port, tokens))
         statuses += sender.statuses
     time.sleep(0.5)
-    gap = statistics.median(gaps)
     return Felt(
         request.name,
-        round(gap, 1),
-        round(gap / alone, 2),
+        round(statistics.median(gaps), 1),
+        0.0,
         len(statuses),
         "/".join(sorted(set(statuses))),
-        round(resident(server.process.pid, "VmRSS") - before, 1),
-        round(resident(server.process.pid, "VmHWM") - before, 1),
+        round(resident(process, "VmRSS") - before, 1),
+        round(resident(process, "VmHWM") - before, 1),
     )
 
 
