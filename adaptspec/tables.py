@@ -109,7 +109,7 @@ def show(parts: Iterable[Table | str], form: str = TEXT) -> None:
     if form == TEXT:
         console = text_console()
         for part in parts:
-            console.print(part, markup=False)
+            console.print(part, markup=False, soft_wrap=isinstance(part, str))  # a path is not broken in two
         return
     said = list(parts)
     several = sum(isinstance(part, Table) for part in said) > 1
