@@ -64,11 +64,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_configure() -> None:
     """One thread, here and in programs that are started: tiny models gain little from more, and tests share a machine.
 
-    What hypothesis tries is the same every time; `--hypothesis-profile=default` looks further.
+    What hypothesis tries is the same every time, however long it takes; `--hypothesis-profile=default` looks further.
     """
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    settings.register_profile("same", derandomize=True)
+    settings.register_profile("same", derandomize=True, deadline=None)
 
 
 @pytest.fixture(autouse=True)
