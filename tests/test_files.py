@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import shutil
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 import adaptspec
+from adaptspec.command_line import Parser
 from adaptspec.commands.serve import add_arguments
 from adaptspec.control.importing.vllm import import_vllm
 from adaptspec.control.library import find_policy
@@ -253,7 +253,7 @@ def _state(pipe: Path) -> object:
 
 
 def _file_of_keys(pipe: Path) -> object:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_arguments(parser)
     arguments = parser.parse_args(["--admin-key-file", str(pipe), "--show-config"])
     return arguments.run(arguments)

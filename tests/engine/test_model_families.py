@@ -82,7 +82,7 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
             "activation_sparsity_pattern": [0.0] * 4,
         },
     ),
-    "GLM 4": ("Glm4Config", HEADS),
+    "GLM 4": ("Glm4Config", {**HEADS, "eos_token_id": 63}),
     "GPT-2": ("GPT2Config", {}),
     "GPT-BigCode": ("GPTBigCodeConfig", {}),
     "GPT-NeoX": ("GPTNeoXConfig", {"intermediate_size": 32}),
@@ -151,6 +151,7 @@ class Recalling:
     """Drafts the rest of texts it knows, every fourth token wrong: some drafts are kept and some taken back."""
 
     name = "recalling"
+    non_anticipating = True
 
     def __init__(self, texts: Sequence[tuple[int, ...]]) -> None:
         self._texts = texts

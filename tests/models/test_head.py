@@ -21,6 +21,7 @@ SMALL = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "initializer_range": 0.2,
+    "eos_token_id": 1,
 }
 
 

@@ -44,7 +44,8 @@ async def test_no_byte_of_a_broken_request_is_logged(
             assert WORD.decode() not in str(body), sent
     assert WORD.decode() not in caplog.text
     told = [record.getMessage() for record in caplog.records if "characters)" in record.getMessage()]
-    assert len(told) >= len(BROKEN) - 2
+    left_out = sum(getattr(record, "left_out", 0) for record in caplog.records)  # of lines that repeat themselves
+    assert len(told) + left_out >= len(BROKEN) - 2
     assert not any("\n" in line for line in told)
 
 
