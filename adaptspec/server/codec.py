@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from typing import NoReturn
 
@@ -53,22 +53,28 @@ class Codec:
         return (await self.encode_all([text], add_special_tokens=add_special_tokens, param=param))[0]
 
     async def encode_all(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        check: Callable[[tuple[int, ...]], object] = len,
     ) -> list[tuple[int, ...]]:
         """Token ids of several texts. What counts as long is all of them together: they are felt together.
 
-        Every long text waits for its own turn, so one request of many does not keep others from theirs.
+        Every long text waits for its own turn, so one request of many does not keep others from theirs. `check` may
+        raise for the ids of one: those after it are not encoded then.
         Raises PromptTooLongError, before any is encoded, if one is longer than any that fits.
         """
         for text in texts:
             self.check_length(text, param)
-        together = sum(map(len, texts))
-        if together <= SHORT_TEXT:
-            return [self._encode(text, add_special_tokens) for text in texts]
-        return [
-            await self._encoding.run(max(len(text), SHORT_TEXT + 1), partial(self._encode, text, add_special_tokens))
-            for text in texts
-        ]
+        together, encoded = sum(map(len, texts)), []
+        for text in texts:
+            size = len(text) if together <= SHORT_TEXT else max(len(text), SHORT_TEXT + 1)
+            tokens = await self._encoding.run(size, partial(self._encode, text, add_special_tokens))
+            check(tokens)
+            encoded.append(tokens)
+        return encoded
 
     async def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answer: bool = True

@@ -78,7 +78,8 @@ def _check(service: Service, body: GenerationBody) -> None:
 
 
 async def _tokens(service: Service, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-    encoded = iter(await service.codec.encode_all([prompt for prompt in prompts if isinstance(prompt, str)]))
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    encoded = iter(await service.codec.encode_all(texts, check=lambda tokens: service.check_prompt(tokens, "prompt")))
     return [next(encoded) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
 
 

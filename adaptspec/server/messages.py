@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from adaptspec.errors import RequestError
 from adaptspec.server.wire import WireModel, without_no_ops
 
+MAX_CALLS = 128  # in one message, as many as there may be tools
 _TEXT_PART = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -100,7 +101,7 @@ class Message(WireModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, PlainValidator(_text_if_any), WithJsonSchema(_NULLABLE)] = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
     # What an assistant's message carries when a client sends it back as it came.

@@ -121,10 +121,23 @@ class Service:
             self.engine.check(request)
         return requests
 
+    def check_prompt(self, prompt: tuple[int, ...], param: str) -> None:
+        """Raise RequestError if it is empty, has ids that do not exist, or leaves no room for an answer."""
+        target = self.engine.target
+        if not prompt:
+            raise RequestError(f"{param} is empty; send at least one token", param)
+        if len(prompt) >= target.context:
+            raise PromptTooLongError(
+                f"{param} has {len(prompt)} tokens; {target.name} holds {target.context}, and one must be left for "
+                "the answer: send less",
+                param,
+            )
+        self.codec.check(prompt, param)
+
     def check_prompts(self, body: GenerationBody, prompts: Sequence[tuple[int, ...]]) -> None:
         """Raise RequestError if one of them, or its answer, cannot be."""
         for prompt in prompts:
-            self._check_prompt(prompt, body.prompt_field)
+            self.check_prompt(prompt, body.prompt_field)
             self._check_room(prompt, body)
         if body.echoes and body.alternatives is not None:
             told = sum(map(len, prompts)) * body.choices * (1 + body.alternatives)
@@ -140,18 +153,6 @@ class Service:
         grammar = body.grammar
         if grammar is not None:
             self.engine.check_grammar(grammar)
-
-    def _check_prompt(self, prompt: tuple[int, ...], param: str) -> None:
-        target = self.engine.target
-        if not prompt:
-            raise RequestError(f"{param} is empty; send at least one token", param)
-        if len(prompt) >= target.context:
-            raise PromptTooLongError(
-                f"{param} has {len(prompt)} tokens; {target.name} holds {target.context}, and one must be left for "
-                "the answer: send less",
-                param,
-            )
-        self.codec.check(prompt, param)
 
     def _check_room(self, prompt: tuple[int, ...], body: GenerationBody) -> None:
         """An answer that somebody asked for must fit; how long one is that nobody asked for is up to us."""
