@@ -21,7 +21,7 @@ from adaptspec.server.turns import Turns
 _OF_TEMPLATES = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 SHORT_TEXT = 4_000  # characters; encoding more than this would be felt by the streams of other clients
 SHORT_IDS = 4_000  # token ids; so would decoding more than this
-_MESSAGE = 64  # characters that a template takes as long for as for one message, however short
+_MESSAGE = 64  # characters that a message counts for beside its own: a template has words around each
 
 
 class Codec:
@@ -107,10 +107,10 @@ class Codec:
 
     async def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
         """Templates come with the model, and may do anything with what clients send: compare all messages, say."""
-        characters = sum(message.characters for message in messages)
-        if characters > self._most_bytes:
+        weight = sum(message.characters + _MESSAGE for message in messages)
+        if weight > self._most_bytes:
             self._refuse_length("messages")
-        async with self._rendering.lane(characters + _MESSAGE * len(messages)):
+        async with self._rendering.lane(weight):
             try:
                 return await within(self._template_seconds, lambda: self._render(messages, tools, answer))
             except asyncio.TimeoutError as error:

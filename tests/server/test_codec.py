@@ -117,6 +117,8 @@ async def test_a_talk_that_cannot_fit_is_not_even_written_out(tokenizer: Any, mo
     monkeypatch.setattr(tokenizer, "apply_chat_template", None)
     with pytest.raises(PromptTooLongError, match="messages has a text of more than 1000 bytes"):
         await codec.encode_chat([half, half])
+    with pytest.raises(PromptTooLongError, match="messages has a text of more than 1000 bytes"):
+        await codec.encode_chat([Message(role="user", content="")] * 16)
 
 
 async def test_a_model_without_a_template_says_what_to_use_instead(
