@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
@@ -16,6 +17,9 @@ from adaptspec.server.connection import Listener
 from adaptspec.server.repeats import Repeats, limited
 from adaptspec.server.service import SERVICE
 
+# How long a thread may keep the interpreter while others want it. The engine asks for it hundreds of times in a round, and
+# would wait as long each time while a large body is read or a long talk is written out.
+SWITCH_SECONDS = 0.0005
 WRITE_SECONDS = 5.0  # for handlers to send what the engine has finished, after draining
 # Who writes down what clients do: asyncio's errors of sockets, aiohttp's of requests, and ours of what they ask for.
 _TALKATIVE = ("asyncio", __name__, "adaptspec.server.problem", "adaptspec.server.sse")
@@ -38,6 +42,8 @@ async def serve(
     to close.
     Raises ConfigError if the address cannot be used. Needs the main thread, as signal handlers do.
     """
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
     logger = ClientFaults(logging.getLogger(__name__))
     asyncio.get_running_loop().set_exception_handler(on_loop_error)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=WRITE_SECONDS)
@@ -52,6 +58,7 @@ async def serve(
             await _drain(app, drain_seconds, received, on_hurry)
     finally:
         await runner.cleanup()
+        sys.setswitchinterval(usual)
 
 
 async def _listen(site: Listener, host: str, port: int) -> Listener:

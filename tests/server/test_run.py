@@ -6,13 +6,14 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from typing import Any
 
 import aiohttp
 import pytest
 
 from adaptspec.errors import ConfigError
-from adaptspec.server.run import serve
+from adaptspec.server.run import SWITCH_SECONDS, serve
 
 
 async def start(app: Any, **options: Any) -> tuple[str, asyncio.Task[None]]:
@@ -124,3 +125,13 @@ async def test_a_port_in_use_is_a_setting_to_change(app: Any) -> None:
         taken.listen()
         with pytest.raises(ConfigError, match="choose another"):
             await serve(app, port=taken.getsockname()[1], on_listening=print)
+
+
+async def test_no_thread_keeps_the_interpreter_for_long_while_it_serves(app: Any) -> None:
+    """The engine would wait for it hundreds of times in a round, 5 ms each, beside one talk of 4,000 messages."""
+    usual = sys.getswitchinterval()
+    _, server = await start(app)
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(server, 5.0)
+    assert sys.getswitchinterval() == usual
