@@ -334,7 +334,7 @@ def _refusal(model: type[WireModel], detail: ErrorDetails, place: tuple[int | st
     path = _path(place)
     if detail["type"] == "extra_forbidden":
         known = _fields_at(model, place[:-1])
-        close = get_close_matches(str(place[-1]), known, n=1)
+        close = get_close_matches(str(place[-1])[:_SHOWN], known, n=1)  # what is longer is near none of them
         hint = f" (did you mean {_path((*place[:-1], close[0]))}?)" if close else ""
         return RequestError(f"{shown(path)} is not a field this server supports; leave it out{hint}", path[:_SHOWN])
     if detail["type"] == "missing":
