@@ -17,7 +17,7 @@ from adaptspec.server.connection import Listener
 from adaptspec.server.repeats import Repeats, limited
 from adaptspec.server.service import SERVICE
 
-# How long a thread may keep the interpreter while others want it. The engine asks for it hundreds of times in a round, and
+# How long a thread may keep the interpreter while others want it. The engine wants it hundreds of times in a round, and
 # would wait as long each time while a large body is read or a long talk is written out.
 SWITCH_SECONDS = 0.0005
 WRITE_SECONDS = 5.0  # for handlers to send what the engine has finished, after draining

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from adaptspec.server.schemas import check_schema
 from adaptspec.server.wire import WireModel
 from adaptspec.types import Grammar
 
@@ -43,9 +44,10 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 
 def grammar_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> Grammar | None:
-    """The grammar a format asks for; None where any text will do."""
+    """The grammar a format asks for; None where any text will do. Raises RequestError for too much of a schema."""
     if isinstance(wanted, JsonObjectFormat):
         return Grammar('{"type": "object"}')
     if isinstance(wanted, JsonSchemaFormat):
+        check_schema(wanted.json_schema.definition, "response_format")
         return Grammar(json.dumps(wanted.json_schema.definition))
     return None

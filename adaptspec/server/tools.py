@@ -14,6 +14,7 @@ from pydantic import Field
 
 from adaptspec.errors import RequestError
 from adaptspec.server.messages import FunctionName
+from adaptspec.server.schemas import check_schema
 from adaptspec.server.wire import WireModel, shown
 from adaptspec.types import Grammar
 
@@ -75,7 +76,10 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
 
 
 def tool_grammar(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> Grammar | None:
-    """What may be written; None where nothing can be called. `parallel`: several calls in one answer."""
+    """What may be written; None where nothing can be called. `parallel`: several calls in one answer.
+
+    Raises RequestError for too much of a schema.
+    """
     if not tools or choice == "none":
         return None
     if isinstance(choice, NamedTool):
@@ -90,6 +94,7 @@ def tool_grammar(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: 
         lines.append(f"head: {json.dumps(OPEN)}")
     lines.append(f"call: head {json.dumps(HEAD.removeprefix(OPEN))} ({' | '.join(names)}) {json.dumps(TAIL)}")
     for name, tool in zip(names, tools, strict=True):
+        check_schema(tool.function.parameters or {}, "tools")
         schema = {**(tool.function.parameters or {"type": "object", "properties": {}}), "x-guidance": _STYLE}
         lines.append(f"{name}: {json.dumps(tool.function.name + MIDDLE)} %json {json.dumps(schema)}")
     return Grammar("\n".join(lines), "lark", "tools")
