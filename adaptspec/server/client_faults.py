@@ -30,7 +30,9 @@ class ClientFaults(logging.LoggerAdapter):  # type: ignore[type-arg]  # Python 3
         if isinstance(error, ConnectionError):
             super().log(logging.DEBUG, f"{msg}: the client has gone", *args)
         elif isinstance(error, BaseException) and quotes_client(error):
-            super().log(min(level, logging.WARNING), f"{msg}: %s", *args, without_words(error))
+            # Its kind is part of the line, by which lines that repeat themselves are told from others.
+            told = without_words(error).removeprefix(type(error).__name__)
+            super().log(min(level, logging.WARNING), f"{msg}: {type(error).__name__}%s", *args, told)
         else:
             super().log(level, msg, *args, **kwargs)
 
