@@ -41,6 +41,7 @@ class ServerLimits:
     prompt_logprobs: int = 2**20  # told of all prompts of a request, alternatives and choices counted
     policies: int = 64  # served at once, where some are sent to the admin's routes
     template_seconds: float = 2.0  # for the model's chat template
+    grammar_seconds: float = 10.0  # for a schema or tools to be compiled
     hang_seconds: float = 4.0  # without a sign of life of a busy engine, before its requests are given up
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from adaptspec.server.errors import BodyTimeoutError, BodyTypeError, DrainingErr
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.padding import Padding
 from adaptspec.server.protocols import AsyncEngine
+from adaptspec.server.timed import within
 from adaptspec.server.turns import Turns
 from adaptspec.server.wire import Body, GenerationBody, parse, shown
 from adaptspec.types import Request, SamplingParams
@@ -37,6 +38,7 @@ class Service:
         self.limits = limits
         self.padding = padding
         self.reading = Turns(SMALL_BODY)
+        self._compiling = asyncio.Lock()
         self.draining = False
 
     def admit(self) -> None:
@@ -87,9 +89,21 @@ class Service:
             )
 
     async def check_grammar(self, body: GenerationBody) -> None:
-        """Compile what the answer must be, where streams do not wait for it. Raises RequestError."""
-        if body.constrained:
-            await asyncio.to_thread(self._check_grammar, body)
+        """Compile what the answer must be, where streams do not wait for it.
+
+        One at a time, in a thread that nothing else waits for: what a compiler does nobody can bound.
+        Raises RequestError, also where it takes too long.
+        """
+        if not body.constrained:
+            return
+        async with self._compiling:
+            try:
+                await within(self.limits.grammar_seconds, lambda: self._check_grammar(body))
+            except asyncio.TimeoutError as error:
+                raise RequestError(
+                    f"what the answer must be takes longer than {self.limits.grammar_seconds:g} seconds to compile; "
+                    "send a simpler schema, or fewer tools"
+                ) from error
 
     async def predicted(self, text: str) -> tuple[int, ...]:
         """Token ids of what an answer is expected to be, as far as the context goes. Raises PromptTooLongError."""

@@ -126,3 +126,25 @@ async def test_a_grammar_is_written_and_compiled_off_the_event_loop(
     assert len(engine.grammars) == 3
     assert len(threads) == 3
     assert threading.current_thread() not in threads
+
+
+async def test_a_grammar_that_takes_too_long_is_refused_and_holds_nobody_up(
+    engine: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler that never comes back: the request ends, and the next one's grammar is compiled."""
+    forever = threading.Event()
+    service = Service(engine, Codec(tokenizer, 260), ServerLimits(grammar_seconds=0.1))
+    body = ChatBody.model_validate(
+        {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}
+    )
+    compiled = engine.check_grammar
+    try:
+        monkeypatch.setattr(engine, "check_grammar", lambda grammar: forever.wait())
+        with pytest.raises(RequestError, match="seconds to compile"):
+            await service.check_grammar(body)
+        monkeypatch.setattr(engine, "check_grammar", compiled)
+        service.limits = replace(service.limits, grammar_seconds=60.0)
+        await service.check_grammar(body)
+        assert len(engine.grammars) == 1
+    finally:
+        forever.set()
