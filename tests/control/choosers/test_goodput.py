@@ -198,3 +198,19 @@ def test_tries_in_vain_are_few() -> None:
     made = chooser()
     depths = [depth for (depth,) in live(made, 10_000, accepts=0)]
     assert 4 < sum(depth > 0 for depth in depths[1000:]) < 0.01 * 9000 / 0.3
+
+
+def test_a_newcomer_pays_for_reading_its_prompt() -> None:
+    """It joins a plan that serves others: what its drafter has not read yet counts, as in a plan of its own."""
+    made = chooser(16, stops=False)
+    live(made, 60, accepts=7, rows=16)
+    depths = {}
+    for unread in (0, 20_000):
+        made.finish(15)
+        made.start(15, 0)
+        plan = made._plan
+        depths[unread] = made.choose(signals([7] * 16, lag=[0] * 15 + [unread])).depths.tolist()
+        assert made._plan is plan, "the plan should have served it"
+    assert depths[0][15] > 0
+    assert depths[20_000][15] == 0
+    assert min(depths[20_000][:15]) > 0
