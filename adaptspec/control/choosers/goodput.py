@@ -90,6 +90,7 @@ class Goodput:
         self._noted: list[RoundRecord] = []
         self._tries = Tries(settings.tries)
         self._trying: int | None = None  # the model that rows of this round try
+        self._turn = 0  # whose turn it is to be tried: a model's that lost ends
 
     @property
     def calibration(self) -> Calibration | None:
@@ -148,6 +149,7 @@ class Goodput:
                 reading = self._cost.catch_up_seconds(self._settings.drafters[self._trying], float(record.caught_up))
                 if self._tries.won(record, reading, plan.market.plain / plan.market.size):
                     plan.left = 0
+                self._turn += not self._tries.going
 
     def learned(self) -> dict[str, FloatArray]:
         """See `Chooser.learned`."""
@@ -349,17 +351,19 @@ class Goodput:
 
     def _tried(self, plan: _Plan, choice: Choice, signals: BatchSignals) -> Choice:
         """The choice, with some rows that are off drafting one token, where tries can be paid for."""
-        which, known = next(iter(self._models.items()))
-        market, model = plan.market, plan.market.models[0]
+        market = plan.market
+        model = market.models[self._turn % len(market.models)]
+        which, known = model.which, self._models[model.which]
         fixed = 0.0 if plan.deepest else model.per_step + model.start + market.beside
-        if not self._tries.possible(fixed):
+        each = model.per_row + float(market.verify[1])
+        if not self._tries.possible(fixed + each):
             return choice
         idle = np.flatnonzero((choice.depths == 0) & (signals.limits >= self._tiers[0]))
         if not len(idle):
             return choice
         costs = TryCosts(
             fixed,
-            model.per_row + float(market.verify[1]),
+            each,
             model.entry[idle] * self._settings.horizon_rounds,
             market.plain,
         )

@@ -58,7 +58,12 @@ class Tries:
 
     def possible(self, least: float) -> bool:
         """Whether any row may be tried where that takes more than `least` seconds."""
-        return least < self._allowance or self._due or len(self._again) > 0
+        return least < self._allowance or self._due or self.going
+
+    @property
+    def going(self) -> bool:
+        """Whether rows of the last try go on."""
+        return len(self._again) > 0
 
     @property
     def _due(self) -> bool:
