@@ -19,6 +19,7 @@ SHORTEST: dict[str, dict[str, object]] = {
     "exp3": {},
     "linucb": {},
     "nightjar": {},
+    "hedge": {},
     "slo": {"time-per-output-token-ms": 2.0},
 }
 
