@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
-from adaptspec.types import Expected, FloatArray, IntArray, Missed, Provenance, RoundRecord
+from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRecord
 
 # 3: rounds and requests say when.
 JOURNAL_VERSION = 3
@@ -129,8 +129,6 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
         value = getattr(record, name)
         if value is not None:
             plain[name] = value.tolist()
-    if record.missed is not None:
-        plain["missed"] = [record.missed.judged.tolist(), record.missed.agreed.tolist()]
     if record.expected is not None:
         accepted = [_null(value) for value in record.expected.accepted.tolist()]
         plain["expected"] = {"goodput": _null(record.expected.goodput), "accepted": accepted}
@@ -155,7 +153,6 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
             confidence=_filled(plain["confidence"], rows, deepest),
             entropy=_filled(plain["entropy"], rows, deepest),
             provenance=_provenance(plain, rows) if "arms" in plain else None,
-            missed=Missed(*_integers(plain["missed"], (2, rows))) if "missed" in plain else None,
             expected=_expected(plain["expected"], rows) if "expected" in plain else None,
             ended=_number(plain["ended"]),
             **values,

@@ -320,7 +320,6 @@ class RoundRecord:
     # beyond the emitted tokens does. Indexed as `drafter` is.
     shadow: IntArray | None = None
     shadow_drafted: IntArray | None = None
-    missed: Missed | None = None  # what catching up told
     expected: Expected | None = None  # None where the policy estimates nothing
     ended: float = nan
 
@@ -355,25 +354,8 @@ class RoundRecord:
             provenance=None if self.provenance is None else self.provenance.take(index),
             shadow=None if self.shadow is None else self.shadow[:, index],
             shadow_drafted=None if self.shadow_drafted is None else self.shadow_drafted[:, index],
-            missed=None if self.missed is None else self.missed.take(index),
             expected=None if self.expected is None else self.expected.take(index),
         )
-
-
-@dataclass(frozen=True)
-class Missed:
-    """What a drafter says, in hindsight, of output tokens that came while it did not draft. All [B].
-
-    The latest `judged` of them were compared with what it would have drafted there, given all that came before: it
-    `agreed` with so many.
-    """
-
-    judged: IntArray
-    agreed: IntArray
-
-    def take(self, index: IntArray) -> Missed:
-        """The same for some of the rows, by position in the batch."""
-        return Missed(self.judged[index], self.agreed[index])
 
 
 @dataclass(frozen=True)

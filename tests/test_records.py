@@ -26,7 +26,7 @@ from adaptspec.records import (
     round_to_plain,
     to_line,
 )
-from adaptspec.types import Expected, Missed, Provenance, RoundRecord
+from adaptspec.types import Expected, Provenance, RoundRecord
 from tests.control.helpers import record
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=False)
@@ -61,7 +61,6 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
         provenance=Provenance(draw(small), draw(reals), draw(small), draw(reals)) if explores else None,
         shadow=draw(hindsight),
         shadow_drafted=draw(hindsight),
-        missed=Missed(draw(small), draw(small)) if draw(st.booleans()) else None,
         expected=Expected(draw(FLOATS), draw(reals)) if draw(st.booleans()) else None,
         ended=draw(FLOATS),
         **whole,
@@ -72,7 +71,7 @@ def same(a: Any, b: Any) -> bool:
     """Equal value for value, NaN and shapes and types included."""
     if isinstance(a, np.ndarray):
         return a.shape == b.shape and a.dtype == b.dtype and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
-    if isinstance(a, (RoundRecord, Provenance, Missed, Expected)):
+    if isinstance(a, (RoundRecord, Provenance, Expected)):
         return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
     return type(a) is type(b) and (bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
 
@@ -91,7 +90,6 @@ def test_every_field_of_a_round_is_written() -> None:
         provenance=Provenance(np.array([3]), np.array([0.25]), np.array([2]), np.array([1.5])),
         shadow=np.array([[4], [-1]]),
         shadow_drafted=np.array([[5], [-1]]),
-        missed=Missed(np.array([7]), np.array([6])),
         expected=Expected(812.5, np.array([1.75])),
         ended=17.25,
     )

@@ -10,7 +10,6 @@ import torch
 
 from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup, Shadow
 from adaptspec.models.draft import Draft
-from adaptspec.types import Missed
 
 
 class WrongDrafter:
@@ -38,10 +37,8 @@ class WrongDrafter:
         proposed = np.arange(draft.tokens.shape[1]) < draft.counts[:, None]
         tokens = np.where(proposed, (draft.tokens + 1) % self._vocab_size, 0)
         drawn_from = draft.distribution
-        # What it would have drafted over text that it missed would have been as wrong.
-        missed = None if draft.missed is None else Missed(draft.missed.judged, np.zeros_like(draft.missed.agreed))
         shifted = None if drawn_from is None else torch.roll(drawn_from, 1, dims=-1)
-        return replace(draft, tokens=tokens, distribution=shifted, missed=missed)
+        return replace(draft, tokens=tokens, distribution=shifted)
 
     def commit(self, row: int, valid: int) -> None:
         """See `Drafter.commit`."""

@@ -5,12 +5,8 @@ Knows confidences and counts; it decides nothing.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 
-from adaptspec.control.arrays import FEW
 from adaptspec.types import FloatArray, IntArray
 
 
@@ -53,54 +49,6 @@ class Calibration:
         self, confidence: FloatArray, drafted: IntArray, accepted: IntArray, rows: IntArray | None = None
     ) -> None:
         """Note N row-rounds: `confidence` [N, D], NaN where unknown; `drafted`, `accepted` and `rows` [N]."""
-        if len(drafted) <= FEW:
-            who = None if rows is None else rows.tolist()
-            self.observe_few(confidence.tolist(), drafted.tolist(), accepted.tolist(), who)
-        else:
-            self.observe_many(confidence, drafted, accepted, rows)
-
-    def observe_few(
-        self,
-        confidence: Sequence[Sequence[float]],
-        drafted: Sequence[int],
-        accepted: Sequence[int],
-        rows: Sequence[int] | None = None,
-    ) -> None:
-        """`observe`, one by one: quicker for few."""
-        bins, table, tokens = self.bins, self.table().tolist(), 0
-        reached, kept = [0] * bins, [0] * bins
-        # By row and by task: tokens, rejections seen and expected.
-        of_rows: dict[int, list[float]] = {}
-        of_tasks: dict[int, list[float]] = {}
-        for i, (tried, right) in enumerate(zip(drafted, accepted, strict=True)):
-            for place, sure in enumerate(confidence[i][: min(right + 1, tried)]):
-                if math.isnan(sure):
-                    continue
-                tokens += 1
-                bin_ = min(int(sure * bins), bins - 1)
-                reached[bin_] += 1
-                kept[bin_] += place < right
-                if rows is not None:
-                    task = int(self._task[rows[i]])
-                    for sums in (of_rows.setdefault(rows[i], [0, 0.0, 0.0]), of_tasks.setdefault(task, [0, 0.0, 0.0])):
-                        sums[0] += 1
-                        sums[1] += place >= right
-                        sums[2] += 1.0 - table[bin_]
-        if not tokens:
-            return
-        for all_, news, fading in ((self._rows, of_rows, self._ROW_FADE), (self._tasks, of_tasks, self._TASK_FADE)):
-            for index, (times, seen, due) in news.items():
-                all_[:, index] *= fading**times
-                all_[:, index] += seen, due
-        fade = self._discount**tokens
-        self._reached = self._reached * fade + reached
-        self._accepted = self._accepted * fade + kept
-        self._table = None
-
-    def observe_many(
-        self, confidence: FloatArray, drafted: IntArray, accepted: IntArray, rows: IntArray | None = None
-    ) -> None:
-        """`observe`, all at once: quicker for many."""
         positions = np.arange(confidence.shape[1])
         reach = np.minimum(accepted + 1, drafted)
         known = (positions < reach[:, None]) & ~np.isnan(confidence)
@@ -128,13 +76,6 @@ class Calibration:
         seen, due = self._rows[:, rows]
         usual = (told / expected)[self._task[rows]]
         return np.asarray((seen + self._ROW_PULL * usual) / (due + self._ROW_PULL), dtype=np.float64)
-
-    def factor_of_one(self, row: int) -> float:
-        """`factors` of one row, quicker."""
-        told, expected = self._tasks[:, self._task[row]].tolist()
-        seen, due = self._rows[:, row].tolist()
-        usual = (told + self._TASK_PULL) / (expected + self._TASK_PULL)
-        return float((seen + self._ROW_PULL * usual) / (due + self._ROW_PULL))
 
     def index(self, confidence: FloatArray) -> IntArray:
         """The bin of each confidence; any shape, no NaN."""

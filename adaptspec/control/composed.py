@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,12 +9,11 @@ import numpy as np
 
 from adaptspec.control.arrays import some
 from adaptspec.control.ceilings import Ceilings
-from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook, Stands, TakesOffers
+from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
 from adaptspec.control.learned import Remembers, under
 from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, RegionWatcher, RoundStop
-from adaptspec.control.standing_choice import StandingChoice
 from adaptspec.control.stopping.outlook import OutlookKeeper
 from adaptspec.control.stopping.split import TaskStops
 from adaptspec.control.stopping.stop import NoStop, StopRule
@@ -23,17 +21,12 @@ from adaptspec.control.task_tiers import TaskTiers
 from adaptspec.errors import StateError
 from adaptspec.types import Expected, FloatArray, IntArray, Reason, RoundRecord
 
-_log = logging.getLogger(__name__)
 # Names of what parts beside the chooser have learned begin with it; no chooser's does.
 _BESIDE = "@"
 
 
 class ComposedPolicy:
-    """Guards and ceilings -> chooser -> dwell -> tiers of tasks -> stop rule. Implements `Policy`.
-
-    While a choice stands none of them is asked; what these rounds brought they are told before they are asked again,
-    before a request begins or ends, and before state is saved.
-    """
+    """Guards and ceilings -> chooser -> dwell -> tiers of tasks -> stop rule. Implements `Policy`."""
 
     def __init__(
         self,
@@ -69,13 +62,6 @@ class ComposedPolicy:
         self._expected: tuple[Outlook, IntArray, Expected] | None = None
         self._said: tuple[Choice, Decision] | None = None
         self._nothing: dict[Reason, Decision] = {}
-        # What is looked at round by round keeps a decision from standing.
-        alone = dwell is None and ceilings is None and temperature is None and task_tiers is None
-        self._stands = chooser if alone and isinstance(chooser, Stands) else None
-        self._taker = chooser if isinstance(chooser, TakesOffers) and self._offered is not None else None
-        self._standing: StandingChoice | None = None
-        self._unheard: list[RoundRecord] = []  # rounds of the decision that stands
-        self._decided = False  # the round that is under way
         self._tasks: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._zeros: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -106,7 +92,6 @@ class ComposedPolicy:
 
     def start(self, row: int, task: int) -> None:
         """See `Policy.start`."""
-        self._hear()
         self._tasks[row] = task
         self._chooser.start(row, task)
         if self._by_task is not None:
@@ -120,27 +105,10 @@ class ComposedPolicy:
 
     def finish(self, row: int) -> None:
         """See `Policy.finish`."""
-        self._hear()
         self._chooser.finish(row)
 
     def decide(self, signals: BatchSignals) -> Decision:
         """See `Policy.decide`."""
-        self._decided = True
-        standing = self._standing
-        if standing is not None:
-            if standing.holds(signals):
-                choice = standing.choice
-                if self._taker is not None:
-                    choice = self._taker.take(signals) or choice
-                known = standing.decisions.get(choice)
-                if known is None:
-                    known = standing.decisions[choice] = self._decision(choice, signals)
-                return known
-            self._hear()
-        return self._asked(signals)
-
-    def _asked(self, signals: BatchSignals) -> Decision:
-        """A decision of all parts."""
         if len(self._zeros) != len(signals.rows):
             self._zeros = np.zeros(len(signals.rows), dtype=np.int64)
         limits = signals.limits
@@ -153,8 +121,6 @@ class ComposedPolicy:
         if stance is Stance.OFF or stance is Stance.PLAIN_ONCE:
             return self._none(Reason.GUARD)
         choice = self._chooser.choose(signals)
-        if stance is Stance.RUN and self._stands is not None:
-            self._stand(choice, self._stands, signals)
         if stance is Stance.PROBE:
             reasons = np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons)
             choice = replace(choice, reasons=reasons)
@@ -168,17 +134,16 @@ class ComposedPolicy:
 
     def learn(self, record: RoundRecord) -> None:
         """See `Policy.learn`."""
-        decided, self._decided = self._decided, False
-        if self._taker is not None:
-            self._taker.scored(record)
-        if not decided:  # somebody else's round, as where this policy is an arm of another: nothing stands any more
-            self._hear()
-        if self._standing is None:
-            self._learn(record)
-            return
-        self._unheard.append(record)
-        if record.missed is not None:  # news of drafts that were not made
-            self._hear()
+        self._chooser.learn(record)
+        if self._stop.learns:
+            self._stop.learn(record)
+        if self._task_learners:
+            self._teach_task_stops(record)
+        if self._keeper is not None:
+            self._keeper.learn(record)
+        # A guard learns nothing of rounds in which nobody could have drafted.
+        if self._guard is not None and not self._barred:
+            self._guard.after(record)
 
     def _decision(self, choice: Choice, signals: BatchSignals) -> Decision:
         drafting = some(choice.depths)
@@ -201,52 +166,12 @@ class ComposedPolicy:
         self._said = choice, decision
         return decision
 
-    def _stand(self, choice: Choice, chooser: Stands, signals: BatchSignals) -> None:
-        """Let the choice stand, or what was planned but for offers, if it may."""
-        if signals.beside or signals.prefill_tokens or signals.least_limit < chooser.max_depth:
-            return
-        rounds = chooser.stands()
-        if self._guard is not None and rounds > 0:
-            rounds = min(rounds, self._guard.stands())
-        if rounds > 0:
-            planned = choice if self._taker is None else self._taker.planned
-            self._standing = StandingChoice(planned, signals.rows, chooser.max_depth, rounds)
-
-    def _hear(self) -> None:
-        """What the rounds of the decision that stood came to; it stands no longer."""
-        standing, self._standing = self._standing, None
-        if standing is None:
-            return
-        records, self._unheard = self._unheard, []
-        # A round that failed half-way was decided, and never ended.
-        rounds = min(standing.served, len(records) - 1)
-        if self._stands is not None and rounds > 0:
-            self._stands.stood(rounds)
-        for record in records:
-            try:
-                self._learn(record)
-            except Exception:  # noqa: BLE001 - whoever happens to be next in line is not to blame
-                _log.exception("a policy could not learn from round %d; it goes on without", record.number)
-
-    def _learn(self, record: RoundRecord) -> None:
-        self._chooser.learn(record)
-        if self._stop.learns:
-            self._stop.learn(record)
-        if self._task_learners:
-            self._teach_task_stops(record)
-        if self._keeper is not None:
-            self._keeper.learn(record)
-        # A guard learns nothing of rounds in which nobody could have drafted.
-        if self._guard is not None and not self._barred:
-            self._guard.after(record)
-
     def learned(self) -> dict[str, FloatArray]:
         """What the chooser has learned, and under names of their own stop rules, the outlook and the draft temperature.
 
         A guard measures anew: whether speculation loses is a matter of this machine at this hour, and where it does a
         guard finds out within the time of a dozen plain rounds. Dwelling is a matter of rows, which do not outlive us.
         """
-        self._hear()
         known = self._chooser.learned()
         for prefix, part in self._memories.items():
             known.update({prefix + name: values for name, values in part.learned().items()})

@@ -5,11 +5,8 @@ Knows counts; it decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from adaptspec.control.arrays import FEW
 from adaptspec.types import FloatArray, IntArray
 
 
@@ -29,35 +26,6 @@ class Continuation:
 
     def observe(self, depths: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """Note rounds of N rows: depth decided (0: says nothing), tokens drafted and accepted, all [N]."""
-        if len(depths) <= FEW:
-            self.observe_few(depths.tolist(), drafted.tolist(), accepted.tolist())
-        else:
-            self.observe_many(depths, drafted, accepted)
-
-    def observe_few(self, depths: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """`observe`, one by one: quicker for few."""
-        depth = self._allowed.shape[1]
-        allowed, alive, went, stayed = ([0] * depth for _ in range(4))
-        rounds = 0
-        for cap, tokens, kept in zip(depths, drafted, accepted, strict=True):
-            if not cap:
-                continue
-            rounds += 1
-            may = min(cap, tokens + 1)
-            for place in range(may):
-                allowed[place] += 1
-                alive[place] += place <= kept
-            for place in range(tokens):
-                went[place] += 1
-                stayed[place] += place <= kept
-        if rounds:
-            fade = self._discount**rounds
-            self._allowed = self._allowed * fade + [allowed, alive]
-            self._went = self._went * fade + [went, stayed]
-            self._rates = None
-
-    def observe_many(self, depths: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """`observe`, all at once: quicker for many."""
         fade = self._discount ** int(np.count_nonzero(depths))
         drafted = drafted * (depths > 0)
         # Position j (from 0) was allowed where j < depth and j <= drafted, drafted where j < drafted.

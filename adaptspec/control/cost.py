@@ -1,4 +1,4 @@
-"""What a round costs on this machine: profiled at start, corrected by every round that is seen.
+"""What a round costs on this machine: believed a little at the start, learned from every round that is seen.
 
 T = overhead + draft steps + catch-up + verify. Knows seconds, rows and tokens; it does not know
 models, and it never times anything itself.
@@ -7,24 +7,22 @@ models, and it never times anything itself.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from adaptspec.control.arrays import FEW, alike, total
-from adaptspec.control.grid import LearnedGrid
+from adaptspec.control.arrays import total
+from adaptspec.control.grid import LearnedGrid, Part, Quantity, look
 from adaptspec.errors import ConfigError
 from adaptspec.types import FloatArray, RoundRecord
 
 MOST_BYTES = 2**20  # of a file that holds a table
 _VERSION = 2
-# The whole machine may slow down at once; what all kinds of work share is learned faster than what is their own.
-_MACHINE_RATE, _OVERHEAD_RATE, _CLIP = 0.1, 0.1, 0.3
-_HEARD_EVERY = 8
-# Of a round's drafting, however short it was, this share at least was steps.
-_MOST_START = 0.8
+# What a lookup takes for each row that it drafts for, until rounds tell; no round takes less beside its passes.
+_LOOKUP, _LEAST = 1e-5, 1e-6
+# Rounds that are learned together: at first one by one, since each tells much.
+_LOT = 15
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,11 @@ class CostProfile:
 
 
 class CostTable:
-    """T(batch, depths, context), in seconds."""
+    """T(batch, depths, context), in seconds. Rises with rows, tokens and steps, whatever it was told.
+
+    The profile is a weak belief (see `grid`): what rounds show soon outweighs it. How fast the machine is just now is
+    learned apart from what each kind of work takes, and faster.
+    """
 
     def __init__(self, profile: CostProfile) -> None:
         """
@@ -71,33 +73,33 @@ class CostTable:
             for name, cost in profile.drafters.items()
             if cost.step_seconds
         }
-        self._machine = 1.0
+        self._starts = {name: Quantity(cost.start_seconds) for name, cost in profile.drafters.items()}
+        self._catch_up = {name: Quantity(cost.catch_up_per_token) for name, cost in profile.drafters.items()}
+        self._lookups: dict[str, Quantity] = {}
+        self._attended = Quantity(profile.per_cached_token)
+        self._overhead: dict[tuple[bool, int], Quantity] = {}
+        self._machine = Quantity(1.0)
         self._rounds = 0
-        self._due = [0, 0]  # rounds seen when one without drafts, and one with drafts, is to be heard again
-        self._overhead: dict[tuple[bool, int], float] = {}
+        self._noted: list[tuple[int, RoundRecord, Sequence[str]]] = []
 
     def verify_seconds(self, rows: int, tokens: float, context: float = 0.0) -> float:
         """One verify pass over `tokens` packed tokens of `rows` rows that hold `context` tokens in all."""
-        return self._machine * (self._verify.at(rows, tokens / max(rows, 1)) + self.profile.per_cached_token * context)
+        attended = self._attended.seconds * context
+        return self._machine.seconds * (self._verify.at(rows, tokens / max(rows, 1)) + attended)
 
-    def verify_curve(self, rows: int, tokens: FloatArray, context: float = 0.0) -> FloatArray:
-        """`verify_seconds` for many token counts at once; any shape."""
-        base = self._verify.across(rows, tokens / max(rows, 1)) + self.profile.per_cached_token * context
-        return np.asarray(self._machine * base, dtype=np.float64)
+    def verify_curve(self, rows: int, tokens: FloatArray, context: float = 0.0, *, hoped: bool = False) -> FloatArray:
+        """`verify_seconds` for many token counts at once; any shape. See `LearnedGrid.across` for `hoped`."""
+        base = self._verify.across(rows, tokens / max(rows, 1), hoped=hoped) + self._attended.seconds * context
+        return np.asarray(self._machine.seconds * base, dtype=np.float64)
 
-    def verify_line(self, rows: int, most: int, context: float = 0.0) -> FloatArray:
-        """`verify_curve` of `rows` + 0, 1, ... `most` tokens: a list where that is quicker, which a few are."""
-        if most > FEW:
-            return self.verify_curve(rows, rows + np.arange(most + 1, dtype=np.float64), context)
-        size = max(rows, 1)
-        line = self._verify.along(size, [(rows + n) / size for n in range(most + 1)])
-        attended = self.profile.per_cached_token * context
-        return np.array([self._machine * (seconds + attended) for seconds in line])
+    def verify_line(self, rows: int, most: int, context: float = 0.0, *, hoped: bool = False) -> FloatArray:
+        """`verify_curve` of `rows` + 0, 1, ... `most` tokens."""
+        return self.verify_curve(rows, rows + np.arange(most + 1, dtype=np.float64), context, hoped=hoped)
 
     def draft_step_seconds(self, drafter: str, rows: float) -> float:
         """One draft step of `rows` active rows; 0 for a drafter that runs no model."""
         grid = self._steps.get(drafter)
-        return 0.0 if grid is None or rows <= 0 else self._machine * grid.at(rows, 1)
+        return 0.0 if grid is None or rows <= 0 else self._machine.seconds * grid.at(rows, 1)
 
     def step_line(self, drafter: str, rows: int) -> tuple[float, float]:
         """A draft step as a straight line in its active rows: seconds per step, seconds per active row.
@@ -112,22 +114,22 @@ class CostTable:
 
     def start_seconds(self, drafter: str) -> float:
         """What a round that drafts with it takes beyond its steps; 0 for a drafter that runs no model."""
-        cost = self.profile.drafters.get(drafter)
-        return 0.0 if cost is None else self._machine * cost.start_seconds
+        start = self._starts.get(drafter)
+        return 0.0 if start is None else self._machine.seconds * start.seconds
+
+    def lookup_seconds(self, drafter: str) -> float:
+        """What a drafter that runs no model takes for each row that it drafts for; 0 for one that does."""
+        return 0.0 if drafter in self._starts else self._machine.seconds * self._lookup(drafter).seconds
 
     def catch_up_seconds(self, drafter: str, tokens: float) -> float:
         """Reading `tokens` tokens that the drafter has missed."""
-        cost = self.profile.drafters.get(drafter)
-        return 0.0 if cost is None else self._machine * cost.catch_up_per_token * tokens
+        each = self._catch_up.get(drafter)
+        return 0.0 if each is None else self._machine.seconds * each.seconds * tokens
 
     def overhead_seconds(self, rows: int, drafting: bool) -> float:
-        """What a round takes beside its model passes."""
-        known = self._overhead
-        bucket = batch_bucket(rows)
-        own = known.get((drafting, bucket))
-        if own is None:
-            own = known.get((not drafting, bucket))
-        return self.profile.overhead * self._machine if own is None else own
+        """What a round takes beside its model passes: no less with drafts than without."""
+        plain = self._beside(rows, drafting=False).seconds
+        return self._machine.seconds * (max(plain, self._beside(rows, drafting=True).seconds) if drafting else plain)
 
     def plain_seconds(self, rows: int, context: float = 0.0) -> float:
         """A whole round without speculation: one token for each of `rows` rows."""
@@ -149,32 +151,37 @@ class CostTable:
         return np.asarray(total, dtype=np.float64)
 
     def observe(self, record: RoundRecord, drafters: Sequence[str] = ()) -> None:
-        """Correct the table by one round; `drafters` are those that its rows count.
+        """Learn from one round; `drafters` are those that its rows count.
 
-        Rounds that read a prompt, or hold no decoding rows, teach nothing.
+        Where nobody can tell drafting from verifying (seconds that are not a number), the whole round tells. Rounds
+        that read a prompt, or hold no decoding rows, teach nothing.
         """
+        if not len(record.rows) or record.prefill_tokens:
+            return
+        self._rounds += 1
+        self._noted.append((self._rounds, record, drafters))
+        if len(self._noted) > min(_LOT, self._rounds // 8):
+            for noted in self._noted:
+                self._learn(*noted)
+            self._noted.clear()
+            for grid in (self._verify, *self._steps.values()):
+                grid.settle(self._rounds)
+
+    def _learn(self, now: int, record: RoundRecord, drafters: Sequence[str]) -> None:
         rows = len(record.rows)
-        self._rounds += rows > 0
-        if not rows or record.prefill_tokens or not record.verify_seconds > 0.0:
-            return
-        drafting = record.drafting
-        # One round in so many says enough, of those with drafts and of those without: the rare kind is always heard.
-        if self._rounds < self._due[drafting]:
-            return
-        self._due[drafting] = self._rounds - (self._rounds - 1) % _HEARD_EVERY + _HEARD_EVERY
-        attended = self.profile.per_cached_token * total(record.context)
-        width = record.verify_tokens / rows
-        ratio = self._verify.correct(rows, width, record.verify_seconds, self._machine, attended)
-        self._correct_machine(ratio)
-        beside = record.total_seconds - record.verify_seconds
-        if record.draft_steps or record.caught_up:  # whatever became of it, it is no part of a round without drafts
-            beside -= record.draft_seconds
-        if drafting and record.draft_steps:
-            # Where several drafters ran nobody knows whose the seconds were, but they were no overhead.
-            drafter = _only_drafter(record, drafters)
-            if drafter in self._steps:
-                self._observe_draft(record, drafter, rows)
-        self._observe_overhead(rows, drafting, beside)
+        drafting = record.drafting or record.caught_up > 0
+        verifying = self._verify.parts(rows, record.verify_tokens / rows)
+        verifying.append((self._attended, float(total(record.context))))
+        proposing = self._proposing(record, drafters) if drafting else []
+        beside: list[Part] = [(self._beside(rows, drafting), 1.0)]
+        spent = record.draft_seconds if drafting else 0.0
+        left = record.total_seconds - record.verify_seconds - spent
+        if left == left:  # noqa: PLR0124 - NaN differs from itself
+            looks = [(verifying, record.verify_seconds), (proposing, spent), (beside, max(left, _LEAST))]
+        else:
+            looks = [([*verifying, *proposing, *beside], record.total_seconds)]
+        for parts, seconds in looks:
+            look(parts, self._machine, seconds, now)
 
     def to_json(self) -> str:
         """The profile (not what was learned since: that belongs to the day, not to the machine)."""
@@ -228,43 +235,39 @@ class CostTable:
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ConfigError(f"not a cost table ({error}): profile again") from error
 
-    def _observe_draft(self, record: RoundRecord, drafter: str, rows: int) -> None:
-        steps = record.draft_steps
-        measured = record.draft_seconds - self.catch_up_seconds(drafter, record.caught_up)
-        # A round that mostly caught up says little about a step.
-        if measured > 0.0 and record.draft_seconds < 2.0 * measured:
-            measured -= min(self.start_seconds(drafter), _MOST_START * measured)
-            active = max(1.0, min(rows, total(record.drafted) / steps))
-            self._correct_machine(self._steps[drafter].correct(active, 1, measured / steps, self._machine))
+    def _proposing(self, record: RoundRecord, drafters: Sequence[str]) -> list[Part]:
+        """What the drafting of a round is made of."""
+        parts: list[Part] = []
+        for which in sorted(set(record.drafter[record.depths > 0].tolist())):
+            name = drafters[which] if which < len(drafters) else ""
+            mine = (record.drafter == which) & (record.depths > 0)
+            drafted = record.drafted[mine]
+            grid = self._steps.get(name)
+            if grid is None:
+                parts.append((self._lookup(name), float(len(drafted))))
+                continue
+            parts.append((self._starts[name], 1.0))
+            parts.append((self._catch_up[name], float(record.caught_up)))
+            active = np.count_nonzero(drafted[:, None] > np.arange(max(1, drafted.max())), axis=0)
+            active[0] = len(drafted)  # whoever only catches up runs, too
+            for size, number in zip(*np.unique(active, return_counts=True), strict=True):
+                parts += grid.parts(float(size), 1, float(number))
+        return parts
 
-    def _correct_machine(self, ratio: float) -> None:
-        self._machine *= math.exp(_MACHINE_RATE * min(_CLIP, max(-_CLIP, math.log(ratio))))
+    def _lookup(self, drafter: str) -> Quantity:
+        return self._lookups.setdefault(drafter, Quantity(_LOOKUP))
 
-    def _observe_overhead(self, rows: int, drafting: bool, seconds: float) -> None:
-        key = (drafting, batch_bucket(rows))
-        old = self._overhead.get(key)
-        seconds = max(seconds, 0.0)
-        if old is None:
-            # The first round often pays for warming up: never believe it fully.
-            old = self.overhead_seconds(rows, drafting)
-            seconds = min(seconds, max(4.0 * old, 1e-4))
-            self._overhead[key] = 0.5 * (old + seconds) if old else seconds
-            return
-        bound = 2.0 * old + 1e-5
-        self._overhead[key] = old + _OVERHEAD_RATE * (min(seconds, bound) - old)
+    def _beside(self, rows: int, drafting: bool) -> Quantity:
+        """What is known of rounds of so many rows beside their passes, or else of others."""
+        bucket = batch_bucket(rows)
+        known = self._overhead.get((drafting, bucket))
+        if known is None:
+            other = self._overhead.get((not drafting, bucket))
+            prior = max(self.profile.overhead, _LEAST) if other is None else other.seconds
+            known = self._overhead[drafting, bucket] = Quantity(prior)
+        return known
 
 
 def batch_bucket(rows: int) -> int:
     """Which batch sizes count as alike: 0 for 1 row, then 2, 3-4, 5-8, 9-16 ..."""
     return max(0, rows - 1).bit_length()
-
-
-def _only_drafter(record: RoundRecord, drafters: Sequence[str]) -> str | None:
-    """The one that drafted in all rows that did; None if there were several."""
-    if not drafters:
-        return None
-    first = record.drafter.item(0)
-    if alike(record.drafter, first):
-        return drafters[first]
-    used = np.bincount(record.drafter, record.drafted).nonzero()[0]
-    return drafters[used[0]] if len(used) == 1 else None

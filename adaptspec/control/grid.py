@@ -1,6 +1,8 @@
-"""A table of measured seconds over two axes that is read by interpolation and corrected by what is seen later.
+"""Seconds that are never certain: what was measured once is a weak belief, corrected by every look at the truth.
 
-Knows numbers only; what the axes mean is its owner's affair.
+Each quantity is known by the logarithm of what it is over what was believed first, and the variance of that. Looks
+are sums of quantities: a Kalman filter of diagonal covariance shares out what they did not expect. A look that is
+farther off than chance allows counts no more than chance does, so that stalls move little.
 """
 
 from __future__ import annotations
@@ -13,22 +15,65 @@ from collections.abc import Sequence
 import numpy as np
 
 from adaptspec.errors import ConfigError
-from adaptspec.types import FloatArray
+from adaptspec.types import FloatArray, IntArray
 
-# A measurement may move the table by at most this much (in log) times the rate: one hiccup changes nothing.
-_CLIP = 0.3
-# The median of a cell's first few corrects the profile, which was taken in other conditions, by nearly all it asks for.
-_FIRST, _FIRST_SHARE = 3, 0.8
-_SLOW, _FAST = 0.02, 0.3
-# Corrections stay within a factor of e^2 of the profile.
-_FURTHEST = 2.0
+# Variances of logarithms: of a single look, of what was measured at the start, and what a round adds to it. So a
+# measurement at the start is worth less than one round, and in the long run about the last thirty looks count.
+_NOISE, _FIRST, _DRIFT = 0.3**2, 0.5**2, 1e-4
+_SETTLED = math.sqrt(_NOISE * _DRIFT)
+# Looks count up to so many standard deviations.
+_CHANCE = 2.0
+# Twice the work takes at least as long, and hardly more than 2 ** this times as long.
+_STEEPEST = 1.25
+_FURTHEST = 5.0
+
+
+class Quantity:
+    """One positive number of seconds."""
+
+    __slots__ = ("log", "prior", "seen", "variance")
+
+    def __init__(self, prior: float, variance: float = _FIRST) -> None:
+        self.prior = prior
+        self.log = 0.0
+        self.variance = variance
+        self.seen = 0  # when it was last looked at
+
+    @property
+    def seconds(self) -> float:
+        """What it is taken to be."""
+        return self.prior * math.exp(self.log)
+
+
+Part = tuple[Quantity, float]  # a quantity, and how many of it there are
+
+
+def look(parts: Sequence[Part], scale: Quantity, seconds: float, now: int) -> None:
+    """Learn from `scale` x the sum of all parts having taken so many seconds, in round `now`."""
+    shares = [(part, number * part.seconds) for part, number in parts if number > 0.0]
+    expected = sum(share for _, share in shares)
+    if not expected > 0.0 or not seconds > 0.0:
+        return
+    known = [(scale, 1.0, 4.0 * _DRIFT), *((part, share / expected, _DRIFT) for part, share in shares)]
+    variance = _NOISE
+    for part, share, drift in known:
+        part.variance = min(_FIRST, part.variance + drift * (now - part.seen))
+        part.seen = now
+        variance += share * share * part.variance
+    chance = _CHANCE * math.sqrt(variance)
+    surprise = math.log(seconds / (expected * scale.seconds))
+    surprise = min(chance, max(-chance, surprise)) / variance
+    for part, share, _ in known:
+        gain = part.variance * share
+        part.log = min(_FURTHEST, max(-_FURTHEST, part.log + gain * surprise))
+        part.variance -= gain * gain / variance
 
 
 class LearnedGrid:
     """Seconds over `rows` x `columns`, both ascending; linear between the points and beyond the last.
 
-    A cell that was not seen for long trusts a new measurement more than one seen each round, so a rare measurement
-    still counts. One that was never seen follows the last corrected one of its row; the first column stands for itself.
+    What is read never falls along either axis, and rises hardly faster than work does; what breaks that is mended where
+    least is known. So a point that was measured wrong is held in check by its neighbours that rounds have shown.
     """
 
     def __init__(self, rows: Sequence[float], columns: Sequence[float], seconds: Sequence[Sequence[float]]) -> None:
@@ -38,113 +83,105 @@ class LearnedGrid:
         """
         self.rows = [float(x) for x in rows]
         self.columns = [float(x) for x in columns]
-        self.profile: FloatArray = np.array(seconds, dtype=np.float64)
-        if self.profile.shape != (len(self.rows), len(self.columns)) or not self.profile.size:
+        table: FloatArray = np.array(seconds, dtype=np.float64)
+        if table.shape != (len(self.rows), len(self.columns)) or not table.size:
             raise ConfigError(
                 f"a cost table of {len(self.rows)} x {len(self.columns)} needs as many times; measure again"
             )
         if any(b <= a for axis in (self.rows, self.columns) for a, b in itertools.pairwise(axis)):
             raise ConfigError("the axes of a cost table must ascend; measure again")
-        if not (np.isfinite(self.profile).all() and (self.profile > 0).all()):
+        if not (np.isfinite(table).all() and (table > 0).all()):
             raise ConfigError("a cost table holds a time that is not positive; measure again")
         self._axis: FloatArray = np.array(self.columns)
-        self._log: list[list[float]] = [[0.0] * len(self.columns) for _ in self.rows]
-        self._seen: list[list[int]] = [[-(10**6)] * len(self.columns) for _ in self.rows]
-        self._first: list[list[list[float]]] = [[[] for _ in self.columns] for _ in self.rows]
-        self._now: list[list[float]] = self.profile.tolist()
-        self._clock = 0
+        self._cells = [[Quantity(value) for value in line] for line in table.tolist()]
+        self.settle()
+
+    def settle(self, now: int = 0) -> None:
+        """What is read from now on follows what was learned."""
+        cells = [cell for line in self._cells for cell in line]
+        shape = len(self.rows), len(self.columns)
+        variance = np.array([min(_FIRST, c.variance + _DRIFT * (now - c.seen)) for c in cells]).reshape(shape)
+        level = np.array([math.log(c.prior) + c.log for c in cells]).reshape(shape)
+        hope = np.maximum(np.sqrt(variance) - math.sqrt(_SETTLED), 0.0)
+        axes = np.log(np.array(self.rows)), np.log(self._axis)
+        read = _mended(level, 1.0 / variance, *axes)
+        more = (read - read[:, :1]) * np.exp(-hope)  # beyond the first column, which everything is weighed against
+        self._now: list[list[float]] = read.tolist()
+        self._hoped: list[list[float]] = (read[:, :1] + np.maximum.accumulate(more, axis=1)).tolist()
 
     def at(self, row: float, column: float) -> float:
-        """Seconds at one point, corrected."""
+        """Seconds at one point."""
         i, f = _locate(self.rows, row)
         j, g = _locate(self.columns, column)
-        return self._blend(i, f, j, g)
-
-    def across(self, row: float, columns: FloatArray) -> FloatArray:
-        """Seconds at one row coordinate and many column coordinates, corrected; any shape."""
-        i, f = _locate(self.rows, row)
-        line = self._now[i]
+        now = self._now
+        value = now[i][j] if not g else now[i][j] + g * (now[i][j + 1] - now[i][j])
         if f:
-            line = [(1.0 - f) * above + f * below for above, below in zip(line, self._now[i + 1], strict=True)]
+            below = now[i + 1][j] if not g else now[i + 1][j] + g * (now[i + 1][j + 1] - now[i + 1][j])
+            value += f * (below - value)
+        return value
+
+    def across(self, row: float, columns: FloatArray, *, hoped: bool = False) -> FloatArray:
+        """Seconds at one row coordinate and many column coordinates; any shape. `hoped`: where little is known, as few
+
+        as may well be.
+        """
+        i, f = _locate(self.rows, row)
+        table = self._hoped if hoped else self._now
+        line = table[i]
+        if f:
+            line = [above + f * (below - above) for above, below in zip(line, table[i + 1], strict=True)]
         read = np.interp(columns, self._axis, line)
         if len(line) > 1:
-            slope = max(0.0, (line[-1] - line[-2]) / (self.columns[-1] - self.columns[-2]))
+            slope = (line[-1] - line[-2]) / (self.columns[-1] - self.columns[-2])
             read = read + slope * np.maximum(columns - self.columns[-1], 0.0)
         return np.asarray(read, dtype=np.float64)
 
-    def along(self, row: float, columns: Sequence[float]) -> list[float]:
-        """`across` for ascending columns, one by one: quicker for few."""
-        i, f = _locate(self.rows, row)
-        line, axis = self._now[i], self.columns
-        if f:
-            line = [(1.0 - f) * above + f * below for above, below in zip(line, self._now[i + 1], strict=True)]
-        j, last, read = 0, len(axis) - 1, []
-        for column in columns:
-            while j < last and axis[j + 1] <= column:
-                j += 1
-            seconds = line[j]
-            if column > axis[j] and last:
-                k = min(j, last - 1)
-                slope = (line[k + 1] - line[k]) / (axis[k + 1] - axis[k])
-                seconds += (max(0.0, slope) if j == last else slope) * (column - axis[j])
-            read.append(seconds)
-        return read
-
-    def correct(self, row: float, column: float, seconds: float, scale: float, offset: float = 0.0) -> float:
-        """Note that a point took `seconds`, expected to be scale * (`at` + offset).
-
-        Returns seconds / expected, or 1 where the profile is still being corrected and this says nothing of the day.
-        """
-        self._clock += 1
+    def parts(self, row: float, column: float, number: float = 1.0) -> list[Part]:
+        """What `number` looks at a point are made of."""
         i, f = _locate(self.rows, row)
         j, g = _locate(self.columns, column)
-        settled = len(self._first[i][j]) == _FIRST
-        ratio = seconds / (scale * (self._blend(i, f, j, g) + offset))
         f, g = min(f, 1.0), min(g, 1.0)
-        self._nudge(i, j, math.log(ratio), (1.0 - f) * (1.0 - g))
-        if f:
-            self._nudge(i + 1, j, math.log(ratio), f * (1.0 - g))
-        if g:
-            self._nudge(i, j + 1, math.log(ratio), (1.0 - f) * g)
-        if f and g:
-            self._nudge(i + 1, j + 1, math.log(ratio), f * g)
-        return ratio if settled else 1.0
+        corners = ((i, j, (1.0 - f) * (1.0 - g)), (i + 1, j, f * (1.0 - g)), (i, j + 1, (1.0 - f) * g))
+        parts = [(self._cells[a][b], number * weight) for a, b, weight in corners if weight]
+        return [*parts, (self._cells[i + 1][j + 1], number * f * g)] if f and g else parts
 
-    def _nudge(self, i: int, j: int, error: float, weight: float) -> None:
-        if weight < 0.05:
-            return
-        idle = self._clock - self._seen[i][j]
-        self._seen[i][j] = self._clock
-        first = self._first[i][j]
-        log = self._log[i][j]
-        if len(first) < _FIRST:
-            first.append(log + error)
-            if len(first) < _FIRST:
-                return
-            log += _FIRST_SHARE * (sorted(first)[_FIRST // 2] - log)
-        else:
-            log += weight * min(_FAST, max(_SLOW, idle / 256.0)) * min(_CLIP, max(-_CLIP, error))
-        log = min(_FURTHEST, max(-_FURTHEST, log))
-        self._set(i, j, log)
-        if j:
-            for k in range(1, len(self.columns)):
-                if len(self._first[i][k]) < _FIRST:
-                    self._set(i, k, log)
 
-    def _set(self, i: int, j: int, log: float) -> None:
-        self._log[i][j] = log
-        self._now[i][j] = float(self.profile[i, j]) * math.exp(log)
+def _mended(level: FloatArray, weight: FloatArray, rows: FloatArray, columns: FloatArray) -> FloatArray:
+    """Seconds from their logarithms [R, C], rising along both axes, and hardly faster than work."""
+    for _ in range(4):
+        if _holds(level, columns) and _holds(level.T, rows):
+            break
+        level = np.array([_monotone(line, own, columns) for line, own in zip(level, weight, strict=True)])
+        level = np.array([_monotone(line, own, rows) for line, own in zip(level.T, weight.T, strict=True)]).T
+    level = np.maximum.accumulate(np.maximum.accumulate(level, axis=1), axis=0)
+    return np.asarray(np.exp(level), dtype=np.float64)
 
-    def _blend(self, i: int, f: float, j: int, g: float) -> float:
-        line = self._now[i]
-        value = line[j]
-        if g:
-            value += g * (line[j + 1] - value)
-        if f:
-            line = self._now[i + 1]
-            below = line[j] + g * (line[j + 1] - line[j]) if g else line[j]
-            value += f * (below - value)
-        return max(value, 1e-9)
+
+def _holds(level: FloatArray, axis: FloatArray) -> bool:
+    step = np.diff(level, axis=1)
+    return bool((step >= 0.0).all() and (step <= _STEEPEST * np.diff(axis)).all())
+
+
+def _monotone(line: FloatArray, weight: FloatArray, axis: FloatArray) -> FloatArray:
+    rising = _pooled(line, weight)
+    steepest = _STEEPEST * axis
+    return steepest - _pooled(steepest - rising, weight)
+
+
+def _pooled(values: FloatArray, weight: FloatArray) -> FloatArray:
+    """The nearest values that never fall, by weighted squares (pool adjacent violators)."""
+    if (values[1:] >= values[:-1]).all():
+        return values
+    pools: list[tuple[float, float, int]] = []
+    for value, own in zip(values.tolist(), weight.tolist(), strict=True):
+        pool = (value, own, 1)
+        while pools and pools[-1][0] > pool[0]:
+            mean, heavy, count = pools.pop()
+            both = heavy + pool[1]
+            pool = ((mean * heavy + pool[0] * pool[1]) / both, both, count + pool[2])
+        pools.append(pool)
+    counts: IntArray = np.array([count for *_, count in pools])
+    return np.repeat(np.array([mean for mean, *_ in pools]), counts)
 
 
 def _locate(axis: list[float], value: float) -> tuple[int, float]:

@@ -62,9 +62,9 @@ class GuardSpec(Part):
         schedule = None if self.depth_by_batch_size is None else BatchSchedule(self.depth_by_batch_size)
         return Bounds(self.max_batch_size, schedule, self.min_free_memory)
 
-    def switch(self, cost: CostTable, drafters: int = 1) -> SwitchGuard | None:
-        """What switches a policy of so many drafters off and on again; None where nothing may."""
+    def switch(self, cost: CostTable) -> SwitchGuard | None:
+        """What switches a policy off and on again; None where nothing may."""
         if self.never_slower is None and self.disable_below_acceptance is None:
             return None
         slower = None if self.never_slower is None else self.never_slower.build()
-        return SwitchGuard(GuardSettings(slower, self.disable_below_acceptance, self.probe.build()), cost, drafters)
+        return SwitchGuard(GuardSettings(slower, self.disable_below_acceptance, self.probe.build()), cost)

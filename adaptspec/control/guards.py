@@ -16,7 +16,7 @@ from adaptspec.control.arrays import number, total
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.cost import CostTable, batch_bucket
 from adaptspec.control.policy import BatchSignals
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.types import IntArray, Reason, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,6 @@ class SwitchGuard:
     may, so that even a hopeless draft costs little. A new request shortens what is left of the wait by its share of
     the batch, by half where it is alone: what lost on the last may pay on this one.
 
-    What drafters say of tokens they did not draft is free: where it tells of all of them that one drafted token cannot
-    pay for being verified, a probe that is due is put off as if it had failed.
-
     Nothing of it is kept over a restart: to find out anew costs some plain rounds' time, to believe what another hour
     or machine measured could cost an hour.
     """
@@ -83,19 +80,15 @@ class SwitchGuard:
     _READING = 8
     # So many rounds without drafts end a window.
     _IDLE_ROUNDS = 8
-    # So many tokens scored for free say enough.
-    _FREE_TOKENS = 32
     # The baseline is renewed after this many speculating rounds, then twice as many, and so on.
     _FIRST_REFRESH = 64
     # Rounds are measured so many at a time, or as many as a window takes: one by one they take twice as long. From
     # `_LARGE` rows on each tells more, and a policy does more in each: every eighth round does all that can wait.
     _LOT, _LARGE, _LARGE_LOT = 3, 32, 8
 
-    def __init__(self, settings: GuardSettings, cost: CostTable, drafters: int = 1) -> None:
-        """`drafters` counts the policy's."""
+    def __init__(self, settings: GuardSettings, cost: CostTable) -> None:
         self._settings = settings
         self._cost = cost
-        self._drafters = drafters
         self._stance = Stance.RUN
         self._wait = float(settings.probe.after_tokens)
         self._left = 0.0
@@ -104,7 +97,6 @@ class SwitchGuard:
         self._idle = 0
         self._rows, self._bucket = 1, batch_bucket(1)
         self._on_trial = False
-        self._free = _FreeScore()
         self._reading = 0  # rounds that caught up, less those that did not
         self._stale: dict[int, int] = {}
         self._refresh: dict[int, int] = {}
@@ -113,6 +105,7 @@ class SwitchGuard:
         self._told = 0  # rounds, whatever they did
         self._lot = self._lot_of(1)
         self._window = _Window()
+        self._plain = _Plain()
 
     def start(self) -> None:
         """A new request begins."""
@@ -125,23 +118,10 @@ class SwitchGuard:
         if rows != self._rows:
             self._rows, self._bucket, self._lot = max(1, rows), batch_bucket(rows), self._lot_of(rows)
         if self._stance is Stance.OFF and self._left <= 0.0:
-            self._end_wait()
+            self._stance, self._probed, self._window = Stance.PROBE, 0, _Window()
         if self._stance is Stance.RUN and self._settings.never_slower is not None:
             return Stance.PLAIN_ONCE if self._until_plain <= 0 else Stance.RUN
         return self._stance
-
-    def stands(self) -> int:
-        """For how many rounds after this one it would let a policy run that runs now, as far as it knows.
-
-        Few where drafts lose, or it cannot tell yet: it must be told of these rounds before they have cost much.
-        """
-        if self._stance is not Stance.RUN:
-            return 0
-        rules, window = self._settings.never_slower, self._window
-        if rules is None:
-            return self._lot
-        calm, most = (window.lost <= 0.0 if window.rounds > 1 else self._idle > 0), rules.window_rounds // 2
-        return min(self._until_plain - 1, most if calm else min(most, self._LOT - 1))
 
     def after(self, record: RoundRecord) -> None:
         """Note a round."""
@@ -149,6 +129,9 @@ class SwitchGuard:
         self._told += 1
         # That of the rows that `stance` saw: those under other policies are not in the record.
         bucket = self._bucket
+        if self._alone and not drafted and not record.caught_up:
+            plain = self._cost.plain_seconds(len(record.rows), total(record.context))
+            self._plain.add(bucket, record.total_seconds / plain)
         if drafted:
             self._stale[bucket] = self._stale.get(bucket, 0) + 1
         elif self._stale.get(bucket):
@@ -158,7 +141,6 @@ class SwitchGuard:
         if self._stance is Stance.OFF:
             if not drafted:  # else it was decided before the switch, and is told of afterwards
                 self._left -= total(record.emitted)
-                self._free.add(record, self._drafters)
         elif self._stance is Stance.PROBE:
             self._after_probe(record, drafted)
         elif drafted:
@@ -191,17 +173,6 @@ class SwitchGuard:
             self._switch_off()
         self._window, self._losses = _Window(), 0
 
-    def _end_wait(self) -> None:
-        """Probe, unless what was scored for free says that not even one drafted token would pay."""
-        free, rows = self._free, self._rows
-        if self._settings.never_slower is not None and free.tokens >= self._FREE_TOKENS:
-            verify = self._cost.verify_seconds(rows, 2.0 * rows) - self._cost.verify_seconds(rows, rows)
-            if free.acceptance * self._cost.plain_seconds(rows) <= verify:
-                self._lengthen_wait()
-                self._switch_off()
-                return
-        self._stance, self._probed, self._window = Stance.PROBE, 0, _Window()
-
     def _lengthen_wait(self) -> None:
         probe = self._settings.probe
         self._wait = min(self._wait * probe.backoff, float(probe.longest))
@@ -221,7 +192,7 @@ class SwitchGuard:
         if self._on_trial:
             self._lengthen_wait()
         self._stance, self._left, self._losses = Stance.OFF, self._wait, 0
-        self._on_trial, self._free = False, _FreeScore()
+        self._on_trial = False
 
     @property
     def _until_plain(self) -> int:
@@ -255,7 +226,7 @@ class SwitchGuard:
 
     def _measure(self, record: RoundRecord) -> None:
         rows = len(record.rows)
-        plain = self._cost.plain_seconds(rows, total(record.context))
+        plain = self._cost.plain_seconds(rows, total(record.context)) * self._plain.of(self._bucket)
         kept, drafting = number(record.accepted), number(record.drafted)
         self._window.add(total(record.emitted) / rows, record.total_seconds / plain, kept, drafting)
 
@@ -348,32 +319,25 @@ class _Window:
         return self._kept / self._drafting if self._drafting else 1.0
 
 
-class _FreeScore:
-    """What the best of the policy's drafters would have got accepted, had it drafted: they looked on while off."""
+class _Plain:
+    """What plain rounds really took over what the cost table has them take, by batch size."""
+
+    # The first rounds count in full, later ones as of so many.
+    _LAST = 16
 
     def __init__(self) -> None:
-        self._drafted: FloatArray = np.zeros(0)  # [drafters] tokens
-        self._accepted: FloatArray = np.zeros(0)
+        self._known: dict[int, tuple[float, int]] = {}
 
-    def add(self, record: RoundRecord, drafters: int) -> None:
-        """`drafters` of the record's are the policy's."""
-        if record.shadow is None or record.shadow_drafted is None:
-            return
-        agreed, drafted = record.shadow[:drafters], record.shadow_drafted[:drafters]
-        known = (drafted > 0) & (agreed >= 0)
-        if len(self._drafted) != len(agreed):
-            self._drafted, self._accepted = np.zeros(len(agreed)), np.zeros(len(agreed))
-        self._drafted += (drafted * known).sum(axis=1)
-        self._accepted += (agreed * known).sum(axis=1)
+    def add(self, bucket: int, ratio: float) -> None:
+        """A plain round; one that hesitated counts as twice as long at most."""
+        mean, count = self._known.get(bucket, (1.0, 0))
+        count = min(count + 1, self._LAST)
+        ratio = min(2.0 * mean, max(0.5 * mean, ratio))
+        self._known[bucket] = mean + (ratio - mean) / count, count
 
-    @property
-    def tokens(self) -> float:
-        """Of the drafter that was scored least: nobody knows what one that never was would have come to."""
-        return float(self._drafted.min(initial=np.inf)) if len(self._drafted) else 0.0
-
-    @property
-    def acceptance(self) -> float:
-        return float((self._accepted / self._drafted).max()) if self.tokens else 1.0
+    def of(self, bucket: int) -> float:
+        """1 where none has run yet."""
+        return self._known.get(bucket, (1.0, 0))[0]
 
 
 class Dwell:

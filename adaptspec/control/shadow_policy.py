@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from adaptspec.control.acceptance import Acceptance
 from adaptspec.control.arrays import some, total
 from adaptspec.control.cost import CostTable
 from adaptspec.control.counterfactual import Counterfactual
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import BatchSignals, Decision, Policy
-from adaptspec.control.signals import AcceptanceSignals
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 # Estimates are over about the last thousand rounds, so that they follow traffic and what has been learned.
@@ -71,7 +71,7 @@ class ShadowPolicy:
         self._drafters = tuple(drafters)
         self._numbers = DrafterNumbers(policy.drafters if policy.max_depth else (), drafters)
         depth = max(1, policy.max_depth)
-        self._signals = [AcceptanceSignals(max_rows, tasks, depth) for _ in drafters]
+        self._signals = [Acceptance(max_rows, tasks, depth) for _ in drafters]
         self._depth = depth
         self._mine: BoolArray = np.zeros(max_rows, dtype=np.bool_)
         self._lag: IntArray = np.full((len(drafters), max_rows), -1, dtype=np.int64)
@@ -246,7 +246,6 @@ def _as_if(
         expected=decision.expected,
         shadow=agreed,
         shadow_drafted=said,
-        missed=None,
     )
 
 

@@ -15,12 +15,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from adaptspec.control.batch_schedule import DEEPEST
+from adaptspec.control.calibration import Calibration
 from adaptspec.control.ceilings import Ceilings
 from adaptspec.control.choosers.chooser import Parts
-from adaptspec.control.choosers.goodput import Goodput
-from adaptspec.control.choosers.lookup import LookupGoodput
 from adaptspec.control.choosers.registry import ChooseSpec
-from adaptspec.control.choosers.slo import Slo
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.cost import CostTable
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
@@ -193,7 +191,7 @@ def build_policy(
         policy=None if nested else arm,
     )
     chooser = body.choose.build(parts)
-    calibration = chooser.calibration if isinstance(chooser, Goodput | LookupGoodput | Slo) else None
+    calibration: Calibration | None = getattr(chooser, "calibration", None)
     overrides = {_task(spec, name, task_names): task for name, task in body.tasks.items()}
     stops = {task: override.stop for task, override in overrides.items() if override.stop is not None}
     weighs = "marginal-goodput" in {body.stop.rule, *(stop.rule for stop in stops.values())}
@@ -205,7 +203,7 @@ def build_policy(
         spec.drafters,
         max_rows,
         stop=body.stop.build(calibration),
-        guard=body.guard.switch(cost, len(spec.drafters)) if chooser.max_depth else None,
+        guard=body.guard.switch(cost) if chooser.max_depth else None,
         dwell=_dwell(spec, overrides, max_rows),
         ceilings=_ceilings(spec, overrides, parts.tasks) if chooser.max_depth else None,
         task_tiers=_task_tiers(overrides, parts.tasks, chooser.max_depth),

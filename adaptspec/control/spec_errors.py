@@ -16,6 +16,8 @@ from adaptspec.control.schema import suggestion
 from adaptspec.control.yaml_source import Problem, Source, shown
 
 _NO_MAPPING = ("model_type", "model_attributes_type", "dict_type")
+# What to write in place of what there once was.
+_GONE = {("algorithm", "hedge"): "write {algorithm: goodput}, which chooses among the drafters in every round"}
 
 
 def problems_of(source: Source, error: ValidationError, schema: Mapping[str, Any]) -> list[Problem]:
@@ -87,6 +89,9 @@ def _unknown_variant(source: Source, where: Sequence[object], context: Mapping[s
     key = context["discriminator"].strip("'")
     if "tag" not in context:
         return source.problem(where, f"{key!r} is missing")
+    instead = _GONE.get((key, context["tag"]))
+    if instead is not None:
+        return source.problem((*where, key), f"there is no {key} {shown(context['tag'])} any more; {instead}")
     known = [word.strip("'") for word in context["expected_tags"].split(", ")]
     near = suggestion(context["tag"], known)
     there = f"there is no {key} {shown(context['tag'])}{near}; there are: {', '.join(known)}"

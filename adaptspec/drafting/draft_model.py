@@ -7,17 +7,20 @@ is missing, so the prompt's prefill and the catch-up after a pause are one and t
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from adaptspec.drafting.catch_up import NOBODY, USUAL, FirstPass, judge, judge_alone, judged_counts
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import Stream, certainty, entropies, tempered, top_certainty
-from adaptspec.types import IntArray, Missed
+from adaptspec.types import IntArray
+
+# After full acceptance the last drafted token was never fed, so two tokens are the usual share of a round.
+_USUAL = 2
+_NOBODY: IntArray = np.zeros(0, dtype=np.int64)
 
 
 class DraftModelDrafter:
@@ -37,7 +40,7 @@ class DraftModelDrafter:
 
     def lag(self, row: int, length: int) -> int:
         """See `Drafter.lag`."""
-        return max(0, length - self.runner.length(row) - USUAL)
+        return max(0, length - self.runner.length(row) - _USUAL)
 
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`. Rows that find no memory draft nothing this round."""
@@ -53,15 +56,12 @@ class DraftModelDrafter:
         counts = np.zeros(batch, dtype=np.int64)
         kept: list[tuple[IntArray, torch.Tensor]] = []
         raw: list[tuple[IntArray, torch.Tensor]] = []
-        missed: Missed | None = None
         steps = 0
         if not len(active) and len(packed.rows):
             self.runner.forward(packed)  # nobody drafts yet, but prompts are read on
         while len(active):
             offsets = np.full(len(active), steps, dtype=np.int64)
             logits = self.runner.forward(packed)
-            if not steps:
-                logits, missed = judge(job, first, logits, tokens)
             scores = job.sampling.process(logits, active, offsets, tokens)
             chosen, drawn_from = _draw(job, scores, active, offsets)
             if job.keep_distribution:
@@ -85,21 +85,18 @@ class DraftModelDrafter:
             packed = Packed(job.rows[active], ones, drawn, ones)
         distribution = _padded(kept, batch, deepest) if kept else None
         own = _padded(raw, batch, deepest) if raw else None
-        return Draft(tokens, counts, confidence, entropy, distribution, steps, first.caught_up, missed, own)
+        return Draft(tokens, counts, confidence, entropy, distribution, steps, first.caught_up, own)
 
-    def _alone(self, job: DraftJob, first: FirstPass, depth: int) -> Draft:
+    def _alone(self, job: DraftJob, first: _FirstPass, depth: int) -> Draft:
         """One row, greedy, on a CPU: the same in half the time, where a step is shortest."""
         active, packed, forward, stop = first.active, first.packed, self.runner.forward, job.stop
         row, one = job.rows[active], np.ones(1, dtype=np.int64)
         drawn: list[int] = []
         sure: list[float] = []
         spread: list[float] = []
-        missed: Missed | None = None
         while True:
             logits = forward(packed)
-            if first.caught_up and not drawn:
-                logits, missed = judge_alone(job, first, logits)
-            scores = job.sampling.process(logits, NOBODY, NOBODY, NOBODY).numpy()[0]
+            scores = job.sampling.process(logits, _NOBODY, _NOBODY, _NOBODY).numpy()[0]
             top = int(scores.argmax())
             confidence, entropy = top_certainty(scores, top)
             drawn.append(top)
@@ -112,7 +109,7 @@ class DraftModelDrafter:
             packed = Packed(row, one, np.array(drawn[-1:]), one)
         steps, tokens = len(drawn), np.array([drawn])
         told = np.array([sure]), np.array([spread])
-        draft = Draft(tokens, np.array([steps]), *told, None, steps, first.caught_up, missed)
+        draft = Draft(tokens, np.array([steps]), *told, None, steps, first.caught_up)
         return draft if len(job.rows) == 1 else _among(len(job.rows), active, draft)
 
     def commit(self, row: int, valid: int) -> None:
@@ -132,7 +129,7 @@ class DraftModelDrafter:
             return job.depths
         return np.clip(job.depths, 0, np.maximum(np.array(rooms, dtype=np.int64), 0))
 
-    def _first(self, job: DraftJob, depths: IntArray) -> FirstPass:
+    def _first(self, job: DraftJob, depths: IntArray) -> _FirstPass:
         """The first pass: what each drafting row's cache has not seen. Rows that read all of it draft."""
         budget, vocabulary, runner = self._catch_up_tokens, self.runner.info.vocab_size, self.runner
         reading: list[int] = []
@@ -142,7 +139,7 @@ class DraftModelDrafter:
         for i in np.flatnonzero(depths).tolist():
             row, context = int(job.rows[i]), job.tokens[i]
             missing = context[runner.length(row) :]
-            part = missing[: max(budget, USUAL)]
+            part = missing[: max(budget, _USUAL)]
             # A target with a wider (padded) vocabulary may hold tokens that the draft has no embedding for.
             if max(missing) >= vocabulary or not runner.reserve(row, len(context) + int(depths[i])):
                 continue
@@ -152,10 +149,18 @@ class DraftModelDrafter:
             counts.append(len(part))
             complete.append(len(part) == len(missing))
         who, read, wanted, tokens = (np.array(part, dtype=np.int64) for part in (reading, counts, complete, fed))
-        caught_up = sum(count - USUAL for count in counts if count > USUAL)
-        judged = judged_counts(job, who, read, wanted) if caught_up else np.zeros_like(read)
-        packed = Packed(job.rows[who], read, tokens, wanted + judged if caught_up else wanted)
-        return FirstPass(who, who if all(complete) else who[wanted > 0], packed, judged, caught_up)
+        caught_up = sum(count - _USUAL for count in counts if count > _USUAL)
+        packed = Packed(job.rows[who], read, tokens, wanted)
+        return _FirstPass(who if all(complete) else who[wanted > 0], packed, caught_up)
+
+
+@dataclass(frozen=True)
+class _FirstPass:
+    """The pass that begins a round: what each drafting row's cache has not seen. Rows that read all of it draft."""
+
+    active: IntArray
+    packed: Packed
+    caught_up: int
 
 
 def _among(rows: int, active: IntArray, part: Draft) -> Draft:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -63,7 +62,7 @@ class TolerantDrafter:
             return draft
         self._failed(ArithmeticError("the draft's scores are not numbers"), job.rows)
         # What was drawn before stays: which scores break may depend on it.
-        return replace(draft.cut(sound), missed=None)
+        return draft.cut(sound)
 
     def commit(self, row: int, valid: int) -> None:
         """See `Drafter.commit`."""

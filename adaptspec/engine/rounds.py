@@ -290,7 +290,6 @@ class RoundLoop:
             expected=decision.expected,
             shadow=None if shadows is None else shadows.accepted,
             shadow_drafted=None if shadows is None else shadows.drafted,
-            missed=None if draft.missed is None else draft.missed.take(np.arange(size)),
         )
 
     def _report(self, record: RoundRecord) -> None:

@@ -16,7 +16,7 @@ from adaptspec.engine.prevalidation import cut_refused
 from adaptspec.engine.shadow_scores import Shadows, ShadowScores
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
-from adaptspec.types import IntArray, Missed
+from adaptspec.types import IntArray
 from adaptspec.verification.draft_scores import score_temperatures
 from adaptspec.verification.method import Method, Verdict
 
@@ -145,7 +145,6 @@ def _merge(parts: Sequence[Draft]) -> Draft:
         scores=_merge_scores(wide),
         steps=sum(part.steps for part in parts),
         caught_up=sum(part.caught_up for part in parts),
-        missed=_merge_missed(parts),
     )
 
 
@@ -162,14 +161,6 @@ def _merge_distributions(parts: Sequence[Draft]) -> torch.Tensor | None:
             point = torch.nn.functional.one_hot(torch.from_numpy(part.tokens[part.counts > 0]), whole.shape[-1])
             whole[mine] = point.to(whole)
     return whole
-
-
-def _merge_missed(parts: Sequence[Draft]) -> Missed | None:
-    """Each row reads in one part only."""
-    told = [part.missed for part in parts if part.missed is not None]
-    if not told:
-        return None
-    return Missed(np.sum([part.judged for part in told], axis=0), np.sum([part.agreed for part in told], axis=0))
 
 
 def _merge_scores(parts: Sequence[Draft]) -> torch.Tensor | None:

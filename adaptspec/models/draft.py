@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from adaptspec.types import FloatArray, IntArray, Missed
+from adaptspec.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class Draft:
     distribution: torch.Tensor | None = None
     steps: int = 0  # forward passes of a draft model
     caught_up: int = 0  # tokens fed beyond the usual one or two per row
-    missed: Missed | None = None  # what catching up told
     scores: torch.Tensor | None = None
 
     def cut(self, counts: IntArray) -> Draft:

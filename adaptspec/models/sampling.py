@@ -76,13 +76,6 @@ class SamplingBatch:
         """Whether every row takes the argmax of its logits: no position or noise matters then."""
         return self._plain_greedy
 
-    @property
-    def replayable(self) -> IntArray:
-        """Output tokens [B] whose scores logits alone give again: none where what stood before changes them."""
-        fixed = [not row.params.penalised and row.constraint is None for row in self._rows]
-        own = [len(row.tokens) - row.prompt_length if f else 0 for row, f in zip(self._rows, fixed, strict=True)]
-        return np.array(own, dtype=np.int64)
-
     def take(self, members: IntArray) -> SamplingBatch:
         """A batch of some of the rows, by position. Built anew: for rounds that mix verification methods."""
         return SamplingBatch([self._rows[i] for i in members], self._vocab_size, self._device)

@@ -14,12 +14,10 @@ import numpy as np
 from adaptspec.control.policy import RoundStop
 from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.tape import DraftView
-from adaptspec.types import FloatArray, IntArray, Missed
+from adaptspec.types import FloatArray, IntArray
 
 # As in the engine: after full acceptance two tokens are to be read, which every round brings.
 _USUAL = 2
-# As in the engine: so many of the tokens it missed does a draft model judge when it catches up.
-_JUDGED = 64
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,6 @@ class Proposal:
     steps: int
     caught_up: int
     seconds: float
-    missed: Missed | None = None
 
 
 class SimulatedDrafter(Protocol):
@@ -85,7 +82,6 @@ class ModelDraft:
         self._own = costs.drafters[name]
         self._cached: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._catch_up_tokens = catch_up_tokens
-        self._agreed: IntArray = np.concatenate(([0], np.cumsum(view.agreed)))  # before each position
 
     def lag(self, rows: IntArray, context: IntArray) -> IntArray | None:
         """See `SimulatedDrafter.lag`."""
@@ -103,14 +99,13 @@ class ModelDraft:
         if not len(active):  # nobody drafts yet, but prompts are read on
             return sheet.proposal(0, caught_up, seconds + self._step(ask, fed, 0))
         seconds += self._step(ask, active, 0, len(fed))
-        missed = self._missed(ask, active, parts[np.isin(fed, active)]) if caught_up else None
         if ask.stop is None:
             steps, more = self._draft_all(ask, active, sheet)
         else:
             steps, more = self._draft_until(ask, active, sheet, ask.stop)
         # The last token drafted was never fed.
         self._cached[ask.rows[active]] = ask.context[active] + sheet.counts[active] - 1
-        return sheet.proposal(steps, caught_up, seconds + more, missed)
+        return sheet.proposal(steps, caught_up, seconds + more)
 
     def commit(self, rows: IntArray, valid: IntArray) -> None:
         """See `SimulatedDrafter.commit`."""
@@ -119,16 +114,6 @@ class ModelDraft:
     def free(self, row: int) -> None:
         """See `SimulatedDrafter.free`."""
         self._cached[row] = 0
-
-    def _missed(self, ask: Ask, active: IntArray, read: IntArray) -> Missed:
-        """What the rows that read all they missed find of their latest output tokens."""
-        at = ask.at[active]
-        known = np.minimum(np.minimum(read - 1, at - ask.first[active]), _JUDGED)
-        judged = np.where(read > _USUAL, known, 0)
-        missed = Missed(np.zeros(len(ask.rows), dtype=np.int64), np.zeros(len(ask.rows), dtype=np.int64))
-        missed.judged[active] = judged
-        missed.agreed[active] = self._agreed[at] - self._agreed[at - judged]
-        return missed
 
     def _draft_all(self, ask: Ask, active: IntArray, sheet: _Sheet) -> tuple[int, float]:
         """Draft to the full depth, all steps at once: steps, and seconds of those after the first."""
@@ -214,8 +199,8 @@ class _Sheet:
         both = np.full((2, rows, deepest), np.nan)
         return cls(np.zeros(rows, dtype=np.int64), both[0], both[1])
 
-    def proposal(self, steps: int, caught_up: int, seconds: float, missed: Missed | None = None) -> Proposal:
-        return Proposal(self.counts, self.confidence, self.entropy, steps, caught_up, seconds, missed)
+    def proposal(self, steps: int, caught_up: int, seconds: float) -> Proposal:
+        return Proposal(self.counts, self.confidence, self.entropy, steps, caught_up, seconds)
 
 
 class LookupDraft:

@@ -224,7 +224,6 @@ class World:
             expected=decision.expected,
             shadow=shadow,
             shadow_drafted=shadow_drafted,
-            missed=draft.missed,
         )
 
     def _seconds(self, draft: Proposal, tokens: int, context: IntArray) -> tuple[float, float, float]:
@@ -313,5 +312,4 @@ def _merged(parts: list[Proposal]) -> Proposal:
         sum(part.steps for part in parts),
         sum(part.caught_up for part in parts),
         sum(part.seconds for part in parts),
-        next((part.missed for part in parts if part.missed is not None), None),
     )

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.types import FloatArray, IntArray, Missed, RoundRecord
+from adaptspec.types import FloatArray, IntArray, RoundRecord
 
 # So many requests may begin within one lot.
 _FRESH = 256
@@ -109,7 +109,6 @@ def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
         expected=None,
         shadow=_scores([record.shadow for record in records], records),
         shadow_drafted=_scores([record.shadow_drafted for record in records], records),
-        missed=_missed(records),
     )
 
 
@@ -130,11 +129,3 @@ def _scores(scores: Sequence[IntArray | None], records: Sequence[RoundRecord]) -
         for score, record in zip(scores, records, strict=True)
     ]
     return np.concatenate(parts, axis=1)
-
-
-def _missed(records: Sequence[RoundRecord]) -> Missed | None:
-    if all(record.missed is None for record in records):
-        return None
-    none = [Missed(*np.zeros((2, len(record.rows)), dtype=np.int64)) for record in records]
-    told = [record.missed or nothing for record, nothing in zip(records, none, strict=True)]
-    return Missed(np.concatenate([one.judged for one in told]), np.concatenate([one.agreed for one in told]))

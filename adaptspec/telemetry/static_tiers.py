@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.arrays import total
+from adaptspec.control.acceptance import Acceptance
 from adaptspec.control.cost import CostTable
 from adaptspec.control.counterfactual import Counterfactual
-from adaptspec.control.signals import AcceptanceSignals
 from adaptspec.telemetry.lots import together
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
@@ -61,7 +60,7 @@ class StaticTiers:
             *(StaticTier(depth, drafter) for drafter in self._drafters for depth in self._depths.tolist()),
         )
         deepest = int(self._depths.max())
-        self._signals = [AcceptanceSignals(max_rows, tasks, deepest) for _ in self._drafters]
+        self._signals = [Acceptance(max_rows, tasks, deepest) for _ in self._drafters]
         self.observed = [0] * len(self._drafters)  # row-rounds of each drafter
         self.seconds: FloatArray = np.zeros(len(self.tiers))
         self.guessed: FloatArray = np.zeros(len(self.tiers))  # tokens that nothing observed vouches for
@@ -184,9 +183,6 @@ class StaticTiers:
             deepest = int(self._depths.max())
             signals.observe(rows.rows, np.minimum(seen, deepest), np.minimum(kept, deepest))
             self.observed[which] += int(np.count_nonzero(ran))
-            if rows.missed is not None and self._costs.draft_step_seconds(self._drafters[which], 1):
-                signals.observe_missed(rows.rows, rows.missed.judged, rows.missed.agreed)
-                self.observed[which] += total(rows.missed.judged)
 
     def _columns(self, which: int) -> slice:
         first = 1 + which * len(self._depths)

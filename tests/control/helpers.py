@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adaptspec.control.choosers.chooser import TakesOffers
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import Reason, RoundRecord
@@ -41,12 +40,6 @@ def signals(
         prefill_tokens=prefill,
         beside=beside,
     )
-
-
-def hear(chooser: TakesOffers, told: RoundRecord) -> None:
-    """Tell a chooser of a round as a policy does: of offers at once, then of all else."""
-    chooser.scored(told)
-    chooser.learn(told)
 
 
 def record(

@@ -9,7 +9,7 @@ import pytest
 
 from adaptspec.control.batch_schedule import BatchSchedule
 from adaptspec.control.ceilings import Bounds, Ceilings
-from adaptspec.control.choosers.lookup import LookupGoodput, LookupSettings
+from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.draft_temperature import FixedTemperature
@@ -45,7 +45,7 @@ def test_a_batch_beyond_the_ceiling_does_not_speculate() -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_ceiling_holds_for_what_a_lookup_offers(rows: int) -> None:
     """However much it found: a request that is a long copy of its prompt is no exception."""
-    chooser = LookupGoodput(table(), rows, 1, LookupSettings(0, None))
+    chooser = Goodput(table(), rows, 1, GoodputSettings(drafters=("ngram",)))
     ceilings = Ceilings(Bounds(by_batch_size=BatchSchedule([[1, 8, 2]])), {}, 1)
     policy = ComposedPolicy(chooser, ("ngram",), rows, ceilings=ceilings)
     policy.start(0, 0)

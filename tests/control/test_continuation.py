@@ -19,9 +19,8 @@ def test_continuation_tells_cost_from_gain() -> None:
 
 
 def test_rows_without_a_depth_say_nothing_of_how_far_drafts_go_on() -> None:
-    """One by one or all at once, whatever they drafted."""
-    few, many = Continuation(3), Continuation(3)
-    depths, drafted, accepted = [3, 0, 0], [1, 2, 3], [1, 2, 0]
-    few.observe_few(depths, drafted, accepted)
-    many.observe_many(np.array(depths), np.array(drafted), np.array(accepted))
-    assert np.array_equal(few.learned(), many.learned())
+    """Whatever they drafted."""
+    alone, beside = Continuation(3), Continuation(3)
+    alone.observe(np.array([3]), np.array([1]), np.array([1]))
+    beside.observe(np.array([3, 0, 0]), np.array([1, 2, 3]), np.array([1, 2, 0]))
+    assert np.array_equal(alone.learned(), beside.learned())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adaptspec.control.choosers.lookup import LookupGoodput, LookupSettings
+from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
@@ -220,7 +220,7 @@ def looking(depth: int) -> ComposedPolicy:
     """A policy that takes up to so many tokens of what a lookup offers."""
     cost = table()
     tiers = tuple(range(1, depth + 1))
-    return ComposedPolicy(LookupGoodput(cost, 8, 2, LookupSettings(0, None, tiers)), ("ngram",), 8)
+    return ComposedPolicy(Goodput(cost, 8, 2, GoodputSettings(tiers, ("ngram",))), ("ngram",), 8)
 
 
 def test_offers_are_asked_for_only_by_policies_that_have_rows() -> None:
@@ -235,21 +235,15 @@ def test_offers_are_asked_for_only_by_policies_that_have_rows() -> None:
     assert controller.deepest_offer == 0
 
 
-def test_a_decision_that_is_repeated_says_anew_who_is_watched() -> None:
-    """Plain decoding stands for a while; whether lookups are scored meanwhile is decided round by round."""
-    policy = looking(4)
-    controller = Controller({"p": policy}, "p", ("draft-model", "ngram"), 8, cost=table())
+def test_lookups_are_watched_where_they_do_not_draft() -> None:
+    """They are scored for free in every round."""
+    controller = Controller({"p": looking(4)}, "p", ("draft-model", "ngram"), 8, cost=table())
     controller.start(0, request())
-    watched, decisions = [], []
     for _ in range(40):
         decision = controller.decide(signals([7], rows=[0]))
-        watched.append(decision.watched)
-        decisions.append(decision)
+        assert decision.watched == (1,)
+        assert (decision.depths.tolist(), decision.drafter.tolist()) == ([0], [1])
         controller.learn(record([0], [0], rows=[0], drafter=[1]))
-    assert watched[:16] == [(1,)] * 16
-    assert watched.count((1,)) < 30  # rarer, once nothing came of it for a while
-    assert watched.count(()) > 10
-    assert all(decision.depths.tolist() == [0] and decision.drafter.tolist() == [1] for decision in decisions)
 
 
 def test_offers_follow_a_hot_reload() -> None:

@@ -115,4 +115,4 @@ def test_a_shadow_learns_of_lookups_that_it_does_not_take() -> None:
     assert len(scored) > 0.2 * len(taught)
     assert all(r.shadow[1, 0] <= r.shadow_drafted[1, 0] <= r.emitted[0] for r in scored)  # type: ignore[index]
     assert not any(r.drafter[0] == 1 and r.depths[0] for r in scored)
-    assert controller.everyone["s"].learned()["offers"][0, 0].sum() > 0.5 * len(scored)
+    assert controller.everyone["s"].learned()["lookups"][0, 0].sum() > 0.5 * len(scored)

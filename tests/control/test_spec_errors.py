@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.control.spec import schema
+from adaptspec.control.spec import parse_policy_spec, schema
 from adaptspec.control.spec_errors import known_keys
+from adaptspec.errors import PolicyError
+from tests.control.simulator import HEADER
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,9 @@ def test_the_keys_of_every_place_are_known(where: tuple[object, ...], some: set[
 def test_where_there_are_none_there_are_none(where: tuple[object, ...]) -> None:
     """An error about an error would help nobody."""
     assert known_keys(schema(), where) == []
+
+
+def test_an_algorithm_that_is_gone_says_what_to_write_instead() -> None:
+    """Policy files of others stay, when an algorithm goes."""
+    with pytest.raises(PolicyError, match=r"<policy>:5:\d+: .*no algorithm 'hedge' any more; write .*goodput"):
+        parse_policy_spec(HEADER + "  choose: {algorithm: hedge, scope: request}\n  drafters: [draft-model, ngram]\n")

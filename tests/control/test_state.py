@@ -171,11 +171,11 @@ def test_goodput_goes_on_where_it_stopped() -> None:
     first = np.array([0])
     new.start(0, 1)
     assert np.allclose(
-        new._estimates.acceptance.acceptance(first), old._estimates.acceptance.acceptance(first), atol=0.02
+        new._models[0].acceptance.acceptance(first), old._models[0].acceptance.acceptance(first), atol=0.02
     )
     assert (
-        new._estimates.acceptance.acceptance(first)[0, 0]
-        > taught(0)._estimates.acceptance.acceptance(first)[0, 0] + 0.1
+        new._models[0].acceptance.acceptance(first)[0, 0]
+        > taught(0)._models[0].acceptance.acceptance(first)[0, 0] + 0.1
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.shadow_scores import ShadowScores
-from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import Completion, Request, RoundRecord, SamplingParams
 from tests.engine.conftest import Dictated, make_core, run
 from tests.fakes import TableRunner, array
@@ -97,51 +96,3 @@ def test_nothing_is_scored_where_nobody_asks(tokenizer: PreTrainedTokenizerFast)
     scores = ShadowScores({1: NgramDrafter()}, 2)
     unasked = Decision(array(1), array(0), array(0))
     assert scores.of(unasked, array(0), [[1, 2, 3]], array(2)) is None
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    pause=st.integers(3, 8),
-    temperature=st.sampled_from([0.0, 0.9]),
-    floor=st.sampled_from([0, 12]),
-)
-def test_catching_up_judges_what_was_missed(
-    tokenizer: PreTrainedTokenizerFast, pause: int, temperature: float, floor: int
-) -> None:
-    """Each token that came during a pause: would the draft model have drafted it there? Same noise, same masks."""
-    requests = _requests(2, temperature, **({"min_tokens": floor} if floor else {}))
-    records, done = _serve(tokenizer, requests, lambda n, size: [2 * (n % pause == 0)] * size, ("draft-model",))
-    seen: dict[str, int] = {}
-    judged_at_all = 0
-    for record in records:
-        for i, name in enumerate(record.request_ids):
-            context = int(record.context[i])
-            if record.missed is not None and record.drafted[i]:
-                text = [*requests[int(name[1:])].prompt, *done[name].tokens][:context]
-                judged, agreed = int(record.missed.judged[i]), int(record.missed.agreed[i])
-                places = range(context - judged, context)
-                request = requests[int(name[1:])]
-                assert agreed == sum(_draft_choice(request, text[:at]) == text[at] for at in places)
-                assert judged >= min(64, context - max(seen.get(name, 0), 3) - 2)
-                judged_at_all += judged
-            if record.drafted[i]:
-                seen[name] = context + int(record.accepted[i])
-    assert judged_at_all
-
-
-def _draft_choice(request: Request, before: list[int]) -> int:
-    row = SamplingRow(request.sampling, request.sampling.seed or 0, before, len(request.prompt), (1,))
-    sampling = SamplingBatch([row], 24, torch.device("cpu"))
-    none = np.zeros((1, 0), dtype=np.int64)
-    scores = sampling.process(DRAFT.logits(before)[None], array(0), array(0), none)
-    return int(sampling.choose(scores, array(0), array(0))[0])
-
-
-def test_what_cannot_be_known_is_not_judged(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Penalties depend on what stood before; a draft with noise of its own would have drawn anything."""
-    pause = lambda n, size: [2 * (n % 6 == 0)] * size  # noqa: E731
-    penalised, _ = _serve(tokenizer, _requests(2, 0.9, frequency_penalty=0.5), pause, ("draft-model",))
-    independent, _ = _serve(tokenizer, _requests(2, 0.9), pause, ("draft-model",), "rejection")
-    assert any(record.caught_up for record in penalised)
-    for record in [*penalised, *independent]:
-        assert record.missed is None or not record.missed.judged.any()

@@ -126,18 +126,6 @@ def test_behind_a_wrong_token_it_is_as_sure_as_it_was_recorded() -> None:
         assert made.entropy[0].tolist() == pytest.approx([0.5, 0.5, 0.55, 0.66, 0.5])
 
 
-def test_catching_up_judges_the_output_that_was_missed() -> None:
-    """Up to 64 of the latest output tokens, none of the prompt; nothing is judged where nothing was missed."""
-    agreed = np.arange(40) % 2 == 0
-    draft = ModelDraft("draft-model", DraftView.of_agreement(agreed), COSTS, 2, 512)
-    made = draft.propose(_ask([1, 0], [30, 30], [10, 10]))
-    assert made.missed is not None
-    assert made.missed.judged.tolist() == [10, 0]
-    assert made.missed.agreed.tolist() == [5, 0]
-    draft.commit(np.array([0]), np.array([31]))
-    assert draft.propose(_ask([1, 0], [31, 31], [11, 11])).missed is None
-
-
 def test_a_lookup_ends_where_it_finds_nothing_and_asks_nobody() -> None:
     def unasked(step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
         raise AssertionError("a lookup has no confidence to ask about")

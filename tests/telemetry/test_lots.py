@@ -48,4 +48,3 @@ def test_rounds_together_are_their_rows_one_after_the_other() -> None:
     assert whole.rows.tolist() == [rows.of((name,)).item() for name in "010012"]
     assert np.isnan(whole.confidence[:, 0]).tolist() == [False, True, True, False, False, True]
     assert whole.shadow is None
-    assert whole.missed is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -104,7 +104,7 @@ class Alike:
 
 
 class Chooser(Protocol):
-    """One algorithm. Called once per round on one thread, less often where it `Stands`; `learn` only takes notes."""
+    """One algorithm. Called once per round on one thread; `learn` only takes notes."""
 
     @property
     def max_depth(self) -> int:
@@ -134,38 +134,6 @@ class Chooser(Protocol):
         Raises:
             StateError: not of these shapes, or not possible; nothing has changed then.
         """
-
-
-@runtime_checkable
-class Stands(Chooser, Protocol):
-    """A chooser whose choice may stand for some rounds, in which it is neither asked nor told: at batch 1 going through
-
-    all parts of a policy takes several times as long as its arithmetic does.
-    """
-
-    def stands(self) -> int:
-        """For how many rounds after this one it would choose the same, as far as it knows: for the same rows, with
-
-        no limit below its deepest draft, and nothing offered. What these rounds teach it is told afterwards.
-        """
-
-    def stood(self, rounds: int) -> None:
-        """The last choice was made so many times more. Told before what came of it."""
-
-
-@runtime_checkable
-class TakesOffers(Stands, Protocol):
-    """One that may take offers in any round while its plan without them stands."""
-
-    @property
-    def planned(self) -> Choice:
-        """What it last chose, but for offers."""
-
-    def take(self, signals: BatchSignals) -> Choice | None:
-        """What it makes of offers beside the plan that stands; None: nothing."""
-
-    def scored(self, record: RoundRecord) -> None:
-        """What offers came to: told at once of every round, which `learn` is told of later."""
 
 
 @dataclass(frozen=True)

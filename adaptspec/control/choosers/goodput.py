@@ -1,43 +1,30 @@
-"""The default: the depths of the whole batch, chosen jointly for the most tokens per second."""
+"""The default: who drafts how deep for each row of a batch, chosen jointly at one price: tokens per second."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
-from pydantic import Field
 
-from adaptspec.control.arrays import number
-from adaptspec.control.choosers.as_played import as_played
+from adaptspec.control.acceptance import AcceptanceSettings, LookupSignals, ModelSignals, lot_of
+from adaptspec.control.arrays import total
+from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice, Outlook
-from adaptspec.control.choosers.estimates import Estimates, EstimateSettings
-from adaptspec.control.choosers.planning import Market, Plan, best_plan
-from adaptspec.control.choosers.standing import MANY, BatchPlan, Newcomers, SeatedOutlook, Seats, Wishes, asked
-from adaptspec.control.choosers.tryouts import Allowance
+from adaptspec.control.choosers.pacing import Market
+from adaptspec.control.choosers.planning import ModelTerms, Offer, RoundTerms, best_plan, mixed, modelled
+from adaptspec.control.choosers.tries import Tries, TryCosts
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.schema import Part
-from adaptspec.control.signals import SignalSettings
-from adaptspec.types import BoolArray, FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
-# Drafts that say what a drafter is worth at first.
-_KNOWN = 24
-# Share of a round that catching up may take until then.
-_ADVANCE = 0.25
-# Rounds that the first plan of a batch serves, halved: if it was made for this batch, and if for another of its kind.
-_SOON, _LATER = 1, 4
-# Rounds, at most, after which the first plan of a new row is no longer good for the next: if it is off, of which a try
-# that succeeds tells sooner, and if it drafts. Where requests are short it is all the plan they have.
-_FRESH, _FRESH_DRAFTING = 512, 16
-# Rounds for which new rows of a task are judged alike.
-_NEWCOMERS_SERVE = 32
-# Rounds in which what rounds cost is found out.
-_COSTS_SETTLE = 64
-# Batches of so many rows look for tries every so many rounds.
-_LARGE, _TRIES_EVERY = 32, 8
-# Rounds for which a choice stands at most, unasked.
-_STANDS = 8
+LOOKUPS = frozenset({"ngram"})
+# A plan serves this many rounds; the first ones fewer.
+_SERVES = 16
+# One row in so many may be new to a plan, or gone.
+_FEW = 8
+# What was seen too rarely is never hoped to be surer than this.
+_HOPED = 0.98
 
 
 @dataclass(frozen=True)
@@ -45,373 +32,359 @@ class GoodputSettings:
     """`tiers`: depths allowed beside 0. `stops`: a stop rule will cut drafts, so depths are caps that leave it room."""
 
     tiers: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
-    drafter: str = "draft-model"
-    signals: SignalSettings = field(default_factory=SignalSettings)
+    drafters: tuple[str, ...] = ("draft-model",)
+    acceptance: AcceptanceSettings = field(default_factory=AcceptanceSettings)
     stops: bool = True
-    horizon_rounds: float = 32.0  # see `EstimateSettings`, as for optimism
-    optimism: float = 0.1
-    tryouts: float = 0.01  # share of time that may be lost on trying rows that are off
-    rest: int = 0  # rounds between tries in vain, see `Allowance`
-    replan_rounds: int = 16  # a plan serves so many rounds at most, four times as many where it is off
+    horizon_rounds: float = 32.0  # catching up is spread over so many rounds
+    optimism: float = 0.1  # added to acceptance: optimism / sqrt(1 + times seen)
+    tries: float = 0.01  # share of time that may be lost on trying what is off
 
-    @property
-    def estimates(self) -> EstimateSettings:
-        """What of it estimates rest on."""
-        return EstimateSettings(self.tiers, self.drafter, self.signals, self.horizon_rounds, self.optimism)
+
+@dataclass
+class _Plan:
+    """Depths at one price. It serves some rounds; rows that join are judged at the same price."""
+
+    goodput: float
+    line: FloatArray  # [D + 1] seconds that verifying n tokens more of one row adds
+    deepest: dict[int, int]  # by drafter that the plan enters
+    market: RoundTerms
+    left: int
+    price: float  # the goodput of the last round with offers
+    share: dict[int, float] = field(default_factory=dict)  # by drafter, a row's share of the seconds of its steps
+    outlook: Outlook | None = None
+    known: dict[tuple[int, ...], Choice] = field(default_factory=dict)  # choices for a single row
+    rows: bytes = b""
+    choice: Choice | None = None
 
 
 class Goodput:
-    """argmax over depths of (B + sum of survival of the drafted tokens) / T(draft steps, rows per step, verify tokens).
+    """argmax over depths and drafters of (B + tokens expected to be kept) / T(draft passes, their rows, verify tokens).
 
-    Survival is the product of the row's conditional acceptances, shrunk towards its task and all traffic. T charges
-    draft steps, the verify pass, the overhead and the catch-up of a lagging draft cache. Off is the empty choice.
+    Solved by Dinkelbach's iteration: guess the price (goodput), let every row take what earns most beyond the price,
+    recompute, repeat. A drafter that runs a model is entered only if what it adds pays for its steps, which all rows
+    share; every subset of them is tried. What a lookup found is known before the round and taken at the same price.
 
-    Exploration is upward only: a round at depth d says everything about smaller depths, nothing about larger ones.
-    Optimism is added where little was seen, and fades as counts grow. Rows that are off try one token now and then, on
-    an allowance that bounds what this may cost; a new request is tried first, since it may differ from the last. Large
-    batches try several rows every eighth round.
-
-    With a stop rule the depth is a cap: the deepest position the rule could still reach on a run of sure tokens.
-
-    Regimes: right wherever costs can be measured; adapts per request. Replans when the batch changes or enough rounds
-    were learned, since estimates move slowly. Source: AdaptSpec design; the same objective as vLLM's and SmartSpec's
-    goodput (Liu et al. 2024, "Optimizing Speculative Decoding for Serving Large Language Models Using Goodput").
+    Exploration: prices are hopeful where costs are unsure, acceptance where little was seen. Rows that are off are
+    tried from an allowance of 1 % of time; when it has gone unused for some tokens all of them are, whatever that is
+    expected to cost. Source: AdaptSpec design; the objective is vLLM's and SmartSpec's goodput (Liu et al. 2024,
+    "Optimizing Speculative Decoding for Serving Large Language Models Using Goodput").
     """
 
     def __init__(self, cost: CostTable, rows: int, tasks: int, settings: GoodputSettings = GoodputSettings()) -> None:
         """`tasks` counts the known tasks and task 0, unknown."""
         self._cost = cost
         self._settings = settings
-        self._estimates = Estimates(cost, rows, tasks, settings.estimates)
-        self._tiers = self._estimates.tiers
-        self.max_depth = self._estimates.depth
-        self.calibration = self._estimates.calibration
-        self._wishes = Wishes(rows, self.max_depth)
-        self._plan: BatchPlan | None = None
-        self._planned_for: bytes | None = None  # these rows, while the same requests run in them
-        self._firsts: dict[tuple[int, int, int], _First] = {}  # by task, rough lag, and depth allowed
-        self._learned = 0  # rounds
-        self._newcomers: Newcomers | None = None
-        self._newcomers_until = 0  # rounds learned
-        self._seats: Seats | None = None
-        self._patience, self._rounds_left = _SOON, 0
-        self._allowance = Allowance(settings.tryouts, settings.rest)
-        self._trying: _Trying | None = None
-        self._reading: _Trying | None = None  # a try that has only caught up so far
-        self._unearned = 0  # rounds since tries were last looked for, but for those that stood
-        self._try_costs = 0.0  # seconds that the next try takes at least
+        tiers = sorted(set(settings.tiers) - {0})
+        self.max_depth = depth = tiers[-1] if tiers else 0
+        self._tiers = tiers
+        self._allowed: BoolArray = np.isin(np.arange(depth + 1), [0, *tiers])
+        names = list(enumerate(settings.drafters))
+        self._models = {i: ModelSignals(rows, tasks, depth, settings.acceptance) for i, n in names if n not in LOOKUPS}
+        self._modelled: BoolArray = np.array([name not in LOOKUPS for name in settings.drafters])
+        self._lookups = {i: LookupSignals(rows, tasks, depth, settings.acceptance) for i, n in names if n in LOOKUPS}
+        self._depth: IntArray = np.full(rows, -1, dtype=np.int64)  # planned with a model, by row; -1: not yet
+        self._bids: FloatArray = np.zeros((3, rows))  # what it is expected to keep, draft, and take beside verifying
+        self._who: IntArray = np.zeros(rows, dtype=np.int64)
+        self._plan: _Plan | None = None
+        self._patience = 1  # rounds that the next plan serves
+        self._noted: list[RoundRecord] = []
+        self._tries = Tries(settings.tries)
+        self._trying: int | None = None  # the model that rows of this round try
+        self._turn = 0  # whose turn it is to be tried: a model's that lost ends
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What the first model's confidence says; None where there is no model."""
+        return next((model.calibration for model in self._models.values()), None)
+
+    @property
+    def watches_offers(self) -> bool:
+        """See `OfferWatcher`."""
+        return bool(self._lookups) and self.max_depth > 0
+
+    @property
+    def looking(self) -> bool:
+        """See `OfferWatcher`."""
+        return True
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
-        self._estimates.start(row, task)
-        self._wishes.forget(row)
-        self._planned_for = None
-        seats, self._seats = self._seats, None
-        if seats is not None and seats.some_off and self._plan is not None:
-            self._allowance.grant(self._plan.plain, len(seats.choice.depths))
+        self._settle()
+        self._depth[row] = -1
+        self._tries.forget(row)
+        if self._plan is not None:
+            self._plan.rows = b""
+            self._patience = min(self._patience, self._plan.market.size)
+        for _, part in self._parts():
+            part.start(row, task)
 
     def finish(self, row: int) -> None:
-        """What the row taught stays with its task; its own counts go at the next start."""
-        self._estimates.finish(row)
+        """See `Chooser.finish`."""
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
         if not self.max_depth:
             return Choice(np.zeros_like(signals.rows), np.full_like(signals.rows, int(Reason.OFF)))
-        batch, seats, plan = signals.rows.tobytes(), self._seats, self._plan
-        if plan is None or self._rounds_left <= 0 or not plan.serves(signals.round_size):
-            seats = None
-            plan = self._planned(signals)
-        if seats is None or seats.batch != batch:
-            seats = self._seats = self._seated(plan, signals, batch)
-            plan = self._plan or plan
-        if seats.some_off:
-            tryout = self._tryout(plan, seats.choice, signals)
-            if tryout is not None:
-                return tryout
-        choice = seats.choice
+        plan = self._plan
+        if plan is None or plan.left <= 0 or not self._serves(plan, signals):
+            plan = self._plan = self._planned(signals)
+        self._trying = None
+        choice = self._one(plan, signals) if len(signals.rows) == 1 else self._many(plan, signals)
+        if self._models and (choice.depths.item() == 0 if len(choice.depths) == 1 else not choice.depths.all()):
+            choice = self._tried(plan, choice, signals)
         return choice if signals.least_limit >= self.max_depth else choice.within(signals.limits)
 
-    @property
-    def trying(self) -> bool:
-        """Whether the last choice has rows draft against the plan, to learn."""
-        return self._trying is not None
-
-    def stands(self) -> int:
-        """See `Stands`."""
-        plan, seats = self._plan, self._seats
-        if plan is None or seats is None or self._trying is not None or self._reading is not None:
-            return 0
-        rounds = self._rounds_left - 1
-        if seats.some_off:
-            rounds = min(rounds, self._allowance.rounds_until(self._try_costs, plan.plain) - 1)
-            if len(seats.choice.depths) >= _LARGE:
-                rounds = min(rounds, self._until_tries - 1)
-        return max(0, min(rounds, _STANDS))
-
-    def stood(self, rounds: int) -> None:
-        """See `Stands`."""
-        if self._plan is not None and self._seats is not None and self._seats.some_off:
-            self._allowance.earn(self._plan.plain, rounds)
-
-    def market(self, signals: BatchSignals) -> Market:
-        """What drafting brings and costs these rows, by all that was learned so far."""
-        estimates = self._estimates
-        estimates.learn()
-        return estimates.market(signals, estimates.hopeful(signals.rows))
-
     def learn(self, record: RoundRecord) -> None:
-        """See `Chooser.learn`. Where the drafter was off but could be scored, what it would have got counts."""
-        if record.shadow is not None:
-            record = as_played(record, 0, self.max_depth)
-        self.learn_played(record)
-
-    def learn_played(self, record: RoundRecord, ran: BoolArray | None = None) -> None:
-        """`learn` of a round as this drafter played it, scores left out: rows that are not in `ran` [B] were off."""
-        self._rounds_left -= 1
-        self._learned += 1
-        self._estimates.note(record, ran)
-        if self._trying is not None:
-            self._settle(record)
-        missed = record.missed
-        if missed is not None:
-            known = self._estimates.observe_missed(record.rows, missed, ran)
-            if MANY * known > len(record.rows):
-                self._rounds_left = 0
+        """See `Chooser.learn`."""
+        for which, lookup in self._lookups.items():
+            self._score(which, lookup, record)
+        self._noted.append(record)
+        plan = self._plan
+        if plan is not None:
+            plan.left -= 1
+        drafting = record.drafting and bool(self._modelled[record.drafter[record.drafted > 0]].any())
+        if plan is not None:
+            self._tries.note(record.total_seconds, plan.market.plain, 0 if drafting else total(record.emitted))
+            if self._trying is not None:
+                reading = self._cost.catch_up_seconds(self._settings.drafters[self._trying], float(record.caught_up))
+                if self._tries.won(record, reading, plan.market.plain / plan.market.size):
+                    plan.left = 0
+                self._turn += not self._tries.going
 
     def learned(self) -> dict[str, FloatArray]:
-        """See `Estimates.learned`."""
-        return self._estimates.learned()
+        """See `Chooser.learned`."""
+        self._settle()
+        return {name + end: values for end, part in self._parts() for name, values in part.learned().items()}
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """See `Chooser.restore`."""
-        self._estimates.restore(learned)
+        for end, part in self._parts():
+            part.restore({name: learned[name + end] for name in part.learned() if name + end in learned})
         self._plan = None
-        self._firsts.clear()
 
-    def _planned(self, signals: BatchSignals) -> BatchPlan:
-        """A new plan for these rows; it also says what rows that join them should do."""
-        estimates, rows = self._estimates, signals.rows
-        estimates.learn()
-        hopeful = estimates.hopeful(rows)
-        market = estimates.market(signals, hopeful)
-        best = self._cautious(best_plan(market), market, signals)
-        factors = estimates.factors(rows)
-        outlook = Outlook(
-            best.goodput,
-            hopeful,
-            market.per_step,
-            market.per_row,
-            market.verify,
-            factors,
-            *estimates.rates(),
-            planned=best.depths,
-        )
-        drafting = int(np.count_nonzero(best.depths))
-        cap = None
-        if drafting and self._settings.stops and self.calibration.informed:
-            cap = estimates.reachable(outlook, drafting)
-        plan = BatchPlan(signals.round_size, market, best, outlook, cap, self._tryout_cost(market, drafting))
-        self._stand(plan, signals)
-        return plan
+    def _parts(self) -> Iterator[tuple[str, ModelSignals | LookupSignals]]:
+        """What is known of each drafter, and what the names of it end with: nothing for the first of its kind."""
+        yield from ((_ending(place), part) for place, part in enumerate(self._models.values()))
+        yield from ((_ending(place), part) for place, part in enumerate(self._lookups.values()))
 
-    def _cautious(self, best: Plan, market: Market, signals: BatchSignals) -> Plan:
-        """While nothing is known of the drafter, few rows catch up: not a whole batch of prompts."""
-        if len(best.depths) < 2 or self._estimates.acceptance.seen()[0] >= _KNOWN:
-            return best
-        seconds = self._cost.catch_up_seconds(self._settings.drafter, 1.0) * signals.lag[0]
-        order = np.argsort(seconds, kind="stable")
-        allowed = np.zeros(len(order), dtype=np.bool_)
-        allowed[order] = (np.cumsum(seconds[order]) <= _ADVANCE * market.plain) | (order == order[0])
-        return best if allowed.all() else replace(best, depths=best.depths * allowed)
-
-    def _seated(self, plan: BatchPlan, signals: BatchSignals, batch: bytes) -> Seats:
-        """The plan for the rows that run now."""
-        rows, wishes = signals.rows, self._wishes
-        if self._planned_for != batch:
-            planned = wishes.depths.take(rows)
-            fresh = (planned < 0).nonzero()[0].tolist()
-            if MANY * len(fresh) <= len(rows):
-                for at in fresh:
-                    planned[at] = self._welcome(at, plan, signals)
-                choice = Choice(
-                    wishes.asked.take(rows),
-                    wishes.reasons.take(rows),
-                    SeatedOutlook(plan.outlook, wishes, rows, planned),
-                )
-                return Seats(batch, choice, number(planned) < len(planned))
-            # New neighbours change what a token is worth.
-            self._patience = _SOON
-            plan = self._first(signals) if signals.round_size == 1 else self._planned(signals)
-        planned = plan.best.depths
-        choice = Choice(*asked(planned, plan.cap), plan.outlook)
-        return Seats(batch, choice, number(planned) < len(planned))
-
-    def _first(self, signals: BatchSignals) -> BatchPlan:
-        """The plan for a new row by itself: the last one's of its task, if little was learned since.
-
-        Where answers are short a plan for each would take as long as it earns.
-        """
-        row, lag = signals.rows.item(), signals.lag[0, 0].item()
-        # Lags within a factor of eight are alike.
-        kind = int(self._estimates.task[row]), lag.bit_length() // 3, min(signals.limits.item(), self.max_depth)
-        known = self._firsts.get(kind)
-        if known is None or self._learned > known.until:
-            plan = self._planned(signals)
-            serves = _FRESH_DRAFTING if plan.best.depths.item() else _FRESH
-            self._firsts[kind] = _First(plan, self._learned + min(serves, self._learned // 4))
-            return plan
-        # It rests on all that its task has taught: two rounds of this request would hardly move it. On tapes nothing is
-        # lost by waiting for eight.
-        self._patience = _LATER
-        self._stand(known.plan, signals)
-        return known.plan
-
-    def _stand(self, plan: BatchPlan, signals: BatchSignals) -> None:
-        """A plan for these rows begins to serve."""
-        # A batch that stays the same is planned anew after 2, 4, 8 ... rounds: estimates settle. On tapes nothing is
-        # lost by it, and a plan takes as long as a third of a small model's pass. Off, there is little news to plan on;
-        # where few rows are all off there is none, but for a try that succeeds, which asks for a plan itself.
-        drafting, longest = bool(plan.best.depths.any()), self._settings.replan_rounds
-        self._patience = min(2 * self._patience, longest if drafting else 4 * longest)
-        quiet = not drafting and len(signals.rows) < MANY and bool((signals.limits >= self._tiers[0]).all())
-        # At first costs are news, too.
-        self._rounds_left = 4 * longest if quiet and self._learned >= _COSTS_SETTLE else self._patience
-        # Prices by which new rows are judged change little from plan to plan, unless drafting begins or ends, or the
-        # batch is another.
-        last = self._plan
-        if last is None or drafting != bool(last.best.depths.any()) or not last.serves(plan.size):
-            self._newcomers = None
-        self._plan, self._planned_for = plan, signals.rows.tobytes()
-        self._wishes.note(signals.rows, plan.best.depths, plan.cap, plan.outlook)
-
-    def _welcome(self, at: int, plan: BatchPlan, signals: BatchSignals) -> int:
-        """The depth of the row that joins a batch at this place in it; it is wished for from now on."""
-        estimates, newcomers, row = self._estimates, self._newcomers, signals.rows.item(at)
-        if newcomers is None or self._learned >= self._newcomers_until:
-            newcomers = self._newcomers = Newcomers(plan, *estimates.rates())
-            self._newcomers_until = self._learned + _NEWCOMERS_SERVE
-        new = newcomers.of(estimates.task.item(row), estimates.hopeful_of_task, estimates.entry_of_task)
-        depth = new.depth_after(signals.lag.item(0, at))
-        self._wishes.note_one(row, depth, plan.cap, new.line)
-        return depth
+    def _settle(self) -> None:
+        """Learn what was noted."""
+        if not self._noted:
+            return
+        lot = lot_of(self._noted, self.max_depth)
+        self._noted.clear()
+        for which, model in self._models.items():
+            model.observe(lot, (lot.drafter == which) & (lot.depths > 0))
+        for lookup in self._lookups.values():
+            lookup.settle()
 
     @staticmethod
-    def _tryout_cost(market: Market, drafting: int) -> tuple[float, float]:
-        """Seconds for any try at all, and for each row that tries."""
-        fixed = 0.0 if drafting else market.per_step + max(0.0, market.overhead - market.plain_overhead)
-        # Passes of one and of two tokens are learned apart, so the longer may seem shorter: a try never saves time.
-        return fixed, market.per_row + max(0.0, float(market.verify[1] - market.verify[0]))
+    def _score(which: int, lookup: LookupSignals, record: RoundRecord) -> None:
+        """What a lookup found counts whether or not it was taken."""
+        if len(record.rows) == 1:
+            lookup.note_one(record.rows.item(), *_scored_one(which, record))
+            return
+        ran = (record.drafter == which) & (record.depths > 0)
+        nobody = np.full(len(ran), -1)
+        found = nobody if record.shadow_drafted is None else record.shadow_drafted[which]
+        right = nobody if record.shadow is None else record.shadow[which]
+        # Beyond the token that the round would have yielded anyway.
+        lookup.note(record.rows, np.where(ran, record.drafted, found), np.where(ran, record.emitted - 1, right))
 
-    def _tryout(self, plan: BatchPlan, choice: Choice, signals: BatchSignals) -> Choice | None:
-        """One token for rows that are off, as far as the allowance goes: fewest rejections, then least lag first."""
-        self._unearned += 1
-        # A large batch affords a try nearly every round: those of eight rounds at once share their draft step.
-        early = len(choice.depths) >= _LARGE and self._until_tries < _TRIES_EVERY
-        if early and self._reading is None:
-            return None
-        self._allowance.earn(plan.plain, self._unearned)
-        self._unearned = 0
-        reading = self._go_on_reading(choice, signals)
-        return reading if reading or early else self._begin_try(plan, choice, signals)
+    def _serves(self, plan: _Plan, signals: BatchSignals) -> bool:
+        rows, size = signals.rows, signals.round_size
+        if abs(size - plan.market.size) * _FEW > plan.market.size:
+            return False
+        if len(rows) == 1:
+            return self._depth.item(rows.item()) >= 0
+        return int(np.count_nonzero(self._depth[rows] < 0)) * _FEW <= len(rows)
 
-    def _begin_try(self, plan: BatchPlan, choice: Choice, signals: BatchSignals) -> Choice | None:
-        fixed, per_try = plan.tryout
-        least = self._try_costs = fixed + per_try
-        if not self._allowance.affords(least):
+    # --- planning -----------------------------------------------------------------------------------------------
+
+    def _planned(self, signals: BatchSignals) -> _Plan:
+        """A new plan for these rows."""
+        self._settle()
+        market = self._market(signals)
+        best = best_plan(market)
+        plan = _Plan(best.goodput, best.line, best.deepest, market, self._patience, best.goodput, best.share)
+        self._patience = min(2 * self._patience, _SERVES)
+        self._seat(plan, signals.rows, np.ones(len(signals.rows), dtype=np.bool_))
+        return plan
+
+    def _seat(self, plan: _Plan, rows: IntArray, new: BoolArray) -> None:
+        """Rows [B], of which some are new to the plan, do what it says."""
+        depth, _, who, bids = modelled(plan.market, plan.deepest, plan.goodput, plan.line, plan.share)
+        fresh = rows[new]
+        self._depth[fresh], self._who[fresh], self._bids[:, fresh] = depth[new], who[new], bids[:, new]
+        plan.rows, plan.choice = rows.tobytes(), None
+        plan.outlook = self._outlook(plan, rows)
+
+    def _market(self, signals: BatchSignals) -> RoundTerms:
+        cost, size, depth = self._cost, signals.round_size, self.max_depth
+        context = float(signals.context.sum())
+        verify = cost.verify_line(size, len(signals.rows) * depth, context, hoped=True)
+        plain = cost.plain_seconds(size, context)
+        fits = self._allowed & (np.arange(depth + 1) <= signals.limits[:, None])
+        return RoundTerms(
+            size=size,
+            plain=plain,
+            beside=cost.overhead_seconds(size, drafting=True) - cost.overhead_seconds(size, drafting=False),
+            verify=verify - verify[0],
+            fits=fits,
+            models=tuple(self._model(which, known, signals) for which, known in self._models.items()),
+        )
+
+    def market(self, signals: BatchSignals) -> Market:
+        """What drafting with the first model brings and costs these rows, by all that was learned so far."""
+        self._settle()
+        now = self._market(signals)
+        model = now.models[0]
+        gains = np.diff(model.gains, axis=1)
+        return Market(
+            gains=gains,
+            sizes=np.broadcast_to(model.drafted, gains.shape),
+            tiers=np.array(self._tiers),
+            limits=signals.limits,
+            entry=model.entry,
+            base_tokens=float(now.size),
+            plain=now.plain,
+            overhead=now.plain + now.beside + model.start,
+            per_step=model.per_step,
+            per_row=model.per_row,
+            verify=now.verify,
+        )
+
+    def _model(self, which: int, known: ModelSignals, signals: BatchSignals) -> ModelTerms:
+        cost, name = self._cost, self._settings.drafters[which]
+        sure = known.acceptance.acceptance(signals.rows)
+        hope = self._settings.optimism / np.sqrt(1.0 + known.acceptance.seen())
+        acceptance = np.minimum(sure + hope, np.maximum(sure, _HOPED))
+        kept, drafted = known.continuation.rates()
+        per_step, per_row = cost.step_line(name, signals.round_size)
+        gains = np.cumsum(acceptance.cumprod(axis=1) * kept, axis=1)
+        return ModelTerms(
+            which,
+            acceptance,
+            np.concatenate((np.zeros((len(gains), 1)), gains), axis=1),
+            np.concatenate(([0.0], np.cumsum(drafted))),
+            kept,
+            drafted,
+            per_step,
+            per_row,
+            cost.start_seconds(name),
+            cost.catch_up_seconds(name, 1.0) * signals.lag[which] / self._settings.horizon_rounds,
+        )
+
+    def _outlook(self, plan: _Plan, rows: IntArray) -> Outlook | None:
+        market = plan.market
+        if not market.models:
             return None
-        # Catching up is priced at two rounds at most: saving for an ever longer lag would never end.
-        catch_up = self._cost.catch_up_seconds(self._settings.drafter, 1.0)
-        if len(choice.depths) == 1:
-            self._try_costs = least + min(catch_up * signals.lag[0, 0].item(), 2.0 * plan.plain)
-            if not self._allowance.affords(self._try_costs):
-                return None
-        off = np.flatnonzero((choice.depths == 0) & (signals.limits >= self._tiers[0]))
-        entry = np.minimum(catch_up * signals.lag[0, off], 2.0 * plan.plain)
-        if not self._allowance.affords(least + float(entry.min(initial=np.inf))):
-            return None
-        order = np.lexsort((entry, self._estimates.acceptance.rejections(signals.rows[off])))
-        spent = fixed + np.cumsum(per_try + entry[order])
-        tries = self._allowance.affordable(spent)
-        if not tries:
-            return None
-        chosen = off[order[:tries]]
-        self._trying = _Trying(self._only(signals.rows[chosen]), float(spent[tries - 1]), plan.plain)
-        return self._try(chosen, choice, signals)
+        first = market.models[0]
+        return Outlook(
+            plan.goodput,
+            first.acceptance,
+            first.per_step,
+            first.per_row,
+            market.verify,
+            self._models[first.which].calibration.factors(rows),
+            first.kept,
+            first.drafted,
+            planned=self._depth[rows],
+        )
+
+    # --- one row ------------------------------------------------------------------------------------------------
+
+    def _one(self, plan: _Plan, signals: BatchSignals) -> Choice:
+        row = signals.rows.item()
+        key = [self._depth.item(row)]
+        for which, lookup in self._lookups.items():
+            found = signals.offered[which, 0].item()
+            key += (found, lookup.kind(row)) if found else (0, 0)
+        at = tuple(key)
+        known = plan.known.get(at)
+        if known is None:
+            known = plan.known[at] = self._many(plan, signals)
+        return known
+
+    # --- many rows ----------------------------------------------------------------------------------------------
+
+    def _many(self, plan: _Plan, signals: BatchSignals) -> Choice:
+        """Each row does what earns most beyond the plan's price."""
+        rows = signals.rows
+        new = self._depth[rows] < 0
+        if new.any() or plan.rows != rows.tobytes():
+            plan.market = self._market(signals)
+            self._seat(plan, rows, new)
+        offered = [which for which in self._lookups if signals.offered[which].any()]
+        if not offered and plan.choice is not None:
+            return plan.choice
+        depth, who, bids = self._depth[rows], self._who[rows], self._bids[:, rows]
+        capped = np.where(depth > 0, self.max_depth, 0) if self._capped else depth
+        if offered:
+            mix = mixed(plan.market, bids, self._offers(signals), plan.price)
+            plan.price, bids = mix.price, mix.bids
+            capped, who = np.where(mix.taken > 0, mix.taken, capped), np.where(mix.taken > 0, mix.whose, who)
+        reasons = np.where(capped > 0, int(Reason.POLICY), int(Reason.OFF))
+        choice = Choice(capped, reasons, plan.outlook, who, expected=Expected(plan.price, bids[0]))
+        if not offered:
+            plan.choice = choice
+        return choice
+
+    def _offers(self, signals: BatchSignals) -> list[Offer]:
+        n = np.arange(self.max_depth + 1)
+        return [
+            Offer(
+                which,
+                lookup.gains[lookup.kinds(signals.rows)],
+                self._allowed & (n <= signals.offered[which][:, None]),
+                self._cost.lookup_seconds(self._settings.drafters[which]),
+            )
+            for which, lookup in self._lookups.items()
+        ]
 
     @property
-    def _until_tries(self) -> int:
-        """Rounds until a large batch looks for tries again; this one is due if it is `_TRIES_EVERY`.
+    def _capped(self) -> bool:
+        calibration = self.calibration
+        return self._settings.stops and calibration is not None and calibration.informed
 
-        With one policy it is the round in which costs are heard, and guards measure: so fewer rounds take long.
-        """
-        return _TRIES_EVERY - self._learned % _TRIES_EVERY
+    # --- exploration --------------------------------------------------------------------------------------------
 
-    def _go_on_reading(self, choice: Choice, signals: BatchSignals) -> Choice | None:
-        """A long pause is caught up in several rounds; the try it was begun for lasts until something was drafted."""
-        reading, self._reading = self._reading, None
-        if reading is None:
-            return None
-        begun = reading.rows[signals.rows] & (choice.depths == 0)
-        chosen = np.flatnonzero(begun & (signals.limits >= self._tiers[0]))
-        if not len(chosen):
-            self._allowance.settle(reading.cost, 0.0)
-            return None
-        self._trying = reading
-        return self._try(chosen, choice, signals)
-
-    def _try(self, chosen: IntArray, choice: Choice, signals: BatchSignals) -> Choice:
-        """The plan, but for one token drafted by the rows at `chosen`; what few say of many can wait for the next."""
-        depths = np.minimum(choice.depths, signals.limits)
-        depths[chosen] = self._tiers[0]
-        reasons = choice.reasons.copy()
-        reasons[chosen] = int(Reason.EXPLORE)
-        return Choice(depths, reasons, choice.outlook)
-
-    def _only(self, rows: IntArray) -> BoolArray:
-        """A mask of all the engine's rows with these set."""
-        mask: BoolArray = np.zeros(len(self._wishes.depths), dtype=np.bool_)
-        mask[rows] = True
-        return mask
-
-    def _settle(self, record: RoundRecord) -> None:
-        trying, self._trying = self._trying, None
-        if trying is not None:
-            mine = trying.rows[record.rows]
-            if record.caught_up and not record.drafted[mine].any():
-                self._reading = trying
-                return
-            kept = int((record.emitted[mine] - 1).sum())
-            self._allowance.settle(trying.cost, kept * trying.plain / len(record.rows))
-            if MANY * int(np.count_nonzero(mine)) > len(mine):
-                # Plans of many rows take longest, and on tapes hardly anything is lost by making one less.
-                self._patience = _SOON if len(mine) < _LARGE else 4 * _SOON
-                # Where all is off one in vain leaves it so; one that succeeds speaks against other first plans, too.
-                if kept or (self._plan is not None and self._plan.best.depths.any()):
-                    self._rounds_left = 0
-            if kept:  # it speaks against first plans that are off
-                self._firsts = {kind: known for kind, known in self._firsts.items() if known.plan.best.depths.any()}
+    def _tried(self, plan: _Plan, choice: Choice, signals: BatchSignals) -> Choice:
+        """The choice, with some rows that are off drafting one token, where tries can be paid for."""
+        market = plan.market
+        model = market.models[self._turn % len(market.models)]
+        which, known = model.which, self._models[model.which]
+        fixed = 0.0 if plan.deepest else model.per_step + model.start + market.beside
+        each = model.per_row + float(market.verify[1])
+        if not self._tries.possible(fixed + each):
+            return choice
+        idle = np.flatnonzero((choice.depths == 0) & (signals.limits >= self._tiers[0]))
+        if not len(idle):
+            return choice
+        costs = TryCosts(
+            fixed,
+            each,
+            model.entry[idle] * self._settings.horizon_rounds,
+            market.plain,
+        )
+        who = idle[self._tries.begin(signals.rows[idle], known.acceptance.rejections(signals.rows[idle]), costs)]
+        if not len(who):
+            return choice
+        self._trying = which
+        depths, reasons = choice.depths.copy(), choice.reasons.copy()
+        drafter = np.zeros_like(depths) if choice.drafter is None else choice.drafter.copy()
+        depths[who], reasons[who], drafter[who] = self._tiers[0], int(Reason.EXPLORE), which
+        return Choice(depths, reasons, choice.outlook, drafter)
 
 
-@dataclass(frozen=True)
-class _First:
-    """The plan for the first row of a kind, and after how many rounds learned in all it is out of date."""
-
-    plan: BatchPlan
-    until: int
+def _ending(place: int) -> str:
+    return f"-{place + 1}" if place else ""
 
 
-@dataclass(frozen=True)
-class _Trying:
-    """Rows that draft against the plan this round, what that costs, and what a plain round takes."""
-
-    rows: BoolArray  # of the engine
-    cost: float
-    plain: float
-
-
-class PriorSpec(Part):
-    """What is believed before anything was seen."""
-
-    acceptance: float = Field(default=0.6, gt=0.0, lt=1.0, description="Of a drafted token, given those before it.")
-    weight: float = Field(default=20.0, gt=0.0, description="In observations.")
+def _scored_one(which: int, record: RoundRecord) -> tuple[int, int]:
+    """Tokens that a lookup found for the one row, and how many of them were right; -1: nobody looked."""
+    if record.drafter.item() == which and record.depths.item() > 0:
+        return record.drafted.item(), record.emitted.item() - 1
+    if record.shadow is None or record.shadow_drafted is None:
+        return -1, -1
+    return record.shadow_drafted[which, 0].item(), record.shadow[which, 0].item()

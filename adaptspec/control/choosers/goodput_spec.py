@@ -6,11 +6,17 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from adaptspec.control.acceptance import AcceptanceSettings
 from adaptspec.control.choosers.chooser import Chooser, Parts
-from adaptspec.control.choosers.goodput import Goodput, GoodputSettings, PriorSpec
-from adaptspec.control.choosers.lookup import LOOKUP, LookupGoodput, LookupSettings
+from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.schema import Part
-from adaptspec.control.signals import SignalSettings
+
+
+class PriorSpec(Part):
+    """What is believed before anything was seen."""
+
+    acceptance: float = Field(default=0.6, gt=0.0, lt=1.0, description="Of a drafted token, given those before it.")
+    weight: float = Field(default=20.0, gt=0.0, description="In observations.")
 
 
 class GoodputSpec(Part):
@@ -27,13 +33,6 @@ class GoodputSpec(Part):
 
     def build(self, parts: Parts) -> Chooser:
         """The chooser."""
-        if LOOKUP not in parts.drafters:
-            return self._planner(parts.drafters[0], parts)
-        settings = LookupSettings.among(parts.drafters, parts.tiers)
-        planner = None if settings.model is None else self._planner(settings.drafter, parts)
-        return LookupGoodput(parts.cost, parts.max_rows, parts.tasks, settings, planner)
-
-    def _planner(self, drafter: str, parts: Parts) -> Goodput:
-        signals = SignalSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
-        settings = GoodputSettings(parts.tiers, drafter, signals, stops=parts.stops, optimism=self.optimism)
+        acceptance = AcceptanceSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
+        settings = GoodputSettings(parts.tiers, parts.drafters, acceptance, stops=parts.stops, optimism=self.optimism)
         return Goodput(parts.cost, parts.max_rows, parts.tasks, settings)

@@ -9,8 +9,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.choosers.planning import Market
 from adaptspec.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Market:
+    """What tokens bring and cost this round, for B rows and D positions.
+
+    `gains` [B, D]: tokens that drafting position j is expected to add (survival); `sizes` [B, D]: how likely position
+    j is drafted at all once allowed (1 without a stop rule). Times are seconds.
+    """
+
+    gains: FloatArray
+    sizes: FloatArray
+    tiers: IntArray  # depths allowed beside 0, ascending
+    limits: IntArray  # [B]
+    entry: FloatArray  # [B] for a row to draft at all: catching up
+    base_tokens: float  # emitted anyway: one per decoding row
+    plain: float  # a round without drafts
+    overhead: float  # of a round with drafts, beside draft steps and what verifying them adds
+    per_step: float
+    per_row: float
+    verify: FloatArray  # [B * D + 1] what verifying n more tokens adds
 
 
 @dataclass(frozen=True)

@@ -1,128 +1,205 @@
-"""The joint choice of depths: which drafted tokens of which rows earn more than they cost, all rows at once.
+"""The joint choice at one price: which rows draft how deep with which model for the most tokens per second.
 
-Pure arithmetic on survival and seconds; knows neither where they come from nor what becomes of the plan.
+Pure arithmetic on what drafts are expected to keep and on seconds; it knows neither where they come from nor what
+becomes of the plan.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
+# Steps of the two iterations, which settle sooner as a rule: of the price, and of how many tokens others verify.
+_ITERATIONS, _ROUNDS = 4, 3
+# A price that changes by less has settled.
+_CLOSE = 0.02
+
 
 @dataclass(frozen=True)
-class Market:
-    """What tokens bring and cost this round, for B rows and D positions.
+class ModelTerms:
+    """What a drafter that runs a model offers these rows, by depth 0 ... D."""
 
-    `gains` [B, D]: tokens that drafting position j is expected to add (survival); `sizes` [B, D]: how likely position
-    j is drafted at all once allowed (1 without a stop rule). Times are seconds.
-    """
-
-    gains: FloatArray
-    sizes: FloatArray
-    tiers: IntArray  # depths allowed beside 0, ascending
-    limits: IntArray  # [B]
-    entry: FloatArray  # [B] for a row to draft at all: catching up
-    base_tokens: float  # emitted anyway: one per decoding row
-    plain: float  # a round without drafts
-    plain_overhead: float  # what of it is not the verify pass
-    overhead: float  # of a round with drafts, beside draft steps and verify
+    which: int
+    acceptance: FloatArray  # [B, D]
+    gains: FloatArray  # [B, D + 1] tokens expected to be kept
+    sizes: FloatArray  # [D + 1] tokens expected to be drafted
+    kept: FloatArray  # [D]
+    drafted: FloatArray  # [D]
     per_step: float
     per_row: float
-    verify: FloatArray  # [B * D + 1] the verify pass with n more tokens
+    start: float
+    entry: FloatArray  # [B] for a row to draft at all: catching up
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Depths [B] and the goodput they promise, in tokens per second; `off` is that of drafting nothing."""
+class RoundTerms:
+    """What drafting brings and costs the rows of a round. Times are seconds."""
 
-    depths: IntArray
+    size: int  # rows that decode, under whatever policy
+    plain: float
+    beside: float  # what a round with drafts takes beyond its passes, more than a plain one
+    verify: FloatArray  # [B * D + 1] what verifying n more tokens adds
+    fits: BoolArray  # [B, D + 1]
+    models: tuple[ModelTerms, ...]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a round comes to, how deep each model that is entered goes, and the seconds it shares among its rows."""
+
     goodput: float
-    off: float
+    deepest: dict[int, int]
+    line: FloatArray
+    share: dict[int, float]
 
 
-def best_plan(market: Market) -> Plan:
-    """Depths that maximise (base + sum of admitted gains) / T, over every deepest tier and number admitted.
+@dataclass(frozen=True)
+class Offer:
+    """What a lookup has found for the rows of a round: known beforehand, since looking is free."""
 
-    Within a deepest tier the candidates are prefixes of all (row, tier) steps sorted by gain per token: gains fall
-    with the position, so a prefix holds each row's tiers from the bottom.
+    which: int
+    gains: FloatArray  # [B, D + 1] tokens expected to be kept
+    fits: BoolArray  # [B, D + 1] depths on offer, and 0
+    seconds: float  # for a row to draft
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Rows that take an offer: how deep (0: none), whose; what all rows keep, draft and take [3, B]; and the price."""
+
+    taken: IntArray
+    whose: IntArray
+    bids: FloatArray
+    price: float
+
+
+def mixed(market: RoundTerms, bids: FloatArray, offers: Sequence[Offer], price: float) -> Mix:
+    """Rows take what is offered where that earns more than what they are to do, at the round's own price.
+
+    `bids` [3, B] are tokens kept, tokens drafted and seconds beside verifying as planned; `price` is that of the last
+    round, to begin with.
     """
-    if len(market.limits) == 1:
-        return plan_of_one(market)
-    return plan_of_many(market)
+    rows = len(bids[0])
+    at, n = np.arange(rows), np.arange(market.fits.shape[1])
+    others = float(bids[1].sum()) * (1.0 - 1.0 / rows)
+    for _ in range(_ROUNDS):
+        line = line_at(market, others)
+        worth = np.maximum(bids[0] - price * (bids[2] + np.interp(bids[1], n, line)), 0.0)
+        taken, whose, mix = np.zeros(rows, np.int64), np.zeros(rows, np.int64), bids
+        for offer in offers:
+            net = np.where(offer.fits, offer.gains - price * (line + (n > 0) * offer.seconds), -np.inf)
+            own = net.argmax(axis=1)
+            best = net[at, own]
+            better = best > worth
+            worth = np.where(better, best, worth)
+            taken, whose = np.where(better, own, taken), np.where(better, offer.which, whose)
+            mix = np.where(better, (offer.gains[at, own], own, np.full(rows, offer.seconds)), mix)
+        kept, tokens, spent = mix.sum(axis=1).tolist()
+        spent += float(np.interp(tokens, np.arange(len(market.verify)), market.verify))
+        now = (market.size + kept) / (market.plain + market.beside * (tokens > 0) + spent)
+        settled = abs(now - price) < _CLOSE * price
+        price, others = now, tokens * (1.0 - 1.0 / rows)
+        if settled:
+            break
+    return Mix(taken, whose, mix, price)
 
 
-def plan_of_one(market: Market) -> Plan:
-    """`best_plan` for one row, in plain Python: a tenth of the time, where a round is shortest."""
-    off = market.base_tokens / market.plain
-    best, depth = off, 0
-    gains, sizes, verify = market.gains[0].tolist(), market.sizes[0].tolist(), market.verify.tolist()
-    tiers, limit = set(market.tiers.tolist()), market.limits.item()
-    emitted, tokens = market.base_tokens, 0.0
-    fixed = market.overhead + market.entry.item()
-    for j, (gain, size) in enumerate(zip(gains, sizes, strict=True), start=1):
-        emitted += gain
-        tokens += size
-        if j in tiers and j <= limit:
-            low = min(int(tokens), len(verify) - 1)
-            high = min(low + 1, len(verify) - 1)
-            passes = verify[low] + (tokens - low) * (verify[high] - verify[low])
-            goodput = emitted / (fixed + (market.per_step + market.per_row) * tokens + passes)
-            if goodput > best:
-                best, depth = goodput, j
-    return Plan(np.array([depth]), best, off)
+def best_plan(market: RoundTerms) -> Solution:
+    """Dinkelbach's iteration from plain decoding's goodput: the best at that price sets the next."""
+    off = market.size / market.plain
+    best = Solution(off, {}, line_at(market, 0.0), {})
+    for _ in range(_ITERATIONS):
+        price = best.goodput
+        tried = (_solved(market, models, price, n) for models in _subsets(market.models) for n in _starts(market))
+        found = max(tried, key=_goodput, default=best)
+        if found.goodput <= 1.001 * price:
+            break
+        best = found
+    return best
 
 
-def plan_of_many(market: Market) -> Plan:
-    """`best_plan` for any number of rows, vectorised."""
-    off = market.base_tokens / market.plain
-    rows, blocks = len(market.limits), len(market.tiers)
-    nothing = Plan(np.zeros(rows, dtype=np.int64), off, off)
-    if not blocks or not rows:
-        return nothing
-    gains, sizes = _blocks(market.gains, market.tiers), _blocks(market.sizes, market.tiers)
-    allowed = market.tiers <= market.limits[:, None]
-    # Tier-major and stable: on a tie the lower tier of a row comes first.
-    worth = np.minimum.accumulate(gains / np.maximum(sizes, 1e-9), axis=1)
-    order = np.argsort(-np.where(allowed, worth, -1.0).T.ravel(), kind="stable")
-    tier, row = np.divmod(order, rows)
-    ok: BoolArray = allowed[row, tier]
-    within = (tier <= np.arange(blocks)[:, None]) & ok  # [K, N]
-    size = sizes[row, tier]
-    tokens = np.cumsum(within * size, axis=1)
-    emitted = market.base_tokens + np.cumsum(within * gains[row, tier], axis=1)
-    going = np.cumsum(1.0 - np.prod(1.0 - market.sizes, axis=0))[market.tiers - 1]
-    seconds = (
-        read_curve(market.verify, tokens)
-        + market.per_row * tokens
-        + (market.overhead + market.per_step * going)[:, None]
-    )
-    if market.entry.any():
-        seconds += np.cumsum(within * np.where(tier == 0, market.entry[row], 0.0), axis=1)
-    goodput = within * (emitted / seconds)
-    best = int(np.argmax(goodput))
-    deepest, last = divmod(best, goodput.shape[1])
-    if goodput[deepest, last] <= off:
-        return nothing
-    admitted = within[deepest, : last + 1]
-    counts = np.bincount(row[: last + 1][admitted], minlength=rows)
-    depths = np.concatenate(([0], market.tiers))[counts]
-    return Plan(depths, float(goodput[deepest, last]), off)
+def _goodput(solution: Solution) -> float:
+    return solution.goodput
 
 
-def _blocks(values: FloatArray, tiers: IntArray) -> FloatArray:
-    """Sums of [B, D] over the positions that each tier adds to the one below: [B, K]."""
-    if len(tiers) == values.shape[1]:
-        return values
-    total = np.concatenate((np.zeros((len(values), 1)), np.cumsum(values, axis=1)), axis=1)
-    upto = total[:, tiers]
-    return np.diff(upto, axis=1, prepend=0.0)
+def _subsets(models: Sequence[ModelTerms]) -> Iterator[tuple[ModelTerms, ...]]:
+    for count in range(1, len(models) + 1):
+        yield from itertools.combinations(models, count)
 
 
-def read_curve(curve: FloatArray, at: FloatArray) -> FloatArray:
-    """A curve over 0, 1, 2 ... read at fractions."""
-    low = np.minimum(at.astype(np.int64), len(curve) - 1)
-    high = np.minimum(low + 1, len(curve) - 1)
-    return np.asarray(curve[low] + (at - low) * (curve[high] - curve[low]), dtype=np.float64)
+def _starts(market: RoundTerms) -> tuple[float, ...]:
+    """Tokens of other rows to begin with: a pass may take less for each the more there are."""
+    rows = len(market.fits)
+    return (0.0,) if rows == 1 else (0.0, 2.0 * (rows - 1))
+
+
+def line_at(market: RoundTerms, tokens: float) -> FloatArray:
+    """Seconds that 0 ... D tokens of one row add to those of others."""
+    depth, last = market.fits.shape[1] - 1, len(market.verify) - 1
+    low = min(int(tokens), last - depth)
+    line: FloatArray = market.verify[low : low + depth + 1] - market.verify[low]
+    return line
+
+
+def modelled(
+    market: RoundTerms, deepest: Mapping[int, int], goodput: float, line: FloatArray, share: Mapping[int, float]
+) -> tuple[IntArray, FloatArray, IntArray, FloatArray]:
+    """Depth, what it earns beyond its price, which model, and what it keeps, drafts and takes, of each row [B]."""
+    rows = len(market.fits)
+    at = np.arange(rows)
+    depth, worth, who, bids = np.zeros(rows, np.int64), np.zeros(rows), np.zeros(rows, np.int64), np.zeros((3, rows))
+    for model in market.models:
+        most = deepest.get(model.which, 0)
+        if most:
+            net = _net(market, model, goodput, line)[:, : most + 1]
+            own = net.argmax(axis=1)
+            best = net[at, own]
+            better = best > worth
+            size = model.sizes[own]
+            bid = (model.gains[at, own], size, model.entry + model.per_row * size + share.get(model.which, 0.0))
+            depth, bids = np.where(better, own, depth), np.where(better, bid, bids)
+            worth, who = np.where(better, best, worth), np.where(better, model.which, who)
+    return depth, worth, who, bids
+
+
+def _net(market: RoundTerms, model: ModelTerms, goodput: float, line: FloatArray) -> FloatArray:
+    """What drafts of each depth earn beyond their price [B, D + 1], steps left out."""
+    tokens = np.interp(model.sizes, np.arange(len(line)), line)
+    net = model.gains - goodput * (tokens + model.per_row * model.sizes)
+    net[:, 1:] -= goodput * model.entry[:, None]
+    return np.where(market.fits, net, -np.inf)
+
+
+def _solved(market: RoundTerms, models: Sequence[ModelTerms], goodput: float, others: float) -> Solution:
+    """Depths at a price when these models are entered, beginning with so many tokens of other rows to verify."""
+    rows = len(market.fits)
+    n = np.arange(market.fits.shape[1])
+    for _ in range(_ROUNDS):
+        line = line_at(market, others)
+        deepest: dict[int, int] = {}
+        known = np.zeros(rows)
+        for model in models:
+            upto = np.maximum.accumulate(_net(market, model, goodput, line), axis=1)
+            fixed = goodput * (model.per_step * model.sizes + (n > 0) * (model.start + market.beside))
+            most = int((np.maximum(upto, known[:, None]).sum(axis=0) - fixed).argmax())
+            if most:
+                deepest[model.which] = most
+                known = np.maximum(upto[:, most], known)
+        depth, _, who, (kept, tokens, seconds) = modelled(market, deepest, goodput, line, {})
+        number = float(tokens.sum())
+        now = number * (1.0 - 1.0 / rows)
+        if abs(now - others) < 1.0:
+            break
+        others = now
+    steps = {m.which: m.start + m.per_step * float(m.sizes[deepest[m.which]]) for m in models if m.which in deepest}
+    share = {i: each / max(1, int(np.count_nonzero((who == i) & (depth > 0)))) for i, each in steps.items()}
+    spent = float(seconds.sum()) + sum(steps.values()) + market.beside * bool(steps)
+    spent += float(np.interp(number, np.arange(len(market.verify)), market.verify))
+    gained = float(kept.sum())
+    whole = (market.size + gained) / (market.plain + spent)
+    return Solution(whole, deepest, line, share)

@@ -10,7 +10,6 @@ from adaptspec.control.choosers.batch_table import BatchTableSpec
 from adaptspec.control.choosers.ema_tiers import EmaTiersSpec
 from adaptspec.control.choosers.exp3 import Exp3Spec
 from adaptspec.control.choosers.goodput_spec import GoodputSpec
-from adaptspec.control.choosers.hedge import HedgeSpec
 from adaptspec.control.choosers.linucb import LinUcbSpec
 from adaptspec.control.choosers.nightjar import NightjarSpec
 from adaptspec.control.choosers.slo import SloSpec
@@ -28,7 +27,6 @@ ChooseSpec = Annotated[
     | Exp3Spec
     | LinUcbSpec
     | NightjarSpec
-    | HedgeSpec
     | SloSpec,
     Field(discriminator="algorithm"),
 ]

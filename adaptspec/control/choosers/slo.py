@@ -9,19 +9,18 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from adaptspec.control.acceptance import AcceptanceSettings
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
-from adaptspec.control.choosers.goodput import Goodput, GoodputSettings, PriorSpec
-from adaptspec.control.choosers.pacing import keep_pace, seconds_of, worst_pace
-from adaptspec.control.choosers.planning import Market
-from adaptspec.control.choosers.standing import MANY
+from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
+from adaptspec.control.choosers.goodput_spec import PriorSpec
+from adaptspec.control.choosers.pacing import Market, keep_pace, seconds_of, worst_pace
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
-from adaptspec.control.signals import SignalSettings
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
-# Rounds between tries in vain of rows that are off.
-_REST = 28
+# One row in so many may join before paces are reviewed.
+_FEW = 8
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Slo:
         self._seconds[row] = self._tokens[row] = 0.0
         self._depths[row] = -1
         self._joined += 1
-        if MANY * self._joined > self._size:
+        if _FEW * self._joined > self._size:
             self._rounds_left = min(self._rounds_left, self._settings.review_rounds // 2)
 
     def finish(self, row: int) -> None:
@@ -101,15 +100,6 @@ class Slo:
         depths = np.minimum(np.where((own < 0) | tried, choice.depths, own), signals.limits)
         reasons = np.where(tried, choice.reasons, np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF)))
         return Choice(depths, reasons, choice.outlook)
-
-    def stands(self) -> int:
-        """See `Stands`."""
-        return min(self._goodput.stands(), self._rounds_left)
-
-    def stood(self, rounds: int) -> None:
-        """See `Stands`."""
-        self._goodput.stood(rounds)
-        self._rounds_left -= rounds
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
@@ -171,11 +161,11 @@ class SloSpec(Part):
 
     def build(self, parts: Parts) -> Chooser:
         """The chooser."""
-        signals = SignalSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
+        acceptance = AcceptanceSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
         settings = SloSettings(
             self.time_per_output_token_ms / 1e3,
             self.horizon_tokens,
             self.margin,
-            goodput=GoodputSettings(parts.tiers, parts.drafters[0], signals, stops=parts.stops, rest=_REST),
+            goodput=GoodputSettings(parts.tiers, parts.drafters[:1], acceptance, stops=parts.stops),
         )
         return Slo(parts.cost, parts.max_rows, parts.tasks, settings)

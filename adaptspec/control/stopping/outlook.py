@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adaptspec.control.acceptance import Acceptance
 from adaptspec.control.choosers.chooser import Outlook
 from adaptspec.control.cost import CostTable
 from adaptspec.control.learned import counts
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.signals import AcceptanceSignals
 from adaptspec.types import FloatArray, RoundRecord
 
 # An outlook serves this many rounds of the same batch: estimates move slowly, and making one takes a tenth of
@@ -38,7 +38,7 @@ class OutlookKeeper:
         self._cost = cost
         self._drafter = drafter
         self._depth = depth
-        self._signals = AcceptanceSignals(rows, tasks, depth)
+        self._signals = Acceptance(rows, tasks, depth)
         self._notes: list[RoundRecord] = []
         self._made: _Made | None = None
 

@@ -123,7 +123,7 @@ def test_steady_traffic_ends_near_the_best_arm(machine: str, task: str, name: st
     assert switches(served.records) <= 50.0
 
 
-@pytest.mark.parametrize("name", [*BANDITS, "entropy-gate", "hedge-drafters", "slo"])
+@pytest.mark.parametrize("name", [*BANDITS, "entropy-gate", "slo"])
 @pytest.mark.parametrize("machine", [CPU, GPU])
 def test_where_off_is_right_it_is_off(machine: str, name: str) -> None:
     """Drafts that are sure of themselves and always wrong: under 5 % of the rounds draft, after 2,000."""

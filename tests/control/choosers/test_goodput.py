@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
-from adaptspec.control.cost import CostTable
-from adaptspec.types import Missed, Reason
+from adaptspec.control.cost import CostTable, DrafterCost
+from adaptspec.types import Reason
 from tests.control.helpers import QUIET, record, signals, table
 
 
@@ -52,25 +51,6 @@ def test_off_tries_now_and_then_and_comes_back() -> None:
     quiet = live(made, 600, accepts=0)
     assert 0 < sum(depths != [0] for depths in quiet) < 20
     assert live(made, 600, accepts=7)[-1][0] > 0
-
-
-def test_off_plans_anew_once_a_try_succeeds_and_not_before() -> None:
-    """Off, nothing else is news, and a plan takes a third of a small model's round."""
-    made = chooser()
-    live(made, 300, accepts=0)
-    plans = []
-    planned = made._planned
-    made._planned = lambda batch: plans.append(made._learned) or planned(batch)  # type: ignore[method-assign, func-returns-value]
-    quiet = live(made, 256, accepts=0)
-    assert any(depths != [0] for depths in quiet)
-    assert len(plans) <= 256 // 64
-    while made.choose(signals([7])).depths.tolist() == [0]:
-        made.learn(record([0], [0]))
-    plans.clear()
-    made.learn(record([1], [1]))
-    now = made._learned
-    made.choose(signals([7]))
-    assert plans == [now]
 
 
 def test_what_one_request_may_not_do_is_no_plan_for_the_next() -> None:
@@ -137,16 +117,6 @@ def test_limits_of_single_rows_hold_for_a_plan_that_is_reused() -> None:
         assert max(depths) > 3
 
 
-def test_records_without_confidence_leave_depths_as_planned() -> None:
-    """A lookup drafter says nothing of its confidence: the stop rule has no say, the plan must hold alone."""
-    made = chooser(drafter="ngram")
-    for _ in range(40):
-        depths = made.choose(signals([7])).depths.tolist()
-        made.learn(record(depths, [min(depths[0], 1)], confidence=float("nan")))
-    assert not made.calibration.informed
-    assert np.isfinite(made.choose(signals([7])).outlook.goodput)  # type: ignore[union-attr]
-
-
 def test_no_depth_at_all_is_off() -> None:
     assert chooser(tiers=()).choose(signals([7])).depths.tolist() == [0]
 
@@ -157,43 +127,6 @@ def test_large_batches_are_learned_in_full() -> None:
     made.learn(record([1] * 300, [1] * 300))
     made.choose(signals([7] * 300))
     assert live(made, 3, accepts=7, rows=300)
-
-
-def test_a_lookup_that_is_off_comes_back_by_its_scores() -> None:
-    """Scored for free in every round: no try is needed to see that it would pay now."""
-    made = chooser(drafter="ngram", tryouts=0.0)
-    one = np.ones((1, 1), dtype=np.int64)
-    depths = []
-    for got in [0 * one] * 100 + [one] * 60:
-        made.learn(replace(record([0], [0]), shadow=got, shadow_drafted=one))
-        depths.append(int(made.choose(signals([7])).depths[0]))
-    assert depths[99] == 0
-    assert depths[-1] > 0
-
-
-def test_catching_up_on_text_that_went_well_brings_it_back_at_once() -> None:
-    made = chooser(tryouts=0.0)
-    live(made, 80, accepts=0)
-    assert live(made, 1, accepts=0) == [[0]]
-    made.learn(replace(record([1], [1]), missed=Missed(np.array([64]), np.array([62]))))
-    depths = [live(made, 1, accepts=7)[0][0] for _ in range(4)]
-    assert max(depths) > 0
-
-
-@pytest.mark.parametrize("rows", [2, 4])
-def test_tries_cost_time_though_a_longer_pass_seems_to_take_less(rows: int) -> None:
-    """Passes of one and of two tokens are learned apart. A try at a negative cost paid for the next, in every round."""
-    profile = QUIET.profile()
-    dips = tuple((line[0], 0.95 * line[0], *line[2:]) for line in profile.verify)
-    made = Goodput(CostTable(replace(profile, verify=dips)), rows, 1, GoodputSettings(tryouts=0.001))
-    for row in range(rows):
-        made.start(row, 0)
-    tries = 0
-    for _ in range(400):
-        depths = made.choose(signals([7] * rows)).depths.tolist()
-        tries += made.trying
-        made.learn(record(depths, [depths[0], *[0] * (rows - 1)]))  # only the first is ever right
-    assert 0 < tries < 200
 
 
 def test_a_new_request_alone_begins_as_others_of_its_task() -> None:
@@ -211,3 +144,74 @@ def test_a_new_request_alone_begins_as_others_of_its_task() -> None:
         made.finish(0)
     assert firsts[1][-1] == 7
     assert firsts[2][-1] <= 1  # a try
+
+
+def test_an_offer_is_taken_where_it_beats_the_model() -> None:
+    """What a lookup found is known before the round; for the row that is in the middle of a run it is taken deep."""
+    made = chooser(2, drafters=("draft-model", "ngram"))
+    running = np.array([[0, 0], [4, 0]])
+    for _ in range(12):
+        made.choose(signals([7, 7]))
+        made.learn(replace(record([0, 0], [0, 0]), shadow=running, shadow_drafted=running))
+    choice = made.choose(signals([7, 7], offered=[6, 0]))
+    assert choice.depths[0] == 6
+    assert choice.drafter is not None
+    assert choice.drafter[0] == 1
+    assert (choice.drafter[1] == 0) or not choice.depths[1]
+
+
+def test_a_third_drafter_counts() -> None:
+    """Two models, of which the second is right in the end: off or not, it is found out."""
+    cost = CostTable(
+        replace(QUIET.profile(), drafters=dict.fromkeys(("small", "large"), QUIET.profile().drafters["draft-model"]))
+    )
+    made = Goodput(cost, 1, 1, GoodputSettings(drafters=("small", "ngram", "large")))
+    made.start(0, 0)
+    lag = np.zeros((3, 1), dtype=np.int64)
+    drafted = []
+    for _ in range(600):
+        choice = made.choose(replace(signals([7]), lag=lag, offered=lag))
+        depth, who = int(choice.depths[0]), 0 if choice.drafter is None else int(choice.drafter[0])
+        drafted.append(who if depth else -1)
+        right = who == 2 and len(drafted) > 200  # until then all are off, and tried in turn
+        made.learn(record([depth], [depth if right else 0], drafter=[who]))
+    assert drafted[-50:].count(2) > 40
+
+
+def test_what_is_off_is_tried_whatever_the_table_says() -> None:
+    """A table that prices one draft above fifty plain rounds is never believed for good."""
+    wrong = replace(QUIET.profile(), drafters={"draft-model": DrafterCost((1,), (0.1,), 0.0)})
+    cost = CostTable(wrong)
+    made = Goodput(cost, 1, 1)
+    made.start(0, 0)
+    drafting = []
+    for _ in range(1500):
+        depth = int(made.choose(signals([7])).depths[0])
+        drafting.append(depth > 0)
+        told = record([depth], [depth], depths=[depth])
+        cost.observe(told, ("draft-model",))
+        made.learn(told)
+    assert not drafting[0]
+    assert sum(drafting[-200:]) > 150
+
+
+def test_tries_in_vain_are_few() -> None:
+    made = chooser()
+    depths = [depth for (depth,) in live(made, 10_000, accepts=0)]
+    assert 4 < sum(depth > 0 for depth in depths[1000:]) < 0.01 * 9000 / 0.3
+
+
+def test_a_newcomer_pays_for_reading_its_prompt() -> None:
+    """It joins a plan that serves others: what its drafter has not read yet counts, as in a plan of its own."""
+    made = chooser(16, stops=False)
+    live(made, 60, accepts=7, rows=16)
+    depths = {}
+    for unread in (0, 20_000):
+        made.finish(15)
+        made.start(15, 0)
+        plan = made._plan
+        depths[unread] = made.choose(signals([7] * 16, lag=[0] * 15 + [unread])).depths.tolist()
+        assert made._plan is plan, "the plan should have served it"
+    assert depths[0][15] > 0
+    assert depths[20_000][15] == 0
+    assert min(depths[20_000][:15]) > 0

@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.choosers.pacing import keep_pace, seconds_of, worst_pace
-from adaptspec.control.choosers.planning import Market
+from adaptspec.control.choosers.pacing import Market, keep_pace, seconds_of, worst_pace
 
 
 def market(
@@ -26,7 +25,6 @@ def market(
         entry=np.zeros(rows),
         base_tokens=float(rows),
         plain=1.2,
-        plain_overhead=0.2,
         overhead=0.3,
         per_step=0.1,
         per_row=0.02,

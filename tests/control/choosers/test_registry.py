@@ -19,7 +19,6 @@ SHORTEST: dict[str, dict[str, object]] = {
     "exp3": {},
     "linucb": {},
     "nightjar": {},
-    "hedge": {},
     "slo": {"time-per-output-token-ms": 2.0},
 }
 

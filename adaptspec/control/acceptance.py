@@ -1,0 +1,296 @@
+"""How likely drafted tokens are to be kept: one estimator for all drafters, in decayed counts of reached and rejected.
+
+Knows counts; it decides nothing. A model's tokens are told apart by their position in the draft, those of a lookup by
+how often in a row it has just been right: text that repeats other text does so in runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptspec.control.calibration import Calibration
+from adaptspec.control.continuation import Continuation
+from adaptspec.control.learned import counts
+from adaptspec.types import FloatArray, IntArray, RoundRecord
+
+# Certainty is never claimed: a hazard (1 - acceptance) stays inside these bounds.
+_LEAST, _MOST = 0.005, 0.995
+# Of lookups by runs of 0, 1, 2-3, 4-7, 8-15 and more: a small model's greedy answers to held-out prompts of ten tasks.
+_RUNS = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])
+_RUNS_WEIGHT, _LONGEST = 16.0, 16
+# Rounds that are learned together at most.
+_LOT = 32
+
+
+@dataclass(frozen=True)
+class AcceptanceSettings:
+    """How fast counts fade and how strongly each level leans on the one above.
+
+    `row` is per round of a request, `task` and `everything` per observation. `prior` is believed like `prior_weight`
+    observations. `pull` is how many expected rejections the level above is worth when a level's overall rate is
+    estimated; `class_pull` how many observations it is worth in one class.
+    """
+
+    prior: float = 0.6
+    prior_weight: float = 20.0
+    row: float = 0.99
+    task: float = 0.995
+    everything: float = 0.998
+    pull: float = 8.0
+    class_pull: float = 20.0
+
+
+class Acceptance:
+    """P(a token is kept | all before it were) by class, in levels: all traffic, the tasks, the rows.
+
+    Each level is estimated as its parent's hazards times one factor, how much more often it rejects than its parent,
+    blended with its mean rate, then class by class from its own counts: a few shallow drafts already say much about a
+    row's deeper positions, which is what keeps a cautious prior from staying shallow for ever. The counts of a row fade
+    with every round, drafted or not, so a row that was given up is tried again.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        tasks: int,
+        classes: int,
+        settings: AcceptanceSettings = AcceptanceSettings(),
+        prior: FloatArray | None = None,
+    ) -> None:
+        """`tasks` counts the known tasks and task 0, unknown; `prior` [classes] stands in for the settings' own."""
+        self.settings = settings
+        self._first_row = 1 + tasks
+        self._counts: FloatArray = np.zeros((1 + tasks + rows, 2, classes))
+        self._task: IntArray = np.zeros(rows, dtype=np.int64)
+        self._prior: FloatArray = np.full((1, classes), 1.0 - settings.prior) if prior is None else 1.0 - prior[None]
+        self._known: FloatArray | None = None  # hazards of the tasks, until counts change
+
+    def start(self, row: int, task: int) -> None:
+        """A new request in `row`: what its predecessor did is forgotten."""
+        self._counts[self._first_row + row] = 0.0
+        self._task[row] = task
+
+    def observe(self, rows: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """Note row-rounds, all [N], rows may repeat; those that drafted nothing teach nothing, but fade."""
+        classes = np.arange(self._counts.shape[2])
+        places = np.broadcast_to(classes, (len(rows), len(classes)))
+        self.observe_classes(rows, places, drafted, accepted)
+
+    def observe_classes(self, rows: IntArray, classes: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """The same where token j of each row is of class `classes` [N, tokens]."""
+        levels, _, size = self._counts.shape
+        reach = np.minimum(accepted + 1, drafted)  # what comes after a wrong token is not known to be wrong
+        which, place = (np.arange(classes.shape[1]) < reach[:, None]).nonzero()
+        wrong = place >= accepted[which]
+        key = classes[which, place]
+        seen = np.zeros_like(self._counts)
+        for level in (1 + self._task[rows[which]], self._first_row + rows[which]):
+            for at, what in enumerate((None, wrong)):
+                seen[:, at] += np.bincount(level * size + key, what, levels * size).reshape(levels, size)
+        tried = rows[drafted > 0]
+        fade = self.settings.task ** np.bincount(1 + self._task[tried], minlength=levels)
+        fade[self._first_row :] = self.settings.row ** np.bincount(rows, minlength=levels - self._first_row)
+        fade[0] = self.settings.everything ** len(tried)
+        seen[0] = seen[1 : self._first_row].sum(axis=0)
+        self._counts *= fade[:, None, None]
+        self._counts += seen
+        self._known = None
+
+    def acceptance(self, rows: IntArray) -> FloatArray:
+        """[B, classes] of the rows, after shrinkage."""
+        parent = self._of_tasks()[self._task[rows]]
+        hazards = self._shrunk(self._counts[self._first_row + rows], parent, self.settings.class_pull)
+        return np.asarray(1.0 - hazards, dtype=np.float64)
+
+    def of_tasks(self) -> FloatArray:
+        """[tasks, classes] of the tasks."""
+        return np.asarray(1.0 - self._of_tasks(), dtype=np.float64)
+
+    def rejections(self, rows: IntArray) -> FloatArray:
+        """Decayed number of rejections of each row [B]: 0 for one that was never tried."""
+        rejected: FloatArray = self._counts[self._first_row + rows, 1].sum(axis=1)
+        return rejected
+
+    def seen(self) -> FloatArray:
+        """Decayed number of times each class was reached [classes], all traffic."""
+        first: FloatArray = self._counts[0, 0]
+        return first
+
+    def learned(self) -> FloatArray:
+        """A copy of the counts of all traffic and of the tasks [1 + tasks, 2, classes]: rows come and go."""
+        copy: FloatArray = self._counts[: self._first_row].copy()
+        return copy
+
+    def restore(self, learned: FloatArray) -> None:
+        """Go on from counts that `learned` once gave."""
+        self._counts[: self._first_row] = learned
+        self._known = None
+
+    def _of_tasks(self) -> FloatArray:
+        """Hazards of the tasks [tasks, classes]."""
+        known = self._known
+        if known is None:
+            everything = self._shrunk(self._counts[:1], self._prior, self.settings.prior_weight)
+            known = self._shrunk(self._counts[1 : self._first_row], everything, self.settings.class_pull)
+            self._known = known
+        return known
+
+    def _shrunk(self, own: FloatArray, parent: FloatArray, class_pull: float) -> FloatArray:
+        reached, rejected = own[:, 0], own[:, 1]
+        pull = self.settings.pull
+        seen, lost = reached.sum(axis=1, keepdims=True), rejected.sum(axis=1, keepdims=True)
+        factor = (lost + pull) / ((reached * parent).sum(axis=1, keepdims=True) + pull)
+        # Half by the parent's profile, half flat: a row that fails at the first position is not sure of the second only
+        # because those that came so far elsewhere were.
+        flat = (lost + pull * parent) / (seen + pull)
+        lean = 0.5 * class_pull * (np.minimum(parent * factor, 1.0) + flat)
+        hazards = (rejected + lean) / (reached + class_pull)
+        return np.asarray(np.minimum(np.maximum(hazards, _LEAST), _MOST), dtype=np.float64)
+
+
+class ModelSignals:
+    """What is known of a drafter that runs a model: acceptance by position, its confidence, how far its drafts go."""
+
+    def __init__(self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings) -> None:
+        self.acceptance = Acceptance(rows, tasks, depth, settings)
+        self.calibration = Calibration(rows, tasks)
+        self.continuation = Continuation(depth)
+
+    def start(self, row: int, task: int) -> None:
+        """A request begins in `row`."""
+        self.acceptance.start(row, task)
+        self.calibration.start(row, task)
+
+    def observe(self, lot: Lot, mine: IntArray) -> None:
+        """Row-rounds, of which this drafter ran `mine` [N]."""
+        drafted, kept = lot.drafted * mine, lot.kept * mine
+        self.acceptance.observe(lot.rows, drafted, kept)
+        self.continuation.observe(lot.depths * mine, drafted, kept)
+        self.calibration.observe(lot.confidence, drafted, kept, lot.rows)
+
+    def learned(self) -> dict[str, FloatArray]:
+        """See `Chooser.learned`."""
+        return {
+            "acceptance": self.acceptance.learned(),
+            "continuation": self.continuation.learned(),
+            "calibration": self.calibration.learned(),
+        }
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Chooser.restore`."""
+        known = {name: counts(learned, name, now.shape) for name, now in self.learned().items()}
+        self.acceptance.restore(known["acceptance"])
+        self.continuation.restore(known["continuation"])
+        self.calibration.restore(known["calibration"])
+
+
+class LookupSignals:
+    """What is known of a lookup: acceptance by the run it is in the middle of. It is scored where it does not run."""
+
+    def __init__(self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings) -> None:
+        own = AcceptanceSettings(prior_weight=_RUNS_WEIGHT, row=1.0, task=settings.everything, everything=0.999)
+        self.acceptance = Acceptance(rows, tasks, len(_RUNS), own, _RUNS)
+        self.run: IntArray = np.zeros(rows, dtype=np.int64)
+        self._task: IntArray = np.zeros(rows, dtype=np.int64)
+        ahead = np.arange(_LONGEST + 1)[:, None] + np.arange(depth + 1)
+        self._class: IntArray = np.array([min(run.bit_length(), len(_RUNS) - 1) for run in range(ahead.max() + 1)])[
+            ahead
+        ]
+        self._noted: list[tuple[IntArray, ...]] = []
+        self._renew()
+
+    def start(self, row: int, task: int) -> None:
+        """A request begins in `row`."""
+        self.settle()
+        self.acceptance.start(row, task)
+        self.run[row], self._task[row] = 0, task
+
+    def kinds(self, rows: IntArray) -> IntArray:
+        """Which line of `gains` is of each row [B], just now."""
+        return self._task[rows] * (_LONGEST + 1) + self.run[rows]
+
+    def kind(self, row: int) -> int:
+        """`kinds` of one row."""
+        return int(self._task.item(row) * (_LONGEST + 1) + self.run.item(row))
+
+    def note(self, rows: IntArray, drafted: IntArray, right: IntArray) -> None:
+        """So many tokens were found for these rows, and the first `right` of them were; -1: nobody looked. All [B]."""
+        run = self.run[rows]
+        if drafted.max(initial=0) > 0:
+            self._noted.append((rows, run, np.maximum(drafted, 0), right))
+        going = (right >= drafted) & (drafted >= 0)
+        self.run[rows] = np.where(going, np.minimum(run + drafted, _LONGEST), 0)
+        if len(self._noted) >= _LOT:
+            self.settle()
+
+    def note_one(self, row: int, drafted: int, right: int) -> None:
+        """`note` of one row: rounds of one are the shortest."""
+        run = self.run.item(row)
+        if drafted > 0:
+            self._noted.append((np.array([row]), np.array([run]), np.array([drafted]), np.array([right])))
+            if len(self._noted) >= _LOT:
+                self.settle()
+        self.run[row] = min(run + drafted, _LONGEST) if right >= drafted >= 0 else 0
+
+    def settle(self) -> None:
+        """Learn what was noted."""
+        if self._noted:
+            rows, run, drafted, right = (np.concatenate(part) for part in zip(*self._noted, strict=True))
+            self._noted.clear()
+            most = self._class.shape[1]
+            self.acceptance.observe_classes(rows, self._class[run], np.minimum(drafted, most), np.minimum(right, most))
+            self._renew()
+
+    def _renew(self) -> None:
+        """What is expected to be kept of a draft of 0, 1, 2 ... tokens by kind of row, [kinds, 1 + depth]."""
+        rates = self.acceptance.of_tasks()[:, self._class[:, :-1]]
+        kept = np.cumsum(np.cumprod(rates, axis=2), axis=2).reshape(-1, rates.shape[2])
+        self.gains: FloatArray = np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
+
+    def learned(self) -> dict[str, FloatArray]:
+        """See `Chooser.learned`."""
+        self.settle()
+        return {"lookups": self.acceptance.learned()}
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Chooser.restore`."""
+        self.acceptance.restore(counts(learned, "lookups", self.learned()["lookups"].shape))
+        self._renew()
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Row-rounds that are learned together, all [N]; `confidence` [N, D]."""
+
+    rows: IntArray
+    drafter: IntArray
+    depths: IntArray
+    drafted: IntArray
+    kept: IntArray
+    confidence: FloatArray
+
+
+def lot_of(records: list[RoundRecord], depth: int) -> Lot:
+    """What some rounds tell of drafts no deeper than `depth`."""
+    emitted = np.concatenate([r.emitted for r in records])
+    drafted = np.minimum(np.concatenate([r.drafted for r in records]), depth)
+    accepted = np.concatenate([r.accepted for r in records])
+    read = np.concatenate([np.full(len(r.rows), r.caught_up > 0) for r in records])
+    depths = np.minimum(np.concatenate([r.depths for r in records]), depth)
+    confidence: FloatArray = np.full((len(emitted), depth), np.nan)
+    at = 0
+    for r in records:
+        own = r.confidence[:, :depth]
+        confidence[at : at + len(r.rows), : own.shape[1]] = own
+        at += len(r.rows)
+    return Lot(
+        np.concatenate([r.rows for r in records]),
+        np.concatenate([r.drafter for r in records]),
+        np.where((drafted == 0) & read, 0, depths),  # who only caught up was not stopped
+        drafted,
+        np.minimum(np.minimum(accepted, np.maximum(emitted - 1, 0)), drafted),
+        confidence,
+    )

@@ -1,0 +1,55 @@
+"""Tries of what is off: bounded in time, never starved, and not given up half-way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from adaptspec.control.choosers.tries import Tries, TryCosts
+from tests.control.helpers import record
+
+ROW = np.array([0])
+
+
+def live(tries: Tries, rounds: int, cost: float, accepts: int = 0) -> list[bool]:
+    """Rounds of one second, of one row that is off; whether each tried."""
+    seen = []
+    for _ in range(rounds):
+        who = np.zeros(0)
+        if tries.possible(cost):
+            who = tries.begin(ROW, np.array([2.0]), TryCosts(cost, 0.0, np.zeros(1), 1.0))
+        tried = len(who) > 0
+        seen.append(tried)
+        tries.note(1.0, 1.0, 0 if tried else 1)
+        if tried:
+            tries.won(record([1], [accepts]), 0.0, 1.0)
+    return seen
+
+
+def test_tries_take_their_share_of_time_at_most() -> None:
+    for cost in (0.3, 1.0, 10.0, 100.0):
+        spent = cost * sum(live(Tries(0.01), 10_000, cost))
+        assert spent <= 0.01 * 10_000 + cost
+
+
+def test_what_is_believed_too_dear_is_tried_all_the_same() -> None:
+    """A hundred plain rounds for one token: no allowance reaches that, and one try would tell."""
+    assert any(live(Tries(0.01), 200, 100.0))
+
+
+def test_rows_that_win_go_on() -> None:
+    tries = Tries(0.01)
+    seen = live(tries, 400, 0.5, accepts=1)
+    first = seen.index(True)
+    assert all(seen[first : first + 20])
+
+
+def test_a_try_that_only_read_goes_on_reading() -> None:
+    tries = Tries(0.01)
+    tries.note(1000.0, 1.0, 100)
+    costs = TryCosts(0.5, 0.0, np.array([2.0]), 1.0)
+    assert len(tries.begin(ROW, np.zeros(1), costs))
+    assert not tries.won(replace(record([0], [0], depths=[1]), caught_up=512), 3.0, 1.0)
+    assert tries.possible(100.0)
+    assert len(tries.begin(ROW, np.zeros(1), costs))
