@@ -73,30 +73,36 @@ class Acceptance:
         self._counts[self._first_row + row] = 0.0
         self._task[row] = task
 
-    def observe(self, rows: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Note row-rounds, all [N], rows may repeat; those that drafted nothing teach nothing, but fade."""
+    def observe(self, rows: IntArray, drafted: IntArray, accepted: IntArray, tasks: IntArray | None = None) -> None:
+        """Note row-rounds, all [N], rows may repeat; those that drafted nothing teach nothing, but fade.
+
+        `tasks` are those of the rows, unless given; a row of -1 is of a request that has ended.
+        """
         classes = np.arange(self._counts.shape[2])
         places = np.broadcast_to(classes, (len(rows), len(classes)))
-        self.observe_classes(rows, places, drafted, accepted)
+        self.observe_classes(rows, self._task[rows] if tasks is None else tasks, places, drafted, accepted)
 
-    def observe_classes(self, rows: IntArray, classes: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+    def observe_classes(
+        self, rows: IntArray, tasks: IntArray, classes: IntArray, drafted: IntArray, accepted: IntArray
+    ) -> None:
         """The same where token j of each row is of class `classes` [N, tokens]."""
         levels, _, size = self._counts.shape
         reach = np.minimum(accepted + 1, drafted)  # what comes after a wrong token is not known to be wrong
         which, place = (np.arange(classes.shape[1]) < reach[:, None]).nonzero()
         wrong = place >= accepted[which]
         key = classes[which, place]
-        seen = np.zeros_like(self._counts)
-        for level in (1 + self._task[rows[which]], self._first_row + rows[which]):
+        seen: FloatArray = np.zeros((levels + 1, 2, size))  # the last one: of requests that have ended
+        ours = np.where(rows < 0, levels, self._first_row + rows)
+        for level in (1 + tasks[which], ours[which]):
             for at, what in enumerate((None, wrong)):
-                seen[:, at] += np.bincount(level * size + key, what, levels * size).reshape(levels, size)
-        tried = rows[drafted > 0]
-        fade = self.settings.task ** np.bincount(1 + self._task[tried], minlength=levels)
-        fade[self._first_row :] = self.settings.row ** np.bincount(rows, minlength=levels - self._first_row)
-        fade[0] = self.settings.everything ** len(tried)
+                seen[:, at] += np.bincount(level * size + key, what, (levels + 1) * size).reshape(-1, size)
+        tried = drafted > 0
+        fade = self.settings.task ** np.bincount(1 + tasks[tried], minlength=levels)
+        fade[self._first_row :] = self.settings.row ** np.bincount(ours, minlength=levels)[self._first_row : levels]
+        fade[0] = self.settings.everything ** np.count_nonzero(tried)
         seen[0] = seen[1 : self._first_row].sum(axis=0)
         self._counts *= fade[:, None, None]
-        self._counts += seen
+        self._counts += seen[:-1]
         self._known = None
 
     def acceptance(self, rows: IntArray) -> FloatArray:
@@ -167,9 +173,9 @@ class ModelSignals:
     def observe(self, lot: Lot, mine: IntArray) -> None:
         """Row-rounds, of which this drafter ran `mine` [N]."""
         drafted, kept = lot.drafted * mine, lot.kept * mine
-        self.acceptance.observe(lot.rows, drafted, kept)
+        self.acceptance.observe(lot.rows, drafted, kept, lot.tasks)
         self.continuation.observe(lot.depths * mine, drafted, kept)
-        self.calibration.observe(lot.confidence, drafted, kept, lot.rows)
+        self.calibration.observe(lot.confidence, drafted, kept, lot.rows, lot.tasks)
 
     def learned(self) -> dict[str, FloatArray]:
         """See `Chooser.learned`."""
@@ -191,10 +197,9 @@ class LookupSignals:
     """What is known of a lookup: acceptance by the run it is in the middle of. It is scored where it does not run."""
 
     def __init__(self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings) -> None:
-        own = AcceptanceSettings(prior_weight=_RUNS_WEIGHT, row=1.0, task=settings.everything, everything=0.999)
-        self.acceptance = Acceptance(rows, tasks, len(_RUNS), own, _RUNS)
+        own = AcceptanceSettings(prior_weight=_RUNS_WEIGHT, task=settings.everything, everything=0.999)
+        self.acceptance = Acceptance(0, tasks, len(_RUNS), own, _RUNS)
         self.run: IntArray = np.zeros(rows, dtype=np.int64)
-        self._task: IntArray = np.zeros(rows, dtype=np.int64)
         ahead = np.arange(_LONGEST + 1)[:, None] + np.arange(depth + 1)
         self._class: IntArray = np.array([min(run.bit_length(), len(_RUNS) - 1) for run in range(ahead.max() + 1)])[
             ahead
@@ -202,35 +207,29 @@ class LookupSignals:
         self._noted: list[tuple[IntArray, ...]] = []
         self._renew()
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """A request begins in `row`."""
-        self.settle()
-        self.acceptance.start(row, task)
-        self.run[row], self._task[row] = 0, task
+        self.run[row] = 0
 
-    def kinds(self, rows: IntArray) -> IntArray:
+    def kinds(self, rows: IntArray, tasks: IntArray) -> IntArray:
         """Which line of `gains` is of each row [B], just now."""
-        return self._task[rows] * (_LONGEST + 1) + self.run[rows]
+        return tasks * (_LONGEST + 1) + self.run[rows]
 
-    def kind(self, row: int) -> int:
-        """`kinds` of one row."""
-        return int(self._task.item(row) * (_LONGEST + 1) + self.run.item(row))
-
-    def note(self, rows: IntArray, drafted: IntArray, right: IntArray) -> None:
+    def note(self, rows: IntArray, tasks: IntArray, drafted: IntArray, right: IntArray) -> None:
         """So many tokens were found for these rows, and the first `right` of them were; -1: nobody looked. All [B]."""
         run = self.run[rows]
         if drafted.max(initial=0) > 0:
-            self._noted.append((rows, run, np.maximum(drafted, 0), right))
+            self._noted.append((tasks, run, np.maximum(drafted, 0), right))
         going = (right >= drafted) & (drafted >= 0)
         self.run[rows] = np.where(going, np.minimum(run + drafted, _LONGEST), 0)
         if len(self._noted) >= _LOT:
             self.settle()
 
-    def note_one(self, row: int, drafted: int, right: int) -> None:
+    def note_one(self, row: int, task: IntArray, drafted: int, right: int) -> None:
         """`note` of one row: rounds of one are the shortest."""
         run = self.run.item(row)
         if drafted > 0:
-            self._noted.append((np.array([row]), np.array([run]), np.array([drafted]), np.array([right])))
+            self._noted.append((task, np.array([run]), np.array([drafted]), np.array([right])))
             if len(self._noted) >= _LOT:
                 self.settle()
         self.run[row] = min(run + drafted, _LONGEST) if right >= drafted >= 0 else 0
@@ -238,10 +237,11 @@ class LookupSignals:
     def settle(self) -> None:
         """Learn what was noted."""
         if self._noted:
-            rows, run, drafted, right = (np.concatenate(part) for part in zip(*self._noted, strict=True))
+            tasks, run, drafted, right = (np.concatenate(part) for part in zip(*self._noted, strict=True))
             self._noted.clear()
-            most = self._class.shape[1]
-            self.acceptance.observe_classes(rows, self._class[run], np.minimum(drafted, most), np.minimum(right, most))
+            most, nobody = self._class.shape[1], np.full(len(tasks), -1)
+            drafted, right = np.minimum(drafted, most), np.minimum(right, most)
+            self.acceptance.observe_classes(nobody, tasks, self._class[run], drafted, right)
             self._renew()
 
     def _renew(self) -> None:
@@ -263,9 +263,10 @@ class LookupSignals:
 
 @dataclass(frozen=True)
 class Lot:
-    """Row-rounds that are learned together, all [N]; `confidence` [N, D]."""
+    """Row-rounds that are learned together, all [N]; `confidence` [N, D]. Rows of requests that have ended are -1."""
 
     rows: IntArray
+    tasks: IntArray
     drafter: IntArray
     depths: IntArray
     drafted: IntArray
@@ -273,24 +274,61 @@ class Lot:
     confidence: FloatArray
 
 
-def lot_of(records: list[RoundRecord], depth: int) -> Lot:
-    """What some rounds tell of drafts no deeper than `depth`."""
-    emitted = np.concatenate([r.emitted for r in records])
-    drafted = np.minimum(np.concatenate([r.drafted for r in records]), depth)
-    accepted = np.concatenate([r.accepted for r in records])
-    read = np.concatenate([np.full(len(r.rows), r.caught_up > 0) for r in records])
-    depths = np.minimum(np.concatenate([r.depths for r in records]), depth)
-    confidence: FloatArray = np.full((len(emitted), depth), np.nan)
-    at = 0
-    for r in records:
-        own = r.confidence[:, :depth]
-        confidence[at : at + len(r.rows), : own.shape[1]] = own
-        at += len(r.rows)
-    return Lot(
-        np.concatenate([r.rows for r in records]),
-        np.concatenate([r.drafter for r in records]),
-        np.where((drafted == 0) & read, 0, depths),  # who only caught up was not stopped
-        drafted,
-        np.minimum(np.minimum(accepted, np.maximum(emitted - 1, 0)), drafted),
-        confidence,
-    )
+class Notes:
+    """Rounds that are yet to be learned. Requests may begin and end meanwhile: each round is its own request's."""
+
+    def __init__(self, rows: int, depth: int) -> None:
+        """`depth`: of drafts that went deeper no more is told."""
+        self._depth = depth
+        self._records: list[RoundRecord] = []
+        self._task: IntArray = np.zeros(rows, dtype=np.int64)
+        self._tasks: list[IntArray] = []
+        self._began: IntArray = np.zeros(rows, dtype=np.int64)  # rounds that had been noted by then
+
+    def start(self, row: int, task: int) -> None:
+        """A request begins in `row`."""
+        self._task[row], self._began[row] = task, len(self._records)
+
+    def note(self, record: RoundRecord) -> IntArray:
+        """Add a round; returns the tasks of its rows [B]."""
+        tasks = self.tasks(record.rows)
+        self._records.append(record)
+        self._tasks.append(tasks)
+        return tasks
+
+    def tasks(self, rows: IntArray) -> IntArray:
+        """Of the requests in rows [B]."""
+        tasks: IntArray = self._task[rows]
+        return tasks
+
+    def taken(self) -> Lot | None:
+        """What the rounds so far tell, which is then forgotten; None: there are none."""
+        records, depth = self._records, self._depth
+        if not records:
+            return None
+        counts = [len(r.rows) for r in records]
+        rows, drafter, depths, drafted, accepted, emitted = (
+            np.concatenate([getattr(r, name) for r in records])
+            for name in ("rows", "drafter", "depths", "drafted", "accepted", "emitted")
+        )
+        ended = np.repeat(np.arange(len(records)), counts) < self._began[rows]
+        read = np.repeat([r.caught_up > 0 for r in records], counts)
+        confidence: FloatArray = np.full((len(rows), depth), np.nan)
+        at = 0
+        for r, count in zip(records, counts, strict=True):
+            own = r.confidence[:, :depth]
+            confidence[at : at + count, : own.shape[1]] = own
+            at += count
+        drafted = np.minimum(drafted, depth)
+        tasks = np.concatenate(self._tasks)
+        self._records, self._tasks = [], []
+        self._began[:] = 0
+        return Lot(
+            np.where(ended, -1, rows),
+            tasks,
+            drafter,
+            np.where((drafted == 0) & read, 0, np.minimum(depths, depth)),  # who only caught up was not stopped
+            drafted,
+            np.minimum(np.minimum(accepted, np.maximum(emitted - 1, 0)), drafted),
+            confidence,
+        )

@@ -46,9 +46,17 @@ class Calibration:
         self._task[row] = task
 
     def observe(
-        self, confidence: FloatArray, drafted: IntArray, accepted: IntArray, rows: IntArray | None = None
+        self,
+        confidence: FloatArray,
+        drafted: IntArray,
+        accepted: IntArray,
+        rows: IntArray | None = None,
+        tasks: IntArray | None = None,
     ) -> None:
-        """Note N row-rounds: `confidence` [N, D], NaN where unknown; `drafted`, `accepted` and `rows` [N]."""
+        """Note N row-rounds: `confidence` [N, D], NaN where unknown; `drafted`, `accepted`, `rows` and `tasks` [N].
+
+        `tasks` are those of the rows, unless given; a row of -1 is of a request that has ended.
+        """
         positions = np.arange(confidence.shape[1])
         reach = np.minimum(accepted + 1, drafted)
         known = (positions < reach[:, None]) & ~np.isnan(confidence)
@@ -59,10 +67,12 @@ class Calibration:
         kept = (positions < accepted[:, None])[known]
         if rows is not None:
             seen = np.stack((1.0 - kept, 1.0 - self.table()[bins]))
-            who, size = rows[which], self._rows.shape[1]
-            self._rows *= self._ROW_FADE ** np.bincount(who, minlength=size)
-            self._rows += [np.bincount(who, part, minlength=size) for part in seen]
-            who, size = self._task[who], self._tasks.shape[1]
+            size = self._rows.shape[1]
+            who = np.where(rows < 0, size, rows)[which]
+            self._rows *= self._ROW_FADE ** np.bincount(who, minlength=size)[:size]
+            self._rows += [np.bincount(who, part, minlength=size)[:size] for part in seen]
+            size = self._tasks.shape[1]
+            who = (self._task[rows] if tasks is None else tasks)[which]
             self._tasks *= self._TASK_FADE ** np.bincount(who, minlength=size)
             self._tasks += [np.bincount(who, part, minlength=size) for part in seen]
         fade = self._discount ** len(bins)

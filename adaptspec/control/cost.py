@@ -21,8 +21,10 @@ MOST_BYTES = 2**20  # of a file that holds a table
 _VERSION = 2
 # What a lookup takes for each row that it drafts for, until rounds tell; no round takes less beside its passes.
 _LOOKUP, _LEAST = 1e-5, 1e-6
-# Rounds that are learned together: at first one by one, since each tells much.
-_LOT = 15
+# Rounds that are learned together: at first one by one, since each tells much. Then one in `_SAMPLED` of those that are
+# as one was just before.
+_LOT, _SAMPLED = 15, 4
+_MOST_KINDS = 1024
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class CostTable:
         self._machine = Quantity(1.0)
         self._rounds = 0
         self._noted: list[tuple[int, RoundRecord, Sequence[str]]] = []
+        self._looked: dict[tuple[int, int, bool], int] = {}  # when, by kind of round
 
     def verify_seconds(self, rows: int, tokens: float, context: float = 0.0) -> float:
         """One verify pass over `tokens` packed tokens of `rows` rows that hold `context` tokens in all."""
@@ -159,6 +162,12 @@ class CostTable:
         if not len(record.rows) or record.prefill_tokens:
             return
         self._rounds += 1
+        kind = len(record.rows), record.verify_tokens, record.caught_up > 0
+        if self._rounds - self._looked.get(kind, -_SAMPLED) < min(_SAMPLED, self._rounds // _LOT):
+            return
+        if len(self._looked) >= _MOST_KINDS:
+            self._looked.clear()
+        self._looked[kind] = self._rounds
         self._noted.append((self._rounds, record, drafters))
         if len(self._noted) > min(_LOT, self._rounds // 8):
             for noted in self._noted:

@@ -129,7 +129,12 @@ class SwitchGuard:
         self._told += 1
         # That of the rows that `stance` saw: those under other policies are not in the record.
         bucket = self._bucket
-        if self._alone and not drafted and not record.caught_up:
+        if (
+            self._alone
+            and not drafted
+            and not record.caught_up
+            and (self._told % self._lot == 0 or self._plain.unsure(bucket))
+        ):
             plain = self._cost.plain_seconds(len(record.rows), total(record.context))
             self._plain.add(bucket, record.total_seconds / plain)
         if drafted:
@@ -334,6 +339,10 @@ class _Plain:
         count = min(count + 1, self._LAST)
         ratio = min(2.0 * mean, max(0.5 * mean, ratio))
         self._known[bucket] = mean + (ratio - mean) / count, count
+
+    def unsure(self, bucket: int) -> bool:
+        """Whether every plain round still tells much."""
+        return self._known.get(bucket, (1.0, 0))[1] < self._LAST
 
     def of(self, bucket: int) -> float:
         """1 where none has run yet."""

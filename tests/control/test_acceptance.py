@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.control.acceptance import Acceptance, AcceptanceSettings, LookupSignals
+from adaptspec.control.acceptance import Acceptance, AcceptanceSettings, LookupSignals, Notes
+from tests.control.helpers import record
 
 ROW = np.array([0])
 
@@ -100,25 +101,44 @@ def test_estimates_are_probabilities(rounds: list[tuple[int, int]]) -> None:
 def test_a_lookup_that_was_right_is_trusted_further() -> None:
     """Text that repeats other text does so in runs: whoever is in the middle of one can be sure of the next token."""
     known = LookupSignals(2, 1, 4, AcceptanceSettings())
-    rows = np.array([0, 1])
+    rows, tasks = np.array([0, 1]), np.array([0, 0])
     for _ in range(4):
-        known.note(rows, np.array([4, 4]), np.array([4, 0]))
-    running, broken = known.gains[known.kinds(rows)]
+        known.note(rows, tasks, np.array([4, 4]), np.array([4, 0]))
+    running, broken = known.gains[known.kinds(rows, tasks)]
     assert running[4] > broken[4] + 0.5
-    known.note(rows, np.array([-1, -1]), np.array([-1, -1]))  # nobody looked: whether the run goes on is not known
-    assert known.kinds(rows).tolist() == [0, 0]
+    nobody = np.array([-1, -1])
+    known.note(rows, tasks, nobody, nobody)  # nobody looked: whether the run goes on is not known
+    assert known.kinds(rows, tasks).tolist() == [0, 0]
 
 
 def test_what_a_lookup_teaches_stays_with_its_task() -> None:
     known = LookupSignals(2, 3, 4, AcceptanceSettings())
-    for row, task in ((0, 1), (1, 2)):
-        known.start(row, task)
+    rows, tasks = np.array([0, 1]), np.array([1, 2])
     for _ in range(200):
-        known.note(np.array([0, 1]), np.array([2, 2]), np.array([0, 1]))
+        known.note(rows, tasks, np.array([2, 2]), np.array([0, 1]))
     known.settle()
-    never, once = known.gains[known.kinds(np.array([0, 1]))]
+    never, once = known.gains[known.kinds(rows, tasks)]
     assert never[1] < 0.2
     assert once[1] > 0.8
     other = LookupSignals(2, 3, 4, AcceptanceSettings())
     other.restore(known.learned())
     assert np.allclose(other.gains, known.gains)
+
+
+def test_rounds_are_of_the_requests_that_ran_them() -> None:
+    """What is learned later, when another request has the row, is not that one's: its task's alone."""
+    notes = Notes(2, 3)
+    notes.start(0, 1)
+    notes.start(1, 1)
+    notes.note(record([2, 2], [1, 1]))
+    notes.start(0, 2)
+    notes.note(record([2, 2], [1, 1]))
+    lot = notes.taken()
+    assert lot is not None
+    assert lot.rows.tolist() == [-1, 1, 0, 1]
+    assert lot.tasks.tolist() == [1, 1, 2, 1]
+    assert notes.taken() is None
+    known = Acceptance(2, 3, 3)
+    known.observe(lot.rows[:1], np.array([1]), np.array([0]), lot.tasks[:1])
+    assert known.rejections(np.array([0, 1])).tolist() == [0.0, 0.0]
+    assert known.of_tasks()[1, 0] < known.of_tasks()[2, 0]

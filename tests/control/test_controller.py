@@ -236,14 +236,18 @@ def test_offers_are_asked_for_only_by_policies_that_have_rows() -> None:
 
 
 def test_lookups_are_watched_where_they_do_not_draft() -> None:
-    """They are scored for free in every round."""
+    """They are scored for next to nothing: in every round, and less often where they have long found nothing right."""
     controller = Controller({"p": looking(4)}, "p", ("draft-model", "ngram"), 8, cost=table())
     controller.start(0, request())
-    for _ in range(40):
+    watched = []
+    for _ in range(80):
         decision = controller.decide(signals([7], rows=[0]))
-        assert decision.watched == (1,)
+        watched.append(decision.watched == (1,))
         assert (decision.depths.tolist(), decision.drafter.tolist()) == ([0], [1])
         controller.learn(record([0], [0], rows=[0], drafter=[1]))
+    assert all(watched[:16])
+    assert 10 <= sum(watched[40:]) < 40
+    assert True in watched[-8:]
 
 
 def test_offers_follow_a_hot_reload() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adaptspec.control.acceptance import AcceptanceSettings, LookupSignals, ModelSignals, lot_of
+from adaptspec.control.acceptance import AcceptanceSettings, LookupSignals, ModelSignals, Notes
 from adaptspec.control.arrays import total
 from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice, Outlook
@@ -19,8 +19,10 @@ from adaptspec.control.policy import BatchSignals
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
 LOOKUPS = frozenset({"ngram"})
-# A plan serves this many rounds; the first ones fewer.
-_SERVES = 16
+# A plan serves this many rounds; those of new requests fewer, those without drafts so many times as many.
+_SERVES, _FIRST_SERVE, _OFF_SERVES = 16, 2, 2
+# After so many rounds in which lookups found nothing right they look in one of some rounds: looking takes time, too.
+_LOOKS_IN_VAIN, _LOOKS_EVERY = 16, 4
 # One row in so many may be new to a plan, or gone.
 _FEW = 8
 # What was seen too rarely is never hoped to be surer than this.
@@ -80,17 +82,17 @@ class Goodput:
         self._allowed: BoolArray = np.isin(np.arange(depth + 1), [0, *tiers])
         names = list(enumerate(settings.drafters))
         self._models = {i: ModelSignals(rows, tasks, depth, settings.acceptance) for i, n in names if n not in LOOKUPS}
-        self._modelled: BoolArray = np.array([name not in LOOKUPS for name in settings.drafters])
         self._lookups = {i: LookupSignals(rows, tasks, depth, settings.acceptance) for i, n in names if n in LOOKUPS}
         self._depth: IntArray = np.full(rows, -1, dtype=np.int64)  # planned with a model, by row; -1: not yet
         self._bids: FloatArray = np.zeros((3, rows))  # what it is expected to keep, draft, and take beside verifying
+        self._acceptance: FloatArray = np.zeros((rows, depth))  # with the first model, as planned
         self._who: IntArray = np.zeros(rows, dtype=np.int64)
         self._plan: _Plan | None = None
         self._patience = 1  # rounds that the next plan serves
-        self._noted: list[RoundRecord] = []
-        self._tries = Tries(settings.tries)
+        self._notes = Notes(rows, depth)
+        self._tries = {which: Tries(settings.tries / len(self._models)) for which in self._models}
+        self._in_vain = 0  # rounds in which no lookup was right
         self._trying: int | None = None  # the model that rows of this round try
-        self._turn = 0  # whose turn it is to be tried: a model's that lost ends
 
     @property
     def calibration(self) -> Calibration | None:
@@ -104,19 +106,24 @@ class Goodput:
 
     @property
     def looking(self) -> bool:
-        """See `OfferWatcher`."""
-        return True
+        """See `OfferWatcher`. Every round while looking finds what is right, else one in some."""
+        return self._in_vain < _LOOKS_IN_VAIN or self._in_vain % _LOOKS_EVERY == 0
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
-        self._settle()
         self._depth[row] = -1
-        self._tries.forget(row)
-        if self._plan is not None:
-            self._plan.rows = b""
-            self._patience = min(self._patience, self._plan.market.size)
-        for _, part in self._parts():
-            part.start(row, task)
+        self._notes.start(row, task)
+        for tries in self._tries.values():
+            tries.forget(row)
+        plan = self._plan
+        if plan is not None:
+            plan.rows = b""
+            if plan.deepest:  # else nothing is seen of the new row, but by tries
+                self._patience = min(self._patience, _FIRST_SERVE * plan.market.size)
+        for model in self._models.values():
+            model.start(row, task)
+        for lookup in self._lookups.values():
+            lookup.start(row)
 
     def finish(self, row: int) -> None:
         """See `Chooser.finish`."""
@@ -130,26 +137,27 @@ class Goodput:
             plan = self._plan = self._planned(signals)
         self._trying = None
         choice = self._one(plan, signals) if len(signals.rows) == 1 else self._many(plan, signals)
-        if self._models and (choice.depths.item() == 0 if len(choice.depths) == 1 else not choice.depths.all()):
+        if self._models:
             choice = self._tried(plan, choice, signals)
         return choice if signals.least_limit >= self.max_depth else choice.within(signals.limits)
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
-        for which, lookup in self._lookups.items():
-            self._score(which, lookup, record)
-        self._noted.append(record)
+        tasks = self._notes.note(record)
+        right = [self._score(which, lookup, record, tasks) for which, lookup in self._lookups.items()]
+        self._in_vain = 0 if any(right) else self._in_vain + 1
         plan = self._plan
-        if plan is not None:
-            plan.left -= 1
-        drafting = record.drafting and bool(self._modelled[record.drafter[record.drafted > 0]].any())
-        if plan is not None:
-            self._tries.note(record.total_seconds, plan.market.plain, 0 if drafting else total(record.emitted))
-            if self._trying is not None:
-                reading = self._cost.catch_up_seconds(self._settings.drafters[self._trying], float(record.caught_up))
-                if self._tries.won(record, reading, plan.market.plain / plan.market.size):
-                    plan.left = 0
-                self._turn += not self._tries.going
+        if plan is None:
+            return
+        plan.left -= 1
+        ran = set(record.drafter[record.drafted > 0].tolist()) if record.drafting else ()
+        emitted = total(record.emitted)
+        for which, tries in self._tries.items():
+            tries.note(record.total_seconds, plan.market.plain, 0 if which in ran else emitted)
+        if self._trying is not None:
+            reading = self._cost.catch_up_seconds(self._settings.drafters[self._trying], float(record.caught_up))
+            if self._tries[self._trying].won(record, reading, plan.market.plain / plan.market.size):
+                plan.left = 0
 
     def learned(self) -> dict[str, FloatArray]:
         """See `Chooser.learned`."""
@@ -169,27 +177,30 @@ class Goodput:
 
     def _settle(self) -> None:
         """Learn what was noted."""
-        if not self._noted:
-            return
-        lot = lot_of(self._noted, self.max_depth)
-        self._noted.clear()
-        for which, model in self._models.items():
-            model.observe(lot, (lot.drafter == which) & (lot.depths > 0))
+        lot = self._notes.taken()
+        if lot is not None:
+            for which, model in self._models.items():
+                model.observe(lot, (lot.drafter == which) & (lot.depths > 0))
         for lookup in self._lookups.values():
             lookup.settle()
 
     @staticmethod
-    def _score(which: int, lookup: LookupSignals, record: RoundRecord) -> None:
-        """What a lookup found counts whether or not it was taken."""
+    def _score(which: int, lookup: LookupSignals, record: RoundRecord, tasks: IntArray) -> bool:
+        """What a lookup found counts whether or not it was taken, beyond the token that came anyway.
+
+        Returns whether any of it was right.
+        """
         if len(record.rows) == 1:
-            lookup.note_one(record.rows.item(), *_scored_one(which, record))
-            return
+            seen = _scored_one(which, record)
+            lookup.note_one(record.rows.item(), tasks, *seen)
+            return seen[1] > 0
         ran = (record.drafter == which) & (record.depths > 0)
         nobody = np.full(len(ran), -1)
         found = nobody if record.shadow_drafted is None else record.shadow_drafted[which]
         right = nobody if record.shadow is None else record.shadow[which]
-        # Beyond the token that the round would have yielded anyway.
-        lookup.note(record.rows, np.where(ran, record.drafted, found), np.where(ran, record.emitted - 1, right))
+        found, right = np.where(ran, record.drafted, found), np.where(ran, record.emitted - 1, right)
+        lookup.note(record.rows, tasks, found, right)
+        return bool(np.count_nonzero(right > 0))
 
     def _serves(self, plan: _Plan, signals: BatchSignals) -> bool:
         rows, size = signals.rows, signals.round_size
@@ -204,39 +215,55 @@ class Goodput:
     def _planned(self, signals: BatchSignals) -> _Plan:
         """A new plan for these rows."""
         self._settle()
+        for tries in self._tries.values():
+            tries.renew()
         market = self._market(signals)
         best = best_plan(market)
-        plan = _Plan(best.goodput, best.line, best.deepest, market, self._patience, best.goodput, best.share)
+        # Without drafts little is seen that could change it, and a round is shortest.
+        serves = self._patience if best.deepest else _OFF_SERVES * self._patience
+        plan = _Plan(best.goodput, best.line, best.deepest, market, serves, best.goodput, best.share)
         self._patience = min(2 * self._patience, _SERVES)
-        self._seat(plan, signals.rows, np.ones(len(signals.rows), dtype=np.bool_))
+        self._seat(plan, market, signals.rows)
+        self._stand(plan, signals.rows)
         return plan
 
-    def _seat(self, plan: _Plan, rows: IntArray, new: BoolArray) -> None:
-        """Rows [B], of which some are new to the plan, do what it says."""
-        depth, _, who, bids = modelled(plan.market, plan.deepest, plan.goodput, plan.line, plan.share)
-        fresh = rows[new]
-        self._depth[fresh], self._who[fresh], self._bids[:, fresh] = depth[new], who[new], bids[:, new]
+    def _seat(self, plan: _Plan, market: RoundTerms, rows: IntArray) -> None:
+        """These rows [B], which `market` is of, do from now on what the plan says."""
+        self._depth[rows], _, self._who[rows], self._bids[:, rows] = modelled(
+            market, plan.deepest, plan.goodput, plan.line, plan.share
+        )
+        for model in market.models[:1]:
+            self._acceptance[rows] = model.acceptance
+
+    def _stand(self, plan: _Plan, rows: IntArray) -> None:
+        """The plan is for these rows [B], all of which have been seated."""
         plan.rows, plan.choice = rows.tobytes(), None
+        plan.known.clear()
         plan.outlook = self._outlook(plan, rows)
 
     def _market(self, signals: BatchSignals) -> RoundTerms:
         cost, size, depth = self._cost, signals.round_size, self.max_depth
         context = float(signals.context.sum())
         verify = cost.verify_line(size, len(signals.rows) * depth, context, hoped=True)
-        plain = cost.plain_seconds(size, context)
-        fits = self._allowed & (np.arange(depth + 1) <= signals.limits[:, None])
         return RoundTerms(
             size=size,
-            plain=plain,
+            plain=cost.plain_seconds(size, context),
             beside=cost.overhead_seconds(size, drafting=True) - cost.overhead_seconds(size, drafting=False),
             verify=verify - verify[0],
-            fits=fits,
-            models=tuple(self._model(which, known, signals) for which, known in self._models.items()),
+            fits=self._fits(signals),
+            models=self._terms(signals),
         )
 
+    def _fits(self, signals: BatchSignals) -> BoolArray:
+        """Depths that each row may draft [B, D + 1]."""
+        fits: BoolArray = self._allowed & (np.arange(self.max_depth + 1) <= signals.limits[:, None])
+        return fits
+
+    def _terms(self, signals: BatchSignals) -> tuple[ModelTerms, ...]:
+        return tuple(self._model(which, known, signals) for which, known in self._models.items())
+
     def market(self, signals: BatchSignals) -> Market:
-        """What drafting with the first model brings and costs these rows, by all that was learned so far."""
-        self._settle()
+        """What drafting with the first model brings and costs these rows, by what was known at the last plan."""
         now = self._market(signals)
         model = now.models[0]
         gains = np.diff(model.gains, axis=1)
@@ -282,7 +309,7 @@ class Goodput:
         first = market.models[0]
         return Outlook(
             plan.goodput,
-            first.acceptance,
+            self._acceptance[rows],
             first.per_step,
             first.per_row,
             market.verify,
@@ -296,14 +323,15 @@ class Goodput:
 
     def _one(self, plan: _Plan, signals: BatchSignals) -> Choice:
         row = signals.rows.item()
-        key = [self._depth.item(row)]
+        key = [row, self._depth.item(row)]
         for which, lookup in self._lookups.items():
             found = signals.offered[which, 0].item()
-            key += (found, lookup.kind(row)) if found else (0, 0)
+            key += (found, lookup.run.item(row)) if found else (0, 0)
         at = tuple(key)
         known = plan.known.get(at)
         if known is None:
-            known = plan.known[at] = self._many(plan, signals)
+            known = self._many(plan, signals)
+            plan.known[at] = known
         return known
 
     # --- many rows ----------------------------------------------------------------------------------------------
@@ -311,10 +339,12 @@ class Goodput:
     def _many(self, plan: _Plan, signals: BatchSignals) -> Choice:
         """Each row does what earns most beyond the plan's price."""
         rows = signals.rows
-        new = self._depth[rows] < 0
-        if new.any() or plan.rows != rows.tobytes():
-            plan.market = self._market(signals)
-            self._seat(plan, rows, new)
+        if plan.rows != rows.tobytes():
+            new = np.flatnonzero(self._depth[rows] < 0)
+            if len(new):
+                part = signals.take(new)
+                self._seat(plan, replace(plan.market, fits=self._fits(part), models=self._terms(part)), part.rows)
+            self._stand(plan, rows)
         offered = [which for which in self._lookups if signals.offered[which].any()]
         if not offered and plan.choice is not None:
             return plan.choice
@@ -335,7 +365,7 @@ class Goodput:
         return [
             Offer(
                 which,
-                lookup.gains[lookup.kinds(signals.rows)],
+                lookup.gains[lookup.kinds(signals.rows, self._notes.tasks(signals.rows))],
                 self._allowed & (n <= signals.offered[which][:, None]),
                 self._cost.lookup_seconds(self._settings.drafters[which]),
             )
@@ -350,31 +380,32 @@ class Goodput:
     # --- exploration --------------------------------------------------------------------------------------------
 
     def _tried(self, plan: _Plan, choice: Choice, signals: BatchSignals) -> Choice:
-        """The choice, with some rows that are off drafting one token, where tries can be paid for."""
+        """The choice, with some rows drafting one token with a model that they leave off, where that can be paid."""
         market = plan.market
-        model = market.models[self._turn % len(market.models)]
-        which, known = model.which, self._models[model.which]
-        fixed = 0.0 if plan.deepest else model.per_step + model.start + market.beside
-        each = model.per_row + float(market.verify[1])
-        if not self._tries.possible(fixed + each):
-            return choice
-        idle = np.flatnonzero((choice.depths == 0) & (signals.limits >= self._tiers[0]))
-        if not len(idle):
-            return choice
-        costs = TryCosts(
-            fixed,
-            each,
-            model.entry[idle] * self._settings.horizon_rounds,
-            market.plain,
-        )
-        who = idle[self._tries.begin(signals.rows[idle], known.acceptance.rejections(signals.rows[idle]), costs)]
-        if not len(who):
-            return choice
-        self._trying = which
-        depths, reasons = choice.depths.copy(), choice.reasons.copy()
-        drafter = np.zeros_like(depths) if choice.drafter is None else choice.drafter.copy()
-        depths[who], reasons[who], drafter[who] = self._tiers[0], int(Reason.EXPLORE), which
-        return Choice(depths, reasons, choice.outlook, drafter)
+        for model in market.models:
+            which, tries = model.which, self._tries[model.which]
+            fixed = 0.0 if which in plan.deepest else model.per_step + model.start + market.beside
+            each = model.per_row + float(market.verify[1])
+            if not tries.possible(fixed + each):
+                continue
+            off = choice.depths == 0
+            if tries.overdue and choice.drafter is not None:  # whatever drafts in its place waits for a round
+                off |= choice.drafter != which
+            idle = np.flatnonzero(off & (signals.limits >= self._tiers[0]))
+            if not len(idle):
+                continue
+            rows = signals.rows[idle]
+            reading = self._cost.catch_up_seconds(self._settings.drafters[which], 1.0) * signals.lag[which, idle]
+            failed = self._models[which].acceptance.rejections(rows)
+            who = idle[tries.begin(rows, failed, TryCosts(fixed, each, reading, market.plain))]
+            if not len(who):
+                continue
+            self._trying = which
+            depths, reasons = choice.depths.copy(), choice.reasons.copy()
+            drafter = np.zeros_like(depths) if choice.drafter is None else choice.drafter.copy()
+            depths[who], reasons[who], drafter[who] = self._tiers[0], int(Reason.EXPLORE), which
+            return Choice(depths, reasons, choice.outlook, drafter)
+        return choice
 
 
 def _ending(place: int) -> str:
@@ -387,4 +418,4 @@ def _scored_one(which: int, record: RoundRecord) -> tuple[int, int]:
         return record.drafted.item(), record.emitted.item() - 1
     if record.shadow is None or record.shadow_drafted is None:
         return -1, -1
-    return record.shadow_drafted[which, 0].item(), record.shadow[which, 0].item()
+    return record.shadow_drafted.item(which, 0), record.shadow.item(which, 0)

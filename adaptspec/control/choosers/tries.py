@@ -46,10 +46,16 @@ class Tries:
         self._again: IntArray = np.zeros(0, dtype=np.int64)  # rows that won, or have read a part of what they missed
         self._tried: IntArray = self._again
         self._cost = 0.0
+        self._needed = 0.0  # with less than this none of the rows can be tried
 
     def forget(self, row: int) -> None:
         """A new request is in `row`."""
         self._again = self._again[self._again != row]
+        self.renew()
+
+    def renew(self) -> None:
+        """What is known of the rows has changed."""
+        self._needed = 0.0
 
     def note(self, seconds: float, plain: float, idle: int) -> None:
         """A round took so long, a plain one `plain`; `idle` tokens were emitted without a model, 0 if one drafted."""
@@ -58,7 +64,7 @@ class Tries:
 
     def possible(self, least: float) -> bool:
         """Whether any row may be tried where that takes more than `least` seconds."""
-        return least < self._allowance or self._due or self.going
+        return max(least, self._needed) < self._allowance or self.due or self.going
 
     @property
     def going(self) -> bool:
@@ -66,8 +72,14 @@ class Tries:
         return len(self._again) > 0
 
     @property
-    def _due(self) -> bool:
+    def due(self) -> bool:
+        """Whether all rows are to be tried, whatever that is expected to cost."""
         return self._idle >= self._wait and self._allowance > 0.0
+
+    @property
+    def overdue(self) -> bool:
+        """Whether even rows that another drafter drafts for are to be tried."""
+        return self.due and self._idle >= 2 * self._wait
 
     def begin(self, rows: IntArray, failed: FloatArray, costs: TryCosts) -> IntArray:
         """Which of these rows [N], by place, are tried now; they have failed so often."""
@@ -75,10 +87,12 @@ class Tries:
         order = np.lexsort((costs.reading, failed, ~again))
         spent = costs.fixed + np.cumsum((costs.each + costs.reading)[order])
         # Rows that have failed wait until there is more to spend: a new request may differ from the last.
-        enough = (spent + (failed[order] >= 1.0) * costs.plain <= self._allowance) | again[order]
+        needed = spent + (failed[order] >= 1.0) * costs.plain
+        enough = (needed <= self._allowance) | again[order]
         count = len(rows) if enough.all() else int(np.argmin(enough))
-        if self._due:
+        if self.due:
             self._wait, self._idle, count = min(2 * self._wait, _LONGEST), 0, len(rows)
+        self._needed = 0.0 if count else float(needed[0])
         who: IntArray = order[:count]
         self._tried, self._cost = rows[who], costs.fixed + costs.each * count
         return who

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.cost import CostTable, DrafterCost
@@ -160,8 +161,9 @@ def test_an_offer_is_taken_where_it_beats_the_model() -> None:
     assert (choice.drafter[1] == 0) or not choice.depths[1]
 
 
-def test_a_third_drafter_counts() -> None:
-    """Two models, of which the second is right in the end: off or not, it is found out."""
+@pytest.mark.parametrize("small", [0, 2])
+def test_a_third_drafter_counts(small: int) -> None:
+    """Two models, of which the second is right in the end: it is found out, whether the first drafts or is off too."""
     cost = CostTable(
         replace(QUIET.profile(), drafters=dict.fromkeys(("small", "large"), QUIET.profile().drafters["draft-model"]))
     )
@@ -169,12 +171,13 @@ def test_a_third_drafter_counts() -> None:
     made.start(0, 0)
     lag = np.zeros((3, 1), dtype=np.int64)
     drafted = []
-    for _ in range(600):
+    for _ in range(900):
         choice = made.choose(replace(signals([7]), lag=lag, offered=lag))
         depth, who = int(choice.depths[0]), 0 if choice.drafter is None else int(choice.drafter[0])
         drafted.append(who if depth else -1)
-        right = who == 2 and len(drafted) > 200  # until then all are off, and tried in turn
-        made.learn(record([depth], [depth if right else 0], drafter=[who]))
+        kept = min(depth, small) if who == 0 else depth * (len(drafted) > 300)
+        made.learn(record([depth], [kept], drafter=[who]))
+    assert (drafted[200:300].count(0) > 80) == (small > 0)
     assert drafted[-50:].count(2) > 40
 
 
