@@ -19,8 +19,8 @@ from typing import Any
 from rich.console import Console
 
 from adaptspec import __version__
-from adaptspec.control.state_store import StateStore
-from adaptspec.control.tasks import TASKS
+from adaptspec.control.labels import Labels
+from adaptspec.control.state_store import StateStore, tasks_in
 from adaptspec.engine.build import BUNDLED, Built, EngineConfig, build
 from adaptspec.engine.front import AsyncEngine
 from adaptspec.engine.policy_desk import PolicyDesk
@@ -107,13 +107,13 @@ async def serve(config: ServeConfig, console: Console) -> None:
                 if sink is not None:
                     closing.push_async_callback(asyncio.to_thread, sink.close)
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            built = await asyncio.to_thread(build, config.engine, sinks)
+            built = await asyncio.to_thread(build, config.engine, sinks, labels=_labels(config))
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
         watchdog = Watchdog(engine, max(config.limits.hang_seconds, SLOWEST_ROUNDS * _longest_round(built, config)))
         _watching(watchdog.run(), "the engine is", closing)
         drafters = [drafter.name for drafter in built.drafters]
-        earnings.begin(built.costs, drafters, built.core.max_rows, TASKS)
+        earnings.begin(built.costs, drafters, built.core.max_rows, built.core.labels.tasks)
         desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files, most=config.limits.policies)
         if traced is not None:
             traced.start(drafters)
@@ -157,6 +157,14 @@ async def serve(config: ServeConfig, console: Console) -> None:
             on_listening=lambda url: _announce(console, url, engine, built),
             on_hurry=_exit_soon,
         )
+
+
+def _labels(config: ServeConfig) -> Labels:
+    """Names of tasks as they were numbered before: what was learned of them is by number."""
+    labels = Labels()
+    if config.state_dir is not None:
+        labels.tasks.follow(tasks_in(config.state_dir))
+    return labels
 
 
 async def _keep_state(store: StateStore, desk: PolicyDesk, metrics: Metrics, closing: AsyncExitStack) -> StateKeeper:
@@ -265,7 +273,7 @@ def _header(built: Built, engine: AsyncEngine) -> JournalHeader:
         drafters=[drafter.name for drafter in built.drafters],
         policies=[spec.name for spec in built.specs],
         default=engine.default_policy,
-        tasks=TASKS,
+        tasks=list(built.core.labels.tasks),
         costs=json.loads(built.costs.to_json()),
         clock=time.time() - time.monotonic(),
     )
@@ -275,7 +283,7 @@ def _facts(built: Built, config: ServeConfig) -> dict[str, Any]:
     """What the live feed says of the server itself."""
     return {
         "drafters": [drafter.name for drafter in built.drafters],
-        "tasks": list(TASKS),
+        "tasks": list(built.core.labels.tasks),
         "rows": config.engine.limits.max_rows,
         "admin": config.admin_key is not None,
         "journal": config.journal is not None,

@@ -141,6 +141,14 @@ def _check(name: str, value: float, good: bool, wanted: str) -> None:
         raise RequestError(f"{name} is {value}; it must be {wanted}", name)
 
 
+LABEL_WORDS = "1 to 64 printable characters without space around them"
+
+
+def is_label(name: str) -> bool:
+    """Whether a name may stand in metrics, logs and pages: `LABEL_WORDS`."""
+    return 1 <= len(name) <= 64 and name.isprintable() and name == name.strip()
+
+
 @dataclass(frozen=True)
 class SpeculationParams:
     """A request's own wishes: a policy by name, a task hint, a ceiling on the depth (0 opts out).
@@ -163,6 +171,8 @@ class SpeculationParams:
         if self.stop_threshold is not None:
             good = 0.0 <= self.stop_threshold <= 1.0
             _check("adaptspec.stop_threshold", self.stop_threshold, good, "a probability, between 0 and 1")
+        if self.task is not None and not is_label(self.task):
+            raise RequestError(f"adaptspec.task is {self.task[:80]!r}; it must be {LABEL_WORDS}", "adaptspec.task")
 
 
 @dataclass(frozen=True)

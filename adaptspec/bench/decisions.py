@@ -15,9 +15,9 @@ import numpy as np
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
+from adaptspec.control.labels import Labels
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.spec import PolicySpec, build_policy
-from adaptspec.control.tasks import TASKS
 from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.simulator import run
 from adaptspec.replay.streams import Schedule, in_turn, stream
@@ -32,8 +32,9 @@ class TimedController(Controller):
     """Notes what each round's decision and learning took together, in seconds."""
 
     def __init__(self, spec: PolicySpec, cost: CostTable, drafters: Sequence[str], rows: int) -> None:
-        policy = build_policy(spec, cost, rows, TASKS)
-        super().__init__({spec.name: policy}, spec.name, drafters, rows, cost=cost, task_names=TASKS)
+        labels = Labels()
+        policy = build_policy(spec, cost, rows, labels)
+        super().__init__({spec.name: policy}, spec.name, drafters, rows, cost=cost, labels=labels)
         self.seconds: list[float] = []
 
     def decide(self, signals: BatchSignals) -> Decision:

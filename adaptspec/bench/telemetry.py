@@ -18,6 +18,7 @@ import numpy as np
 from adaptspec.bench.collectors import COLLECTORS, Load, collector, run_collectors
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.cost import CostProfile, CostTable
+from adaptspec.control.labels import Names
 from adaptspec.tables import Table
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.metrics import Metrics
@@ -87,7 +88,7 @@ def _tracing(level: TraceLevel) -> Callable[[str], Sink | None]:
 
 def _earnings(_: str) -> Sink:
     earnings = Earnings(pause=3600.0)
-    earnings.begin(CostTable(_TINY), DRAFTERS, max(BATCHES), ())
+    earnings.begin(CostTable(_TINY), DRAFTERS, max(BATCHES), Names(room=0))
     return earnings
 
 

@@ -13,9 +13,9 @@ from adaptspec.control.differences import differences
 from adaptspec.control.importing.foreign import Imported, policy_text
 from adaptspec.control.importing.sglang import import_sglang
 from adaptspec.control.importing.vllm import import_vllm
+from adaptspec.control.labels import Labels
 from adaptspec.control.library import find_policy, shipped_policies
 from adaptspec.control.spec import build_policy, load_policy_spec, schema
-from adaptspec.control.tasks import TASKS
 from adaptspec.control.yaml_source import read_text
 from adaptspec.errors import ConfigError, PolicyError
 from adaptspec.tables import Table, show
@@ -56,9 +56,10 @@ def run_validate(arguments: argparse.Namespace) -> int:
 
 def _check(path: Path) -> None:
     """Read it and build it once, as a server would."""
-    spec = load_policy_spec(path, TASKS)
+    labels = Labels()
+    spec = load_policy_spec(path, labels)
     try:
-        build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), 1, TASKS)
+        build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), 1, labels)
     except ConfigError as error:
         raise PolicyError(f"{path}:1:1: {error}") from error
 

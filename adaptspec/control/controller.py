@@ -25,6 +25,7 @@ from adaptspec.control.arrays import alike, chosen, some
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.draft_temperature import SplitTemperature
+from adaptspec.control.labels import Labels
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import (
     BatchSignals,
@@ -61,12 +62,13 @@ class Controller:
         max_rows: int,
         *,
         cost: CostTable | None = None,
-        task_names: Sequence[str] = (),
+        labels: Labels | None = None,
         rollouts: Mapping[str, Rollout] | None = None,
     ) -> None:
         """`drafters` are the engine's, in its order. `cost` is corrected by every round if given.
 
-        `rollouts` says which of the policies are canaries or shadows; those it does not name are live.
+        `labels` are those that the policies were built with. `rollouts` says which of them are canaries or
+        shadows; those it does not name are live.
 
         Raises:
             ConfigError: the default is not among the live policies, a policy wants a drafter the engine lacks, or the
@@ -88,7 +90,7 @@ class Controller:
         self._a_shadow_watches = any(_watches_regions(policies[name]) for name in policies if name in watching)
         self._offers_to = {i: policy for i, policy in enumerate(self._list) if _watches_offers(policy)}
         self._cost = cost
-        self._tasks = {name: 1 + i for i, name in enumerate(task_names)}
+        self.labels = labels or Labels()
         self._policy_of: IntArray = np.full(max_rows, self._names.index(default), dtype=np.int64)
         self._ceiling: IntArray = np.full(max_rows, _UNBOUND)
         self._own_ceilings = 0
@@ -103,11 +105,6 @@ class Controller:
         self._shadows = ShadowPolicies(
             [self._shadow(name, policies[name], self._rollouts) for name in policies if name in watching]
         )
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """Names a request may give as its task."""
-        return tuple(self._tasks)
 
     @property
     def watches_regions(self) -> bool:
@@ -193,7 +190,7 @@ class Controller:
             )
         self.finish(row)
         which = self._names.index(name)
-        task = self._tasks.get(wishes.task or "", 0)
+        task = 0 if wishes.task is None else self.labels.tasks.add(wishes.task)
         self._policy_of[row] = which
         self._task_of[row] = task
         if wishes.max_depth is not None:
@@ -313,7 +310,7 @@ class Controller:
         if against not in self.policies:
             raise ConfigError(f"the shadow {name} watches {against!r}; served are: {', '.join(self.policies)}")
         self._numbers_of(name, policy)  # refuses drafters that are not loaded
-        rows, tasks = len(self._occupied), 1 + len(self._tasks)
+        rows, tasks = len(self._occupied), self.labels.tasks.size
         return ShadowPolicy(name, policy, against, self._drafters, rows, cost=self._cost, tasks=tasks)
 
     def _rows_of(self, name: str) -> list[int]:

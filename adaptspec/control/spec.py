@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from adaptspec.control.batch_schedule import DEEPEST
 from adaptspec.control.calibration import Calibration
@@ -24,10 +25,11 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
 from adaptspec.control.guard_spec import GuardSpec
 from adaptspec.control.guards import Dwell
+from adaptspec.control.labels import MOST_OWN, OTHER, Labels
 from adaptspec.control.library import find_policy
 from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec
-from adaptspec.control.schema import EditorSchema, Part, suggestion
+from adaptspec.control.schema import EditorSchema, Part
 from adaptspec.control.spec_errors import problems_of
 from adaptspec.control.stopping.outlook import OutlookKeeper
 from adaptspec.control.stopping.registry import StopSpec
@@ -38,10 +40,22 @@ from adaptspec.control.tasks import TASKS
 from adaptspec.control.verification_spec import CoupledSpec, VerificationSpec
 from adaptspec.control.yaml_source import Source, parse_yaml, policy_error, read_yaml
 from adaptspec.errors import PolicyError
+from adaptspec.types import LABEL_WORDS, is_label
 
 API_VERSION = "adaptspec.dev/v1"
 
-TaskName = Annotated[str, Field(min_length=1, max_length=64, examples=list(TASKS))]
+
+def _label(name: str) -> str:
+    """A task's name. One that is nearly that of a known task is more likely a slip than a task of one's own."""
+    if not is_label(name):
+        raise ValueError(f"a task's name must be {LABEL_WORDS}")
+    near = [] if name in TASKS else difflib.get_close_matches(name.lower(), TASKS, n=1, cutoff=0.85)
+    if near:
+        raise ValueError(f"did you mean {near[0]!r}? A task of your own needs a name that is less like a known one's")
+    return name
+
+
+TaskName = Annotated[str, AfterValidator(_label), Field(examples=[*TASKS, OTHER])]
 
 
 class MetadataSpec(Part):
@@ -68,8 +82,10 @@ class BodySpec(Part):
     draft_temperature: DraftTemperatureSpec | None = Field(
         default=None, description="Sharpen or flatten the draft's distribution. Absent: leave it as it is."
     )
-    tasks: Annotated[dict[TaskName, TaskSpec], Field(max_length=256)] = Field(
-        default={}, description="What is different for requests of a task, by its name."
+    tasks: Annotated[dict[TaskName, TaskSpec], Field(max_length=1 + len(TASKS) + MOST_OWN)] = Field(
+        default={},
+        description=f"What is different for requests of a task, by its name: one that prompts are told by, or one of "
+        f"your own that requests name. {OTHER!r} are those of no known task.",
     )
     guard: GuardSpec = Field(default=GuardSpec(), description="What may overrule the algorithm.")
     rollout: RolloutSpec = Field(default=LIVE, description="Live, a canary with a share of traffic, or only watching.")
@@ -148,43 +164,43 @@ class PolicySpec(Part):
         return next((tier for tier in task.tiers or () if tier and tier not in self.tiers), None)
 
 
-def load_policy_spec(path: str | Path, task_names: Sequence[str] | None = None) -> PolicySpec:
-    """Read a policy file. Without `task_names`, names of tasks are only checked when it is built.
+def load_policy_spec(path: str | Path, labels: Labels | None = None) -> PolicySpec:
+    """Read a policy file. Without `labels`, it is only when it is built that they may turn out to be too many.
 
     Raises:
         PolicyError: `file:line:column: path: what is wrong`, a line for each thing that is.
     """
-    return _validate(read_yaml(Path(path)), task_names)
+    return _validate(read_yaml(Path(path)), labels)
 
 
-def parse_policy_spec(text: str, name: str = "<policy>", task_names: Sequence[str] | None = None) -> PolicySpec:
+def parse_policy_spec(text: str, name: str = "<policy>", labels: Labels | None = None) -> PolicySpec:
     """The same for text; `name` stands for the file in errors.
 
     Raises:
         PolicyError: `name:line:column: path: what is wrong`, a line for each thing that is.
     """
-    return _validate(parse_yaml(text, name), task_names)
+    return _validate(parse_yaml(text, name), labels)
 
 
 def build_policy(
-    spec: PolicySpec, cost: CostTable, max_rows: int, task_names: Sequence[str] = (), *, nested: bool = False
+    spec: PolicySpec, cost: CostTable, max_rows: int, labels: Labels | None = None, *, nested: bool = False
 ) -> Policy:
-    """The policy a spec describes. `task_names` are the controller's: task i + 1 is `task_names[i]`.
+    """The policy a spec describes. `labels` are the controller's: names that are new to them are added.
 
     A `nested` one is an arm of another policy, and cannot have policies as arms.
 
     Raises:
-        PolicyError: it overrides a task that is not among `task_names`, or its arms do not fit.
+        PolicyError: it names more tasks than there is room for, or its arms do not fit.
     """
-    body = spec.spec
+    body, labels = spec.spec, labels or Labels()
 
     def arm(name: str) -> Policy:
-        return build_policy(load_policy_spec(find_policy(name)), cost, max_rows, task_names, nested=True)
+        return build_policy(load_policy_spec(find_policy(name)), cost, max_rows, labels, nested=True)
 
     parts = Parts(
         cost=cost,
         max_rows=max_rows,
-        tasks=1 + len(task_names),
+        tasks=labels.tasks.size,
         tiers=spec.tiers,
         drafters=spec.drafters,
         stops=body.stop.rule != "none",
@@ -192,7 +208,7 @@ def build_policy(
     )
     chooser = body.choose.build(parts)
     calibration: Calibration | None = getattr(chooser, "calibration", None)
-    overrides = {_task(spec, name, task_names): task for name, task in body.tasks.items()}
+    overrides = {_task(spec, name, labels): task for name, task in body.tasks.items()}
     stops = {task: override.stop for task, override in overrides.items() if override.stop is not None}
     weighs = "marginal-goodput" in {body.stop.rule, *(stop.rule for stop in stops.values())}
     keeper = None
@@ -245,28 +261,32 @@ def _schema() -> dict[str, Any]:
     return schema()
 
 
-def _task(spec: PolicySpec, name: str, task_names: Sequence[str]) -> int:
-    if name not in task_names:
-        raise PolicyError(f"policy {spec.name!r}: spec.tasks.{name}: {_no_task(name, task_names)}")
-    return 1 + list(task_names).index(name)
+def _task(spec: PolicySpec, name: str, labels: Labels) -> int:
+    number = labels.tasks.add(name)
+    if not number and name != OTHER:
+        raise PolicyError(f"policy {spec.name!r}: spec.tasks.{name}: {_no_room(labels)}")
+    return number
 
 
-def _no_task(name: str, task_names: Sequence[str]) -> str:
-    near = suggestion(name, list(task_names))
-    return f"there is no such task{near}; there are: {', '.join(task_names) or 'none'}"
+def _no_room(labels: Labels) -> str:
+    own = labels.tasks.own
+    return (
+        f"there is no room for one more task: requests and policies have named {len(own)} of their own already "
+        f"({', '.join(own[:5])}{' ...' if len(own) > 5 else ''}); write {OTHER!r}, or start anew without them"
+    )
 
 
-def _validate(source: Source, task_names: Sequence[str] | None) -> PolicySpec:
+def _validate(source: Source, labels: Labels | None) -> PolicySpec:
     if not isinstance(source.data, dict):
         raise source.error((), "a policy is a mapping with apiVersion, kind, metadata and spec")
     try:
         spec = PolicySpec.model_validate(source.data)
     except ValidationError as error:
         raise policy_error(problems_of(source, error, _schema())) from error
-    unknown = [] if task_names is None else [name for name in spec.spec.tasks if name not in task_names]
-    if unknown and task_names is not None:
-        where = ("spec", "tasks")
-        raise policy_error([source.problem((*where, n), _no_task(n, task_names), at_key=True) for n in unknown])
+    own = [] if labels is None else [name for name in spec.spec.tasks if name not in labels.tasks]
+    if labels is not None and len(own) > labels.tasks.left:
+        where = ("spec", "tasks", own[labels.tasks.left])
+        raise source.error(where, _no_room(labels), at_key=True)
     beyond = {name: tier for name, task in spec.spec.tasks.items() if (tier := spec.refused_tier(task)) is not None}
     if beyond:
         known = ", ".join(map(str, (0, *spec.tiers)))

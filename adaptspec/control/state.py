@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from adaptspec.control.labels import MOST_OWN
 from adaptspec.control.spec import PolicySpec
+from adaptspec.control.tasks import TASKS
 from adaptspec.errors import StateError
 from adaptspec.files import read_bytes
 from adaptspec.types import FloatArray
@@ -37,13 +39,17 @@ class PolicyState:
 
 @dataclass(frozen=True)
 class LearnedState:
-    """What an engine has learned, by policy. `pair` names the models: of others nothing here would hold."""
+    """What an engine has learned, by policy. `pair` names the models: of others nothing here would hold.
+
+    `tasks` are names of users' own in the order of their numbers (see `Names.own`), which the arrays go by.
+    """
 
     pair: str
     policies: Mapping[str, PolicyState] = field(default_factory=lambda: MappingProxyType({}))
+    tasks: tuple[str, ...] = ()
 
 
-def signature(spec: PolicySpec, task_names: Sequence[str]) -> str:
+def signature(spec: PolicySpec) -> str:
     """A short hash of what a policy counts: algorithm, arms, depths, drafters, verification, tasks.
 
     Numbers that stand alone (a discount, a prior) are left out: what was seen stays true when they are tuned.
@@ -54,7 +60,7 @@ def signature(spec: PolicySpec, task_names: Sequence[str]) -> str:
         "tiers": spec.tiers,
         "drafters": spec.drafters,
         "verification": spec.verification.model_dump(mode="json"),
-        "tasks": list(task_names),
+        "tasks": [*TASKS, MOST_OWN],
     }
     if spec.task_verifications:  # absent, the hash stays what it was for those that never had any
         parts["task-verification"] = {n: v.model_dump(mode="json") for n, v in spec.task_verifications.items()}
@@ -66,6 +72,7 @@ def to_bytes(state: LearnedState) -> bytes:
     body: dict[str, Any] = {
         "version": VERSION,
         "pair": state.pair,
+        "tasks": list(state.tasks),
         "policies": {
             name: {
                 "signature": policy.signature,
@@ -96,7 +103,7 @@ def from_bytes(raw: bytes) -> LearnedState:
             )
             for name, policy in body["policies"].items()
         }
-        return LearnedState(str(body["pair"]), policies)
+        return LearnedState(str(body["pair"]), policies, tuple(map(str, body.get("tasks", ()))))
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise StateError(f"it is no learned state ({type(error).__name__}: {error})") from error
 
@@ -126,11 +133,14 @@ def merged(states: Sequence[LearnedState]) -> LearnedState:
         raise StateError(
             f"the states are of different models ({', '.join(sorted(pairs)) or 'none'}): merge like with like"
         )
+    tasks = max((state.tasks for state in states), key=len)
+    if any(tasks[: len(state.tasks)] != state.tasks for state in states):
+        raise StateError("the replicas met tasks in different orders, which their counts go by: name them in a policy")
     whole: dict[str, PolicyState] = {}
     for state in states:
         for name, policy in state.policies.items():
             whole[name] = _added(name, whole[name], policy) if name in whole else policy
-    return LearnedState(pairs.pop(), whole)
+    return LearnedState(pairs.pop(), whole, tasks)
 
 
 def _arms(value: Any) -> Any:

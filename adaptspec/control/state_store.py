@@ -11,12 +11,20 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from adaptspec.control.state import MOST_BYTES, LearnedState, PolicyState, from_bytes, to_bytes
+from adaptspec.control.state import MOST_BYTES, LearnedState, PolicyState, from_bytes, read_state, to_bytes
 from adaptspec.errors import StateError
 from adaptspec.files import open_file, read_bytes, write_file
 
 FILE = "learned.json"
 _log = logging.getLogger(__name__)
+
+
+def tasks_in(folder: Path) -> tuple[str, ...]:
+    """`LearnedState.tasks` of a directory; none where there is nothing that can be read, of which `load` says why."""
+    try:
+        return read_state(folder / FILE).tasks
+    except StateError:
+        return ()
 
 
 class StateStore:
@@ -75,12 +83,12 @@ class StateStore:
             return
         _log.warning("%s is not used: %s. It is now %s; learning starts anew", self._path, reason, aside.name)
 
-    def save(self, policies: Mapping[str, PolicyState]) -> bool:
+    def save(self, policies: Mapping[str, PolicyState], tasks: tuple[str, ...] = ()) -> bool:
         """Write what has been learned, if anything is new. A full disk is a line in the log, and False: the old file
 
         stays.
         """
-        raw = to_bytes(LearnedState(self._pair, policies))
+        raw = to_bytes(LearnedState(self._pair, policies, tasks))
         if raw == self._written:
             return True
         try:

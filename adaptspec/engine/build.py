@@ -15,10 +15,11 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostProfile, CostTable
+from adaptspec.control.labels import Labels
 from adaptspec.control.library import find_policy, shipped_policies
 from adaptspec.control.rollout import LIVE, Shares
 from adaptspec.control.spec import PolicySpec, build_policy, load_policy_spec
-from adaptspec.control.tasks import TASKS, TaskDetector
+from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
@@ -96,8 +97,12 @@ class Built:
 Costs = Callable[[Runner, Sequence[Drafter], int], CostTable]
 
 
-def build(config: EngineConfig, sinks: Sequence[Sink] = (), costs: Costs = profiled_costs) -> Built:
+def build(
+    config: EngineConfig, sinks: Sequence[Sink] = (), costs: Costs = profiled_costs, labels: Labels | None = None
+) -> Built:
     """Read the policies, load the models, and have their `costs`: of this machine's cache, or measured now.
+
+    `labels` have the numbers of names from before; those of policies are added.
 
     Raises:
         ModelError, PairError: a model cannot be used, or the two do not belong together.
@@ -107,11 +112,11 @@ def build(config: EngineConfig, sinks: Sequence[Sink] = (), costs: Costs = profi
     # counts more threads than cores, and the engine's sleep at every barrier: plain rounds took 8 ms in place of 1.3.
     # An interrupt waits for it, a second one does not.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaptspec-load") as alone:
-        return alone.submit(_build, config, sinks, costs).result()
+        return alone.submit(_build, config, sinks, costs, labels or Labels()).result()
 
 
-def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs) -> Built:
-    specs, files = _specs(config)
+def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: Labels) -> Built:
+    specs, files = _specs(config, labels)
     detector = TaskDetector.load() if config.detect_tasks else None
     places = [model_place(config.model, "target")]
     if config.draft_model is not None:
@@ -126,7 +131,15 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs) -> Built:
     table = costs(target, drafters, config.limits.max_rows)
     warm_up(target, drafters)
     core = assemble(
-        target, drafters, tokenizer, specs=specs, costs=table, sinks=sinks, limits=config.limits, detector=detector
+        target,
+        drafters,
+        tokenizer,
+        specs=specs,
+        costs=table,
+        sinks=sinks,
+        limits=config.limits,
+        detector=detector,
+        labels=labels,
     )
     return Built(core, tokenizer, target, tuple(drafters), tuple(specs), table, files)
 
@@ -141,6 +154,7 @@ def assemble(
     sinks: Sequence[Sink] = (),
     limits: Limits = Limits(),
     detector: TaskDetector | None = None,
+    labels: Labels | None = None,
     timer: Callable[[], float] = time.perf_counter,
 ) -> EngineCore:
     """An engine from parts that are already loaded; the first policy that is live is the default.
@@ -151,7 +165,8 @@ def assemble(
     Raises:
         ConfigError: two policies have one name, none is live, or one needs a drafter that is not there.
     """
-    policies = {spec.name: build_policy(spec, costs, limits.max_rows, TASKS) for spec in specs}
+    labels = labels or Labels()
+    policies = {spec.name: build_policy(spec, costs, limits.max_rows, labels) for spec in specs}
     if len(policies) < len(specs):
         twice = next(spec.name for i, spec in enumerate(specs) if any(spec.name == s.name for s in specs[:i]))
         raise ConfigError(f"two policies are called {twice}; rename one of them")
@@ -162,7 +177,7 @@ def assemble(
     if not live:
         raise ConfigError("no policy is live: requests that name none need one; give a policy without rollout")
     rollouts = {spec.name: spec.rollout for spec in specs}
-    controller = Controller(policies, live[0], names, limits.max_rows, cost=costs, task_names=TASKS, rollouts=rollouts)
+    controller = Controller(policies, live[0], names, limits.max_rows, cost=costs, labels=labels, rollouts=rollouts)
     methods = {spec.name: methods_of(spec) for spec in specs}
     return EngineCore(
         target,
@@ -196,19 +211,20 @@ def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
     return runners
 
 
-def _specs(config: EngineConfig) -> tuple[list[PolicySpec], dict[str, Path]]:
+def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict[str, Path]]:
     """The policies asked for, then every shipped one that the drafters to come can run; and the file of each."""
     at_hand = {NgramDrafter.name} | (set() if config.draft_model is None else {DraftModelDrafter.name})
     wanted: dict[str, Path] = {}
     specs = []
-    for path, spec in _asked(config):
+    trial = labels.copy()
+    for path, spec in _asked(config, trial):
         if spec.name in wanted:
             raise ConfigError(
                 f"{wanted[spec.name]} and {path} both hold a policy called {spec.name}; rename one (metadata.name)"
             )
         wanted[spec.name] = path
         specs.append(spec)
-        _check(spec, at_hand, config.limits.max_rows)
+        _check(spec, at_hand, config.limits.max_rows, trial)
     Shares({spec.name: spec.rollout for spec in specs})  # refuses canaries that want more than there is
     for path in shipped_policies():
         spec = load_policy_spec(path)
@@ -218,10 +234,10 @@ def _specs(config: EngineConfig) -> tuple[list[PolicySpec], dict[str, Path]]:
     return specs, wanted
 
 
-def _asked(config: EngineConfig) -> list[tuple[Path, PolicySpec]]:
+def _asked(config: EngineConfig, labels: Labels) -> list[tuple[Path, PolicySpec]]:
     """The policies asked for, each file once. Canaries and shadows alone leave the default what it is without them."""
     paths = {path.resolve(): path for path in map(find_policy, config.policy_names)}
-    asked = [(path, load_policy_spec(path)) for path in paths.values()]
+    asked = [(path, load_policy_spec(path, labels)) for path in paths.values()]
     if not any(spec.rollout == LIVE for _, spec in asked):
         default = find_policy(config.default_policy)
         others = [(path, spec) for path, spec in asked if path.resolve() != default.resolve()]
@@ -229,7 +245,7 @@ def _asked(config: EngineConfig) -> list[tuple[Path, PolicySpec]]:
     return asked
 
 
-def _check(spec: PolicySpec, at_hand: set[str], max_rows: int) -> None:
+def _check(spec: PolicySpec, at_hand: set[str], max_rows: int, labels: Labels) -> None:
     """Refuse a policy that could not be built later on, when the models have been loaded."""
     missing = [name for name in _needed(spec) if name not in at_hand]
     if missing:
@@ -237,7 +253,7 @@ def _check(spec: PolicySpec, at_hand: set[str], max_rows: int) -> None:
             f"policy {spec.name} drafts with {', '.join(missing)}, which is not loaded: give a draft model "
             "(--draft DIR), or choose a policy that does without, such as goodput-ngram or off"
         )
-    build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), max_rows, TASKS)
+    build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), max_rows, labels)
 
 
 def _needed(spec: PolicySpec) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
+from adaptspec.control.labels import OTHER
 from adaptspec.control.spec import PolicySpec
 from adaptspec.verification.method import Method
 from adaptspec.verification.registry import method
@@ -23,8 +24,8 @@ class ByTask(Generic[T]):
     tasks: Mapping[str, T] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, task: str | None) -> T:
-        """What holds for a request of this task; None: it has none."""
-        return self.usual if task is None else self.tasks.get(task, self.usual)
+        """What holds for a request of this task; None: it has none, which is `OTHER`."""
+        return self.tasks.get(task or OTHER, self.usual)
 
     def each(self, change: Callable[[T], U]) -> ByTask[U]:
         """The same with something else in every place."""

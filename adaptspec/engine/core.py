@@ -15,6 +15,7 @@ from functools import partial
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.controller import Controller
+from adaptspec.control.labels import OTHER, Labels
 from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import LIVE, Rollout
 from adaptspec.control.shadow_policy import ShadowEstimate
@@ -76,6 +77,7 @@ class EngineCore:
         self._text = PromptText(tokenizer, detector)
         self._grammars = Grammars(tokenizer, target.info.vocab_size, target.info.eos_token_ids)
         self._controller = controller
+        self._told_full = False  # that there is no room for more tasks
         for name, policy in controller.everyone.items():
             _check_drafters(name, policy, methods[name], drafters)
         distinct = list(dict.fromkeys(m for one in methods.values() for m in (one.usual, *one.tasks.values())))
@@ -102,6 +104,11 @@ class EngineCore:
     def policies(self) -> tuple[str, ...]:
         """Names a request may ask for."""
         return tuple(self._controller.policies)
+
+    @property
+    def labels(self) -> Labels:
+        """Names of tasks and API keys, as far as they have been met."""
+        return self._controller.labels
 
     @property
     def default_policy(self) -> str:
@@ -139,11 +146,6 @@ class EngineCore:
         check_vocabulary(request.sampling, info.vocab_size)
         if request.sampling.grammar is not None:
             self._grammars.check(request.sampling.grammar)
-        task, tasks = request.speculation.task, self._controller.tasks
-        if task is not None and task not in tasks:
-            raise RequestError(
-                f"there is no task {task!r}; known are: {', '.join(tasks) or 'none'}; or leave it out", "adaptspec.task"
-            )
         policy = request.speculation.policy
         if policy is not None and policy not in self._controller.policies:
             raise UnknownModelError(
@@ -159,8 +161,11 @@ class EngineCore:
         return self._text.tagged(request)
 
     def add(self, request: Request) -> list[Delta]:
-        """Queue a checked request; nothing comes out yet. Detects its task if nobody has done so."""
-        request = self._with_policy(self.with_task(request))
+        """Queue a checked request; nothing comes out yet. Detects its task if nobody has done so.
+
+        A task for which there is no room any more counts as `OTHER`, and is called so from here on.
+        """
+        request = self._with_policy(self._numbered(self.with_task(request)))
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         detokenizer = Detokenizer(self._tokenizer, request.sampling.stop)
         info, grammar = self.target, request.sampling.grammar
@@ -258,6 +263,22 @@ class EngineCore:
     def step(self) -> list[Delta]:
         """Run one round."""
         return self._rounds.step()
+
+    def _numbered(self, request: Request) -> Request:
+        """The request with a task that has a number."""
+        task, tasks = request.speculation.task, self._controller.labels.tasks
+        if task is None or tasks.add(task) or task == OTHER:
+            return request
+        if not self._told_full:
+            self._told_full = True
+            _log.warning(
+                "requests have named %d tasks of their own, and no more are told apart: from task %r on, new names "
+                "count as %r; name fewer, such as tenants in place of sessions",
+                len(tasks.own),
+                task,
+                OTHER,
+            )
+        return replace(request, speculation=replace(request.speculation, task=OTHER))
 
     def _with_policy(self, request: Request) -> Request:
         """The request with its policy named: what a canary's share was when it came stays its own."""

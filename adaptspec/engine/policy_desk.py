@@ -18,12 +18,11 @@ from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.shadow_policy import ShadowEstimate
 from adaptspec.control.spec import PolicySpec, build_policy, parse_policy_spec
 from adaptspec.control.state import PolicyState, signature
-from adaptspec.control.tasks import TASKS
 from adaptspec.control.yaml_source import read_text
 from adaptspec.engine.by_task import ByTask, methods_of
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.front import AsyncEngine
-from adaptspec.errors import ConfigError, UnknownModelError
+from adaptspec.errors import ConfigError, StateError, UnknownModelError
 from adaptspec.verification.method import Method
 
 
@@ -53,7 +52,7 @@ class ServedPolicy:
     @property
     def signature(self) -> str:
         """Tells what it learns apart from what others do."""
-        return signature(self.spec, TASKS)
+        return signature(self.spec)
 
 
 @dataclass(frozen=True)
@@ -117,6 +116,11 @@ class PolicyDesk:
         """The policy of requests that name none."""
         return self._core.default_policy
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of tasks beyond the known ones, in the order of their numbers."""
+        return self._core.labels.tasks.own
+
     def listen(self, reloaded: Callable[[str], None]) -> None:
         """Have `reloaded` called with the name of every policy that comes anew, on the thread that brings it."""
         self._listeners.append(reloaded)
@@ -135,8 +139,8 @@ class PolicyDesk:
         Raises:
             PolicyError, ConfigError: it cannot be used; says why, and where.
         """
-        spec = parse_policy_spec(text, source, TASKS)
-        policy = build_policy(spec, self._costs, self._core.max_rows, TASKS)
+        spec = parse_policy_spec(text, source, self._core.labels)
+        policy = build_policy(spec, self._costs, self._core.max_rows, self._core.labels.copy())
         self._core.check_policy(spec.name, policy, methods_of(spec))
         self._check_room(spec.name)
         return spec.name
@@ -196,7 +200,7 @@ class PolicyDesk:
         with self._lock:
             for policy in self.served:
                 spec, methods = policy.spec, methods_of(policy.spec)
-                fresh = build_policy(spec, self._costs, self._core.max_rows, TASKS)
+                fresh = build_policy(spec, self._costs, self._core.max_rows, self._core.labels)
                 self._adopt(spec, fresh, methods)
             return [policy.name for policy in self.served]
 
@@ -206,13 +210,13 @@ class PolicyDesk:
         ).result()
 
     def _apply(self, text: str, source: str, path: Path | None) -> Applied:
-        spec = parse_policy_spec(text, source, TASKS)
+        spec = parse_policy_spec(text, source, self._core.labels)
         with self._lock:
             before = self._served.get(spec.name)
             _check_owner(spec.name, path, before)
             self._check_room(spec.name)
             new = ServedPolicy(spec, text, path or (before.path if before is not None else None))
-            policy = build_policy(spec, self._costs, self._core.max_rows, TASKS)
+            policy = build_policy(spec, self._costs, self._core.max_rows, self._core.labels)
             methods = methods_of(spec)
             same_arms = before is not None and before.signature == new.signature
             carried = self._adopt(spec, policy, methods, carry=same_arms)
@@ -247,14 +251,17 @@ class PolicyDesk:
             known = self._front.call(self._core.learned).result()
             return {name: PolicyState(self._served[name].signature, arrays) for name, arrays in known.items()}
 
-    def restore(self, states: Mapping[str, PolicyState]) -> list[str]:
+    def restore(self, states: Mapping[str, PolicyState], tasks: Sequence[str] = ()) -> list[str]:
         """Before the first request: go on from what was learned elsewhere. Returns the policies that do.
 
         States of policies that are not served, or have other arms now, are left alone.
 
         Raises:
-            StateError: a state cannot be of the policy it says it is of; then none is used.
+            StateError: a state cannot be of the policy it says it is of, or its `tasks` have other numbers here; then
+                none is used.
         """
+        if not self._core.labels.tasks.follow(tasks):
+            raise StateError("the tasks that it names have other numbers here")
         fitting = {
             name: state.arrays
             for name, state in states.items()

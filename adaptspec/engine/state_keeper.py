@@ -32,7 +32,7 @@ class StateKeeper:
         state = self._store.load()
         if state is not None:
             try:
-                restored = self._desk.restore(state.policies)
+                restored = self._desk.restore(state.policies, state.tasks)
             except StateError as error:
                 self._store.quarantine(str(error))
             else:
@@ -44,7 +44,7 @@ class StateKeeper:
     def save(self) -> bool:
         """Save now. What goes wrong is a line in the log, and False."""
         try:
-            return self._store.save({**self._others, **self._desk.learned()})
+            return self._store.save({**self._others, **self._desk.learned()}, self._desk.tasks)
         except EngineError as error:
             _log.warning("what was learned since the last time is not saved: %s", error)
         except Exception:  # noqa: BLE001 - saving must go on with whatever a policy does next time

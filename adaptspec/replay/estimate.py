@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.control.controller import Controller
+from adaptspec.control.labels import Labels, Names
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.spec import PolicySpec, build_policy
 from adaptspec.errors import ConfigError, JournalError
@@ -229,9 +230,10 @@ class _Replica:
         self._log = log
         self._most_rows = 1024
         cost = log.costs()
-        policy = build_policy(spec, cost, self._most_rows, header.tasks)
+        labels = Labels(Names(header.tasks))
+        policy = build_policy(spec, cost, self._most_rows, labels)
         self._controller = Controller(
-            {spec.name: policy}, spec.name, header.drafters, self._most_rows, cost=cost, task_names=header.tasks
+            {spec.name: policy}, spec.name, header.drafters, self._most_rows, cost=cost, labels=labels
         )
         profiled = cost.profile.drafters
         self.runs_model: BoolArray = np.array([bool(name in profiled) for name in header.drafters] or [False])

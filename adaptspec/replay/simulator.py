@@ -5,15 +5,15 @@ The policy is built and driven as the engine does it, by the same `Controller`; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostProfile, CostTable
+from adaptspec.control.labels import Labels
 from adaptspec.control.spec import PolicySpec, build_policy, parse_policy_spec
-from adaptspec.control.tasks import TASKS
 from adaptspec.control.verification_spec import BlockSpec, CoupledSpec, RejectionSpec
 from adaptspec.errors import TapeError
 from adaptspec.replay.costs import MachineCosts
@@ -112,7 +112,6 @@ def replay(
     profile: CostProfile | None = None,
     pace: Callable[[int], float] | None = None,
     keep: bool = False,
-    tasks: Sequence[str] = TASKS,
 ) -> Tally:
     """Serve a stream under a policy. `profile` is what the policy believes of costs at the start (default: the truth
 
@@ -128,9 +127,10 @@ def replay(
     if _by_rejection(spec):
         stream = replace(stream, tape=stream.tape.under_rejection(settings.seed))
     cost = CostTable(profile or costs.profile())
-    policy = build_policy(spec, cost, stream.most_rows, tasks)
+    labels = Labels()
+    policy = build_policy(spec, cost, stream.most_rows, labels)
     drafters = drafters_of(stream.tape, costs, settings)
-    controller = Controller({spec.name: policy}, spec.name, drafters, stream.most_rows, cost=cost, task_names=tasks)
+    controller = Controller({spec.name: policy}, spec.name, drafters, stream.most_rows, cost=cost, labels=labels)
     return run(World(stream, costs, controller, settings, pace), keep=keep)
 
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from adaptspec.control.labels import Labels
 from adaptspec.control.spec import parse_policy_spec
-from adaptspec.control.tasks import TASKS
 from adaptspec.errors import AdaptSpecError, JournalError
 from adaptspec.files import open_file
 from adaptspec.records import read_journal
@@ -80,7 +80,7 @@ def try_policy(journal: Path, text: str, against: str | None) -> Trial:
         JournalError: the journal holds no request from beginning to end, or knows too little of them.
         TapeError: the policy verifies in a way that no tape can follow.
     """
-    edited = parse_policy_spec(text, "<body>", TASKS)
+    edited = parse_policy_spec(text, "<body>", Labels())
     with tempfile.TemporaryDirectory() as folder:
         recent = Path(folder) / journal.name
         _copy_newest(journal, recent)
@@ -124,7 +124,7 @@ def _current(
     if text is None:
         return None, None
     try:
-        spec = parse_policy_spec(text, "<served>", TASKS)
+        spec = parse_policy_spec(text, "<served>")
         return Run.of(spec.name, replay(narrowed(spec, known), work, costs), off), None
     except AdaptSpecError as error:
         return None, str(error)

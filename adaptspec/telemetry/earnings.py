@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from adaptspec.control.cost import CostTable
+from adaptspec.control.labels import Names
 from adaptspec.telemetry.choices import Calibration, Choices, Predictions
 from adaptspec.telemetry.lots import Lot, RequestRows
 from adaptspec.telemetry.mailbox import Mailbox
@@ -103,19 +104,19 @@ class Earnings:
         self._drafters: tuple[str, ...] = ()
         self._tiers: StaticTiers | None = None
         self._choices: Choices | None = None
-        self._tasks: dict[str, int] = {}
+        self._tasks = Names(room=0)
         self._rows = RequestRows(1)
         self._lot = Lot()
         self._totals = Totals()
         self._predictions = Predictions()
 
-    def begin(self, costs: CostTable, drafters: Sequence[str], max_rows: int, tasks: Sequence[str]) -> None:
+    def begin(self, costs: CostTable, drafters: Sequence[str], max_rows: int, tasks: Names) -> None:
         """Say what the engine runs on, and start; what came before waits. `costs` may be corrected meanwhile."""
         self._drafters = tuple(drafters)
-        self._tasks = {name: 1 + i for i, name in enumerate(tasks)}
+        self._tasks = tasks
         self._rows = RequestRows(max_rows)
         self._choices = Choices(self._rows.size, len(drafters))
-        self._tiers = StaticTiers(costs, drafters, self._rows.size, 1 + len(tasks))
+        self._tiers = StaticTiers(costs, drafters, self._rows.size, tasks.size)
         self._box.start()
 
     def started(self, request: Request) -> None:
@@ -172,7 +173,7 @@ class Earnings:
             self._add_lot()
         row = self._rows.enter(request.id)
         if self._tiers is not None and self._choices is not None:
-            self._tiers.start(row, self._tasks.get(request.speculation.task or "", 0), len(request.prompt))
+            self._tiers.start(row, self._tasks.number(request.speculation.task), len(request.prompt))
             self._choices.start(row)
 
     def _add_lot(self) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from adaptspec.control.labels import OTHER
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
-UNKNOWN_TASK = "unknown"
 # Columns of what is summed by drafter and by task, as they go over the wire.
 DRAFTER_COLUMNS = ("rounds", "drafted", "accepted")
 TASK_COLUMNS = ("rounds", "drafting", "drafted", "accepted", "emitted", "entropy_sum", "entropy_count")
@@ -58,7 +58,7 @@ class Second:
         self.reasons = _added(self.reasons, rows.reasons)
         self.off = _added(self.off, rows.reasons[rows.depths == 0])
         self._add_drafters(rows)
-        names = [tasks.get(name) or UNKNOWN_TASK for record in records for name in record.request_ids]
+        names = [tasks.get(name) or OTHER for record in records for name in record.request_ids]
         self._add_tasks(rows, names)
 
     def compare(self, more: Sequence[float]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from adaptspec.control.labels import OTHER
 from adaptspec.telemetry.server_histograms import PROVIDER
 from adaptspec.telemetry.stories import Story
 from adaptspec.types import Completion, Reason, Request, Timings
@@ -155,7 +156,7 @@ def _context(story: Story) -> Attributes:
     """The features that choices may rest on."""
     request, rounds = story.request, max(story.rounds, 1)
     said: Attributes = {
-        "adaptspec.context.task": request.speculation.task or "unknown",
+        "adaptspec.context.task": request.speculation.task or OTHER,
         "adaptspec.context.batch_size": story.batch_sizes / rounds,
         "adaptspec.context.prompt_tokens": len(request.prompt),
         "adaptspec.context.temperature": request.sampling.temperature,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from adaptspec.control.labels import Labels
 from adaptspec.control.spec import load_policy_spec, parse_policy_spec
-from adaptspec.control.tasks import TASKS
 from adaptspec.errors import PolicyError
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
@@ -152,7 +152,7 @@ BODIES = [
     (f"spec: {{{GOODPUT}, guard: {{min-free-memory: 2}}}}", 63, "less than or equal to 1, not 2"),
     (f"spec: {{{GOODPUT}, guard: {{depth-by-batch-size: [[2, 4, 1]]}}}}", 67, "must start at batch size 1"),
     (f"spec: {{{GOODPUT}, guard: {{depth-by-batch-size: [[1, 4]]}}}}", 67, "[1, 4] is no [first batch size"),
-    (f"spec: {{{GOODPUT}, tasks: {{cod: {{off: true}}}}}}", 46, "no such task (did you mean 'code'?)"),
+    (f"spec: {{{GOODPUT}, tasks: {{cod: {{off: true}}}}}}", 46, "did you mean 'code'? A task of your own"),
     (f"spec: {{{GOODPUT}, tasks: {{code: {{of: true}}}}}}", 53, "(did you mean 'off'?)"),
     (f"spec: {{{GOODPUT}, tasks: {{code: {{off: 1}}}}}}", 58, "should be a valid boolean, not 1"),
     (f"spec: {{{GOODPUT}, tasks: {{code: {{max-depth: deep}}}}}}", 64, "should be a valid integer, not 'deep'"),
@@ -194,7 +194,7 @@ def test_there_are_a_hundred_of_them() -> None:
 def test_broken_policies_are_located(text: str, place: str, said: str) -> None:
     """The first line of the error leads an editor to the fault. Bombs must be refused before they go off."""
     with pytest.raises(PolicyError) as caught:
-        parse_policy_spec(text, "p", TASKS)
+        parse_policy_spec(text, "p", Labels())
     first, *others = str(caught.value).splitlines()
     assert first.startswith(f"p:{place}: ")
     assert said in str(caught.value)

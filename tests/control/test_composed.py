@@ -14,6 +14,7 @@ from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.draft_temperature import FixedTemperature
 from adaptspec.control.guards import Dwell, GuardSettings, NeverSlower, SwitchGuard
+from adaptspec.control.labels import Labels, Names
 from adaptspec.control.policy import Policy
 from adaptspec.control.spec import build_policy, parse_policy_spec
 from adaptspec.control.stopping import ConfidenceStop, MarginalGoodputStop
@@ -115,6 +116,7 @@ def test_a_draft_temperature_is_set_only_where_something_is_drafted() -> None:
     assert policy.decide(signals([0])).temperature is None
 
 
+CODE = Labels(Names(("code",)))
 LEARNING = (
     "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\nspec:\n"
     "  choose: {algorithm: static, depth: 3}\n  stop: {rule: marginal-goodput}\n  draft-temperature: {mode: dynamic}\n"
@@ -124,7 +126,7 @@ LEARNING = (
 
 def taught() -> Policy:
     """A chooser that learns nothing, among parts that do: stop rules, outlook, draft temperature."""
-    policy = build_policy(parse_policy_spec(LEARNING), table(), 2, ("code",))
+    policy = build_policy(parse_policy_spec(LEARNING), table(), 2, CODE)
     policy.start(0, 1)
     policy.start(1, 0)
     for number in range(40):
@@ -137,7 +139,7 @@ def taught() -> Policy:
 
 def test_what_parts_beside_the_chooser_have_learned_comes_back() -> None:
     """After a restart the rules go by the same numbers; a state of before they were kept changes nothing."""
-    old, new = taught(), build_policy(parse_policy_spec(LEARNING), table(), 2, ("code",))
+    old, new = taught(), build_policy(parse_policy_spec(LEARNING), table(), 2, CODE)
     fresh = new.learned()
     assert {name.partition("/")[0] for name in fresh} == {"@stop", "@outlook", "@temperature", "@stop-of-task-1"}
     new.restore({})
@@ -150,8 +152,11 @@ def test_what_parts_beside_the_chooser_have_learned_comes_back() -> None:
 
 def test_states_of_two_replicas_are_the_state_of_both() -> None:
     """Also of the one number that is no count: lambda becomes the mean."""
-    one, other = taught().learned(), build_policy(parse_policy_spec(LEARNING), table(), 2, ("code",)).learned()
-    both = build_policy(parse_policy_spec(LEARNING), table(), 2, ("code",))
+    one, other = (
+        taught().learned(),
+        build_policy(parse_policy_spec(LEARNING), table(), 2, CODE).learned(),
+    )
+    both = build_policy(parse_policy_spec(LEARNING), table(), 2, CODE)
     both.restore({name: values + other[name] for name, values in one.items()})
     name = "@stop-of-task-1/threshold"
     np.testing.assert_allclose(both.learned()[name], (one[name] + other[name]) / 2.0)
@@ -170,7 +175,7 @@ def test_parts_are_restored_all_or_none(name: str) -> None:
 
 def test_what_another_stop_rule_has_learned_is_left_alone() -> None:
     """The signature of a policy does not tell stop rules apart: what was counted for one is nothing to the other."""
-    other = build_policy(parse_policy_spec(LEARNING.replace("marginal-goodput", "adaedl")), table(), 2, ("code",))
+    other = build_policy(parse_policy_spec(LEARNING.replace("marginal-goodput", "adaedl")), table(), 2, CODE)
     fresh = other.learned()["@stop/threshold"]
     other.restore(taught().learned())
     assert (other.learned()["@stop/threshold"] == fresh).all()

@@ -10,6 +10,7 @@ from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.draft_temperature import FixedTemperature
+from adaptspec.control.labels import Labels, Names
 from adaptspec.control.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rollout import ShadowSpec
@@ -18,6 +19,8 @@ from adaptspec.control.stopping import ConfidenceStop
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import Reason, Request, RoundRecord, SpeculationParams
 from tests.control.helpers import record, signals, table
+
+LABELS = Labels(Names(("code",)))
 
 
 class Recorder(ComposedPolicy):
@@ -52,7 +55,12 @@ def request(policy: str | None = None, max_depth: int | None = None, task: str |
 def two() -> tuple[Controller, Recorder, Recorder]:
     deep, shallow = Recorder(5, stop=ConfidenceStop(0.5)), Recorder(1, ("ngram",))
     controller = Controller(
-        {"deep": deep, "shallow": shallow}, "deep", ("draft-model", "ngram"), 8, cost=table(), task_names=("code",)
+        {"deep": deep, "shallow": shallow},
+        "deep",
+        ("draft-model", "ngram"),
+        8,
+        cost=table(),
+        labels=LABELS,
     )
     return controller, deep, shallow
 

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from adaptspec.control.labels import Labels
 from adaptspec.control.library import shipped_policies
 from adaptspec.control.spec import build_policy, load_policy_spec, parse_policy_spec, schema
-from adaptspec.control.tasks import TASKS
 from adaptspec.errors import ConfigError, PolicyError
 from tests.control.helpers import table
 
@@ -33,12 +33,12 @@ VALUES: st.SearchStrategy[object] = st.one_of(
 def holds(text: str) -> None:
     """It is a policy, which can be built or says why not, or its errors have places."""
     try:
-        spec = parse_policy_spec(text, "p", TASKS)
+        spec = parse_policy_spec(text, "p", Labels())
     except PolicyError as error:
         refused(str(error))
         return
     with contextlib.suppress(ConfigError):
-        build_policy(spec, table(), 2, TASKS)
+        build_policy(spec, table(), 2, Labels())
 
 
 def refused(message: str) -> None:
@@ -119,4 +119,4 @@ def test_whatever_the_schema_allows(body: object) -> None:
 def test_what_ships_is_built() -> None:
     """The other side: the strategies above would be content if everything were refused."""
     for path in shipped_policies():
-        build_policy(load_policy_spec(path, TASKS), table(), 2, TASKS)
+        build_policy(load_policy_spec(path, Labels()), table(), 2, Labels())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from adaptspec.control.labels import Labels, Names
 from adaptspec.control.spec import build_policy, parse_policy_spec
 from adaptspec.types import Reason
 from tests.control.helpers import record, signals, table
@@ -13,7 +14,7 @@ HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: 
 
 def decided(body: str, limits: list[int], tasks: list[int] | None = None) -> tuple[list[int], list[int]]:
     spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}, {body}}}")
-    policy = build_policy(spec, table(), len(limits), ("code", "story"))
+    policy = build_policy(spec, table(), len(limits), Labels(Names(("code", "story"))))
     for row, task in enumerate(tasks or [0] * len(limits)):
         policy.start(row, task)
     decision = policy.decide(signals(limits))

@@ -11,12 +11,14 @@ import pytest
 from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
+from adaptspec.control.labels import Labels, Names
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rollout import LIVE, CanarySpec, Rollout, ShadowSpec
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import Request, RoundRecord, SpeculationParams
 from tests.control.helpers import record, signals, table
 
+LABELS = Labels(Names(("code",)))
 WATCH = ShadowSpec(mode="shadow")
 
 
@@ -53,7 +55,7 @@ def request(policy: str | None = None, name: str = "r") -> Request:
 
 
 def controller(policies: dict[str, Watcher], rollouts: dict[str, Rollout]) -> Controller:
-    return Controller(policies, "a", ("draft-model", "ngram"), 8, cost=table(), task_names=("code",), rollouts=rollouts)
+    return Controller(policies, "a", ("draft-model", "ngram"), 8, cost=table(), labels=LABELS, rollouts=rollouts)
 
 
 def test_a_shadow_sees_the_rows_of_the_policy_it_watches() -> None:

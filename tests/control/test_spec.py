@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from adaptspec.control.controller import Controller
+from adaptspec.control.labels import Labels, Names
 from adaptspec.control.spec import build_policy, load_policy_spec, parse_policy_spec, schema
-from adaptspec.control.tasks import TASKS
 from adaptspec.errors import PolicyError
-from adaptspec.types import Request
+from adaptspec.types import Request, SpeculationParams
 from tests.control.helpers import record, signals, table
 
 POLICIES = Path(__file__).parents[2] / "policies"
 SHIPPED = sorted(POLICIES.glob("*.yaml"))
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
+
+LABELS = Labels()
 
 
 def test_the_committed_schema_is_the_code() -> None:
@@ -34,8 +36,8 @@ def test_shipped_policies_run(path: Path) -> None:
     assert "Use it" in header, "the header says when to use it"
     spec = load_policy_spec(path)
     assert spec.name == path.stem
-    policy = build_policy(spec, table(), 4, TASKS)
-    controller = Controller({spec.name: policy}, spec.name, ("draft-model", "ngram"), 4, cost=table(), task_names=TASKS)
+    policy = build_policy(spec, table(), 4, LABELS)
+    controller = Controller({spec.name: policy}, spec.name, ("draft-model", "ngram"), 4, cost=table(), labels=LABELS)
     rng = np.random.default_rng(0)
     for number in range(60):
         if number % 20 == 0:
@@ -64,25 +66,46 @@ def test_what_a_spec_carries() -> None:
     assert parse_policy_spec(HEAD + "spec: {max-depth: 0, choose: {algorithm: goodput}}").tiers == ()
 
 
-def test_task_stops_are_built_and_checked() -> None:
+def test_task_stops_are_built() -> None:
     text = (
         HEAD
         + "spec:\n  choose: {algorithm: static, depth: 3}\n"
         + "  tasks: {code: {stop: {rule: confidence, threshold: 0.75}}}\n"
     )
-    policy = build_policy(parse_policy_spec(text), table(), 1, ("code",))
+    policy = build_policy(parse_policy_spec(text), table(), 1, Labels(Names(("code",))))
     policy.start(0, 1)
     assert policy.decide(signals([7])).stop is not None
-    with pytest.raises(PolicyError, match=r"no such task \(did you mean 'codes'\?\)"):
-        build_policy(parse_policy_spec(text), table(), 1, ("codes",))
 
 
-def test_names_of_tasks_are_located_where_they_are_known() -> None:
-    """A server knows them while it reads; without them they are checked when the policy is built."""
+def test_tasks_of_ones_own_are_told_apart() -> None:
+    """A name that nobody knew is a task like any other; `other` is whatever has no number."""
+    text = HEAD + "spec: {choose: {algorithm: static, depth: 3}, tasks: {creative: {max-depth: 1}, other: {off: true}}}"
+    labels = Labels(Names(("code",)))
+    spec = parse_policy_spec(text, "p", labels)
+    controller = Controller({"p": build_policy(spec, table(), 3, labels)}, "p", ("draft-model",), 3, labels=labels)
+    for row, task in enumerate(("code", "creative", None)):
+        controller.start(row, Request(str(row), (1,), speculation=SpeculationParams(task=task)))
+    assert controller.decide(signals([7, 7, 7])).depths.tolist() == [3, 1, 0]
+
+
+def test_a_slip_in_a_tasks_name_is_told() -> None:
     text = HEAD + "spec:\n  choose: {algorithm: static, depth: 3}\n  tasks: {cod: {off: true}}\n"
-    parse_policy_spec(text)
-    with pytest.raises(PolicyError, match=r"^p:6:11: spec.tasks.cod: there is no such task \(did you mean 'code'\?\)"):
-        parse_policy_spec(text, "p", ("code", "json"))
+    with pytest.raises(PolicyError, match=r"^p:6:11: spec.tasks.cod: did you mean 'code'\?"):
+        parse_policy_spec(text, "p")
+
+
+def test_more_tasks_than_there_is_room_for_are_refused_where_they_stand() -> None:
+    """At the first line too many, whoever took the room; without labels when it is built."""
+    labels = Labels(Names(("code",), room=2))
+    labels.tasks.add("acme")
+    text = (
+        HEAD + "spec:\n  choose: {algorithm: static, depth: 3}\n  tasks:\n    one: {off: true}\n    two: {off: true}\n"
+    )
+    with pytest.raises(PolicyError, match=r"^p:8:5: spec.tasks.two: there is no room for one more .*\(acme\).*'other'"):
+        parse_policy_spec(text, "p", labels)
+    with pytest.raises(PolicyError, match=r"spec.tasks.two: there is no room"):
+        build_policy(parse_policy_spec(text), table(), 1, labels.copy())
+    assert labels.tasks.own == ("acme",)
 
 
 def test_words_are_words_as_editors_read_them() -> None:

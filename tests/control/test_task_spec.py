@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from adaptspec.control.labels import Labels, Names
 from adaptspec.control.policy import Policy
 from adaptspec.control.spec import build_policy, parse_policy_spec
 from adaptspec.control.state import signature
@@ -14,7 +15,7 @@ from adaptspec.types import Reason
 from tests.control.helpers import signals, table
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
-TASKS = ("code", "story")
+LABELS = Labels(Names(("code", "story")))
 CODE, STORY = 1, 2
 
 
@@ -24,7 +25,7 @@ def parsed(tasks: str, more: str = "", choose: str = "{algorithm: static, depth:
 
 def built(tasks: str, more: str = "") -> Policy:
     """A policy at depth 5 with a row of code, one of stories and one of no task."""
-    policy = build_policy(parse_policy_spec(parsed(tasks, more), "p", TASKS), table(), 4, TASKS)
+    policy = build_policy(parse_policy_spec(parsed(tasks, more), "p", LABELS), table(), 4, LABELS)
     for row, task in enumerate((CODE, STORY, 0)):
         policy.start(row, task)
     return policy
@@ -58,7 +59,7 @@ def test_a_task_dwells_as_long_as_it_says() -> None:
     """Depths that fall with the batch and come back: code keeps its own for two rounds more."""
     choose = "{algorithm: batch-table, schedule: [[1, 3, 5], [4, 8, 1]]}"
     text = parsed("{code: {guard: {dwell-rounds: 3}}}", choose=choose)
-    policy = build_policy(parse_policy_spec(text, "p", TASKS), table(), 4, TASKS)
+    policy = build_policy(parse_policy_spec(text, "p", LABELS), table(), 4, LABELS)
     for row, task in enumerate((CODE, STORY)):
         policy.start(row, task)
     assert policy.decide(signals([7, 7])).depths.tolist() == [5, 5]
@@ -73,7 +74,7 @@ def test_the_verification_of_a_task_is_told_by_its_name() -> None:
     assert {name: one.method for name, one in spec.task_verifications.items()} == {"code": "rejection"}
     plain = parse_policy_spec(parsed("{story: {off: true}}"))
     assert plain.task_verifications == {}
-    assert signature(spec, TASKS) != signature(plain, TASKS)
+    assert signature(spec) != signature(plain)
 
 
 @pytest.mark.parametrize(
@@ -95,4 +96,4 @@ def test_the_verification_of_a_task_is_told_by_its_name() -> None:
 def test_what_does_not_fit_is_located(task: str, column: int, said: str) -> None:
     text = f"{HEAD}spec:\n  choose: {{algorithm: goodput}}\n  tiers: [0, 1, 3]\n  tasks: {{code: {task}}}\n"
     with pytest.raises(PolicyError, match=rf"^p:7:{column}: .*{said}"):
-        parse_policy_spec(text, "p", TASKS)
+        parse_policy_spec(text, "p", LABELS)

@@ -35,7 +35,7 @@ def alike(model: float, lookup: float, count: int, length: int = 300) -> Tape:
 def serve(policy: str, tape: Tape, batch: int = 1) -> Tally:
     """Serve a tape, `batch` requests at a time, with its records kept."""
     stream = Stream(tape, tuple(range(len(tape))), Schedule((batch,)))
-    return replay(parse_policy_spec(policy), stream, _COSTS, tasks=(), keep=True)
+    return replay(parse_policy_spec(policy), stream, _COSTS, keep=True)
 
 
 def best(tape: Tape, batch: int, drafters: Sequence[str] = ("draft-model", "ngram")) -> float:

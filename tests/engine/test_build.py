@@ -156,7 +156,7 @@ def test_policies_are_checked_before_models_are_loaded(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "load_model", load_model)
     with pytest.raises(PolicyError, match="did you mean goodput"):
         build(EngineConfig(policies=("goodputt",)))
-    tasks = ", tasks: {chta: {stop: {rule: none}}}"
+    tasks = ", tasks: {chatt: {stop: {rule: none}}}"
     with pytest.raises(PolicyError, match="did you mean"):
         build(EngineConfig(policies=(policy_file(tmp_path / "p.yaml", "p", "{algorithm: goodput}", tasks),)))
     with pytest.raises(ConfigError, match="--draft"):

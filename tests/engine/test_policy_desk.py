@@ -65,7 +65,7 @@ async def test_a_new_name_is_a_new_policy(tokenizer: PreTrainedTokenizerFast, tm
         (static("main", 3).replace("depth: 3", "dept: 3"), "sent:5:"),
         (static("main", 12), "up to 12 tokens.*restart"),
         (goodput("main", "  drafters: [ngrams]\n"), "sent:6:"),
-        (goodput("main", "  tasks: {chta: {stop: {rule: none}}}\n"), "did you mean"),
+        (goodput("main", "  tasks: {chatt: {stop: {rule: none}}}\n"), "did you mean"),
         (static("main", 3, "  rollout: {mode: canary, percent: 5}\n"), "default policy"),
         (static("main", 3, "  rollout: {mode: shadow}\n"), "serves requests"),
         (static("x", 3, "  rollout: {mode: shadow, against: nobody}\n"), "nobody"),

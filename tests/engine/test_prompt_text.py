@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.controller import Controller
+from adaptspec.control.labels import MOST_OWN
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.tasks import REGIONS, TASKS, TaskDetector
 from adaptspec.drafting.ngram import NgramDrafter
@@ -83,6 +84,16 @@ def test_the_engine_tells_the_policy_and_the_client(tokenizer: PreTrainedTokeniz
         assert policy.tasks == [0 if task is None else 1 + TASKS.index(task)]
 
 
+def test_tasks_beyond_those_there_is_room_for_count_as_other(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Requests name what they like; the answer says under which name one counted."""
+    policy = Watching()
+    core = _core(tokenizer, policy, None)
+    names = ["other", *(f"tenant {i}" for i in range(MOST_OWN + 2))]
+    told = [run(core, [_request(tokenizer, "x", task=name)])["r"].stats.task for name in names]
+    assert told == [*names[:-2], "other", "other"]
+    assert policy.tasks == [0, *range(1 + len(TASKS), 1 + len(TASKS) + MOST_OWN), 0, 0]
+
+
 def test_regions_are_followed_for_policies_that_watch_them(tokenizer: PreTrainedTokenizerFast) -> None:
     """The output goes on inside the prompt's fence; nobody else pays for looking."""
     for watching, region in ((True, "code"), (False, "prose")):
@@ -121,7 +132,7 @@ class Watching(Dictated):
 
 
 def _core(tokenizer: PreTrainedTokenizerFast, policy: Watching, detector: TaskDetector | None) -> EngineCore:
-    controller = Controller({"p": policy}, "p", ["ngram"], 2, task_names=TASKS)
+    controller = Controller({"p": policy}, "p", ["ngram"], 2)
     methods = {"p": ByTask(method("coupled"))}
     return EngineCore(
         Flat(),

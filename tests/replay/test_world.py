@@ -200,7 +200,7 @@ class Onlooker(Controller):
     """Keeps the signals it was shown."""
 
     def __init__(self, policy: str, cost: CostTable, rows: int) -> None:
-        built = build_policy(load_policy_spec(find_policy(policy)), cost, rows, ())
+        built = build_policy(load_policy_spec(find_policy(policy)), cost, rows)
         super().__init__({policy: built}, policy, BOTH, rows, cost=cost)
         self.seen: list[BatchSignals] = []
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from adaptspec.control.labels import Names
 from adaptspec.telemetry.earnings import Earnings, EarningsSnapshot
 from adaptspec.types import Completion, FinishReason, Reason, Request, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record, table
@@ -19,7 +20,7 @@ def ending(name: str) -> Completion:
 def served(requests: int, rounds: int, one: RoundRecord, *, read_every: int = 10**9) -> EarningsSnapshot:
     """Requests one after the other, all in row 0."""
     earnings = Earnings(pause=60.0)
-    earnings.begin(table(), ("draft-model",), 1, ("code",))
+    earnings.begin(table(), ("draft-model",), 1, Names(("code",)))
     for number in range(requests):
         request = Request(f"r{number}", (1, 2, 3))
         earnings.started(request)
@@ -67,7 +68,7 @@ def test_a_drafter_that_was_hardly_seen_is_no_reference() -> None:
 
 def test_what_guards_do_is_counted() -> None:
     earnings = Earnings(pause=60.0)
-    earnings.begin(table(), ("draft-model",), 1, ())
+    earnings.begin(table(), ("draft-model",), 1, Names())
     for reason, rounds in ((Reason.POLICY, 2), (Reason.GUARD, 5), (Reason.PROBE, 2), (Reason.POLICY, 1)):
         one = record([1], [0])
         one.reasons[:] = int(reason)
@@ -85,14 +86,14 @@ def test_nothing_is_said_before_it_knows_the_machine() -> None:
     before = earnings.snapshot()
     assert (before.totals.rounds, before.tiers) == (0, ())
     assert (before.speedup, before.regret) == (1.0, 0.0)
-    earnings.begin(table(), ("draft-model",), 1, ())
+    earnings.begin(table(), ("draft-model",), 1, Names())
     assert earnings.snapshot().totals.rounds == 1
     earnings.close()
 
 
 def test_a_queue_that_overflows_says_so() -> None:
     earnings = Earnings(waiting=5, pause=60.0)
-    earnings.begin(table(), ("draft-model",), 1, ())
+    earnings.begin(table(), ("draft-model",), 1, Names())
     for _ in range(9):
         earnings.emit(record([1], [1]))
     assert earnings.snapshot().dropped == 4

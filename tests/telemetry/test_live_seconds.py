@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.telemetry.live_seconds import TASK_COLUMNS, UNKNOWN_TASK, Second
+from adaptspec.control.labels import OTHER
+from adaptspec.telemetry.live_seconds import TASK_COLUMNS, Second
 from adaptspec.types import RoundRecord
 from tests.telemetry.test_totals import ROUNDS, record
 
@@ -39,7 +40,7 @@ def test_seconds_are_the_sums_of_their_rows(rounds: list[Any], drafters: int, lo
         second.add(records[start : start + lot], TASKS)
     rows = [
         (
-            TASKS.get(name) or UNKNOWN_TASK,
+            TASKS.get(name) or OTHER,
             int(one.drafted[i]),
             min(int(one.accepted[i]), int(one.emitted[i])),
             int(one.emitted[i]),

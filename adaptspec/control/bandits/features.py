@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.tasks import REGIONS
+from adaptspec.control.tasks import REGIONS, TASKS
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 
 # Scales that bring every feature to about 0 to 1.
@@ -18,6 +18,8 @@ _BATCH, _ENTROPY, _CONTEXT, _POSITION = 6.0, 4.0, 12.0, 8.0
 # Rounds whose records are held until they are read, which is cheaper for many at once.
 _RECORDS = 256
 OTHERS = 4 + len(REGIONS) - 1
+# So many tasks have a base each; names of users' own share that of task 0, since one for all of them would cost more.
+OF_TASKS = 1 + len(TASKS)
 
 
 class Features:
@@ -31,8 +33,8 @@ class Features:
         self._entropy: FloatArray = np.zeros(rows)
         self._records: list[RoundRecord] = []  # not yet read
         self._began: IntArray = np.zeros(rows, dtype=np.int64)  # how many of them are of the row's last request
-        self._tasks = tasks
-        self.count = tasks + OTHERS
+        self._tasks = min(tasks, OF_TASKS)
+        self.count = self._tasks + OTHERS
 
     def start(self, row: int) -> None:
         """A request begins: nothing drafted yet."""
@@ -62,7 +64,7 @@ class Features:
         """[m, F] of the `wanted` contexts: means over their rows. `tasks` and `contexts` are the rows' [B]."""
         self._read()
         rows = np.zeros((len(tasks), self.count))
-        rows[np.arange(len(tasks)), tasks] = 1.0
+        rows[np.arange(len(tasks)), np.where(tasks < self._tasks, tasks, 0)] = 1.0
         at = self._tasks
         rows[:, at] = math.log2(signals.round_size) / _BATCH
         rows[:, at + 1] = self._entropy[signals.rows] / _ENTROPY

@@ -12,7 +12,7 @@ from pydantic import Field
 from adaptspec.control.bandits.arms import Arms
 from adaptspec.control.bandits.contexts import Scope
 from adaptspec.control.bandits.estimates import bounded
-from adaptspec.control.bandits.features import OTHERS
+from adaptspec.control.bandits.features import OF_TASKS, OTHERS
 from adaptspec.control.bandits.learner import Learner, Pick, View, settle
 from adaptspec.control.bandits.ledger import EARNED, SPENT, Lot
 from adaptspec.control.bandits.spec import BanditSpec
@@ -117,4 +117,5 @@ class LinUcbSpec(BanditSpec):
 
     def learner(self, arms: Arms, parts: Parts) -> Learner:
         """The algorithm."""
-        return LinUcb(arms, parts.tasks, optimism=self.optimism, ridge=self.ridge, discount=self.discount)
+        tasks = min(parts.tasks, OF_TASKS)
+        return LinUcb(arms, tasks, optimism=self.optimism, ridge=self.ridge, discount=self.discount)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from adaptspec.control.labels import Labels, Names
 from adaptspec.control.policy import Policy
 from adaptspec.control.spec import build_policy, parse_policy_spec
 from adaptspec.errors import PolicyError
@@ -26,7 +27,7 @@ BODY = """\
 
 
 def build(text: str) -> Policy:
-    return build_policy(parse_policy_spec(HEADER + text), table(), 4, ("code",))
+    return build_policy(parse_policy_spec(HEADER + text), table(), 4, Labels(Names(("code",))))
 
 
 @pytest.mark.parametrize("scope", ["request", "task", "batch-bucket", "global"])
