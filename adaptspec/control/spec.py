@@ -71,7 +71,7 @@ class BodySpec(Part):
     choose: ChooseSpec = Field(description="The algorithm that chooses depths, and its settings.")
     tiers: Tiers | None = Field(
         default=None,
-        description="The depths it may choose, ascending, such as [0, 1, 3, 7]. Absent: any up to max-depth.",
+        description="The depths it may choose, ascending, such as [off, 1, 3, 7]. Absent: any up to max-depth.",
     )
     max_depth: int | None = Field(default=None, ge=0, le=DEEPEST, description="The deepest draft. Absent: 7.")
     drafters: list[Literal["draft-model", "ngram"]] = Field(

@@ -5,25 +5,36 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from adaptspec.control.batch_schedule import DEEPEST, BatchSchedule, Ranges
 from adaptspec.control.ceilings import Bounds
 from adaptspec.control.schema import Part
 from adaptspec.control.stopping.registry import StopSpec
 from adaptspec.control.verification_spec import VerificationSpec
+from adaptspec.control.yaml_source import shown
 
 _OF_WHOLE_ROUNDS = ("never-slower", "disable-below-acceptance", "probe")
 
 
+def _depth(tier: Any) -> Any:
+    """A tier as a depth. YAML 1.1 reads `off` as false, so what other programs send may be either."""
+    if tier == "off" or tier is False:
+        return 0
+    if not isinstance(tier, int) or isinstance(tier, bool):
+        raise ValueError(f"a tier is a number of tokens, or off for none, not {shown(tier)}")
+    return tier
+
+
 def _ascending(tiers: list[int]) -> list[int]:
     if tiers != sorted(set(tiers)):
-        raise ValueError("tiers must ascend, each once, such as [0, 1, 3, 7]")
+        raise ValueError("tiers must ascend, each once, such as [off, 1, 3, 7]")
     return tiers
 
 
+_A_TIER = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": DEEPEST}, {"enum": ["off", False]}]}
 Tiers = Annotated[
-    list[Annotated[int, Field(ge=0, le=DEEPEST)]],
+    list[Annotated[int, Field(ge=0, le=DEEPEST), BeforeValidator(_depth), WithJsonSchema(_A_TIER)]],
     Field(min_length=1, max_length=DEEPEST + 1),
     AfterValidator(_ascending),
 ]

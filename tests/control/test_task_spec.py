@@ -68,6 +68,26 @@ def test_a_task_dwells_as_long_as_it_says() -> None:
     assert full[0].reasons.tolist() == [Reason.DWELL, Reason.FIXED]
 
 
+@pytest.mark.parametrize("zero", ["off", "false", "0", '"off"'])
+def test_off_is_a_tier(zero: str) -> None:
+    """However it is spelt: programs that read YAML 1.1 make false of it."""
+    text = (
+        f"{HEAD}spec: {{choose: {{algorithm: goodput}}, tiers: [{zero}, 1, 3], tasks: {{code: {{tiers: [{zero}]}}}}}}"
+    )
+    spec = parse_policy_spec(text, "p", LABELS)
+    assert spec.spec.tiers == [0, 1, 3]
+    assert spec.spec.tasks["code"].deepest == 0
+
+
+@pytest.mark.parametrize("tier", ["on", "true", "1.5", "null", "[1]", "'3'"])
+def test_nothing_else_is_one(tier: str) -> None:
+    text = f"{HEAD}spec:\n  choose: {{algorithm: goodput}}\n  tiers: [off, {tier}]\n"
+    with pytest.raises(
+        PolicyError, match=r"^p:6:16: spec.tiers.1: a tier is a number of tokens, or off for none, not "
+    ):
+        parse_policy_spec(text, "p")
+
+
 def test_the_verification_of_a_task_is_told_by_its_name() -> None:
     """And what was learned under another is not mixed with it; those without any keep the name they had."""
     spec = parse_policy_spec(parsed("{code: {verification: {method: rejection}}, story: {off: true}}"))
