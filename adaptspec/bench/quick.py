@@ -20,7 +20,7 @@ from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.cost import CostTable
 from adaptspec.control.spec import PolicySpec, parse_policy_spec
 from adaptspec.control.tasks import TaskDetector
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafters import Kind, kind_of
 from adaptspec.engine.build import Built, EngineConfig, assemble, build, model_place
 from adaptspec.engine.profile import processor
 from adaptspec.errors import ConfigError
@@ -122,10 +122,11 @@ def _drafter(built: Built) -> str:
 def _fixed(built: Built) -> list[PolicySpec]:
     """Every fixed depth of the policy's drafters."""
     first = _drafter(built)
-    depths = LOOKUP_DEPTHS if first == NgramDrafter.name else STATIC_DEPTHS
+    depths = LOOKUP_DEPTHS if kind_of(first) is Kind.LOOKUP else STATIC_DEPTHS
     specs = [_static(f"fixed-{depth}", depth, first) for depth in depths]
-    if NgramDrafter.name in built.specs[0].drafters and first != NgramDrafter.name:
-        specs += [_static(f"fixed-ngram-{depth}", depth, NgramDrafter.name) for depth in LOOKUP_DEPTHS]
+    for name in built.specs[0].drafters:
+        if kind_of(name) is Kind.LOOKUP and name != first:
+            specs += [_static(f"fixed-{name}-{depth}", depth, name) for depth in LOOKUP_DEPTHS]
     return specs
 
 

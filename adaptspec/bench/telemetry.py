@@ -19,6 +19,7 @@ from adaptspec.bench.collectors import COLLECTORS, Load, collector, run_collecto
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.control.labels import Names
+from adaptspec.drafters import at_hand
 from adaptspec.tables import Table
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.metrics import Metrics
@@ -37,7 +38,7 @@ from adaptspec.types import (
 )
 
 BATCHES = (1, 16)
-DRAFTERS = ("draft-model", "ngram")
+DRAFTERS = at_hand(draft=True)
 _TINY = CostProfile((1, 16), (1, 8), ((1e-3, 2e-3), (3e-3, 9e-3)), overhead=1e-4)
 
 

@@ -9,11 +9,11 @@ import difflib
 import functools
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from adaptspec.control.batch_schedule import DEEPEST
 from adaptspec.control.calibration import Calibration
@@ -29,7 +29,7 @@ from adaptspec.control.labels import MOST_OWN, OTHER, Labels
 from adaptspec.control.library import find_policy
 from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec
-from adaptspec.control.schema import EditorSchema, Part
+from adaptspec.control.schema import EditorSchema, Part, suggestion
 from adaptspec.control.spec_errors import problems_of
 from adaptspec.control.stopping.outlook import OutlookKeeper
 from adaptspec.control.stopping.registry import StopSpec
@@ -38,7 +38,8 @@ from adaptspec.control.task_spec import TaskSpec, Tiers
 from adaptspec.control.task_tiers import TaskTiers
 from adaptspec.control.tasks import TASKS
 from adaptspec.control.verification_spec import CoupledSpec, VerificationSpec
-from adaptspec.control.yaml_source import Source, parse_yaml, policy_error, read_yaml
+from adaptspec.control.yaml_source import Source, parse_yaml, policy_error, read_yaml, shown
+from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import PolicyError
 from adaptspec.types import LABEL_WORDS, is_label
 
@@ -55,6 +56,20 @@ def _label(name: str) -> str:
     return name
 
 
+def _drafter(name: str) -> str:
+    if name not in DRAFTERS:
+        near = suggestion(name, list(DRAFTERS))
+        raise ValueError(f"{shown(name)} is not supported{near}; there are: {', '.join(DRAFTERS)}")
+    return name
+
+
+def _each_once(drafters: list[str]) -> list[str]:
+    if len(set(drafters)) < len(drafters):
+        raise ValueError("each drafter once, preferred first")
+    return drafters
+
+
+Drafter = Annotated[str, AfterValidator(_drafter), Field(json_schema_extra=lambda s: s.update(enum=list(DRAFTERS)))]
 TaskName = Annotated[str, AfterValidator(_label), Field(examples=[*TASKS, OTHER])]
 
 
@@ -74,7 +89,7 @@ class BodySpec(Part):
         description="The depths it may choose, ascending, such as [off, 1, 3, 7]. Absent: any up to max-depth.",
     )
     max_depth: int | None = Field(default=None, ge=0, le=DEEPEST, description="The deepest draft. Absent: 7.")
-    drafters: list[Literal["draft-model", "ngram"]] = Field(
+    drafters: Annotated[list[Drafter], AfterValidator(_each_once)] = Field(
         default=["draft-model"], min_length=1, description="What proposes tokens, preferred first."
     )
     stop: StopSpec = Field(default=NoStopSpec(rule="none"), description="When a draft ends before its depth.")
@@ -89,13 +104,6 @@ class BodySpec(Part):
     )
     guard: GuardSpec = Field(default=GuardSpec(), description="What may overrule the algorithm.")
     rollout: RolloutSpec = Field(default=LIVE, description="Live, a canary with a share of traffic, or only watching.")
-
-    @field_validator("drafters")
-    @classmethod
-    def _each_once(cls, drafters: list[str]) -> list[str]:
-        if len(set(drafters)) < len(drafters):
-            raise ValueError("each drafter once, preferred first")
-        return drafters
 
     @model_validator(mode="after")
     def _fits_together(self) -> BodySpec:
@@ -139,6 +147,11 @@ class PolicySpec(Part):
         return tuple(self.spec.drafters)
 
     @property
+    def needed(self) -> tuple[str, ...]:
+        """The drafters it cannot do without: none if it never drafts."""
+        return self.drafters if self.drafts else ()
+
+    @property
     def rollout(self) -> Rollout:
         """Whether it serves, takes a share, or only watches."""
         return self.spec.rollout
@@ -164,22 +177,24 @@ class PolicySpec(Part):
         return next((tier for tier in task.tiers or () if tier and tier not in self.tiers), None)
 
 
-def load_policy_spec(path: str | Path, labels: Labels | None = None) -> PolicySpec:
-    """Read a policy file. Without `labels`, it is only when it is built that they may turn out to be too many.
+def load_policy_spec(path: str | Path, labels: Labels | None = None, here: Sequence[str] | None = None) -> PolicySpec:
+    """Read a policy file. `labels` and the drafters that are `here`, where given, are what it will run with.
 
     Raises:
         PolicyError: `file:line:column: path: what is wrong`, a line for each thing that is.
     """
-    return _validate(read_yaml(Path(path)), labels)
+    return _validate(read_yaml(Path(path)), labels, here)
 
 
-def parse_policy_spec(text: str, name: str = "<policy>", labels: Labels | None = None) -> PolicySpec:
+def parse_policy_spec(
+    text: str, name: str = "<policy>", labels: Labels | None = None, here: Sequence[str] | None = None
+) -> PolicySpec:
     """The same for text; `name` stands for the file in errors.
 
     Raises:
         PolicyError: `name:line:column: path: what is wrong`, a line for each thing that is.
     """
-    return _validate(parse_yaml(text, name), labels)
+    return _validate(parse_yaml(text, name), labels, here)
 
 
 def build_policy(
@@ -276,7 +291,15 @@ def _no_room(labels: Labels) -> str:
     )
 
 
-def _validate(source: Source, labels: Labels | None) -> PolicySpec:
+def _not_here(drafter: str, here: Sequence[str]) -> str:
+    model = "give a draft model (--draft DIR), or " if DRAFTERS[drafter].needs_draft else ""
+    return (
+        f"drafts with {drafter}, which this server does not have: {model}choose a policy that does without, such as "
+        f"goodput-ngram or off; it has: {', '.join(here) or 'none'}"
+    )
+
+
+def _validate(source: Source, labels: Labels | None, here: Sequence[str] | None) -> PolicySpec:
     if not isinstance(source.data, dict):
         raise source.error((), "a policy is a mapping with apiVersion, kind, metadata and spec")
     try:
@@ -287,6 +310,9 @@ def _validate(source: Source, labels: Labels | None) -> PolicySpec:
     if labels is not None and len(own) > labels.tasks.left:
         where = ("spec", "tasks", own[labels.tasks.left])
         raise source.error(where, _no_room(labels), at_key=True)
+    missing = [] if here is None else [name for name in spec.needed if name not in here]
+    if missing:
+        raise source.error(("spec", "drafters", spec.drafters.index(missing[0])), _not_here(missing[0], here or ()))
     beyond = {name: tier for name, task in spec.spec.tasks.items() if (tier := spec.refused_tier(task)) is not None}
     if beyond:
         known = ", ".join(map(str, (0, *spec.tiers)))

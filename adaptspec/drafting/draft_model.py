@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from adaptspec.drafting.drafter import DraftJob
+from adaptspec.drafting.drafter import DraftJob, Loaded
+from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import Stream, certainty, entropies, tempered, top_certainty
@@ -35,8 +36,19 @@ class DraftModelDrafter:
         At most about `catch_up_tokens` are read per round: a long prompt must not hold up the other rows.
         """
         self.runner = runner
-        self.ends = frozenset(ends)
+        self.ends: Collection[int] = frozenset(ends)
         self._catch_up_tokens = catch_up_tokens
+
+    @classmethod
+    def make(cls, loaded: Loaded) -> DraftModelDrafter:
+        """See `drafters.Entry`."""
+        if loaded.draft is None:
+            raise ConfigError(f"{cls.name} needs a draft model: give one (--draft DIR)")
+        return cls(loaded.draft, loaded.ends)
+
+    def endless(self) -> DraftModelDrafter:
+        """See `RunsModel.endless`."""
+        return DraftModelDrafter(self.runner, catch_up_tokens=self._catch_up_tokens)
 
     def lag(self, row: int, length: int) -> int:
         """See `Drafter.lag`."""

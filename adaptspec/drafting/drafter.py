@@ -5,11 +5,12 @@ A drafter knows token lists and rows; it does not know requests, policies or the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from adaptspec.models.draft import Draft
+from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
@@ -86,6 +87,42 @@ class Drafter(Protocol):
 
     def free(self, row: int) -> None:
         """The row's request has ended."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a drafter may be made from: the target, the draft model if there is one, and tokens that end a text."""
+
+    target: Runner
+    draft: Runner | None
+    ends: Collection[int]
+
+
+@runtime_checkable
+class RunsModel(Protocol):
+    """A drafter that runs a model of its own, token by token: what its passes take is measured before the first round.
+
+    A draft of it stops at one of the tokens `ends`.
+    """
+
+    runner: Runner
+    ends: Collection[int]
+
+    @property
+    def name(self) -> str:
+        """See `Drafter.name`."""
+
+    def endless(self) -> Drafter:
+        """The same over the same cache, drafting on where a text ends: to be timed by meaningless text."""
+
+    def propose(self, job: DraftJob) -> Draft:
+        """See `Drafter.propose`."""
+
+    def commit(self, row: int, valid: int) -> None:
+        """See `Drafter.commit`."""
+
+    def free(self, row: int) -> None:
+        """See `Drafter.free`."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptspec.drafting.drafter import DraftJob, Shadow
+from adaptspec.drafting.drafter import DraftJob, Loaded, Shadow
 from adaptspec.drafting.prediction import Prediction
 from adaptspec.models.draft import Draft
 
@@ -30,6 +30,11 @@ class NgramDrafter:
         self._memory: dict[int, _Memory] = {}
         self._offers: dict[int, _Offer] = {}
         self._predictions: dict[int, Prediction] = {}
+
+    @classmethod
+    def make(cls, loaded: Loaded) -> NgramDrafter:
+        """See `drafters.Entry`."""
+        return cls(ends=loaded.ends)
 
     def lag(self, row: int, length: int) -> int:  # noqa: ARG002 -- reading is free of charge
         """See `Drafter.lag`: always 0."""

@@ -20,9 +20,9 @@ from adaptspec.control.library import find_policy, shipped_policies
 from adaptspec.control.rollout import LIVE, Shares
 from adaptspec.control.spec import PolicySpec, build_policy, load_policy_spec
 from adaptspec.control.tasks import TaskDetector
-from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import Drafter
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafters import at_hand
+from adaptspec.drafting.drafter import Drafter, Loaded, RunsModel
+from adaptspec.drafting.registry import make_drafters
 from adaptspec.engine.by_task import methods_of
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.profile import profiled_costs, warm_up
@@ -90,7 +90,7 @@ class Built:
     @property
     def pair(self) -> str:
         """Tells the loaded models apart from others: what is learned holds for them only."""
-        drafts = [drafter.runner for drafter in self.drafters if isinstance(drafter, DraftModelDrafter)]
+        drafts = [drafter.runner for drafter in self.drafters if isinstance(drafter, RunsModel)]
         return "+".join(model.info.fingerprint for model in (self.target, *drafts))
 
 
@@ -126,8 +126,7 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     check_tokenizer(tokenizer, target.info)
     for place, draft in zip(places[1:], drafts, strict=True):
         check_pair(tokenizer, load_tokenizer(place), target.info, draft.info)
-    ends = target.info.eos_token_ids
-    drafters: list[Drafter] = [*(DraftModelDrafter(draft, ends) for draft in drafts), NgramDrafter(ends=ends)]
+    drafters = make_drafters(Loaded(target, drafts[0] if drafts else None, target.info.eos_token_ids))
     table = costs(target, drafters, config.limits.max_rows)
     warm_up(target, drafters)
     core = assemble(
@@ -213,49 +212,33 @@ def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
 
 def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict[str, Path]]:
     """The policies asked for, then every shipped one that the drafters to come can run; and the file of each."""
-    at_hand = {NgramDrafter.name} | (set() if config.draft_model is None else {DraftModelDrafter.name})
+    here = at_hand(draft=config.draft_model is not None)
     wanted: dict[str, Path] = {}
     specs = []
     trial = labels.copy()
-    for path, spec in _asked(config, trial):
+    for path, spec in _asked(config, trial, here):
         if spec.name in wanted:
             raise ConfigError(
                 f"{wanted[spec.name]} and {path} both hold a policy called {spec.name}; rename one (metadata.name)"
             )
         wanted[spec.name] = path
         specs.append(spec)
-        _check(spec, at_hand, config.limits.max_rows, trial)
+        build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), config.limits.max_rows, trial)
     Shares({spec.name: spec.rollout for spec in specs})  # refuses canaries that want more than there is
     for path in shipped_policies():
         spec = load_policy_spec(path)
-        if spec.name not in wanted and at_hand.issuperset(_needed(spec)):
+        if spec.name not in wanted and set(here).issuperset(spec.needed):
             specs.append(spec)
             wanted[spec.name] = path
     return specs, wanted
 
 
-def _asked(config: EngineConfig, labels: Labels) -> list[tuple[Path, PolicySpec]]:
+def _asked(config: EngineConfig, labels: Labels, here: Sequence[str]) -> list[tuple[Path, PolicySpec]]:
     """The policies asked for, each file once. Canaries and shadows alone leave the default what it is without them."""
     paths = {path.resolve(): path for path in map(find_policy, config.policy_names)}
-    asked = [(path, load_policy_spec(path, labels)) for path in paths.values()]
+    asked = [(path, load_policy_spec(path, labels, here)) for path in paths.values()]
     if not any(spec.rollout == LIVE for _, spec in asked):
         default = find_policy(config.default_policy)
         others = [(path, spec) for path, spec in asked if path.resolve() != default.resolve()]
         asked = [(default, load_policy_spec(default)), *others]
     return asked
-
-
-def _check(spec: PolicySpec, at_hand: set[str], max_rows: int, labels: Labels) -> None:
-    """Refuse a policy that could not be built later on, when the models have been loaded."""
-    missing = [name for name in _needed(spec) if name not in at_hand]
-    if missing:
-        raise ConfigError(
-            f"policy {spec.name} drafts with {', '.join(missing)}, which is not loaded: give a draft model "
-            "(--draft DIR), or choose a policy that does without, such as goodput-ngram or off"
-        )
-    build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), max_rows, labels)
-
-
-def _needed(spec: PolicySpec) -> tuple[str, ...]:
-    """The drafters a policy cannot do without: none if it never drafts."""
-    return spec.drafters if spec.drafts else ()

@@ -106,6 +106,11 @@ class EngineCore:
         return tuple(self._controller.policies)
 
     @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the drafters that policies may use."""
+        return tuple(drafter.name for drafter in self._drafters)
+
+    @property
     def labels(self) -> Labels:
         """Names of tasks and API keys, as far as they have been met."""
         return self._controller.labels

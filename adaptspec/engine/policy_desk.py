@@ -139,7 +139,7 @@ class PolicyDesk:
         Raises:
             PolicyError, ConfigError: it cannot be used; says why, and where.
         """
-        spec = parse_policy_spec(text, source, self._core.labels)
+        spec = parse_policy_spec(text, source, self._core.labels, self._core.drafters)
         policy = build_policy(spec, self._costs, self._core.max_rows, self._core.labels.copy())
         self._core.check_policy(spec.name, policy, methods_of(spec))
         self._check_room(spec.name)
@@ -210,7 +210,7 @@ class PolicyDesk:
         ).result()
 
     def _apply(self, text: str, source: str, path: Path | None) -> Applied:
-        spec = parse_policy_spec(text, source, self._core.labels)
+        spec = parse_policy_spec(text, source, self._core.labels, self._core.drafters)
         with self._lock:
             before = self._served.get(spec.name)
             _check_owner(spec.name, path, before)

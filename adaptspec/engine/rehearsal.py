@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import DraftJob
+from adaptspec.drafting.drafter import DraftJob, RunsModel
 from adaptspec.errors import ConfigError
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
@@ -37,7 +36,7 @@ class Rehearsal:
         self._draft: _Drafting | None = None
         fill(target, count, context, widest)
 
-    def join(self, draft: DraftModelDrafter, context: int, widest: int) -> None:
+    def join(self, draft: RunsModel, context: int, widest: int) -> None:
         """Let a draft model take part, with so many tokens in each of its rows, and room for `widest` more.
 
         Raises:
@@ -78,11 +77,10 @@ class Rehearsal:
 class _Drafting:
     """The draft model's part."""
 
-    def __init__(self, drafter: DraftModelDrafter, vocab_size: int, count: int, context: int, widest: int) -> None:
+    def __init__(self, drafter: RunsModel, vocab_size: int, count: int, context: int, widest: int) -> None:
         runner = drafter.runner
-        drafter = DraftModelDrafter(runner)  # one that drafts on where meaningless text happens to end
         fill(runner, count, context, widest)
-        self._drafter, self._count, self._context, self._deepest = drafter, count, context, widest - 1
+        self._drafter, self._count, self._context, self._deepest = drafter.endless(), count, context, widest - 1
         known = min(vocab_size, runner.info.vocab_size)
         self._tokens = [some_tokens(context + 1, known).tolist() for _ in range(count)]
         greedy = SamplingParams(temperature=0.0)

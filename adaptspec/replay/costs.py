@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from adaptspec.control.cost import MOST_BYTES, CostProfile, CostTable, DrafterCost
+from adaptspec.drafters import DRAFTERS, Kind, kind_of
 from adaptspec.errors import ConfigError
 from adaptspec.files import read_text
 
@@ -188,7 +189,7 @@ def parse_costs(text: str, name: str) -> MachineCosts:
 
 
 def of_profile(name: str, profile: CostProfile) -> MachineCosts:
-    """The machine that an engine's profile describes; an n-gram lookup costs a round number there."""
+    """The machine that an engine's profile describes; lookups cost a round number there."""
     drafters = {
         own: DraftCosts(
             _curve(cost.rows, cost.step_seconds) if cost.step_seconds else None,
@@ -197,10 +198,11 @@ def of_profile(name: str, profile: CostProfile) -> MachineCosts:
         )
         for own, cost in profile.drafters.items()
     }
+    lookups = [name for name in DRAFTERS if kind_of(name) is Kind.LOOKUP]
     return MachineCosts(
         name,
         Profiled(CostTable(profile)),
-        {"ngram": DraftCosts(per_row=_LOOKUP_SECONDS), **drafters},
+        {**{name: DraftCosts(per_row=_LOOKUP_SECONDS) for name in lookups}, **drafters},
         overhead=profile.overhead,
         per_cached_token=profile.per_cached_token,
         profile=profile,

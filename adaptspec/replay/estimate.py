@@ -16,6 +16,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.labels import Labels, Names
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.spec import PolicySpec, build_policy
+from adaptspec.drafters import Kind, kind_of
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.replay.journal import JournalLog, LoggedRound, nothing_of
 from adaptspec.replay.weighting import WeightedGoodput, weighted_goodput
@@ -210,7 +211,7 @@ def _refuse_stops(spec: PolicySpec) -> None:
     body = spec.spec
     stops = body.stop.rule != "none" or any(task.stop is not None for task in body.tasks.values())
     arms = getattr(body.choose, "arms", None) or ()
-    if getattr(body.choose, "weighs_offers", False) and "ngram" in spec.drafters:
+    if getattr(body.choose, "weighs_offers", False) and any(kind_of(name) is Kind.LOOKUP for name in spec.drafters):
         raise ConfigError(
             f"policy {spec.name!r} weighs what a lookup offers, which a journal tells only where it was taken; "
             "simulate it on a tape"

@@ -16,6 +16,7 @@ import numpy as np
 from adaptspec.control.arrays import alike
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.drafters import at_hand
 from adaptspec.errors import TapeError
 from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.drafters import Ask, LookupDraft, ModelDraft, Proposal, SimulatedDrafter
@@ -33,7 +34,7 @@ class WorldSettings:
     their task.
     """
 
-    drafters: tuple[str, ...] = ("draft-model", "ngram")
+    drafters: tuple[str, ...] = at_hand(draft=True)
     max_depth: int = 64
     catch_up_tokens: int = 512
     prefill_tokens: int = 0

@@ -91,7 +91,7 @@ def test_a_policy_of_ones_own_comes_from_its_file(target_path: Path, draft_path:
 
 def test_a_policy_without_its_drafter_says_what_to_load(target_path: Path) -> None:
     """Missing draft: the message names the policy, the drafter and the way out."""
-    with pytest.raises(ConfigError, match=r"goodput drafts with draft-model.*--draft"):
+    with pytest.raises(ConfigError, match=r"goodput\.yaml:11:14: spec\.drafters\.0: drafts with draft-model.*--draft"):
         build(EngineConfig(str(target_path), policies=("goodput",), limits=SMALL))
 
 

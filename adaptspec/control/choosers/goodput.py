@@ -16,9 +16,9 @@ from adaptspec.control.choosers.planning import ModelTerms, Offer, RoundTerms, b
 from adaptspec.control.choosers.tries import Tries, TryCosts
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
+from adaptspec.drafters import Kind, kind_of
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
-LOOKUPS = frozenset({"ngram"})
 # A plan serves this many rounds; those of new requests fewer, those without drafts so many times as many.
 _SERVES, _FIRST_SERVE, _OFF_SERVES = 16, 2, 2
 # After so many rounds in which lookups found nothing right they look in one of some rounds: looking takes time, too.
@@ -81,8 +81,9 @@ class Goodput:
         self._tiers = tiers
         self._allowed: BoolArray = np.isin(np.arange(depth + 1), [0, *tiers])
         names = list(enumerate(settings.drafters))
-        self._models = {i: ModelSignals(rows, tasks, depth, settings.acceptance) for i, n in names if n not in LOOKUPS}
-        self._lookups = {i: LookupSignals(rows, tasks, depth, settings.acceptance) for i, n in names if n in LOOKUPS}
+        lookups = {name for name in settings.drafters if kind_of(name) is Kind.LOOKUP}
+        self._models = {i: ModelSignals(rows, tasks, depth, settings.acceptance) for i, n in names if n not in lookups}
+        self._lookups = {i: LookupSignals(rows, tasks, depth, settings.acceptance) for i, n in names if n in lookups}
         self._depth: IntArray = np.full(rows, -1, dtype=np.int64)  # planned with a model, by row; -1: not yet
         self._bids: FloatArray = np.zeros((3, rows))  # what it is expected to keep, draft, and take beside verifying
         self._acceptance: FloatArray = np.zeros((rows, depth))  # with the first model, as planned

@@ -1,0 +1,114 @@
+"""A drafter that one line registers is named in policies, measured, chosen and judged like those that ship."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptspec import drafters
+from adaptspec.control.spec import parse_policy_spec, schema
+from adaptspec.drafters import DRAFTERS, Entry, Kind, at_hand, kind_of
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.drafting.drafter import Drafter, Loaded, Lookup, RunsModel
+from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafting.registry import make_drafters
+from adaptspec.engine.build import EngineConfig, build
+from adaptspec.engine.core import Limits
+from adaptspec.errors import PolicyError
+from adaptspec.models.loading import load_model
+from adaptspec.models.memory import CacheLimits
+from adaptspec.types import Request, SamplingParams, SpeculationParams
+from tests.conftest import MakeModel
+from tests.engine.conftest import Notes, run
+
+HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: three}\n"
+
+
+class ToyModel(DraftModelDrafter):
+    """A model of its own choice: here the target's weights once more, so that every guess is right."""
+
+    name = "toy-model"
+    place: Path
+
+    @classmethod
+    def make(cls, loaded: Loaded) -> ToyModel:
+        return cls(load_model(str(cls.place)).runner(CacheLimits(2)), loaded.ends)
+
+
+class ToyLookup(NgramDrafter):
+    """Looks one token back only."""
+
+    name = "toy-lookup"
+
+    @classmethod
+    def make(cls, loaded: Loaded) -> ToyLookup:
+        return cls(longest=1, shortest=1, ends=loaded.ends)
+
+
+@pytest.fixture
+def _toys(monkeypatch: pytest.MonkeyPatch, target_path: Path, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(ToyModel, "place", target_path, raising=False)
+    for toy, kind in ((ToyModel, Kind.MODEL), (ToyLookup, Kind.LOOKUP)):
+        monkeypatch.setattr(f"{drafters.__name__}.{toy.__name__}", toy, raising=False)
+        monkeypatch.setitem(DRAFTERS, toy.name, Entry(toy.name, kind, f"{drafters.__name__}:{toy.__name__}.make"))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("_toys")
+def test_goodput_chooses_among_three_drafters(target_path: Path, draft_path: Path, tmp_path: Path) -> None:
+    """Nothing else was touched for two of them: the one that is always right drafts, the text stays the target's."""
+    file = tmp_path / "three.yaml"
+    file.write_text(f"{HEAD}spec: {{choose: {{algorithm: goodput}}, drafters: [draft-model, toy-model, toy-lookup]}}\n")
+    notes = Notes()
+    config = EngineConfig(
+        str(target_path), str(draft_path), (str(file),), limits=Limits(max_rows=2), detect_tasks=False
+    )
+    built = build(config, [notes])
+    names = [drafter.name for drafter in built.drafters]
+    assert names == ["draft-model", "ngram", "toy-model", "toy-lookup"]
+    assert set(built.costs.profile.drafters) == {"draft-model", "toy-model"}
+    asked = [_request(f"{i}", target_path) for i in range(6)]
+    drafted = run(built.core, asked)
+    by = {name: sum(int(r.drafted[r.drafter == i].sum()) for r in notes.records) for i, name in enumerate(names)}
+    assert by["toy-model"] > by["draft-model"]
+    assert by["toy-lookup"] > 0
+    assert by["ngram"] == 0, "the policy does not name it"
+    plain = run(built.core, [_request(f"{i}", target_path, policy="off") for i in range(6)])
+    assert {name: done.tokens for name, done in drafted.items()} == {name: done.tokens for name, done in plain.items()}
+
+
+def _request(name: str, _: Path, **wishes: Any) -> Request:
+    sampling = SamplingParams(max_tokens=96, temperature=0.0, ignore_eos=True)
+    return Request(name, tuple(range(40, 52)), sampling, SpeculationParams(**wishes))
+
+
+@pytest.mark.usefixtures("_toys")
+def test_policies_and_their_schema_know_what_is_registered() -> None:
+    names = schema()["$defs"]["BodySpec"]["properties"]["drafters"]["items"]["enum"]
+    assert names == ["draft-model", "ngram", "toy-model", "toy-lookup"]
+    text = HEAD + "spec:\n  choose: {algorithm: goodput}\n  drafters: [ngram, toy-modl]\n"
+    with pytest.raises(PolicyError, match=r"^p:6:21: spec.drafters.1: 'toy-modl' is not supported .*'toy-model'"):
+        parse_policy_spec(text, "p")
+
+
+def test_one_that_is_not_at_hand_is_told_at_its_line() -> None:
+    text = HEAD + "spec:\n  choose: {algorithm: goodput}\n  drafters: [ngram, draft-model]\n"
+    parse_policy_spec(text, "p", here=("ngram", "draft-model"))
+    with pytest.raises(PolicyError, match=r"^p:6:21: spec.drafters.1: drafts with draft-model.*--draft.*has: ngram$"):
+        parse_policy_spec(text, "p", here=("ngram",))
+    assert (
+        parse_policy_spec(text.replace("goodput", "static, depth: 0").replace("ngram, ", ""), "p", here=()).needed == ()
+    )
+
+
+def test_what_ships_is_what_it_says(target_path: Path, make_model: MakeModel) -> None:
+    """Names and kinds in the table are those of the drafters that are made."""
+    assert at_hand(draft=False) == ("ngram",)
+    target, draft = (load_model(str(path)).runner(CacheLimits(1)) for path in (target_path, make_model(seed=1)))
+    made: list[Drafter] = make_drafters(Loaded(target, draft, (1,)))
+    assert tuple(drafter.name for drafter in made) == at_hand(draft=True)
+    for drafter in made:
+        assert (kind_of(drafter.name) is Kind.LOOKUP) == isinstance(drafter, Lookup)
+        assert (kind_of(drafter.name) is Kind.MODEL) == isinstance(drafter, RunsModel)
