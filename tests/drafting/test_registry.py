@@ -53,7 +53,7 @@ def _toys(monkeypatch: pytest.MonkeyPatch, target_path: Path, tmp_path: Path) ->
     monkeypatch.setattr(ToyModel, "place", target_path, raising=False)
     for toy, kind in ((ToyModel, Kind.MODEL), (ToyLookup, Kind.LOOKUP)):
         monkeypatch.setattr(f"{drafters.__name__}.{toy.__name__}", toy, raising=False)
-        monkeypatch.setitem(DRAFTERS, toy.name, Entry(toy.name, kind, f"{drafters.__name__}:{toy.__name__}.make"))  # type: ignore[arg-type]
+        monkeypatch.setitem(DRAFTERS, toy.name, Entry(toy.name, kind, f"{drafters.__name__}:{toy.__name__}.make"))
 
 
 @pytest.mark.usefixtures("_toys")
@@ -69,17 +69,17 @@ def test_goodput_chooses_among_three_drafters(target_path: Path, draft_path: Pat
     names = [drafter.name for drafter in built.drafters]
     assert names == ["draft-model", "ngram", "toy-model", "toy-lookup"]
     assert set(built.costs.profile.drafters) == {"draft-model", "toy-model"}
-    asked = [_request(f"{i}", target_path) for i in range(6)]
+    asked = [_request(f"{i}") for i in range(6)]
     drafted = run(built.core, asked)
     by = {name: sum(int(r.drafted[r.drafter == i].sum()) for r in notes.records) for i, name in enumerate(names)}
     assert by["toy-model"] > by["draft-model"]
     assert by["toy-lookup"] > 0
     assert by["ngram"] == 0, "the policy does not name it"
-    plain = run(built.core, [_request(f"{i}", target_path, policy="off") for i in range(6)])
+    plain = run(built.core, [_request(f"{i}", policy="off") for i in range(6)])
     assert {name: done.tokens for name, done in drafted.items()} == {name: done.tokens for name, done in plain.items()}
 
 
-def _request(name: str, _: Path, **wishes: Any) -> Request:
+def _request(name: str, **wishes: Any) -> Request:
     sampling = SamplingParams(max_tokens=96, temperature=0.0, ignore_eos=True)
     return Request(name, tuple(range(40, 52)), sampling, SpeculationParams(**wishes))
 
