@@ -220,6 +220,7 @@ def build_policy(
         drafters=spec.drafters,
         stops=body.stop.rule != "none",
         policy=None if nested else arm,
+        labels=labels,
     )
     chooser = body.choose.build(parts)
     calibration: Calibration | None = getattr(chooser, "calibration", None)

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from adaptspec.control.choosers.installed import INSTALLED
 from adaptspec.control.schema import suggestion
 from adaptspec.control.yaml_source import Problem, Source, shown
 
@@ -92,6 +93,9 @@ def _unknown_variant(source: Source, where: Sequence[object], context: Mapping[s
     instead = _GONE.get((key, context["tag"]))
     if instead is not None:
         return source.problem((*where, key), f"there is no {key} {shown(context['tag'])} any more; {instead}")
+    failed = INSTALLED.failed.get(context["tag"]) if key == "algorithm" else None
+    if failed is not None:
+        return source.problem((*where, key), f"there is no algorithm {shown(context['tag'])} here: {failed}")
     known = [word.strip("'") for word in context["expected_tags"].split(", ")]
     near = suggestion(context["tag"], known)
     there = f"there is no {key} {shown(context['tag'])}{near}; there are: {', '.join(known)}"

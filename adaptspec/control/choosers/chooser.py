@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from adaptspec.control.arrays import within
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
+from adaptspec.control.labels import Labels
 from adaptspec.control.policy import BatchSignals, Policy, RoundStop
 from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord
 
@@ -147,3 +148,4 @@ class Parts:
     drafters: tuple[str, ...]  # preferred first
     stops: bool  # a stop rule will cut drafts short
     policy: Callable[[str], Policy] | None = None  # builds a policy by name or file; None where none may be nested
+    labels: Labels = field(default_factory=Labels)  # names of tasks and API keys by their numbers

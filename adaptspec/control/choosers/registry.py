@@ -1,8 +1,13 @@
-"""Which chooser the `algorithm` of a policy file means. To add one: its spec class, in the union below."""
+"""Which chooser the `algorithm` of a policy file means. To add one: its spec class, in the union below.
+
+Algorithms of installed packages follow, with the same errors and the same place in the schema.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import operator
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -10,6 +15,7 @@ from adaptspec.control.choosers.batch_table import BatchTableSpec
 from adaptspec.control.choosers.ema_tiers import EmaTiersSpec
 from adaptspec.control.choosers.exp3 import Exp3Spec
 from adaptspec.control.choosers.goodput_spec import GoodputSpec
+from adaptspec.control.choosers.installed import INSTALLED
 from adaptspec.control.choosers.linucb import LinUcbSpec
 from adaptspec.control.choosers.nightjar import NightjarSpec
 from adaptspec.control.choosers.slo import SloSpec
@@ -17,7 +23,7 @@ from adaptspec.control.choosers.static import StaticSpec
 from adaptspec.control.choosers.thompson import ThompsonSpec
 from adaptspec.control.choosers.ucb import UcbSpec
 
-ChooseSpec = Annotated[
+Shipped = (
     StaticSpec
     | BatchTableSpec
     | EmaTiersSpec
@@ -27,6 +33,11 @@ ChooseSpec = Annotated[
     | Exp3Spec
     | LinUcbSpec
     | NightjarSpec
-    | SloSpec,
-    Field(discriminator="algorithm"),
-]
+    | SloSpec
+)
+if TYPE_CHECKING:
+    _Every = Shipped
+else:
+    _Every = functools.reduce(operator.or_, INSTALLED.specs.values(), Shipped)
+
+ChooseSpec = Annotated[_Every, Field(discriminator="algorithm")]
