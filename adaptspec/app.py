@@ -30,6 +30,7 @@ from adaptspec.engine.watchdog import Watchdog
 from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app
 from adaptspec.server.exposure import Hosts, check_exposure, is_loopback
+from adaptspec.server.keys import named_key
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.operations import Operations
 from adaptspec.server.padding import Padding
@@ -118,6 +119,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
         if traced is not None:
             traced.start(drafters)
             desk.listen(traced.reloaded)
+        _check_key_names(config, built)
         if journal is not None:
             journal.begin(_header(built, engine))
             _watch_journal(metrics, journal)
@@ -174,6 +176,18 @@ async def _keep_state(store: StateStore, desk: PolicyDesk, metrics: Metrics, clo
     await asyncio.to_thread(keeper.start)
     closing.push_async_callback(asyncio.to_thread, keeper.close)
     return keeper
+
+
+def _check_key_names(config: ServeConfig, built: Built) -> None:
+    """Say where a policy waits for an API key that nobody has."""
+    known = {name for _, name in map(named_key, config.api_keys)}
+    missing = [name for name in built.core.labels.keys.own if name not in known]
+    if missing:
+        _log.warning(
+            "policies ask for API keys called %s, and no key is: name one in --api-key-file, as in KEY # %s",
+            ", ".join(missing),
+            missing[0],
+        )
 
 
 def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> None:

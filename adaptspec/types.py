@@ -180,7 +180,7 @@ class Request:
     """One prompt to complete. `prompt` is token ids; `id` is unique among the running requests.
 
     `operation` is what the client called it, in OpenTelemetry's words (`chat`, `text_completion`). `prediction` is what
-    the output is expected to be, to draft from; it changes no output.
+    the output is expected to be, to draft from; it changes no output. `key` is the name of the client's API key.
     """
 
     id: str
@@ -189,6 +189,7 @@ class Request:
     speculation: SpeculationParams = SpeculationParams()
     operation: str = "text_completion"
     prediction: tuple[int, ...] = ()
+    key: str | None = None
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,12 @@ def _add_security(group: argparse._ArgumentGroup) -> None:
         help="serve only who brings this key; may be repeated (default: everybody). Whoever may list this machine's "
         "processes reads what is given as a flag: better use the variable (a key in each line), or --api-key-file",
     )
-    keys.add_argument("--api-key-file", type=Path, metavar="FILE", help="the same with keys in a file, one per line")
+    keys.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="the same with keys in a file, one per line; KEY # NAME gives one a name that policies can go by",
+    )
     group.add_argument(
         "--admin-key-file",
         type=Path,

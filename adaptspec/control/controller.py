@@ -24,7 +24,7 @@ import numpy as np
 from adaptspec.control.arrays import alike, chosen, some
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
-from adaptspec.control.draft_temperature import SplitTemperature
+from adaptspec.control.joined import joined
 from adaptspec.control.labels import Labels
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import (
@@ -33,17 +33,14 @@ from adaptspec.control.policy import (
     OfferWatcher,
     Policy,
     RegionWatcher,
-    RoundTemperature,
-    whole_expected,
-    whole_provenance,
 )
 from adaptspec.control.reasons import CEILING
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
 from adaptspec.control.shadow_policies import ShadowPolicies
 from adaptspec.control.shadow_policy import ShadowEstimate, ShadowPolicy
-from adaptspec.control.stopping.split import RowThresholds, SplitStop, StopPart
+from adaptspec.control.stopping.split import RowThresholds
 from adaptspec.errors import ConfigError, UnknownModelError
-from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, Request, RoundRecord
+from adaptspec.types import FloatArray, IntArray, Reason, Request, RoundRecord
 
 # Decisions that may be repeated, remembered at most.
 _MOST_KNOWN = 32
@@ -97,6 +94,7 @@ class Controller:
         self._threshold: FloatArray = np.full(max_rows, np.nan)
         self._own_thresholds = 0
         self._task_of: IntArray = np.zeros(max_rows, dtype=np.int64)
+        self._key_of: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._deepest = [policy.max_depth for policy in self._list]
         self._running = [0] * len(self._list)
         self._used: list[int] = []  # policies that have rows
@@ -193,6 +191,7 @@ class Controller:
         task = 0 if wishes.task is None else self.labels.tasks.add(wishes.task)
         self._policy_of[row] = which
         self._task_of[row] = task
+        self._key_of[row] = self.labels.keys.number(request.key)
         if wishes.max_depth is not None:
             self._ceiling[row] = wishes.max_depth
             self._own_ceilings += 1
@@ -227,6 +226,8 @@ class Controller:
         """Depth, reason and engine drafter of every row, and the stop rule of the round."""
         if not len(signals.rows):
             return Decision(_NOBODY, _NOBODY, _NOBODY)
+        if self.labels.keys.own:
+            signals = changed(signals, keys=self._key_of[signals.rows])
         watched = self._shadows.decide(signals) if self._shadows.any else ()
         used = self._used
         if len(used) <= 1:
@@ -343,30 +344,8 @@ class Controller:
 
     def _decide_many(self, signals: BatchSignals) -> Decision:
         owners = self._policy_of[signals.rows]
-        depths, reasons, drafter = (np.zeros(len(owners), dtype=np.int64) for _ in range(3))
-        parts = []
-        warmth: list[tuple[IntArray, RoundTemperature | None]] = []
-        told: list[tuple[IntArray, Provenance]] = []
-        hopes: list[tuple[IntArray, Expected]] = []
-        watched: set[int] = set()
-        for which in np.unique(owners).tolist():
-            mine = np.flatnonzero(owners == which)
-            part = self._decide_one(which, signals.take(mine))
-            depths[mine], reasons[mine], drafter[mine] = part.depths, part.reasons, part.drafter
-            parts.append(StopPart(mine, part.stop))
-            warmth.append((mine, part.temperature))
-            watched.update(part.watched)
-            if part.provenance is not None:
-                told.append((mine, part.provenance))
-            if part.expected is not None:
-                hopes.append((mine, part.expected))
-        stops = any(part.stop is not None for part in parts)
-        stop = SplitStop(parts, len(owners)) if stops else None
-        warm = any(part is not None for _, part in warmth)
-        temperature = SplitTemperature(warmth, len(owners)) if warm else None
-        provenance = whole_provenance(told, len(owners))
-        expected = whole_expected(hopes, len(owners))
-        return Decision(depths, reasons, drafter, stop, provenance, temperature, tuple(sorted(watched)), expected)
+        groups = [(which, np.flatnonzero(owners == which)) for which in np.unique(owners).tolist()]
+        return joined([(mine, self._decide_one(which, signals.take(mine))) for which, mine in groups], len(owners))
 
     def _explain_limits(self, decision: Decision, signals: BatchSignals, max_depth: int) -> IntArray:
         """Rows that run at their limit do so because of it: the request's own, or the lack of room."""

@@ -26,7 +26,8 @@ class BatchSignals:
     beforehand since looking is free. It is 0 for drafters that cannot tell, and left 0 where nobody looks
     (see `OfferWatcher`). `position` counts the tokens a row has emitted, `region` is what kind of
     text it is in the middle of (an index into `control.tasks.REGIONS`). `beside` counts rows that decode in the same
-    round under other policies; `free_memory` is the share of the cache that no row holds.
+    round under other policies; `free_memory` is the share of the cache that no row holds. `keys` are the names of API
+    keys by their numbers (0: none that a policy names), None where no policy names any.
     """
 
     rows: IntArray
@@ -40,6 +41,7 @@ class BatchSignals:
     prefill_tokens: int = 0
     beside: int = 0
     free_memory: float = 1.0
+    keys: IntArray | None = None
 
     @property
     def least_limit(self) -> int:
@@ -76,6 +78,7 @@ class BatchSignals:
             self.prefill_tokens,
             self.round_size - len(index),
             self.free_memory,
+            None if self.keys is None else self.keys[index],
         )
 
 

@@ -38,6 +38,7 @@ from adaptspec.control.task_spec import TaskSpec, Tiers
 from adaptspec.control.task_tiers import TaskTiers
 from adaptspec.control.tasks import TASKS
 from adaptspec.control.verification_spec import CoupledSpec, VerificationSpec
+from adaptspec.control.when import Switched, WhenSpec, case
 from adaptspec.control.yaml_source import Source, parse_yaml, policy_error, read_yaml, shown
 from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import PolicyError
@@ -91,6 +92,9 @@ class BodySpec(Part):
     max_depth: int | None = Field(default=None, ge=0, le=DEEPEST, description="The deepest draft. Absent: 7.")
     drafters: Annotated[list[Drafter], AfterValidator(_each_once)] = Field(
         default=["draft-model"], min_length=1, description="What proposes tokens, preferred first."
+    )
+    when: Annotated[list[WhenSpec], Field(max_length=16)] = Field(
+        default=[], description="Other policies for some requests or rounds: the first whose conditions hold decides."
     )
     stop: StopSpec = Field(default=NoStopSpec(rule="none"), description="When a draft ends before its depth.")
     verification: VerificationSpec = Field(default=CoupledSpec(), description="Which drafted tokens are kept.")
@@ -230,7 +234,7 @@ def build_policy(
     keeper = None
     if weighs and calibration is None and chooser.max_depth:
         keeper = OutlookKeeper(cost, spec.drafters[0], max_rows, parts.tasks, chooser.max_depth)
-    return ComposedPolicy(
+    usual = ComposedPolicy(
         chooser,
         spec.drafters,
         max_rows,
@@ -243,12 +247,30 @@ def build_policy(
         keeper=keeper,
         temperature=None if body.draft_temperature is None else body.draft_temperature.build(),
     )
+    return _switched(spec, usual, parts) if body.when else usual
 
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of policy files."""
     body = PolicySpec.model_json_schema(by_alias=True, schema_generator=EditorSchema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"https://{API_VERSION}/policy", **body}
+
+
+def _switched(spec: PolicySpec, usual: Policy, parts: Parts) -> Policy:
+    """The policy with those that `when` puts in its place, each built once."""
+    if parts.policy is None:
+        raise PolicyError(f"policy {spec.name!r}: spec.when: another policy uses this one, so it cannot use others")
+    names = {one.use for one in spec.spec.when}
+    for name in names:
+        other = load_policy_spec(find_policy(name))
+        if other.verification != spec.verification or other.task_verifications:
+            raise PolicyError(
+                f"policy {spec.name!r}: spec.when: {name} verifies otherwise; a request is verified in one way, which "
+                "is this policy's: give both the same verification"
+            )
+    policies = {name: parts.policy(name) for name in sorted(names)}
+    cases = [case(one, policies[one.use], parts.labels.keys) for one in spec.spec.when]
+    return Switched(usual, cases, parts.max_rows)
 
 
 def _ceilings(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:
@@ -311,6 +333,11 @@ def _validate(source: Source, labels: Labels | None, here: Sequence[str] | None)
     if labels is not None and len(own) > labels.tasks.left:
         where = ("spec", "tasks", own[labels.tasks.left])
         raise source.error(where, _no_room(labels), at_key=True)
+    for number, one in enumerate(spec.spec.when):
+        try:
+            find_policy(one.use)
+        except PolicyError as error:
+            raise source.error(("spec", "when", number, "use"), str(error)) from error
     missing = [] if here is None else [name for name in spec.needed if name not in here]
     if missing:
         raise source.error(("spec", "drafters", spec.drafters.index(missing[0])), _not_here(missing[0], here or ()))

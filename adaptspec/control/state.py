@@ -62,6 +62,8 @@ def signature(spec: PolicySpec) -> str:
         "verification": spec.verification.model_dump(mode="json"),
         "tasks": [*TASKS, MOST_OWN],
     }
+    if spec.spec.when:
+        parts["when"] = [one.use for one in spec.spec.when]
     if spec.task_verifications:  # absent, the hash stays what it was for those that never had any
         parts["task-verification"] = {n: v.model_dump(mode="json") for n, v in spec.task_verifications.items()}
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()

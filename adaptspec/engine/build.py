@@ -223,7 +223,12 @@ def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict
             )
         wanted[spec.name] = path
         specs.append(spec)
-        build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), config.limits.max_rows, trial)
+        policy = build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), config.limits.max_rows, trial)
+        missing = [name for name in policy.drafters if policy.max_depth and name not in here]
+        if missing:
+            raise ConfigError(
+                f"{path}: a policy that it uses drafts with {missing[0]}, which is not here (--draft DIR)"
+            )
     Shares({spec.name: spec.rollout for spec in specs})  # refuses canaries that want more than there is
     for path in shipped_policies():
         spec = load_policy_spec(path)

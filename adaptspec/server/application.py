@@ -15,7 +15,7 @@ from adaptspec.server.codec import Codec
 from adaptspec.server.counting import counting
 from adaptspec.server.exposure import Hosts
 from adaptspec.server.gate import gate
-from adaptspec.server.keys import Keys
+from adaptspec.server.keys import Keys, named_key
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.live import add_live
 from adaptspec.server.live_page import add_page
@@ -58,7 +58,7 @@ def make_app(
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
     """
-    guard = gate(Keys(api_keys), Keys([admin_key] if admin_key else []), hosts)
+    guard = gate(Keys(map(named_key, api_keys)), Keys([(admin_key, None)] if admin_key else []), hosts)
     around = [] if traces is None else [tracing(traces)]
     middlewares = [*around, counting(exposition.responded), problems, guard]
     app = web.Application(middlewares=middlewares, client_max_size=limits.body_bytes)

@@ -11,6 +11,7 @@ from adaptspec.server import sse
 from adaptspec.server.chat import ChatBody, ChatDialect
 from adaptspec.server.completions import CompletionBody, CompletionDialect, Echo, Prompt
 from adaptspec.server.generation import complete_all, stream_all
+from adaptspec.server.keys import KEY_NAME
 from adaptspec.server.reply import Reply
 from adaptspec.server.request_id import HEADER
 from adaptspec.server.response_reply import ResponseReply
@@ -32,7 +33,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     echoes = await _echoes(service, body, prompts) if body.echoes else []
     dialect = CompletionDialect(service.codec.bytes_of, logprobs=body.logprobs is not None, prompts=echoes)
     reply = Reply(dialect, service.engine.target.name, body.choices)
-    return await _answer(http, body, reply, service.requests(reply.id, body, prompts))
+    return await _answer(http, body, reply, service.requests(reply.id, body, prompts, key=http.get(KEY_NAME)))
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
@@ -46,7 +47,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     dialect = ChatDialect(service.codec.bytes_of, logprobs=bool(body.logprobs), calls=body.calls)
     reply = Reply(dialect, service.engine.target.name, body.choices)
     prediction = await service.predicted(body.prediction.content) if body.prediction is not None else ()
-    return await _answer(http, body, reply, service.requests(reply.id, body, [prompt], prediction))
+    return await _answer(http, body, reply, service.requests(reply.id, body, [prompt], prediction, http.get(KEY_NAME)))
 
 
 async def responses(http: web.Request) -> web.StreamResponse:
@@ -60,7 +61,7 @@ async def responses(http: web.Request) -> web.StreamResponse:
         await service.check_grammar(chat)
         prompt = await service.codec.encode_chat(chat.messages, chat.tools or ())
         reply = ResponseReply(body, service.engine.target.name, chat.calls)
-        requests = service.requests(reply.id, chat, [prompt])
+        requests = service.requests(reply.id, chat, [prompt], key=http.get(KEY_NAME))
     except RequestError as error:
         raise in_own_words(error) from error
     headers = _headers(chat, reply.id, requests)

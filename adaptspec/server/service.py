@@ -116,8 +116,11 @@ class Service:
         body: GenerationBody,
         prompts: Sequence[tuple[int, ...]],
         prediction: tuple[int, ...] = (),
+        key: str | None = None,
     ) -> list[Request]:
         """One engine request per prompt and choice, prompt by prompt, all of which the engine can serve.
+
+        `key` is the name of the client's API key.
 
         Raises RequestError if one cannot be.
         """
@@ -130,7 +133,7 @@ class Service:
                 alone = len(prompts) * body.choices == 1
                 own = replace(sampling, seed=seed_of_choice(sampling.seed, choice))
                 name = identity if alone else f"{identity}-{len(requests)}"
-                requests.append(Request(name, prompt, own, speculation, body.operation, prediction))
+                requests.append(Request(name, prompt, own, speculation, body.operation, prediction, key))
         for request in requests:
             self.engine.check(request)
         return requests

@@ -135,3 +135,18 @@ async def test_a_key_that_is_no_utf8_is_a_key(engine: Any, tokenizer: Any) -> No
     async with TestClient(TestServer(app)) as client:
         for key, status in (("k\udcff", 200), ("k\udcfe", 401)):
             assert await raw(client, f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {key}\r\n") == status
+
+
+async def test_requests_carry_the_name_of_their_key(engine: Any, tokenizer: Any) -> None:
+    """And a name is no key: neither alone, nor with its key as it stands in the file."""
+    app = make_app(engine, tokenizer, Metrics(), api_keys=["one # gold", "two"], admin_key="a # b")
+    async with TestClient(TestServer(app)) as client:
+        statuses = []
+        for key in ("one", "two", "gold", "one # gold"):
+            headers, body = {"Authorization": f"Bearer {key}"}, {"prompt": "x", "max_tokens": 1}
+            async with client.post("/v1/completions", json=body, headers=headers) as response:
+                statuses.append(response.status)
+        assert statuses == [200, 200, 401, 401]
+        assert [request.key for request in engine.seen] == ["gold", None]
+        async with client.get("/admin/policies", headers={"Authorization": "Bearer a"}) as response:
+            assert response.status in (401, 404)

@@ -1,0 +1,181 @@
+"""`when:` of a policy file: conditions on requests and rounds under which another policy decides.
+
+Knows policies through their protocol, and what they are chosen by: prompt length, batch size, the name of an API key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from adaptspec.control.arrays import alike
+from adaptspec.control.joined import joined
+from adaptspec.control.labels import Names
+from adaptspec.control.learned import under
+from adaptspec.control.numbering import DrafterNumbers
+from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, Policy
+from adaptspec.control.schema import Part
+from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
+
+# Names of what others than the policy itself have learned begin with it.
+_PREFIX = "@when-"
+
+
+class RangeSpec(Part):
+    """From one number to another, both included; one of them may be left out."""
+
+    at_least: int | None = Field(default=None, ge=1, description="The least that is meant.")
+    at_most: int | None = Field(default=None, ge=1, description="The most that is meant.")
+
+    @model_validator(mode="after")
+    def _some(self) -> RangeSpec:
+        if self.at_least is None and self.at_most is None:
+            raise ValueError("give at-least, at-most or both")
+        if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(f"nothing is at least {self.at_least} and at most {self.at_most}; swap the two")
+        return self
+
+    def holds(self, values: IntArray) -> BoolArray:
+        """Which values are meant."""
+        meant: BoolArray = values >= (self.at_least or 0)
+        return meant if self.at_most is None else meant & (values <= self.at_most)
+
+
+class WhenSpec(Part):
+    """Another policy for some requests or rounds. Of several conditions all must hold."""
+
+    prompt_tokens: RangeSpec | None = Field(default=None, description="The length of the prompt.")
+    batch_size: RangeSpec | None = Field(default=None, description="Requests that decode in the round.")
+    api_key: str | list[str] | None = Field(
+        default=None, description="The name of the request's API key, or a list of names: see --api-key-file."
+    )
+    use: str = Field(min_length=1, description="The policy that decides then: the name of one that ships, or a file.")
+
+    @model_validator(mode="after")
+    def _some(self) -> WhenSpec:
+        if self.prompt_tokens is None and self.batch_size is None and not self.api_key:
+            raise ValueError("give a condition: prompt-tokens, batch-size or api-key")
+        return self
+
+    @property
+    def keys(self) -> list[str]:
+        """Names of API keys that it asks for."""
+        return [self.api_key] if isinstance(self.api_key, str) else self.api_key or []
+
+
+@dataclass(frozen=True)
+class Case:
+    """One entry of `when:`, and the policy that it names, which may be the one of other entries too."""
+
+    spec: WhenSpec
+    policy: Policy
+    keys: tuple[int, ...] = ()
+
+    def holds(self, signals: BatchSignals) -> BoolArray:
+        """For which rows [B]."""
+        spec, rows = self.spec, len(signals.rows)
+        held: BoolArray = np.ones(rows, dtype=np.bool_)
+        if spec.prompt_tokens is not None:
+            held &= spec.prompt_tokens.holds(signals.context - signals.position)
+        if spec.batch_size is not None:
+            held &= spec.batch_size.holds(np.full(rows, signals.round_size))
+        if self.keys:
+            held &= False if signals.keys is None else np.isin(signals.keys, self.keys)
+        return held
+
+
+def case(spec: WhenSpec, policy: Policy, keys: Names) -> Case:
+    """The case of an entry; `keys` gives numbers to names of API keys. Too many of them are a ValueError."""
+    numbers = tuple(keys.add(name) for name in spec.keys)
+    if not all(numbers):
+        raise ValueError(f"policies name {len(keys.own)} API keys already, and there is room for no more")
+    return Case(spec, policy, numbers)
+
+
+class Switched:
+    """The policy of the first case that holds, row by row and round by round; else the usual one. A `Policy`.
+
+    Each learns from the rounds that it decided, and from no others: what a guard or a bandit makes of a round rests on
+    having chosen it.
+    """
+
+    def __init__(self, usual: Policy, cases: Sequence[Case], max_rows: int) -> None:
+        self._cases = tuple(cases)
+        self._policies = list(dict.fromkeys([usual, *(one.policy for one in cases)]))
+        self._turn = [self._policies.index(one.policy) for one in cases]
+        self.drafters = tuple(dict.fromkeys(name for p in self._policies if p.max_depth for name in p.drafters))
+        self.drafters = self.drafters or usual.drafters
+        wanted = [policy.drafters if policy.max_depth else () for policy in self._policies]
+        self._numbers = [DrafterNumbers(names, self.drafters) for names in wanted]
+        self._offered = [p for p in self._policies if isinstance(p, OfferWatcher) and p.watches_offers]
+        self._who: IntArray = np.zeros(max_rows, dtype=np.int64)  # decided last, by row
+
+    @property
+    def max_depth(self) -> int:
+        """See `Policy.max_depth`."""
+        return max(policy.max_depth for policy in self._policies)
+
+    @property
+    def watches_offers(self) -> bool:
+        """See `OfferWatcher`."""
+        return bool(self._offered)
+
+    @property
+    def looking(self) -> bool:
+        """See `OfferWatcher`."""
+        return any(policy.looking for policy in self._offered)
+
+    def start(self, row: int, task: int) -> None:
+        """See `Policy.start`."""
+        for policy in self._policies:
+            policy.start(row, task)
+
+    def finish(self, row: int) -> None:
+        """See `Policy.finish`."""
+        for policy in self._policies:
+            policy.finish(row)
+
+    def decide(self, signals: BatchSignals) -> Decision:
+        """See `Policy.decide`."""
+        who: IntArray = np.zeros(len(signals.rows), dtype=np.int64)
+        for turn, one in zip(reversed(self._turn), reversed(self._cases), strict=True):
+            who[one.holds(signals)] = turn
+        self._who[signals.rows] = who
+        if alike(who, who.item(0)):
+            return self._decided(who.item(0), signals)
+        parts = [(mine, self._decided(turn, signals.take(mine))) for turn, mine in _groups(who)]
+        return joined(parts, len(who))
+
+    def learn(self, record: RoundRecord) -> None:
+        """See `Policy.learn`."""
+        who = self._who[record.rows]
+        whole = alike(who, who.item(0))
+        for turn, mine in _groups(who):
+            self._policies[turn].learn(self._numbers[turn].record(record if whole else record.take(mine)))
+
+    def learned(self) -> dict[str, FloatArray]:
+        """See `Policy.learned`: the usual policy's, and by their order those of the others."""
+        known = self._policies[0].learned()
+        for turn, policy in enumerate(self._policies[1:], start=1):
+            known.update({f"{_PREFIX}{turn}/{name}": values for name, values in policy.learned().items()})
+        return known
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Policy.restore`."""
+        self._policies[0].restore({name: own for name, own in learned.items() if not name.startswith(_PREFIX)})
+        for turn, policy in enumerate(self._policies[1:], start=1):
+            policy.restore(under(f"{_PREFIX}{turn}/", learned))
+
+    def _decided(self, turn: int, signals: BatchSignals) -> Decision:
+        numbers = self._numbers[turn]
+        decision = self._policies[turn].decide(numbers.signals(signals))
+        if numbers.alike:
+            return decision
+        return replace(decision, drafter=numbers.drafter(decision.drafter))
+
+
+def _groups(who: IntArray) -> list[tuple[int, IntArray]]:
+    return [(turn, np.flatnonzero(who == turn)) for turn in np.unique(who).tolist()]

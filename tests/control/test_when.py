@@ -1,0 +1,137 @@
+"""Other policies under conditions: the first that holds decides, row by row, and learns from what it decided."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adaptspec.control.controller import Controller
+from adaptspec.control.labels import Labels
+from adaptspec.control.spec import build_policy, parse_policy_spec
+from adaptspec.control.state import signature
+from adaptspec.errors import PolicyError
+from adaptspec.types import Request
+from tests.control.helpers import record, signals, table
+
+HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\nspec:\n"
+STATIC = "  choose: {algorithm: static, depth: 5}\n"
+DRAFTERS = ("draft-model", "ngram")
+
+
+def controller(when: str, rows: int = 3, choose: str = STATIC) -> Controller:
+    labels = Labels()
+    spec = parse_policy_spec(f"{HEAD}{choose}  when: {when}\n", "p", labels, DRAFTERS)
+    policy = build_policy(spec, table(), rows, labels)
+    return Controller({"mine": policy}, "mine", DRAFTERS, rows, cost=table(), labels=labels)
+
+
+def test_prompt_length_is_that_of_each_request() -> None:
+    """What was written since does not count: context 100, of which 0, 60 and 99 tokens were."""
+    one = controller("[{prompt-tokens: {at-least: 100}, use: static-3}, {prompt-tokens: {at-most: 1}, use: off}]")
+    for row in range(3):
+        one.start(row, Request(str(row), (1,)))
+    seen = signals([7, 7, 7])
+    seen.position[:] = [0, 60, 99]
+    assert one.decide(seen).depths.tolist() == [3, 5, 0]
+
+
+def test_batch_size_is_looked_at_in_every_round() -> None:
+    """Rows under other policies count, and a request may go from one policy to another and back."""
+    one = controller("[{batch-size: {at-least: 2, at-most: 3}, use: static-3}]")
+    for row in range(3):
+        one.start(row, Request(str(row), (1,)))
+    sizes = [([7], 0), ([7, 7], 0), ([7], 1), ([7], 5), ([7], 0)]
+    assert [one.decide(signals(limits, beside=beside)).depths.tolist() for limits, beside in sizes] == [
+        [5],
+        [3, 3],
+        [3],
+        [5],
+        [5],
+    ]
+
+
+def test_api_keys_go_by_their_names() -> None:
+    """A key that no policy names, and a request without one, are nobody in particular."""
+    one = controller("[{api-key: [batch, night], use: off}, {api-key: gold, use: static-3}]", rows=4)
+    for row, key in enumerate(("night", "gold", "other", None)):
+        one.start(row, Request(str(row), (1,), key=key))
+    assert one.decide(signals([7] * 4)).depths.tolist() == [0, 3, 5, 5]
+
+
+def test_all_conditions_of_an_entry_must_hold() -> None:
+    one = controller("[{api-key: gold, batch-size: {at-least: 2}, use: off}]")
+    one.start(0, Request("0", (1,), key="gold"))
+    one.start(1, Request("1", (1,)))
+    assert one.decide(signals([7])).depths.tolist() == [5]
+    assert one.decide(signals([7, 7])).depths.tolist() == [0, 5]
+
+
+def test_policies_bring_drafters_of_their_own() -> None:
+    """They need not be among those of the policy, and are told in the engine's numbers."""
+    one = controller("[{api-key: gold, use: goodput-ngram}]")
+    one.start(0, Request("0", (1,), key="gold"))
+    one.start(1, Request("1", (1,)))
+    for _ in range(8):
+        decision = one.decide(signals([7, 7], offered=[4, 4]))
+        one.learn(record(decision.depths.tolist(), decision.depths.tolist(), drafter=decision.drafter.tolist()))
+    assert decision.drafter.tolist() == [1, 0]
+    assert decision.depths.tolist() == [4, 5]
+
+
+def test_each_learns_from_the_rounds_that_it_decided() -> None:
+    """A round of four right drafts by one says nothing to the other; what both know outlives a restart."""
+    choose = "  choose: {algorithm: goodput}\n"
+    one = controller("[{batch-size: {at-least: 2}, use: ucb}]", choose=choose)
+    for row in range(3):
+        one.start(row, Request(str(row), (1,)))
+    policy = one.policies["mine"]
+    decision = one.decide(signals([7]))
+    one.learn(record(decision.depths.tolist(), decision.depths.tolist()))
+    for _ in range(30):
+        decision = one.decide(signals([7, 7, 7]))
+        one.learn(record(decision.depths.tolist(), [0, 0, 0]))
+    known = policy.learned()
+    assert known["acceptance"][0, 0].sum() <= 7.0
+    bandit = {name: values for name, values in known.items() if name.startswith("@when-1/")}
+    assert sum(values.sum() for values in bandit.values()) > 30.0
+    other = controller("[{batch-size: {at-least: 2}, use: ucb}]", choose=choose).policies["mine"]
+    other.restore(known)
+    again = other.learned()
+    assert again.keys() == known.keys()
+    assert all(np.array_equal(again[name], values) for name, values in known.items())
+
+
+@pytest.mark.parametrize(
+    ("when", "column", "said"),
+    [
+        ("[{use: off}]", 10, "give a condition: prompt-tokens, batch-size or api-key"),
+        ("[{batch-size: {}, use: off}]", 23, "give at-least, at-most or both"),
+        ("[{batch-size: {at-least: 3, at-most: 2}, use: off}]", 23, "nothing is at least 3 and at most 2"),
+        ("[{batch-size: {at-lest: 3}, use: off}]", 24, r"unknown key \(did you mean 'at-least'"),
+        ("[{batch: {at-least: 3}, use: off}]", 11, r"unknown key \(did you mean 'batch-size'"),
+        ("[{batch-size: {at-least: 3}, use: of}]", 43, "there is no policy 'of'"),
+    ],
+)
+def test_what_does_not_fit_is_located(when: str, column: int, said: str) -> None:
+    with pytest.raises(PolicyError, match=rf"^p:6:{column}: .*{said}"):
+        parse_policy_spec(f"{HEAD}{STATIC}  when: {when}\n", "p")
+
+
+def test_policies_that_verify_otherwise_or_use_others_are_refused() -> None:
+    with pytest.raises(PolicyError, match="static-3 verifies otherwise"):
+        controller(
+            "[{batch-size: {at-least: 2}, use: static-3}]", choose=f"{STATIC}  verification: {{method: rejection}}\n"
+        )
+    spec = parse_policy_spec(f"{HEAD}{STATIC}  when: [{{batch-size: {{at-least: 2}}, use: off}}]\n")
+    with pytest.raises(PolicyError, match="cannot use others"):
+        build_policy(spec, table(), 1, nested=True)
+
+
+def test_the_signature_tells_who_may_decide() -> None:
+    """What was counted for one policy is nothing to another; conditions are settings."""
+    texts = [
+        f"{HEAD}{STATIC}  when: [{{batch-size: {{at-least: {n}}}, use: {u}}}]\n"
+        for n, u in ((2, "off"), (3, "off"), (2, "ucb"))
+    ]
+    first, tuned, other = (signature(parse_policy_spec(text)) for text in texts)
+    assert first == tuned != other
