@@ -119,7 +119,6 @@ def run(
         profile=profile,
         pace=slow,
         keep=keep,
-        tasks=sorted({text.task for text in work if text.task}),
     )
 
 
