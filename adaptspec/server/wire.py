@@ -126,7 +126,7 @@ class SpeculationFields(WireModel):
     """The `adaptspec` object of a request. `provenance`: a streamed answer is to say who drafted which of its words."""
 
     policy: Name | None = None
-    task: Name | None = None
+    task: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     max_depth: AtLeastNone | None = None
     stop_threshold: Share | None = None
     provenance: bool | None = None

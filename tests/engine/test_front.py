@@ -164,7 +164,6 @@ async def test_a_dead_engine_thread_hangs_nobody(
         (Request("r", (5,), SamplingParams(logit_bias={99: 1.0})), RequestError, "logit_bias"),
         (Request("r", (5,), SamplingParams(stop_token_ids=(99,))), RequestError, "stop_token_ids"),
         (Request("r", (5,), speculation=SpeculationParams(policy="nope")), UnknownModelError, "adaptspec.policy"),
-        (Request("r", (5,), speculation=SpeculationParams(task="nope")), RequestError, "adaptspec.task"),
     ],
 )
 async def test_bad_requests_are_refused_by_field(

@@ -317,3 +317,12 @@ async def test_large_bodies_are_read_off_the_event_loop(
         async with client.post(path, data=raw, headers={"Content-Type": "application/json"}) as response:
             assert response.status == 200
     assert [thread is threading.current_thread() for thread in threads] == [not large] * 2
+
+
+@pytest.mark.parametrize("task", ["", " x", "x\n", "\x1b[31m", "x" * 65])
+def test_names_of_tasks_may_stand_in_logs_and_pages(task: str) -> None:
+    """Any other name is a task of one's own."""
+    assert parse(CompletionBody, json.dumps({"prompt": "x", "adaptspec": {"task": "Büro 7/β"}}).encode())
+    with pytest.raises(RequestError) as refused:
+        parse(CompletionBody, json.dumps({"prompt": "x", "adaptspec": {"task": task}}).encode()).speculation()
+    assert refused.value.param == "adaptspec.task"
