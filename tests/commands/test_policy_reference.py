@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from adaptspec.commands.policy_reference import MARK, README, reference
 from adaptspec.control.labels import Labels
-from adaptspec.control.reference import MARK, README, reference
 from adaptspec.control.spec import build_policy, parse_policy_spec, schema
 from tests.control.helpers import table
 
@@ -16,7 +16,7 @@ HEAD, *RECIPES = re.findall(r"```yaml\n(.*?)```", BY_HAND, re.DOTALL)
 
 
 def test_the_reference_is_the_schema() -> None:
-    assert GENERATED.strip() == reference(schema()).strip(), "run: python -m adaptspec.control.reference"
+    assert GENERATED.strip() == reference(schema()).strip(), "run: python -m adaptspec.commands.policy_reference"
 
 
 def test_every_part_of_the_language_has_a_section_and_every_link_leads_to_one() -> None:

@@ -1,6 +1,7 @@
 """The reference of the policy language as Markdown: every field of the JSON Schema with its type, default and meaning.
 
-`python -m adaptspec.control.reference` writes it into a checkout's policies/README.md, below what stands there by hand.
+`python -m adaptspec.commands.policy_reference` writes it into a checkout's policies/README.md, below what stands there
+by hand.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from adaptspec.control.spec import schema
 
-MARK = "<!-- Below: python -m adaptspec.control.reference -->\n"
+MARK = "<!-- Below: python -m adaptspec.commands.policy_reference -->\n"
 README = Path(__file__).parents[2] / "policies" / "README.md"
 Schema = Mapping[str, Any]
 
