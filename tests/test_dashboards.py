@@ -1,7 +1,8 @@
-"""dashboards/: rules about metrics that exist, and a compose file that finds everything it mounts."""
+"""dashboards/: queries and rules about metrics that exist, and a compose file that finds everything it mounts."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.telemetry.grafana.exported import exported, unknown
+from tests.telemetry.exported import exported, unknown
 
 FOLDER = Path(__file__).parents[1] / "dashboards"
 
@@ -18,16 +19,36 @@ def read(name: str) -> Any:
     return yaml.safe_load((FOLDER / name).read_text())
 
 
-async def test_rules_ask_for_what_there_is(
+def panels() -> list[dict[str, Any]]:
+    whole = json.loads((FOLDER / "adaptspec.json").read_text())
+    return [panel for panel in whole["panels"] if panel["type"] != "row"]
+
+
+async def test_queries_and_rules_ask_for_what_there_is(
     target_path: Path, draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rule about a metric of another name never fires, and nobody would notice."""
+    """A panel or rule about a metric or label of another name stays empty, and nobody would notice."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     known = await exported(target_path, draft_path, tmp_path)
+    queries = [(target["expr"], target["legendFormat"]) for panel in panels() for target in panel["targets"]]
+    for expr, legend in queries:
+        assert not unknown(expr, known), expr
+        grouped = {label for part in re.findall(r"by \(([^)]*)\)", expr) for label in re.findall(r"\w+", part)}
+        assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= grouped, legend
+        assert "$job" in expr
+    assert len(queries) > 30
     rules = [rule for group in read("rules.yml")["groups"] for rule in group["rules"]]
     known |= {rule["record"]: {"policy"} for rule in rules if "record" in rule}
     for rule in rules:
         assert not unknown(rule["expr"], known), rule["expr"]
+
+
+def test_the_dashboard_can_be_imported_anywhere() -> None:
+    """A fixed uid, so that an import replaces what was there; no data source of somebody's own; no id twice."""
+    whole = json.loads((FOLDER / "adaptspec.json").read_text())
+    assert set(re.findall(r'"uid": "([^"]*)"', json.dumps(whole))) == {"adaptspec", "${DS_PROMETHEUS}"}
+    assert "id" not in whole
+    assert len({panel["id"] for panel in whole["panels"]}) == len(whole["panels"])
 
 
 def test_every_alert_says_what_to_do_and_every_rule_is_tested() -> None:

@@ -1,1 +1,0 @@
-"""The Grafana dashboard, as code: `python -m adaptspec.telemetry.grafana > dashboards/adaptspec.json` writes it."""
