@@ -7,6 +7,8 @@ models, and it never times anything itself.
 from __future__ import annotations
 
 import json
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +27,12 @@ _LOOKUP, _LEAST = 1e-5, 1e-6
 # as one was just before.
 _LOT, _SAMPLED = 15, 4
 _MOST_KINDS = 1024
+# Rounds of a kind that take so many times what was expected, or less by as much, speak against the table: the mean over
+# so many of the latest, of which each counts up to the clip, since one that stalled says little.
+_UNSURE, _LATEST, _CLIP = math.log(1.3), 16, math.log(4.0)
+_PASSES = 1024  # rounds after which a kind that never ran again speaks against nothing
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,14 @@ class CostTable:
         self._rounds = 0
         self._noted: list[tuple[int, RoundRecord, Sequence[str]]] = []
         self._looked: dict[tuple[int, int, bool], int] = {}  # when, by kind of round
+        self._surprise: dict[tuple[bool, int], tuple[float, int]] = {}  # mean logarithm and rounds, by kind of round
+        self._unsure: dict[tuple[bool, int], int] = {}  # kinds of rounds that disagree, and since which round
+        self.doubts = 0  # times that rounds had it measured again
+
+    @property
+    def unsure(self) -> bool:
+        """Whether rounds take other times than it says: then it is being measured again."""
+        return any(self._rounds - since < _PASSES for since in self._unsure.values())
 
     def verify_seconds(self, rows: int, tokens: float, context: float = 0.0) -> float:
         """One verify pass over `tokens` packed tokens of `rows` rows that hold `context` tokens in all."""
@@ -189,8 +205,42 @@ class CostTable:
             looks = [(verifying, record.verify_seconds), (proposing, spent), (beside, max(left, _LEAST))]
         else:
             looks = [([*verifying, *proposing, *beside], record.total_seconds)]
+        expected = self._machine.seconds * sum(one.seconds * count for parts, _ in looks for one, count in parts)
         for parts, seconds in looks:
             look(parts, self._machine, seconds, now)
+        self._compare((drafting, batch_bucket(rows)), expected, record.total_seconds)
+
+    def _compare(self, kind: tuple[bool, int], expected: float, seconds: float) -> None:
+        """Whether rounds of a kind take what was expected of them before they ran."""
+        mean, count = self._surprise.get(kind, (0.0, 0))
+        surprise = max(-_CLIP, min(_CLIP, math.log(max(seconds, _LEAST) / expected)))
+        mean, count = mean + (surprise - mean) / min(count + 1, _LATEST), count + 1
+        self._surprise[kind] = mean, count
+        if count < _LATEST:
+            return
+        if abs(mean) > _UNSURE:
+            if not self.unsure:
+                _log.warning(
+                    "costs are unsure: measuring again (rounds of %s take %.2f times what the cost table says)",
+                    "drafts" if kind[0] else "plain decoding",
+                    math.exp(mean),
+                )
+            self._unsure[kind] = self._rounds
+            self.doubt()
+        elif kind in self._unsure:
+            del self._unsure[kind]
+            if not self.unsure:
+                _log.info("costs are sure again: rounds take what the cost table says")
+
+    def doubt(self) -> None:
+        """Believe what was learned no more than what was measured at the start, so that rounds measure it again."""
+        self.doubts += 1
+        self._surprise.clear()
+        quantities = (self._starts, self._catch_up, self._lookups, self._overhead)
+        for quantity in (self._machine, self._attended, *(one for known in quantities for one in known.values())):
+            quantity.doubt()
+        for grid in (self._verify, *self._steps.values()):
+            grid.doubt()
 
     def to_json(self) -> str:
         """The profile (not what was learned since: that belongs to the day, not to the machine)."""

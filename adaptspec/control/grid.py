@@ -44,6 +44,10 @@ class Quantity:
         """What it is taken to be."""
         return self.prior * math.exp(self.log)
 
+    def doubt(self) -> None:
+        """Be as unsure of it as at the start."""
+        self.variance = _FIRST
+
 
 Part = tuple[Quantity, float]  # a quantity, and how many of it there are
 
@@ -108,6 +112,11 @@ class LearnedGrid:
         more = (read - read[:, :1]) * np.exp(-hope)  # beyond the first column, which everything is weighed against
         self._now: list[list[float]] = read.tolist()
         self._hoped: list[list[float]] = (read[:, :1] + np.maximum.accumulate(more, axis=1)).tolist()
+
+    def doubt(self) -> None:
+        """Be as unsure of all of it as at the start."""
+        for cell in itertools.chain.from_iterable(self._cells):
+            cell.doubt()
 
     def at(self, row: float, column: float) -> float:
         """Seconds at one point."""

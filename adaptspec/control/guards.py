@@ -100,6 +100,7 @@ class SwitchGuard:
         self._reading = 0  # rounds that caught up, less those that did not
         self._stale: dict[int, int] = {}
         self._refresh: dict[int, int] = {}
+        self._doubts = cost.doubts
         self._alone = True
         self._noted: list[RoundRecord] = []
         self._told = 0  # rounds, whatever they did
@@ -127,6 +128,9 @@ class SwitchGuard:
         """Note a round."""
         drafted = record.drafting
         self._told += 1
+        if self._cost.doubts != self._doubts:  # plain rounds measure best
+            self._doubts = self._cost.doubts
+            self._refresh.clear()
         # That of the rows that `stance` saw: those under other policies are not in the record.
         bucket = self._bucket
         if (

@@ -113,12 +113,21 @@ class BestStatic(Answer):
     drafter: str | None
 
 
-class LiveEarnings(Answer):
-    """What speculation earned since the server began."""
+class LiveEstimate(Answer):
+    """A ratio, and between which values it lies as far as is known."""
 
-    speedup: float
+    value: float
+    low: float
+    high: float
+
+
+class LiveEarnings(Answer):
+    """What speculation earned since the server began, by rounds that were run; null: not known yet."""
+
+    speedup: LiveEstimate | None
     best_static: BestStatic | None
-    regret: float
+    regret: LiveEstimate | None
+    costs_unsure: bool
     saved_tokens: int
     wasted_tokens: int
     depth_switches: int

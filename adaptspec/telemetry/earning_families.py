@@ -11,7 +11,8 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from adaptspec.telemetry.earnings import EarningsSnapshot, TierEarnings
+from adaptspec.telemetry.earnings import EarningsSnapshot, Estimate
+from adaptspec.telemetry.static_tiers import TierEarnings
 
 _TIER = ["drafter", "depth"]
 
@@ -44,33 +45,43 @@ def _tokens(seen: EarningsSnapshot) -> Iterator[Metric]:
 
 
 def _against_tiers(seen: EarningsSnapshot) -> Iterator[Metric]:
-    yield CounterMetricFamily(
-        "adaptspec_compared_tokens", "Tokens of rounds that are compared with fixed depths", seen.compared_tokens
+    told = (
+        ("static_tier_seconds", "Time of the same tokens at a fixed depth, as rounds that were run tell", "seconds"),
+        ("compared_seconds", "Time of rounds that are compared with a fixed depth", "against"),
+        ("compared_tokens", "Tokens of rounds that are compared with a fixed depth", "tokens"),
     )
-    yield CounterMetricFamily(
-        "adaptspec_compared_seconds", "Time of rounds that are compared with fixed depths", seen.compared_seconds
-    )
-    seconds = CounterMetricFamily(
-        "adaptspec_static_tier_seconds", "Estimated time of the same tokens at a fixed depth", labels=_TIER
-    )
+    for name, help_text, field in told:
+        family = CounterMetricFamily(f"adaptspec_{name}", help_text, labels=_TIER)
+        for tier in seen.tiers:
+            family.add_metric(_labels(tier), getattr(tier, field) if tier.known else 0.0)
+        yield family
     guessed = GaugeMetricFamily(
         "adaptspec_static_tier_guessed_ratio", "Share of its tokens that nothing observed vouches for", labels=_TIER
     )
-    for tier in seen.tiers:
-        seconds.add_metric(_labels(tier), tier.seconds)
-        guessed.add_metric(_labels(tier), tier.guessed)
-    yield seconds
-    yield guessed
     best = GaugeMetricFamily("adaptspec_best_static_tier", "1 for the fixed depth that is best so far", labels=_TIER)
-    if seen.best_static is not None:
-        best.add_metric(_labels(seen.best_static), 1.0)
+    for tier in seen.tiers:
+        guessed.add_metric(_labels(tier), tier.guessed)
+        best.add_metric(_labels(tier), float(tier == seen.best_static))
+    yield guessed
     yield best
+    yield from _estimate(seen.speedup, "speedup", "Goodput over that of plain rounds that were run, since the start")
+    yield from _estimate(seen.regret, "regret", "Time beyond that of the best fixed depth so far, over the latter")
     yield GaugeMetricFamily(
-        "adaptspec_speedup_ratio", "Estimated goodput over that of plain decoding, since the start", seen.speedup
+        "adaptspec_costs_unsure",
+        "1 while the cost table and rounds disagree, and costs are measured again",
+        seen.unsure,
     )
-    yield GaugeMetricFamily(
-        "adaptspec_regret_ratio", "Time beyond that of the best fixed depth so far, over the latter", seen.regret
-    )
+    yield CounterMetricFamily("adaptspec_costs_remeasured", "Times that rounds had costs measured again", seen.doubts)
+
+
+def _estimate(found: Estimate | None, name: str, help_text: str) -> Iterator[Metric]:
+    """A ratio and its bounds; without a sample while it is not known."""
+    for suffix, bound in (("", "value"), ("_low", "low"), ("_high", "high")):
+        words = {"": "", "_low": ": at least", "_high": ": at most"}[suffix]
+        family = GaugeMetricFamily(f"adaptspec_{name}{suffix}_ratio", help_text + words, labels=[])
+        if found is not None:
+            family.add_metric([], getattr(found, bound))
+        yield family
 
 
 def _choices(seen: EarningsSnapshot) -> Iterator[Metric]:

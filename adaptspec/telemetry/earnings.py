@@ -16,35 +16,29 @@ from adaptspec.control.labels import Names
 from adaptspec.telemetry.choices import Calibration, Choices, Predictions
 from adaptspec.telemetry.lots import Lot, RequestRows
 from adaptspec.telemetry.mailbox import Mailbox
-from adaptspec.telemetry.static_tiers import KNOWN_FROM, StaticTier, StaticTiers
+from adaptspec.telemetry.static_tiers import StaticTiers, TierEarnings
 from adaptspec.telemetry.totals import Totals
 from adaptspec.types import Completion, Request, RoundRecord
 
 
 @dataclass(frozen=True)
-class TierEarnings:
-    """A fixed depth over the rounds that were compared: seconds it would have taken for the same text.
+class Estimate:
+    """A ratio, and between which values it lies as far as is known (two standard errors)."""
 
-    `guessed` is the share of that text that nothing observed vouches for; `known`: its drafter was seen often enough.
-    """
-
-    tier: StaticTier
-    seconds: float
-    guessed: float
-    known: bool
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
 class EarningsSnapshot:
     """Everything since the start. Rates over a time of one's own are differences of two of these.
 
-    `compared` seconds and tokens are of the rounds that no prompt was read in; `seconds` and `tokens` of them all.
-    `tiers` begins with plain decoding, and is empty where nothing has been compared yet.
+    `tiers` begins with plain decoding, and is empty before the engine runs. `unsure`: what the cost table says and
+    what rounds take disagree, so that costs are being measured again; `doubts` counts how often that began.
     """
 
     totals: Totals = field(default_factory=Totals)
-    compared_tokens: int = 0
-    compared_seconds: float = 0.0
     tiers: tuple[TierEarnings, ...] = ()
     drafts_by_drafter: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     depth_switches: int = 0
@@ -54,6 +48,8 @@ class EarningsSnapshot:
     probes_won: int = 0
     calibration: Calibration = field(default_factory=Calibration)
     dropped: int = 0
+    unsure: bool = False
+    doubts: int = 0
 
     @property
     def saved_tokens(self) -> int:
@@ -67,24 +63,32 @@ class EarningsSnapshot:
 
     @property
     def off(self) -> TierEarnings | None:
-        """Plain decoding."""
-        return self.tiers[0] if self.tiers else None
+        """Plain decoding, as soon as enough plain rounds have run."""
+        return self.tiers[0] if self.tiers and self.tiers[0].known else None
 
     @property
-    def speedup(self) -> float:
-        """Estimated goodput over plain decoding's; 1 before anything was compared."""
-        return self.off.seconds / self.compared_seconds if self.off is not None and self.compared_seconds else 1.0
+    def speedup(self) -> Estimate | None:
+        """Goodput over plain decoding's, over rounds compared with it; None: not known yet."""
+        if self.off is None:
+            return None
+        seconds, error, against = self.off.seconds, self.off.error, self.off.against
+        return Estimate(seconds / against, (seconds - error) / against, (seconds + error) / against)
 
     @property
     def best_static(self) -> TierEarnings | None:
-        """The fixed depth that would have been fastest, of those known."""
-        return min((tier for tier in self.tiers if tier.known), key=lambda tier: tier.seconds, default=None)
+        """The fixed depth that would have been fastest, of those known; None while it could only be plain decoding."""
+        known = [tier for tier in self.tiers if tier.known]
+        drafting = any(tier.tier.depth for tier in known)
+        return min(known, key=lambda tier: tier.seconds / tier.against) if drafting else None
 
     @property
-    def regret(self) -> float:
+    def regret(self) -> Estimate | None:
         """(time of the policy - time of the best static tier) / time of the latter; below 0: faster than any."""
         best = self.best_static
-        return self.compared_seconds / best.seconds - 1.0 if best is not None and best.seconds else 0.0
+        if best is None:
+            return None
+        took = (best.seconds, best.seconds + best.error, best.seconds - best.error)
+        return Estimate(*(best.against / seconds - 1.0 for seconds in took))
 
     @property
     def tier_share(self) -> dict[str, float]:
@@ -102,6 +106,7 @@ class Earnings:
         )
         self._lock = threading.Lock()
         self._drafters: tuple[str, ...] = ()
+        self._costs: CostTable | None = None
         self._tiers: StaticTiers | None = None
         self._choices: Choices | None = None
         self._tasks = Names(room=0)
@@ -111,12 +116,13 @@ class Earnings:
         self._predictions = Predictions()
 
     def begin(self, costs: CostTable, drafters: Sequence[str], max_rows: int, tasks: Names) -> None:
-        """Say what the engine runs on, and start; what came before waits. `costs` may be corrected meanwhile."""
+        """Say what the engine runs on, and start; what came before waits. `costs` is asked for its doubts only."""
+        self._costs = costs
         self._drafters = tuple(drafters)
         self._tasks = tasks
         self._rows = RequestRows(max_rows)
         self._choices = Choices(self._rows.size, len(drafters))
-        self._tiers = StaticTiers(costs, drafters, self._rows.size, tasks.size)
+        self._tiers = StaticTiers(drafters, self._rows.size, tasks.size, reading=costs.profile.drafters)
         self._box.start()
 
     def started(self, request: Request) -> None:
@@ -137,16 +143,14 @@ class Earnings:
 
     def snapshot(self) -> EarningsSnapshot:
         """All that is known now."""
-        tiers, choices = self._tiers, self._choices
-        if tiers is None or choices is None:
+        tiers, choices, costs = self._tiers, self._choices, self._costs
+        if tiers is None or choices is None or costs is None:
             return EarningsSnapshot()
         self._box.work()
         with self._lock:
             return EarningsSnapshot(
                 totals=self._totals,
-                compared_tokens=tiers.tokens,
-                compared_seconds=tiers.measured,
-                tiers=_tiers(tiers),
+                tiers=tiers.earnings,
                 drafts_by_drafter=dict(zip(self._drafters, choices.drafts.tolist(), strict=True)),
                 depth_switches=choices.depth_switches,
                 drafter_switches=choices.drafter_switches,
@@ -155,6 +159,8 @@ class Earnings:
                 probes_won=choices.guarding.came_back,
                 calibration=self._predictions.calibration,
                 dropped=self._box.dropped,
+                unsure=costs.unsure,
+                doubts=costs.doubts,
             )
 
     def _note(self, entries: Sequence[RoundRecord | Request | Completion]) -> None:
@@ -187,14 +193,3 @@ class Earnings:
             rows = lot.rows
             self._choices.add(lot.decoding, rows)
             self._tiers.add(lot.decoding, rows)
-
-
-def _tiers(tiers: StaticTiers) -> tuple[TierEarnings, ...]:
-    known = (True, *(n >= KNOWN_FROM for n in tiers.observed for _ in range(tiers.per_drafter)))
-    tokens = max(tiers.tokens, 1)
-    return tuple(
-        TierEarnings(tier, seconds, guessed / tokens, sure)
-        for tier, seconds, guessed, sure in zip(
-            tiers.tiers, tiers.seconds.tolist(), tiers.guessed.tolist(), known, strict=True
-        )
-    )

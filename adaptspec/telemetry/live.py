@@ -172,11 +172,12 @@ class LiveFeed:
     def _compare(self, changed: list[Second]) -> list[Second]:
         """Add what is newly estimated to the newest second, and return that unless it is among the changed ones."""
         now, before = self._earned, self._told_earned
-        if now.compared_tokens == before.compared_tokens or not self._seconds:
+        more = compared(before, now)
+        if not any(more) or not self._seconds:
             return []
         self._told_earned = now
         newest = self._seconds[-1]
-        newest.compare(compared(before, now))
+        newest.compare(more)
         return [] if newest in changed else [newest]
 
     def _count(self, records: list[RoundRecord]) -> None:

@@ -1,28 +1,32 @@
 """What every fixed depth would have taken for the text that was served: the references that a policy is judged by.
 
-Knows rounds as numbers, and what rounds cost; it does not know who decided them, nor who shows the result.
+Rounds of fixed depths follow from tokens that were observed; what they take, from rounds that were run. Knows rounds as
+numbers; it does not know who decided them, by which cost table, nor who shows the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from adaptspec.control.acceptance import Acceptance
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost import batch_bucket
 from adaptspec.control.counterfactual import Counterfactual
 from adaptspec.telemetry.lots import together
-from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
+from adaptspec.telemetry.round_seconds import RoundSeconds, features
+from adaptspec.types import FloatArray, IntArray, RoundRecord
 
 TIERS = (1, 2, 3, 5, 7)
 # A drafter that was seen at work, or scored, in fewer row-rounds says nothing of its tiers.
 KNOWN_FROM = 64
-# What a round takes beyond this many times what the table says is the machine's doing: it would hit any tier.
-_HICCUP = 2.0
-_FADE = 0.999  # per round: how fast what the table gets wrong is forgotten
-_ENOUGH = 16  # rounds of a kind before they correct the table
+# Plain decoding is known from so many plain rounds on, and any tier where its seconds are known this well.
+_PLAIN_FROM, _KNOWN_WITHIN = 3, 0.25
+# Where more of its text than this is guessed, a tier is no reference.
+_MOST_GUESSED = 0.5
+# What is added up of each tier: its seconds, those of the rounds it is compared with, tokens, and those guessed.
+_SUMS = ("seconds", "against", "tokens", "guessed")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,28 @@ class StaticTier:
         return "off" if self.drafter is None else f"{self.drafter} at {self.depth}"
 
 
+@dataclass(frozen=True)
+class TierEarnings:
+    """A fixed depth: `seconds` that it would have taken for `tokens` that rounds of `against` seconds emitted.
+
+    `error` is twice the standard error of the seconds, and what the `guessed` share of the tokens comes to, which
+    nothing observed vouches for. Only rounds of batch sizes at which the tier's seconds are known are among them.
+    """
+
+    tier: StaticTier
+    seconds: float = 0.0
+    against: float = 0.0
+    error: float = 0.0
+    tokens: int = 0
+    guessed: float = 0.0
+    observed: bool = True  # its drafter was, often enough
+
+    @property
+    def known(self) -> bool:
+        """Whether it says anything."""
+        return self.observed and self.against > 0.0 and self.guessed <= _MOST_GUESSED
+
+
 class StaticTiers:
     """Seconds that the emitted text would have taken at each tier.
 
@@ -44,42 +70,51 @@ class StaticTiers:
     drafters that did not run, a round gets as far as what was scored of them says, and beyond that as far as is
     expected by the acceptance seen so far, by row, task and position. Plain decoding takes a round per token.
 
-    Seconds of a round at a tier are those that the cost table gives it, corrected by what rounds of its kind (plain, or
-    of its drafter; else all) were measured to take of late at its batch size. Hiccups, a tier would have had as well.
+    Seconds of a round at a tier are what rounds of its batch bucket were measured to take (`RoundSeconds`). What cannot
+    be priced yet waits until enough rounds have run: plain ones, ones as deep. Hiccups, a tier would have had as well.
     """
 
     def __init__(
-        self, costs: CostTable, drafters: Sequence[str], max_rows: int, tasks: int, tiers: Sequence[int] = TIERS
+        self,
+        drafters: Sequence[str],
+        max_rows: int,
+        tasks: int,
+        tiers: Sequence[int] = TIERS,
+        *,
+        reading: Collection[str] = (),
     ) -> None:
-        """`drafters` are the engine's; `tasks` counts the known tasks and task 0, unknown."""
-        self._costs = costs
+        """`drafters` are the engine's, of which those `reading` read prompts; `tasks` counts also task 0, unknown."""
         self._drafters = tuple(drafters)
+        self._reads = np.array([name in reading for name in self._drafters], dtype=np.float64)
         self._depths: IntArray = np.array(tiers, dtype=np.int64)
-        self.tiers = (
+        self._tiers = (
             StaticTier(0),
             *(StaticTier(depth, drafter) for drafter in self._drafters for depth in self._depths.tolist()),
         )
         deepest = int(self._depths.max())
         self._signals = [Acceptance(max_rows, tasks, deepest) for _ in self._drafters]
         self.observed = [0] * len(self._drafters)  # row-rounds of each drafter
-        self.seconds: FloatArray = np.zeros(len(self.tiers))
-        self.guessed: FloatArray = np.zeros(len(self.tiers))  # tokens that nothing observed vouches for
-        self.measured = 0.0
-        self.tokens = 0
-        self._pace = _Pace()
-        self._paces = [_Pace() for _ in (None, *self._drafters)]  # of plain rounds, and of each drafter's
-        self._paces_at: dict[tuple[int, int], _Pace] = {}  # the same, each batch size by itself
+        self._unread = [0.0] * len(self._drafters)  # prompt tokens that each would have to read
+        self._known: FloatArray = np.zeros((len(self._tiers), len(_SUMS)))
+        self._error: FloatArray = np.zeros(len(self._tiers))
+        self._buckets: dict[int, _Bucket] = {}
 
     @property
-    def per_drafter(self) -> int:
-        """How many tiers each drafter has."""
-        return len(self._depths)
+    def earnings(self) -> tuple[TierEarnings, ...]:
+        """Of each tier, plain decoding first."""
+        seen = (True, *(n >= KNOWN_FROM for n in self.observed for _ in self._depths))
+        return tuple(
+            TierEarnings(tier, seconds, against, error, int(tokens), guessed / max(tokens, 1.0), sure)
+            for tier, (seconds, against, tokens, guessed), error, sure in zip(
+                self._tiers, self._known.tolist(), self._error.tolist(), seen, strict=True
+            )
+        )
 
     def start(self, row: int, task: int, prompt_tokens: int) -> None:
         """A request begins in `row`. A draft model that always drafts reads its prompt once."""
-        for which, (drafter, signals) in enumerate(zip(self._drafters, self._signals, strict=True)):
+        for which, signals in enumerate(self._signals):
             signals.start(row, task)
-            self.seconds[self._columns(which)] += self._costs.catch_up_seconds(drafter, prompt_tokens)
+            self._unread[which] += prompt_tokens * float(self._reads[which])
 
     def add(self, records: Sequence[RoundRecord], rows: IntArray) -> None:
         """Rounds in order; `rows` [N] are their requests' own. Those that read prompts teach, but are not compared."""
@@ -95,27 +130,28 @@ class StaticTiers:
 
     def _compare(self, rows: RoundRecord, records: Sequence[RoundRecord], size: int) -> None:
         """Rounds of `size` rows each: one after the other in `rows`."""
-        context = float(rows.context.sum()) / len(records)
+        which = batch_bucket(size)
+        bucket = self._buckets.setdefault(which, _Bucket(len(self._tiers), len(self._drafters)))
+        more = size / (1 + 2 ** (which - 1) if which else 1) - 1.0
         measured: FloatArray = np.array([record.total_seconds for record in records])
-        modelled = self._as_run(rows, records, size, context)
-        hiccups = np.maximum(measured - _HICCUP * modelled, 0.0)
-        # A round that only caught up is neither plain nor one with drafts.
-        reading: BoolArray = np.array([record.draft_steps + record.caught_up > 0 for record in records])
-        clear = np.flatnonzero((rows.drafted.reshape(-1, size) > 0).any(axis=1) | ~reading)
-        self._note_paces(size, _kinds(rows, size)[clear], (measured - hiccups)[clear], modelled[clear])
-        plain_rounds, plain = rows.emitted.sum() / size, self._costs.plain_seconds(size, context)
-        self.seconds += float(hiccups.sum())
-        self.seconds[0] += float(plain_rounds) * plain * self._ratio(0, size)
-        for which, drafter in enumerate(self._drafters):
-            took = self._rounds(which, rows)
+        hiccups = bucket.fit.add(self._as_run(rows, records, size, more), measured)
+        bucket.waiting += [hiccups.sum(), measured.sum(), rows.emitted.sum(), 0.0]
+        nothing = np.zeros(len(self._drafters))
+        bucket.work[0] += rows.emitted.sum() / size * features(more, nothing, nothing, nothing)
+        for drafter in range(len(self._drafters)):
+            took = self._rounds(drafter, rows)
             drafted = took.drafted.reshape(-1, size, len(self._depths))
-            seconds = self._costs.round_seconds(drafter, size, drafted.max(axis=1), drafted.sum(axis=1), context)
             rounds = took.rounds.reshape(drafted.shape).mean(axis=1)  # each of all rows
-            columns = self._columns(which)
-            self.seconds[columns] += (rounds * seconds).sum(axis=0) * self._ratio(1 + which, size)
-            self.guessed[columns] += took.guessed
-        self.measured += float(measured.sum())
-        self.tokens += int(rows.emitted.sum())
+            only = np.eye(len(self._drafters))[drafter]
+            drafts, steps = (one[..., None] * only for one in (drafted.mean(axis=1), drafted.max(axis=1)))
+            columns, work = self._columns(drafter), features(more, drafts, steps, 0.0 * drafts)
+            bucket.work[columns] += (rounds[..., None] * work).sum(axis=0)
+            # Reading what is new of prompts belongs to the rounds that follow.
+            read = features(more, nothing, nothing, only) - features(more, nothing, nothing, nothing)
+            bucket.work[columns] += self._unread[drafter] * read
+            self._unread[drafter] = 0.0
+            bucket.waiting[columns, _SUMS.index("guessed")] += took.guessed
+        bucket.settle(self._known, self._error)
 
     def _rounds(self, which: int, rows: RoundRecord) -> _Rounds:
         """How many rounds of each tier of a drafter the rows' [N] tokens take."""
@@ -138,38 +174,12 @@ class StaticTiers:
         drafted = np.minimum(self._depths, known.most[:, None])
         return _Rounds(rounds, drafted.astype(np.float64), (guesses * rounds).sum(axis=0))
 
-    def _as_run(self, rows: RoundRecord, records: Sequence[RoundRecord], size: int, context: float) -> FloatArray:
-        """What the cost table says of the rounds as they were run, in seconds [R]."""
-        costs = self._costs
-        drafted, drafter = rows.drafted.reshape(-1, size), rows.drafter.reshape(-1, size)
-        drafting, plain = (costs.overhead_seconds(size, drafting=on) for on in (True, False))
-        seconds = np.where(drafted.any(axis=1), drafting, plain)
-        seconds = seconds + costs.verify_curve(size, size + drafted.sum(axis=1).astype(np.float64), context)
-        caught_up: IntArray = np.array([r.caught_up for r in records])
-        for which, name in enumerate(self._drafters):
-            own = np.where(drafter == which, drafted, 0)
-            ran = own.any(axis=1)
-            per_step, per_row = costs.step_line(name, size)
-            begun = np.where(ran, costs.start_seconds(name), 0.0) + costs.catch_up_seconds(name, 1.0) * caught_up
-            seconds = seconds + per_step * own.max(axis=1) + per_row * own.sum(axis=1) + begun
-        return np.asarray(seconds, dtype=np.float64)
-
-    def _note_paces(self, size: int, kinds: IntArray, measured: FloatArray, modelled: FloatArray) -> None:
-        self._pace.add(measured, modelled)
-        for which, pace in enumerate(self._paces):
-            here = kinds == which
-            for one in (pace, self._paces_at.setdefault((which, size), _Pace())):
-                one.add(measured[here], modelled[here])
-
-    def _ratio(self, kind: int, size: int) -> float:
-        """What a kind of round takes at a batch size over what the table says.
-
-        Where few were run: at all sizes; where few were run at any: as all kinds do.
-        """
-        for pace in (self._paces_at[kind, size], self._paces[kind]):
-            if pace.rounds >= _ENOUGH:
-                return pace.ratio
-        return self._pace.ratio
+    def _as_run(self, rows: RoundRecord, records: Sequence[RoundRecord], size: int, more: float) -> FloatArray:
+        """Features of the rounds as they were run [R, F]."""
+        ran = rows.drafter.reshape(-1, size, 1) == np.arange(len(self._drafters))
+        own = np.where(ran, rows.drafted.reshape(-1, size, 1), 0)
+        read = np.array([record.caught_up for record in records])[:, None] * self._reads
+        return features(more, own.mean(axis=1), own.max(axis=1), read)
 
     def _learn(self, rows: RoundRecord) -> None:
         for which, signals in enumerate(self._signals):
@@ -189,33 +199,26 @@ class StaticTiers:
         return slice(first, first + len(self._depths))
 
 
-def _kinds(rows: RoundRecord, size: int) -> IntArray:
-    """Of each round [R]: 0 plain, 1 and up the one drafter that all its drafts are of, -1 several."""
-    drafted = rows.drafted.reshape(-1, size) > 0
-    used = np.where(drafted, 1 + rows.drafter.reshape(-1, size), 0)
-    kinds = used.max(axis=1)
-    return np.where((drafted & (used != kinds[:, None])).any(axis=1), -1, kinds)
+class _Bucket:
+    """Rounds of like batch sizes, and what waits to be priced by them."""
 
+    def __init__(self, tiers: int, drafters: int) -> None:
+        self.fit = RoundSeconds(drafters)
+        self.work: FloatArray = np.zeros((tiers, self.fit.width))
+        self.waiting: FloatArray = np.zeros((tiers, len(_SUMS)))
 
-class _Pace:
-    """Measured over modelled seconds of rounds of one kind."""
-
-    def __init__(self) -> None:
-        self._measured = 0.0
-        self._modelled = 0.0
-        self.rounds = 0
-
-    @property
-    def ratio(self) -> float:
-        """1 before anything was seen."""
-        return self._measured / self._modelled if self._modelled else 1.0
-
-    def add(self, measured: FloatArray, modelled: FloatArray) -> None:
-        """Some more rounds; within a lot none is older than another."""
-        fade = _FADE ** len(measured)
-        self._measured = fade * self._measured + float(measured.sum())
-        self._modelled = fade * self._modelled + float(modelled.sum())
-        self.rounds += len(measured)
+    def settle(self, known: FloatArray, error: FloatArray) -> None:
+        """Add what can be priced by now to `known` [tiers, sums] and `error` [tiers]."""
+        if self.fit.plain < _PLAIN_FROM:
+            return
+        for tier, work in enumerate(self.work):
+            seconds, unsure = self.fit.seconds(work)
+            if unsure <= _KNOWN_WITHIN * seconds:
+                known[tier] += self.waiting[tier]
+                known[tier, 0] += seconds
+                _, _, tokens, guessed = self.waiting[tier]
+                error[tier] += unsure + seconds * guessed / max(tokens, 1.0)
+                self.work[tier] = self.waiting[tier] = 0.0
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ class MostlyOff:
 class Summary:
     """Speed over the last `RATE_SECONDS`, all else over the last `SHARE_SECONDS`; None: nothing happened there.
 
-    `speedup` is estimated, over rounds in which no prompt was read: seconds that they would have taken without
-    speculation, over those they took. `plain_tokens_per_second` is the speed divided by it.
+    `speedup` is over rounds in which no prompt was read: seconds that they would have taken without speculation, as
+    plain rounds that were run tell, over those they took. `plain_tokens_per_second` is the speed divided by it.
     """
 
     model: str

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adaptspec.top.marks import TIERS, curve, legend, round_bars, share_bar, tier_of
-from adaptspec.top.picture import Connection, Picture, Policy, Seen
+from adaptspec.top.picture import Connection, Json, Picture, Policy, Seen
 from adaptspec.top.summary import SHARE_SECONDS, MostlyOff, Summary, latest, speedup, summary
 
 _WIDE = 100  # columns from which tables stand side by side
@@ -40,6 +40,8 @@ class Page:
             return
         figures = summary(picture)
         yield _speed(picture, figures, options.max_width, blocks=blocks)
+        if (figures.since_start or {}).get("costs_unsure"):
+            yield Text("costs are unsure: measuring again. Rounds take other times than were expected", "yellow")
         if figures.mostly_off is not None:
             yield _off(figures.mostly_off)
         room = min(_MANY, max(_FEW, (options.height or console.height) - _OTHER_LINES))
@@ -84,7 +86,7 @@ def _speed(picture: Picture, figures: Summary, width: int, *, blocks: bool) -> R
     line = Text.assemble((f"{figures.tokens_per_second:,.0f}", "bold"), " tokens/s")
     if figures.plain_tokens_per_second is not None and figures.speedup is not None:
         better = "green" if figures.speedup >= 1.0 else "red"
-        line.append(f"   without speculation {figures.plain_tokens_per_second:,.0f} (estimate)", "dim")
+        line.append(f"   without speculation {figures.plain_tokens_per_second:,.0f}", "dim")
         line.append(f"   {figures.speedup:.2f} x", f"bold {better}")
     if figures.acceptance_length is not None:
         line.append(f"   acceptance length {figures.acceptance_length:.2f}")
@@ -108,13 +110,18 @@ def _speed(picture: Picture, figures: Summary, width: int, *, blocks: bool) -> R
 
 def _since_start(figures: Summary) -> Text:
     told = figures.since_start or {}
-    best = told["best_static"]
-    words = f"since the start: {told['speedup']:.2f} x plain; "
-    if best is not None:
+    speed, best, regret = told["speedup"], told["best_static"], told["regret"]
+    words = "since the start: "
+    words += f"{_between(speed, '.2f')} x plain; " if speed else "speed-up unknown yet (too few plain rounds); "
+    if best and regret:
         name = "off" if best["drafter"] is None else f"{best['drafter']} at {best['depth']}"
-        words += f"{told['regret']:+.1%} time against the best fixed setting ({name}); "
+        words += f"{_between(regret, '+.1%')} time against the best fixed setting ({name}); "
     words += f"{told['saved_tokens']:,} drafted tokens kept, {told['wasted_tokens']:,} discarded"
     return Text(words, "dim", no_wrap=True, overflow="ellipsis")
+
+
+def _between(found: Json, form: str) -> str:
+    return f"{found['value']:{form}} ({found['low']:{form}} to {found['high']:{form}})"
 
 
 def _strips(picture: Picture, width: int, room: int, *, blocks: bool) -> RenderableType:

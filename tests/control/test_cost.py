@@ -118,3 +118,40 @@ def test_the_rare_kind_of_round_is_always_heard() -> None:
         for _ in range(20):
             cost.observe(record([3], [2]), ("draft-model",))
     assert cost.plain_seconds(1, 100.0) > 1.02 * before
+
+
+def test_a_table_that_rounds_contradict_is_measured_again(caplog: pytest.LogCaptureFixture) -> None:
+    """It says so once, believes the next rounds more, and is sure again."""
+    cost, before = table(), table().plain_seconds(1)
+    for slower, rounds in ((1.0, 1000), (3.0, 100)):
+        doubted = False
+        for _ in range(rounds):
+            cost.observe(record([0], [0], slower=slower))
+            for _ in range(4):
+                cost.observe(record([3], [2]), ("draft-model",))
+            doubted |= cost.unsure
+        assert doubted == (slower > 1.0)
+    assert (cost.unsure, cost.doubts) == (False, 1)
+    assert cost.plain_seconds(1) > 1.5 * before
+    assert [line.message.count("costs are unsure: measuring again") for line in caplog.records] == [1]
+
+
+def test_stalls_are_no_disagreement() -> None:
+    """Ten times as long in one round of fifty says that the machine was elsewhere."""
+    rng, cost = np.random.default_rng(0), table()
+    for _ in range(2000):
+        slower = float(np.exp(rng.normal(0.0, 0.3))) * (10.0 if rng.random() < 0.02 else 1.0)
+        cost.observe(record([2], [1], slower=slower), ("draft-model",))
+    assert cost.doubts == 0
+
+
+@pytest.mark.parametrize("wrong", [0.2, 5.0])
+def test_what_was_measured_at_the_start_is_outweighed_in_a_few_dozen_rounds(wrong: float) -> None:
+    """Plain rounds five times too dear or too cheap in the table: nobody decides by that for long."""
+    profile = table().profile
+    cost = CostTable(replace(profile, verify=tuple((wrong * one, *rest) for one, *rest in profile.verify)))
+    for _ in range(18):
+        cost.observe(record([0], [0]))
+        cost.observe(record([3], [2]), ("draft-model",))
+    assert cost.plain_seconds(1) == pytest.approx(table().plain_seconds(1), rel=0.1)
+    assert cost.verify_seconds(1, 4) == pytest.approx(table().verify_seconds(1, 4), rel=0.1)

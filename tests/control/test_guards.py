@@ -245,3 +245,12 @@ def test_dwell_bows_to_limits_and_forgets_with_the_request() -> None:
     assert dwell.hold(signals([2]), chosen(5)).depths.tolist() == [2]
     dwell.start(0)
     assert dwell.hold(signals([7]), chosen(1)).depths.tolist() == [1]
+
+
+def test_costs_in_doubt_have_plain_rounds_run_sooner() -> None:
+    """They measure best; else the next might be hundreds of rounds away."""
+    cost = table()
+    guard = SwitchGuard(GuardSettings(NeverSlower(0.03, 16, 2)), cost)
+    drive(guard, 400, WINNING)  # the baseline is renewed seldom by now
+    cost.doubt()
+    assert Stance.PLAIN_ONCE in drive(guard, 66, WINNING)

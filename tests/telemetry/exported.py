@@ -36,6 +36,8 @@ async def exported(target: Path, draft: Path, folder: Path) -> dict[str, set[str
     await server.stop()
     labels: dict[str, set[str]] = defaultdict(set)
     for family in text_string_to_metric_families(text):
+        if family.type == "gauge":  # one that is not known yet has no sample
+            labels[family.name] |= set()
         for sample in family.samples:
             labels[sample.name] |= set(sample.labels)
     return dict(labels)

@@ -6,31 +6,38 @@ import json
 
 import pytest
 
-from adaptspec.telemetry.earnings import EarningsSnapshot, TierEarnings
+from adaptspec.telemetry.earnings import EarningsSnapshot
 from adaptspec.telemetry.live import LiveFeed
 from adaptspec.telemetry.live_earnings import COMPARED_COLUMNS, compared, earned
-from adaptspec.telemetry.static_tiers import StaticTier
+from adaptspec.telemetry.static_tiers import StaticTier, TierEarnings
 from tests.telemetry.test_live import Clock, request, round_of
 
 
 def snapshot(tokens: int, seconds: float, off: float, fixed: float) -> EarningsSnapshot:
-    tiers = (TierEarnings(StaticTier(0), off, 0.0, True), TierEarnings(StaticTier(3, "ngram"), fixed, 0.1, True))
-    return EarningsSnapshot(compared_tokens=tokens, compared_seconds=seconds, tiers=tiers)
+    tiers = (
+        TierEarnings(StaticTier(0), off, seconds, 0.1, tokens),
+        TierEarnings(StaticTier(3, "ngram"), fixed, seconds, 0.1, tokens),
+    )
+    return EarningsSnapshot(tiers=tiers)
 
 
 def test_differences_are_of_the_tier_that_is_best_now() -> None:
     """It may have been another one before."""
     before, now = snapshot(100, 1.0, 1.5, 2.0), snapshot(300, 2.0, 4.5, 3.0)
     new = dict(zip(COMPARED_COLUMNS, compared(before, now), strict=True))
-    assert new == {"tokens": 200, "seconds": 1.0, "off_seconds": 3.0, "best_seconds": 1.0}
-    assert compared(EarningsSnapshot(), EarningsSnapshot()) == [0, 0.0, 0.0, 0.0]
+    assert new == {
+        "tokens": 200, "seconds": 1.0, "off_seconds": 3.0, "best_compared_seconds": 1.0, "best_seconds": 1.0
+    }  # fmt: skip
+    assert compared(EarningsSnapshot(), EarningsSnapshot()) == [0.0] * 5
 
 
-def test_sums_name_the_best_fixed_depth() -> None:
+def test_sums_name_the_best_fixed_depth_and_say_how_sure_they_are() -> None:
     told = json.loads(json.dumps(earned(snapshot(300, 2.0, 4.5, 3.0)), allow_nan=False))
     assert told["best_static"] == {"depth": 3, "drafter": "ngram"}
-    assert (told["speedup"], told["regret"]) == (2.25, pytest.approx(-0.3333))
-    assert earned(EarningsSnapshot())["best_static"] is None
+    assert told["speedup"] == {"value": 2.25, "low": 2.2, "high": 2.3}
+    assert told["regret"]["value"] == pytest.approx(-0.3333)
+    nothing = earned(EarningsSnapshot())
+    assert (nothing["speedup"], nothing["best_static"], nothing["regret"]) == (None, None, None)
 
 
 def test_the_feed_puts_estimates_into_the_second_they_came_in() -> None:
@@ -44,6 +51,6 @@ def test_the_feed_puts_estimates_into_the_second_they_came_in() -> None:
         told[0] = snapshot(tokens, tokens / 100, tokens / 50, tokens / 80)
         feed.estimate()
         feed.changes()
-    assert feed.snapshot()["seconds"][0]["compared"] == [250, 2.5, 5.0, 3.125]
+    assert feed.snapshot()["seconds"][0]["compared"] == [250, 2.5, 5.0, 2.5, 3.125]
     assert feed.changes().empty
-    assert feed.snapshot()["earnings"]["speedup"] == 2.0
+    assert feed.snapshot()["earnings"]["speedup"]["value"] == 2.0

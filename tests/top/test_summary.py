@@ -42,7 +42,7 @@ def test_figures_are_ratios_of_sums() -> None:
         second(905, emitted=9999, depths=[7]),
         second(950, rows=20, emitted=50, drafted=30, accepted=10, depths=[10, 0, 10], drafters=[[10, 30, 10]]),
         second(992, rows=30, emitted=100, drafted=20, accepted=20, depths=[25, 5], drafters=[[0, 0, 0], [5, 20, 20]])
-        | {"compared": [100.0, 0.5, 1.0, 0.4], "tasks": {"code": [30.0, 5.0, 20.0, 20.0, 100.0, 12.0, 8.0]}},
+        | {"compared": [100.0, 0.5, 1.0, 0.5, 0.4], "tasks": {"code": [30.0, 5.0, 20.0, 20.0, 100.0, 12.0, 8.0]}},
         second(1000, emitted=7777, depths=[7]),
     ]
     told = summary(Picture.of(snapshot))

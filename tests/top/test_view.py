@@ -31,7 +31,7 @@ def test_everything_is_there() -> None:
     lines = drawn(made, 120)
     text = "\n".join(lines)
     for words in (
-        *("live", "bundled", "tokens/s", "without speculation", "(estimate)", "acceptance length", "since the start"),
+        *("live", "bundled", "tokens/s", "without speculation", "acceptance length", "since the start"),
         *("entropy", "depths", "7 or more", "reasons", "explore", "policy in force  goodput", "max-depth: 12"),
     ):
         assert words in text
@@ -51,6 +51,17 @@ def test_who_hardly_drafts_is_told_why() -> None:
     text = " ".join("\n".join(drawn(made, 120)).split())
     assert "hardly anything is drafted: 100% of the last minute's rounds were off" in text
     assert REASON_WORDS[Reason.GUARD] in text
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    """And who looks is told when costs are unsure."""
+    made = picture()
+    assert made.earnings is not None
+    made.earnings |= {"speedup": None, "best_static": None, "regret": None, "costs_unsure": True}
+    text = "\n".join(drawn(made, 160))
+    assert "speed-up unknown yet" in text
+    assert "best fixed" not in text
+    assert "costs are unsure: measuring again" in text
 
 
 @pytest.mark.parametrize("width", [20, 36, 60, 80, 100, 140, 240])

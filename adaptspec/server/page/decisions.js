@@ -50,6 +50,11 @@ export class Decisions {
   // Who runs a server that drafts in hardly any round should not have to find that out. Where a policy or a client wants
   // no drafts at all there is nothing to say.
   #notice({ rows, off }) {
+    if (this.#feed.earnings?.costs_unsure) {
+      $("notice").hidden = false;
+      say($("notice"), "Costs are unsure: measuring again. Rounds take other times than were expected.");
+      return;
+    }
     let could = rows;
     let [share, top] = [0, -1];
     off.forEach((value, code) => {

@@ -1,4 +1,4 @@
-// Tokens per second now, against what plain decoding is estimated to have given, and the figures of the last minute.
+// Tokens per second now, against what plain rounds tell plain decoding would have given, and the figures of the last minute.
 
 import { $, colour, el, prepare, say } from "./dom.js";
 import { count, fixed, percent, seconds as duration, times } from "./format.js";
@@ -10,7 +10,7 @@ const NOW = 5; // seconds that the large figure is the mean of
 const NARROWEST = 14; // pixels that a stretch of work takes at least
 const SPEAK_MS = 15_000; // between two changes of what screen readers are told
 
-// Tokens per second of work over some seconds: measured, and estimated for plain decoding; null where nothing ran.
+// Tokens per second of work over some seconds: measured, and for plain decoding by plain rounds that ran; null where nothing ran.
 function rates(parts) {
   let [tokens, took, plain] = [0, 0, 0];
   for (const one of parts) {
@@ -177,12 +177,14 @@ export class Speed {
     const since = feed.now() - 60;
     const sum = sums(feed.seconds, since);
     const waits = feed.recent.filter((one) => one.finished > since).filter((one) => one.first_token !== null).map((one) => one.first_token - one.arrived).sort((a, b) => a - b);
-    const [tokens, took, plain, best] = sum.compared ?? [0, 0, 0, 0];
+    const [tokens, took, plain, against, best] = sum.compared ?? [0, 0, 0, 0, 0];
+    const sure = feed.earnings?.speedup;
+    const spread = sure ? `over plain rounds; since the start ${times(sure.low)} to ${times(sure.high)}` : "too few plain rounds ran to tell";
     const name = feed.earnings?.best_static;
     const fixedName = !name ? "" : name.drafter === null ? "off" : `${name.drafter} at ${name.depth}`;
     const rows = [
-      ["Speed-up", took && plain ? times(plain / took) : "–", "over plain decoding, estimated"],
-      ["Against the best fixed depth", took && best ? times(best / took) : "–", fixedName || "estimated"],
+      ["Speed-up", took && plain ? times(plain / took) : "unknown yet", spread],
+      ["Against the best fixed depth", against && best ? times(best / against) : "unknown yet", fixedName || "too few rounds at fixed depths ran to tell"],
       ["Acceptance length", sum.drafting ? fixed(1 + sum.accepted / sum.drafting, 2) : "–", "tokens per drafting round"],
       ["Accepted", sum.drafted ? percent(sum.accepted / sum.drafted) : "–", `${count(sum.accepted)} of ${count(sum.drafted)} drafted`],
       ["Passes saved", count(sum.accepted), `${count(sum.drafted - sum.accepted)} drafted in vain`],
