@@ -29,7 +29,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         "--journal",
         type=Path,
         metavar="FILE",
-        help="the journal of a server (`serve --journal`) in place of a tape, with the costs it measured. A journal "
+        help="the journal of a server (`serve --journal`) in place of a tape, with costs as its rounds tell. A journal "
         "knows only what was drafted: where the server drafted less than a policy would, agreement is drawn from like "
         "positions, so results for deeper drafts are guesses; a tape knows them all",
     )
@@ -39,7 +39,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME|FILE",
         help=f"what rounds cost: {MACHINES}, or a JSON file; may be given again "
-        "(default: all that ship; with --journal, what its server measured)",
+        "(default: all that ship; with --journal, what its rounds took)",
     )
     complete_policies(
         parser.add_argument(

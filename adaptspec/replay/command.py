@@ -28,7 +28,7 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     """Simulate and print; the exit status is 0.
 
     Raises:
-        TapeError, ConfigError, PolicyError: an argument cannot be used.
+        TapeError, ConfigError, PolicyError: an argument cannot be used, or costs have impossible results.
     """
     if arguments.plot is not None:
         plotting()  # missing, it should not cost a whole simulation to find out
@@ -46,6 +46,7 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("simulate", total=len(cells) * len(machines))
         report = simulate(policies, cells, machines, settings, tick=lambda: progress.advance(bar))
+    report.check()
     if arguments.plot is not None:
         plot_report(report, arguments.plot)
     if arguments.json:
@@ -83,6 +84,8 @@ def _recorded(arguments: argparse.Namespace) -> tuple[Tape, list[MachineCosts]]:
     read = tape_of_journal(arguments.journal, arguments.seed)
     sys.stderr.write(
         f"{arguments.journal}: {len(read.tape)} whole requests; whether the draft agrees is known for {read.known:.0%} "
-        "of their positions, and drawn from these for the others\n"
+        "of their positions, and drawn from these for the others. Costs are fitted to "
+        f"{read.rounds} rounds, {read.plain} of them plain"
+        f"{'' if read.plain else ': ratios to plain decoding rest on what the server measured at its start'}\n"
     )
     return read.tape, costs or [read.costs]

@@ -209,6 +209,33 @@ def of_profile(name: str, profile: CostProfile) -> MachineCosts:
     )
 
 
+def of_table(name: str, table: CostTable) -> MachineCosts:
+    """The machine as a table has learned it by now, in the profile that a profiler would have measured of it."""
+    before = table.profile
+    more = table.overhead_seconds(1, drafting=True) - table.overhead_seconds(1, drafting=False)
+    drafters = {
+        own: DrafterCost(
+            cost.rows,
+            tuple(table.draft_step_seconds(own, rows) for rows in cost.rows),
+            table.catch_up_seconds(own, 1.0),
+            table.start_seconds(own) + more,
+        )
+        for own, cost in before.drafters.items()
+        if cost.step_seconds
+    }
+    profile = CostProfile(
+        rows=before.rows,
+        tokens=before.tokens,
+        verify=tuple(
+            tuple(table.verify_seconds(rows, rows * width) for width in before.tokens) for rows in before.rows
+        ),
+        drafters=drafters,
+        per_cached_token=table.verify_seconds(1, 1, 1.0) - table.verify_seconds(1, 1),
+        overhead=table.overhead_seconds(1, drafting=False),
+    )
+    return of_profile(name, profile)
+
+
 def _folder() -> Path:
     return Path(__file__).parent / "machines"
 

@@ -9,7 +9,6 @@ how much was seen. `bench record` makes tapes that know every position.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import numpy as np
 from adaptspec.control.spec import PolicySpec
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.records import RequestStarted
-from adaptspec.replay.costs import MachineCosts, parse_costs
+from adaptspec.replay.costs import MachineCosts, of_table
 from adaptspec.replay.journal import JournalLog
 from adaptspec.replay.tape import DraftView, Recorded, Tape, tape_of
 from adaptspec.types import FloatArray, IntArray, RoundRecord
@@ -36,11 +35,16 @@ _Pool = dict[tuple[str, int], list[tuple[int, float, float]]]
 
 @dataclass(frozen=True)
 class JournalTape:
-    """The tape, the machine's costs, and the share of positions that the journal knew."""
+    """The tape, what rounds cost as the journal's own tell, and the share of positions that the journal knew.
+
+    Of its `rounds`, `plain` ones ran without drafts: with none, what plain decoding takes is the server's first guess.
+    """
 
     tape: Tape
     costs: MachineCosts
     known: float
+    rounds: int
+    plain: int
 
 
 def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
@@ -49,12 +53,16 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
     Raises:
         JournalError: it is no journal, holds no whole request that the draft model drafted for, or knows too little.
     """
-    log, notes = JournalLog(path), dict[str, _Notes]()
+    log, notes, costs = JournalLog(path), dict[str, _Notes](), None
+    rounds = plain = 0
     for logged in log.rounds(None):
         if DRAFTER not in log.drafters:
             raise JournalError(
                 f"{path}: its server had no {DRAFTER}; only drafts of one can be replayed from a journal"
             )
+        costs = costs or log.costs()
+        costs.observe(logged.whole, log.drafters)
+        rounds, plain = rounds + 1, plain + (not logged.whole.drafting)
         own = list(log.drafters).index(DRAFTER)
         for i, name in enumerate(logged.own.request_ids):
             notes.setdefault(name, _Notes(log.requests[name])).add(logged.own, i, own)
@@ -63,7 +71,7 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
         for name, one in notes.items()
         if name in log.finished and one.length == log.finished[name].tokens and one.length > 1
     }
-    if not whole:
+    if costs is None or not whole:
         raise JournalError(f"{path}: it holds no request from beginning to end; let the server finish some")
     known = sum(len(one.known) for one in whole.values()) / sum(one.length - 1 for one in whole.values())
     if known < _LEAST_KNOWN:
@@ -73,7 +81,7 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
         )
     pool, rng = _pool(list(whole.values())), np.random.default_rng(seed)
     tape = tape_of([one.recorded(name, pool, rng) for name, one in whole.items()], {"journal": path.name})
-    return JournalTape(tape, parse_costs(json.dumps(log.known_header.costs), "journal"), known)
+    return JournalTape(tape, of_table("journal", costs), known, rounds, plain)
 
 
 def narrowed(spec: PolicySpec, known: Sequence[str]) -> PolicySpec:

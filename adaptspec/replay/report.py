@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from adaptspec.control.spec import PolicySpec
-from adaptspec.replay.cells import Cell
+from adaptspec.errors import ConfigError
+from adaptspec.replay.cells import WRONG, Cell
 from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.limit import modelled_best
 from adaptspec.replay.oracle import TIERS, References, references
@@ -19,6 +20,9 @@ from adaptspec.replay.streams import Stream
 from adaptspec.replay.world import WorldSettings, drafters_of, started
 from adaptspec.tables import Table
 from adaptspec.types import FloatArray
+
+# Requests end at other times at each depth, and clocks may be noisy: so much more than a bound is no contradiction.
+_CHANCE = 1.1
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,22 @@ class Report:
     def worst(self, policy: str) -> float:
         """The worst-case slowdown: the least ratio to plain decoding over all cells."""
         return min(cell.over_off(policy) for cell in self.cells)
+
+    def check(self) -> None:
+        """Refuse what cannot be: depth k earns k + 1 tokens a round at most, wrong drafts one, and no round is cheaper.
+
+        Raises:
+            ConfigError: costs have it otherwise.
+        """
+        for cell in self.cells:
+            for tier, goodput in cell.references.tiers.items():
+                ratio, most = goodput / cell.references.off, 1 if cell.work == WRONG else tier.depth + 1
+                if ratio > _CHANCE * most:
+                    raise ConfigError(
+                        f"{cell.machine}: {tier} would be {ratio:.2f} x plain decoding on {cell.work!r} at batch "
+                        f"{cell.batch}, and cannot be more than {most}: its costs are wrong. Measure them anew "
+                        "(adaptspec costs measure), or give others with --cost"
+                    )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, with a summary by policy."""

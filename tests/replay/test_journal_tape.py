@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from adaptspec.cli import main
 from adaptspec.errors import JournalError
 from adaptspec.records import RequestFinished, RequestStarted, read_entries, to_line
+from adaptspec.replay.costs import load_costs
 from adaptspec.replay.journal_tape import tape_of_journal
 from adaptspec.replay.simulator import replay, static_spec
 from adaptspec.replay.streams import Schedule, stream
@@ -54,6 +57,27 @@ def test_guesses_are_in_proportion(tmp_path: Path) -> None:
     assert np.array_equal(again.run, read.tape.views["draft-model"].run), "deterministic"
 
 
+def test_costs_are_those_of_the_rounds_and_not_of_a_wrong_start(tmp_path: Path) -> None:
+    """A server that measured plain rounds at eight times their time wrote that down; its rounds say otherwise."""
+    work = stream(made_tape(count=6), Schedule((1,)))
+    path = _journal(tmp_path / "j", 1, made_tape(count=6))
+    plain = [
+        one
+        for one in replay(static_spec(0), work, load_costs("cpu-2-cores"), keep=True).records
+        if not one.prefill_tokens
+    ]
+    header, *lines = path.read_text().splitlines()
+    told = json.loads(header)
+    told["costs"]["verify"] = [[8.0 * one, *rest] for one, *rest in told["costs"]["verify"]]
+    asides = [to_line(replace(one, request_ids=("aside",))) for one in plain[:40]]
+    started = to_line(RequestStarted("aside", "off", None, 8, 64, None, 0.0))
+    path.write_text("\n".join([json.dumps(told), started, *asides, *lines]) + "\n")
+    read, true = tape_of_journal(path), load_costs("cpu-2-cores")
+    assert 40 <= read.plain < read.rounds
+    for tokens in (1, 2):
+        assert read.costs.verify_seconds(1, tokens, 0) == pytest.approx(true.verify_seconds(1, tokens, 0), rel=0.2)
+
+
 def test_journals_that_know_too_little_are_refused(tmp_path: Path) -> None:
     """Off says nothing of drafts; a request that was cut off has no length."""
     with pytest.raises(JournalError, match="only 0% of the positions"):
@@ -68,4 +92,5 @@ def test_simulate_takes_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["policy", "simulate", "--journal", str(path), "--batch", "1", "--policy", "static-3"]) == 0
     told = capsys.readouterr()
     assert "6 whole requests" in told.err
+    assert "Costs are fitted to 61 rounds, 4 of them plain" in told.err
     assert "journal" in told.out

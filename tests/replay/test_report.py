@@ -9,8 +9,9 @@ from rich.console import Console
 
 from adaptspec.control.library import find_policy
 from adaptspec.control.spec import load_policy_spec
+from adaptspec.errors import ConfigError
 from adaptspec.replay.cells import WRONG, mixed_cells, task_cells
-from adaptspec.replay.costs import load_costs
+from adaptspec.replay.costs import Curve, MachineCosts, Packed, load_costs
 from adaptspec.replay.report import Report, simulate
 from adaptspec.replay.simulator import static_spec
 from adaptspec.replay.streams import Schedule
@@ -95,3 +96,18 @@ def test_the_tables_name_every_cell_and_policy(report: Report) -> None:
         assert cell.machine in text
     for name in report.policies:
         assert name in text
+
+
+def test_ratios_that_cannot_be_are_refused() -> None:
+    """By a table in which two tokens take half of the time of one, depth 1 would earn more than two tokens a round."""
+    costs = MachineCosts(
+        "wrong", Packed(Curve((1.0, 2.0, 8.0), (4e-3, 1e-3, 2e-3))), load_costs("cpu-2-cores").drafters
+    )
+    cells = task_cells(made_tape({"code": 0.9}, count=2, length=30), [Schedule((1,))])
+    made = simulate([static_spec(1)], cells, [costs], depths=(0, 1))
+    with pytest.raises(ConfigError, match="cannot be more than 2: its costs are wrong"):
+        made.check()
+
+
+def test_possible_ratios_pass(report: Report) -> None:
+    report.check()
