@@ -309,6 +309,7 @@ def _announce(console: Console, url: str, engine: AsyncEngine, built: Built) -> 
     console.print(f"[bold]AdaptSpec listens on {url}[/bold]")
     console.print(f"  target   {info.name} ({info.parameters / 1e6:.1f} M parameters, context {info.context})")
     console.print(f"  drafters {', '.join(drafter.name for drafter in built.drafters)}")
+    console.print(f"  costs    {built.costs.origin}", soft_wrap=True)
     others = [name for name in engine.policies if name != engine.default_policy]
     console.print(f"  policy   {engine.default_policy} (also served: {', '.join(others)})")
     body = {"model": info.name, "messages": [{"role": "user", "content": "Tell me a story about a small fox."}]}

@@ -13,8 +13,6 @@ from adaptspec.control.cost_files import CostFile, cost_files, costs_folder, rea
 from adaptspec.errors import ConfigError
 from adaptspec.tables import Table, show
 
-_AGES = ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
-
 
 def run_show(arguments: argparse.Namespace) -> int:
     """Show what was measured; the exit status is 0.
@@ -54,7 +52,7 @@ def print_costs(files: Sequence[CostFile], arguments: argparse.Namespace) -> Non
 
 def _report(file: CostFile, now: datetime) -> list[Table | str]:
     profile = file.table.profile
-    said: list[Table | str] = [str(file.path), _origin(file, now), _passes(profile)]
+    said: list[Table | str] = [str(file.path), file.origin(now), _passes(profile)]
     drafting = _drafting(profile)
     if drafting.rows:
         said.append(drafting)
@@ -63,24 +61,6 @@ def _report(file: CostFile, now: datetime) -> list[Table | str]:
         f"{profile.per_cached_token * 1e6:.3g} us for each token that its requests hold."
     )
     return said
-
-
-def _origin(file: CostFile, now: datetime) -> str:
-    """When, where and of what it was measured."""
-    about, when = file.about, f"{file.measured.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
-    words = f"measured {when}, {_age((now - file.measured).total_seconds())} ago"
-    if not about.keys() >= {"device", "processor", "threads", "torch", "models", "max_rows"}:
-        return f"{words}; the file does not say on what machine"
-    place = about["processor"] if about["device"] == "cpu" else f"{about['device']} beside {about['processor']}"
-    return (
-        f"{words}, on {place} with {about['threads']} threads and torch {about['torch']}; models: "
-        f"{' + '.join(map(str, about['models']))}, up to {about['max_rows']} rows"
-    )
-
-
-def _age(seconds: float) -> str:
-    size, unit = next(((size, unit) for size, unit in _AGES if seconds >= 2 * size), _AGES[-1])
-    return f"{max(0.0, seconds) / size:.0f} {unit}"
 
 
 def _passes(profile: CostProfile) -> Table:

@@ -77,6 +77,8 @@ class CostTable:
             ConfigError: the profile is not a full, positive table.
         """
         self.profile = profile
+        self.measured = math.nan  # when, in seconds since 1970; NaN: nobody said
+        self.origin = "given"  # when and where, in words
         self._verify = LearnedGrid(profile.rows, profile.tokens, profile.verify)
         self._steps = {
             name: LearnedGrid(cost.rows, (1,), [[seconds] for seconds in cost.step_seconds])
@@ -230,7 +232,7 @@ class CostTable:
         elif kind in self._unsure:
             del self._unsure[kind]
             if not self.unsure:
-                _log.info("costs are sure again: rounds take what the cost table says")
+                _log.warning("costs are sure again: rounds take what the cost table says")
 
     def doubt(self) -> None:
         """Believe what was learned no more than what was measured at the start, so that rounds measure it again."""

@@ -14,6 +14,8 @@ from adaptspec.control.cost import MOST_BYTES, CostTable
 from adaptspec.errors import ConfigError
 from adaptspec.files import read_text, write_file
 
+_AGES = ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+
 
 @dataclass(frozen=True)
 class CostFile:
@@ -33,6 +35,23 @@ class CostFile:
             "about": dict(self.about),
             "costs": json.loads(self.table.to_json()),
         }
+
+    def origin(self, now: datetime) -> str:
+        """When, where and of what it was measured, in words."""
+        about, when = self.about, f"{self.measured.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
+        words = f"measured {when}, {_age((now - self.measured).total_seconds())} ago"
+        if not about.keys() >= {"device", "processor", "threads", "torch", "models", "max_rows"}:
+            return f"{words}; the file does not say on what machine"
+        place = about["processor"] if about["device"] == "cpu" else f"{about['device']} beside {about['processor']}"
+        return (
+            f"{words}, on {place} with {about['threads']} threads and torch {about['torch']}; models: "
+            f"{' + '.join(map(str, about['models']))}, up to {about['max_rows']} rows"
+        )
+
+
+def _age(seconds: float) -> str:
+    size, unit = next(((size, unit) for size, unit in _AGES if seconds >= 2 * size), _AGES[-1])
+    return f"{max(0.0, seconds) / size:.0f} {unit}"
 
 
 def costs_folder() -> Path:

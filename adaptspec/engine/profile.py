@@ -13,19 +13,22 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.control.cost_files import costs_folder, read_cost_file, write_cost_file
+from adaptspec.control.grid import LearnedGrid
 from adaptspec.drafting.drafter import Drafter, RunsModel
 from adaptspec.engine.rehearsal import Rehearsal, fill, packed_rows
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import certainty
+from adaptspec.types import FloatArray
 
 _log = logging.getLogger(__name__)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -37,6 +40,9 @@ _NOTHING = 1e-5
 _CELL_SECONDS, _CELL_MOST, _CELL_LEAST = 0.06, 25, 3
 # A quiet machine repeats itself; where the median of a cell is this far above its minimum, somebody else computes too.
 _BUSY = 1.5
+# A check of a cached table takes so many seconds. It, and cells of a new one, may be this many times off: two busy
+# neighbours make passes 1.3 to 1.5 times as long, and what is decided does not change much before.
+_CHECK_SECONDS, _AGREES = 0.3, 1.6
 # Of what a step takes on average, each one takes this much at least.
 _LEAST_STEP = 0.25
 # Raised whenever passes, or how they are timed, have changed: tables in caches are then of no use.
@@ -44,24 +50,39 @@ _MEASURING = 2
 
 
 def profiled_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> CostTable:
-    """The cost table of these models here: from the cache, or measured now and cached."""
+    """The cost table of these models here: from the cache if a few laps agree with it, or else measured now."""
     path = cost_path(target, drafters, max_rows)
     try:
-        return read_cost_file(path).table
+        file = read_cost_file(path)
     except FileNotFoundError:
-        pass
+        return measured_costs(target, drafters, max_rows)
     except (OSError, ValueError, ConfigError) as error:
         _log.warning("the cached cost table %s cannot be used (%s); measuring again", path, error)
-    return measured_costs(target, drafters, max_rows)
+        return measured_costs(target, drafters, max_rows)
+    origin = file.origin(datetime.now(timezone.utc))
+    off = max(contradiction(file.table.profile), disagreement(file.table.profile, target, drafters))
+    if off > _AGREES:
+        _log.warning("costs %s do not fit (%.1f x off in a few laps now); measuring again", origin, off)
+        return measured_costs(target, drafters, max_rows)
+    file.table.origin, file.table.measured = f"{origin}; a few laps now agree", file.measured.timestamp()
+    return file.table
 
 
 def measured_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> CostTable:
     """The same measured now, whatever is in the cache, and put there unless the machine was busy."""
     path = cost_path(target, drafters, max_rows)
     stopwatch = Stopwatch(target.device)
-    costs = CostTable(measure(target, drafters, max_rows, stopwatch))
-    if stopwatch.disturbance > _BUSY:
-        _log.warning("the machine was busy while costs were measured; they are measured again at the next start")
+    found = measure(target, drafters, max_rows, stopwatch)
+    costs, now = CostTable(undisturbed(found)), datetime.now(timezone.utc)
+    costs.measured, costs.origin = now.timestamp(), "measured now"
+    if stopwatch.disturbance > _BUSY or contradiction(found) > _AGREES:
+        costs.origin += " on a busy machine: weakly believed, and not kept"
+        _log.warning(
+            "the machine was busy while costs were measured (medians %.1f x the fastest, %.1f x off between cells): "
+            "rounds will tell, and they are measured again at the next start",
+            stopwatch.disturbance,
+            contradiction(found),
+        )
         return costs
     about = {
         "device": _device(target),
@@ -72,10 +93,47 @@ def measured_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -
         "max_rows": max_rows,
     }
     try:
-        write_cost_file(path, costs, about, datetime.now(timezone.utc))
+        write_cost_file(path, costs, about, now)
     except OSError as error:
         _log.warning("the cost table cannot be cached at %s (%s); it is measured again at every start", path, error)
     return costs
+
+
+def undisturbed(profile: CostProfile) -> CostProfile:
+    """Without what only a busy machine explains: whatever took longer than more work did takes as long as that."""
+
+    def least(table: Sequence[Sequence[float]]) -> FloatArray:
+        backwards = np.array(table, dtype=np.float64)[::-1, ::-1]
+        return np.minimum.accumulate(np.minimum.accumulate(backwards, axis=0), axis=1)[::-1, ::-1]
+
+    drafters = {
+        name: replace(cost, step_seconds=tuple(least([cost.step_seconds])[0].tolist()) if cost.step_seconds else ())
+        for name, cost in profile.drafters.items()
+    }
+    return replace(profile, verify=tuple(map(tuple, least(profile.verify).tolist())), drafters=drafters)
+
+
+def contradiction(profile: CostProfile) -> float:
+    """How many times off the oddest pass is from what the others allow: 1 where more work takes longer throughout."""
+    mended, measured = LearnedGrid(profile.rows, profile.tokens, undisturbed(profile).verify), profile.verify
+    pairs = (
+        (measured[i][j], mended.at(n, t)) for i, n in enumerate(profile.rows) for j, t in enumerate(profile.tokens)
+    )
+    return max(max(one / other, other / one) for one, other in pairs)
+
+
+def disagreement(profile: CostProfile, target: Runner, drafters: Sequence[Drafter]) -> float:
+    """How many times off a profile is from rounds of one row, timed for a moment."""
+    stopwatch, extent = Stopwatch(target.device, _CHECK_SECONDS), Extent.of(target, 1)
+    model = next((drafter for drafter in drafters if isinstance(drafter, RunsModel)), None)
+    own = extent if model is None else Extent.of(model.runner, 1)
+    lap = _laps(target, model, extent, own, stopwatch)[0]
+    pairs = list(zip(lap.verify, profile.verify[0], strict=True))
+    cost = DrafterCost() if model is None else profile.drafters.get(model.name, DrafterCost())
+    depth = min(extent.widths[-1], own.widths[-1]) - 1
+    if cost.step_seconds and depth:
+        pairs.append((lap.draft[-1], cost.start_seconds + depth * cost.step_seconds[0]))
+    return max(max(now / then, then / now) for now, then in pairs)
 
 
 def warm_up(target: Runner, drafters: Sequence[Drafter]) -> None:

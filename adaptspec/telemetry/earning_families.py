@@ -5,6 +5,7 @@ Labels are drafters and the few tiers that are estimated: none comes from a clie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from prometheus_client import Metric
@@ -71,6 +72,12 @@ def _against_tiers(seen: EarningsSnapshot) -> Iterator[Metric]:
         "1 while the cost table and rounds disagree, and costs are measured again",
         seen.unsure,
     )
+    measured = GaugeMetricFamily(
+        "adaptspec_costs_measured_timestamp_seconds", "When the table that rounds began with was measured", labels=[]
+    )
+    if not math.isnan(seen.measured):
+        measured.add_metric([], seen.measured)
+    yield measured
     yield CounterMetricFamily("adaptspec_costs_remeasured", "Times that rounds had costs measured again", seen.doubts)
 
 

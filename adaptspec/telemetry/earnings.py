@@ -6,6 +6,7 @@ it does not know who shows the figures, nor how policies decide.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,8 @@ class EarningsSnapshot:
     """Everything since the start. Rates over a time of one's own are differences of two of these.
 
     `tiers` begins with plain decoding, and is empty before the engine runs. `unsure`: what the cost table says and
-    what rounds take disagree, so that costs are being measured again; `doubts` counts how often that began.
+    what rounds take disagree, so that costs are being measured again; `doubts` counts how often that began. The table
+    was `measured` at that time, in seconds since 1970.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -50,6 +52,7 @@ class EarningsSnapshot:
     dropped: int = 0
     unsure: bool = False
     doubts: int = 0
+    measured: float = math.nan
 
     @property
     def saved_tokens(self) -> int:
@@ -161,6 +164,7 @@ class Earnings:
                 dropped=self._box.dropped,
                 unsure=costs.unsure,
                 doubts=costs.doubts,
+                measured=costs.measured,
             )
 
     def _note(self, entries: Sequence[RoundRecord | Request | Completion]) -> None:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 import torch
 
-from adaptspec.control.cost import CostProfile, DrafterCost
+from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
+from adaptspec.control.cost_files import write_cost_file
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine import profile
-from adaptspec.engine.profile import Extent, Stopwatch, measure, middle, profiled_costs, warm_up
+from adaptspec.engine.profile import (
+    Extent,
+    Stopwatch,
+    contradiction,
+    measure,
+    middle,
+    profiled_costs,
+    undisturbed,
+    warm_up,
+)
 from adaptspec.models.loading import load_runner
 from tests.conftest import MakeModel
 from tests.fakes import TableRunner
@@ -69,20 +80,66 @@ def test_the_middle_of_profiles_is_taken_cell_by_cell() -> None:
     assert merged == one(2.0, 8.0, 4.0)
 
 
-def test_a_second_start_reads_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start-up: costs are measured once per machine and pair."""
+@pytest.fixture
+def _calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that nothing disturbs."""
     monkeypatch.setattr(profile, "_BUSY", 1e9)
+    monkeypatch.setattr(profile, "_AGREES", 1e9)
+
+
+@pytest.mark.usefixtures("_calm")
+def test_a_second_start_reads_the_cache() -> None:
+    """Start-up: costs are measured once per machine and pair, and then checked by a few laps."""
     target = Counting(context=128)
     first = profiled_costs(target, [NgramDrafter()], 2)
     after_first = target.passes
     second = profiled_costs(target, [NgramDrafter()], 2)
-    assert target.passes == after_first > 0
+    assert 0 < target.passes - after_first < after_first
     assert second.to_json() == first.to_json()
+    assert first.origin == "measured now"
+    assert "seconds ago, on" in second.origin
+    assert second.measured == pytest.approx(first.measured, abs=1.0)
+
+
+def test_a_table_that_laps_contradict_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another machine under the same name, or one that was busy when it was measured."""
+    target, drafters = _parts()
+    with monkeypatch.context() as calm:
+        calm.setattr(profile, "_BUSY", 1e9)
+        calm.setattr(profile, "_AGREES", 1e9)
+        first = profiled_costs(target, drafters, 1)
+    (path,) = (tmp_path / "adaptspec" / "costs").glob("*.json")
+    slow = tuple(tuple(100.0 * one for one in line) for line in first.profile.verify)
+    write_cost_file(path, CostTable(replace(first.profile, verify=slow)), {}, datetime.now(timezone.utc))
+    assert profiled_costs(target, drafters, 1).profile.verify[0][0] < slow[0][0] / 10
+    assert "do not fit" in caplog.text
+
+
+def test_what_contradicts_itself_is_mended_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """560 ms for two rows where eight take 25 ms: somebody else computed meanwhile."""
+    monkeypatch.setattr(profile, "_BUSY", 1e9)
+    steps = DrafterCost((1, 2, 8), (1e-3, 9e-3, 2e-3))
+    odd = CostProfile((1, 2, 8), (1, 2), ((0.008, 0.009), (0.56, 0.012), (0.025, 0.03)), {"draft-model": steps})
+    assert contradiction(odd) > 10
+    mended = undisturbed(odd)
+    assert mended.verify == ((0.008, 0.009), (0.012, 0.012), (0.025, 0.03))
+    assert mended.drafters["draft-model"].step_seconds == (1e-3, 2e-3, 2e-3)
+    assert contradiction(mended) == pytest.approx(1.0)
+    monkeypatch.setattr(profile, "measure", lambda *_: odd)
+    target, drafters = _parts()
+    assert profiled_costs(target, drafters, 1).profile == mended
+    assert not (tmp_path / "adaptspec").exists()
+    assert "off between cells" in caplog.text
 
 
 def test_other_models_and_sizes_are_measured_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A table is never used for other weights, another draft or another number of rows."""
     monkeypatch.setattr(profile, "_BUSY", 1e9)
+    monkeypatch.setattr(profile, "_AGREES", 1e9)
     target, drafters = _parts()
     profiled_costs(target, drafters, 2)
     profiled_costs(target, drafters, 1)
@@ -94,6 +151,7 @@ def test_other_models_and_sizes_are_measured_apart(monkeypatch: pytest.MonkeyPat
 def test_other_types_and_processors_are_measured_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A home directory shared by machines, or another --dtype: costs of the one say nothing of the other."""
     monkeypatch.setattr(profile, "_BUSY", 1e9)
+    monkeypatch.setattr(profile, "_AGREES", 1e9)
     target, drafters = _parts()
     profiled_costs(target, drafters, 1)
     target.info = replace(target.info, dtype="bfloat16")
@@ -129,6 +187,7 @@ def test_only_rows_the_cache_has_room_for_are_measured(
 def test_a_larger_cache_is_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A table taken with room for one row must not be read where there is room for four."""
     monkeypatch.setattr(profile, "_BUSY", 1e9)
+    monkeypatch.setattr(profile, "_AGREES", 1e9)
     assert profiled_costs(TableRunner(context=128, capacity=128), [NgramDrafter()], 4).profile.rows == (1,)
     assert profiled_costs(TableRunner(context=128), [NgramDrafter()], 4).profile.rows == (1, 2, 4)
 
@@ -138,6 +197,7 @@ def test_a_broken_cache_file_is_measured_again(
 ) -> None:
     """A damaged file costs a few seconds and a warning, never the start."""
     monkeypatch.setattr(profile, "_BUSY", 1e9)
+    monkeypatch.setattr(profile, "_AGREES", 1e9)
     target, drafters = _parts()
     good = profiled_costs(target, drafters, 1)
     (path,) = (tmp_path / "adaptspec" / "costs").glob("*.json")
@@ -163,6 +223,7 @@ def test_an_unwritable_cache_is_only_a_warning(
 ) -> None:
     """No home, full disk: serving goes on."""
     monkeypatch.setattr(profile, "_BUSY", 1e9)
+    monkeypatch.setattr(profile, "_AGREES", 1e9)
     (tmp_path / "adaptspec").write_text("in the way")
     target, drafters = _parts()
     assert profiled_costs(target, drafters, 1).profile.rows == (1,)
