@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from adaptspec.bench.collectors import Load
 from adaptspec.bench.decisions import DecisionSettings, run_decisions
+from adaptspec.bench.disturbance import BUSY, disturbed
 from adaptspec.bench.exactness import DEPTHS, run_exactness
 from adaptspec.bench.quick import QuickSettings, run_quick
 from adaptspec.bench.telemetry import TelemetrySettings, run_telemetry, telemetry_report
@@ -60,9 +61,15 @@ def _finish(arguments: argparse.Namespace, result: Result, report: Callable[[Res
 def _quick(arguments: argparse.Namespace) -> Result:
     workloads = read_workloads(arguments.workloads, arguments.prompts)
     settings = QuickSettings(arguments.tokens, arguments.repeats, arguments.policy)
+    config, steps = EngineConfig(device=arguments.device), settings.repeats * sum(map(len, workloads.values()))
     with Progress(console=Console(stderr=True)) as progress:
-        work = progress.add_task("quick", total=settings.repeats * sum(map(len, workloads.values())))
-        return run_quick(EngineConfig(device=arguments.device), workloads, settings, lambda: progress.advance(work))
+        work = progress.add_task("quick", total=steps * (2 if arguments.disturb else 1))
+        result = run_quick(config, workloads, settings, lambda: progress.advance(work))
+        if arguments.disturb:
+            with disturbed():
+                again = run_quick(config, workloads, settings, lambda: progress.advance(work))
+            result["disturbed"] = {name: again[name] for name in ("milliseconds_per_token", "mean", "worst", "tasks")}
+        return result
 
 
 def _exactness(arguments: argparse.Namespace) -> Result:
@@ -104,7 +111,14 @@ def _decisions_report(result: Result) -> list[Table | str]:
 
 
 def _quick_report(result: Result) -> list[Table | str]:
-    table = Table("against", *result["tasks"], "mean", "worst", title="speed ratios (medians; above 1 is faster)")
+    parts = _ratios(result, "speed ratios (medians; above 1 is faster)")
+    if "disturbed" in result:
+        parts += _ratios(result["disturbed"], f"the same beside {BUSY} busy processes")
+    return parts
+
+
+def _ratios(result: Result, title: str) -> list[Table | str]:
+    table = Table("against", *result["tasks"], "mean", "worst", title=title)
     for name, mean in result["mean"].items():
         cells = [row[name]["median"] for row in result["tasks"].values()]
         table.add_row(name.replace("_", " "), *(f"{value:.2f}" for value in [*cells, mean, result["worst"][name]]))

@@ -15,6 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     quick = commands.add_parser("quick", help="speed at batch 1, greedy, against transformers and fixed depths")
     quick.add_argument("--repeats", type=int, default=5, help="interleaved repeats (default: %(default)s)")
     quick.add_argument("--prompts", type=int, default=3, help="prompts per task (default: %(default)s)")
+    quick.add_argument(
+        "--disturb", action="store_true", help="also beside two busy processes, the models loaded anew beside them"
+    )
     complete_policies(
         quick.add_argument("--policy", default="goodput", metavar="NAME|FILE", help="(default: %(default)s)")
     )

@@ -51,3 +51,23 @@ def test_exactness_reports_shares_in_any_data_type(
     printed = capsys.readouterr().out
     assert dtype in printed
     assert "12.5% at depth 3" in " ".join(printed.split())
+
+
+def test_a_disturbed_run_is_shown_beside_the_quiet_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both are whole runs, on engines of their own."""
+    ratio = {"median": 1.25, "lowest": 1.0, "highest": 1.5}
+
+    def result(*_: Any) -> dict[str, Any]:
+        ratios = {"policy_over_plain": ratio}
+        sums = {"policy_over_plain": 1.25}
+        return {"mean": sums, "worst": sums, "tasks": {"chat": ratios}, "milliseconds_per_token": {"off": 1.5}}
+
+    monkeypatch.setattr(command, "run_quick", result)
+    assert main(["bench", "quick", "--disturb", "--prompts", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("policy over plain") == 2
+    assert "beside 2 busy processes" in printed
+    assert main(["bench", "quick", "--disturb", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["disturbed"]["mean"] == {"policy_over_plain": 1.25}
