@@ -7,31 +7,39 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from adaptspec.telemetry.trace_settings import PushSettings, TraceSettings
+from adaptspec.telemetry.trace_settings import PushSettings, TraceLevel, TraceSettings
 from tests.running import Running, config_of, get
 
+Labels = dict[str, set[str]]
 # Also those that rules record: level:metric:operations.
 NAME = re.compile(r"\b(?:[a-z_]+:)?(?:adaptspec|gen_ai)_[a-z0-9_:]+")
 
 
-async def exported(target: Path, draft: Path, folder: Path) -> dict[str, set[str]]:
-    """Labels by metric of a server with everything on, after one answer. Its collector does not exist."""
-    nowhere = "http://127.0.0.1:9"
+REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("completions", {"prompt": "Hello", "seed": 1, "stop": "zzz", "adaptspec": {"task": "code", "max_depth": 2}}),
+    ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "adaptspec": {"policy": "static-3"}}),
+)
+
+
+async def exported(target: Path, draft: Path, folder: Path, collector: str = "http://127.0.0.1:9") -> Labels:
+    """Labels by metric of a server with everything on, after two answers. By default its collector does not exist."""
     config = replace(
         config_of(target, draft, folder),
-        traces=TraceSettings(endpoint=nowhere),
-        push=PushSettings(wanted=True, endpoint=nowhere),
+        traces=TraceSettings(TraceLevel.ROUND, endpoint=collector),
+        push=PushSettings(wanted=True, endpoint=collector),
     )
     server = Running(config)
     url = await server.url()
     async with aiohttp.ClientSession() as session:
-        body = {"prompt": "Hello", "max_tokens": 20, "temperature": 0}
-        async with session.post(f"{url}/v1/completions", json=body) as response:
-            assert response.status == 200
+        for route, body in REQUESTS:
+            asked = body | {"max_tokens": 20, "ignore_eos": True}
+            async with session.post(f"{url}/v1/{route}", json=asked) as response:
+                assert response.status == 200, await response.text()
         text = await get(session, f"{url}/metrics")
     await server.stop()
     labels: dict[str, set[str]] = defaultdict(set)
