@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,10 +28,10 @@ _LOOKUP, _LEAST = 1e-5, 1e-6
 # as one was just before.
 _LOT, _SAMPLED = 15, 4
 _MOST_KINDS = 1024
-# Rounds of a kind that take so many times what was expected, or less by as much, speak against the table: the mean over
-# so many of the latest, of which each counts up to the clip, since one that stalled says little.
-_UNSURE, _LATEST, _CLIP = math.log(1.3), 16, math.log(4.0)
-_PASSES = 1024  # rounds after which a kind that never ran again speaks against nothing
+# Where the median of so many rounds of a kind takes so many times what was expected, or less by as much, by more than
+# their noise explains (two standard errors), they speak against the table.
+_UNSURE, _TELLING = math.log(1.3), 8
+_PASSES = 1024  # rounds after which a kind that never ran again speaks against nothing, and the log says it again
 
 _log = logging.getLogger(__name__)
 
@@ -94,8 +95,9 @@ class CostTable:
         self._rounds = 0
         self._noted: list[tuple[int, RoundRecord, Sequence[str]]] = []
         self._looked: dict[tuple[int, int, bool], int] = {}  # when, by kind of round
-        self._surprise: dict[tuple[bool, int], tuple[float, int]] = {}  # mean logarithm and rounds, by kind of round
+        self._surprise: dict[tuple[bool, int], list[float]] = {}  # logarithms, by kind of round
         self._unsure: dict[tuple[bool, int], int] = {}  # kinds of rounds that disagree, and since which round
+        self._silent_until = 0
         self.doubts = 0  # times that rounds had it measured again
 
     @property
@@ -214,25 +216,26 @@ class CostTable:
 
     def _compare(self, kind: tuple[bool, int], expected: float, seconds: float) -> None:
         """Whether rounds of a kind take what was expected of them before they ran."""
-        mean, count = self._surprise.get(kind, (0.0, 0))
-        surprise = max(-_CLIP, min(_CLIP, math.log(max(seconds, _LEAST) / expected)))
-        mean, count = mean + (surprise - mean) / min(count + 1, _LATEST), count + 1
-        self._surprise[kind] = mean, count
-        if count < _LATEST:
+        surprises = self._surprise.setdefault(kind, [])
+        surprises.append(math.log(max(seconds, _LEAST) / expected))
+        if len(surprises) < _TELLING:
             return
-        if abs(mean) > _UNSURE:
-            if not self.unsure:
+        middle = statistics.median(surprises)
+        spread = statistics.median([abs(one - middle) for one in surprises])
+        surprises.clear()
+        # Of normal noise, a standard deviation is 1.48 x the spread, and the median's error 1.25 x that of a mean.
+        if abs(middle) - 2.0 * 1.25 * 1.48 * spread / math.sqrt(_TELLING) > _UNSURE:
+            if self._rounds >= self._silent_until:
+                self._silent_until = self._rounds + _PASSES
                 _log.warning(
                     "costs are unsure: measuring again (rounds of %s take %.2f times what the cost table says)",
                     "drafts" if kind[0] else "plain decoding",
-                    math.exp(mean),
+                    math.exp(middle),
                 )
             self._unsure[kind] = self._rounds
             self.doubt()
         elif kind in self._unsure:
             del self._unsure[kind]
-            if not self.unsure:
-                _log.warning("costs are sure again: rounds take what the cost table says")
 
     def doubt(self) -> None:
         """Believe what was learned no more than what was measured at the start, so that rounds measure it again."""

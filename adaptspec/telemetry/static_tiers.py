@@ -25,7 +25,8 @@ KNOWN_FROM = 64
 _PLAIN_FROM, _KNOWN_WITHIN = 3, 0.25
 # Where more of its text than this is guessed, a tier is no reference.
 _MOST_GUESSED = 0.5
-# What is added up of each tier: its seconds, those of the rounds it is compared with, tokens, and those guessed.
+# What is added up of each tier: its seconds, those of the rounds it is compared with, tokens, and those guessed. While
+# it waits, seconds are those of the rounds without hiccups.
 _SUMS = ("seconds", "against", "tokens", "guessed")
 
 
@@ -71,7 +72,7 @@ class StaticTiers:
     expected by the acceptance seen so far, by row, task and position. Plain decoding takes a round per token.
 
     Seconds of a round at a tier are what rounds of its batch bucket were measured to take (`RoundSeconds`). What cannot
-    be priced yet waits until enough rounds have run: plain ones, ones as deep. Hiccups, a tier would have had as well.
+    be priced yet waits until enough rounds have run: plain ones, ones as deep. Hiccups take the same share of any tier.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class StaticTiers:
         more = size / (1 + 2 ** (which - 1) if which else 1) - 1.0
         measured: FloatArray = np.array([record.total_seconds for record in records])
         hiccups = bucket.fit.add(self._as_run(rows, records, size, more), measured)
-        bucket.waiting += [hiccups.sum(), measured.sum(), rows.emitted.sum(), 0.0]
+        bucket.waiting += [(measured - hiccups).sum(), measured.sum(), rows.emitted.sum(), 0.0]
         nothing = np.zeros(len(self._drafters))
         bucket.work[0] += rows.emitted.sum() / size * features(more, nothing, nothing, nothing)
         for drafter in range(len(self._drafters)):
@@ -213,11 +214,12 @@ class _Bucket:
             return
         for tier, work in enumerate(self.work):
             seconds, unsure = self.fit.seconds(work)
-            if unsure <= _KNOWN_WITHIN * seconds:
-                known[tier] += self.waiting[tier]
-                known[tier, 0] += seconds
-                _, _, tokens, guessed = self.waiting[tier]
-                error[tier] += unsure + seconds * guessed / max(tokens, 1.0)
+            usual, against, tokens, guessed = self.waiting[tier].tolist()
+            if unsure <= _KNOWN_WITHIN * seconds and usual:
+                # The machine hesitates for a share of the time, whoever uses it.
+                hesitating = against / usual
+                known[tier] += [hesitating * seconds, against, tokens, guessed]
+                error[tier] += hesitating * (unsure + seconds * guessed / max(tokens, 1.0))
                 self.work[tier] = self.waiting[tier] = 0.0
 
 
