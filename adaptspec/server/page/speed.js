@@ -168,7 +168,7 @@ export class Speed {
     if (performance.now() - this.#spoken < SPEAK_MS) return;
     this.#spoken = performance.now();
     const last = this.#points.filter((one) => one.now !== null).at(-1);
-    const plain = last?.off ? `, estimated without speculation ${count(last.off)}` : "";
+    const plain = last?.off ? `, without speculation ${count(last.off)}` : "";
     canvas.setAttribute("aria-label", last ? `Tokens per second over the last two minutes; latest ${count(last.now)}${plain}` : "Tokens per second: nothing was decoded in the last two minutes");
   }
 
