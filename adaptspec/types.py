@@ -333,6 +333,9 @@ class RoundRecord:
     shadow_drafted: IntArray | None = None
     expected: Expected | None = None  # None where the policy estimates nothing
     ended: float = nan
+    # [B, D, candidates]: how surely each drafted token would have been accepted at each candidate draft temperature;
+    # NaN where nobody scored it. None in rounds that are not scored.
+    temperature_scores: FloatArray | None = None
 
     @property
     def drafting(self) -> bool:
@@ -362,6 +365,7 @@ class RoundRecord:
             context=self.context[index],
             confidence=self.confidence[index, :deepest],
             entropy=self.entropy[index, :deepest],
+            temperature_scores=None if self.temperature_scores is None else self.temperature_scores[index, :deepest],
             provenance=None if self.provenance is None else self.provenance.take(index),
             shadow=None if self.shadow is None else self.shadow[:, index],
             shadow_drafted=None if self.shadow_drafted is None else self.shadow_drafted[:, index],

@@ -9,6 +9,8 @@ import numpy as np
 
 from adaptspec.types import FloatArray, IntArray
 
+_LEAST = 0.01
+
 
 class Calibration:
     """P(accepted | the draft's confidence in its token, the row), by bins of confidence, in decayed counts.
@@ -86,6 +88,11 @@ class Calibration:
         seen, due = self._rows[:, rows]
         usual = (told / expected)[self._task[rows]]
         return np.asarray((seen + self._ROW_PULL * usual) / (due + self._ROW_PULL), dtype=np.float64)
+
+    def of_rows(self, rows: IntArray) -> FloatArray:
+        """P(accepted) by bin, of each row [B, bins]; never quite 0, which would end a draft whatever follows."""
+        wrong = self.factors(rows)[:, None] * (1.0 - self.table())
+        return np.maximum(1.0 - wrong, _LEAST)
 
     def index(self, confidence: FloatArray) -> IntArray:
         """The bin of each confidence; any shape, no NaN."""

@@ -10,14 +10,15 @@ import numpy as np
 from adaptspec.control.arrays import some
 from adaptspec.control.ceilings import Ceilings
 from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook
+from adaptspec.control.choosers.goodput import Goodput
+from adaptspec.control.copies import changed
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
 from adaptspec.control.learned import Remembers, under
-from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, RegionWatcher, RoundStop
-from adaptspec.control.stopping.outlook import OutlookKeeper
-from adaptspec.control.stopping.split import TaskStops
+from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, RegionWatcher
 from adaptspec.control.stopping.stop import NoStop, StopRule
 from adaptspec.control.task_tiers import TaskTiers
+from adaptspec.draft_tables import StopTable
 from adaptspec.errors import StateError
 from adaptspec.types import Expected, FloatArray, IntArray, Reason, RoundRecord
 
@@ -40,10 +41,10 @@ class ComposedPolicy:
         ceilings: Ceilings | None = None,
         task_tiers: TaskTiers | None = None,
         task_stops: Mapping[int, StopRule] | None = None,
-        keeper: OutlookKeeper | None = None,
+        keeper: Goodput | None = None,
         temperature: DraftTemperature | None = None,
     ) -> None:
-        """`keeper` makes the outlook that a stop rule asks for where the chooser has none."""
+        """`keeper` has the outlook that a stop rule asks for where the chooser has none."""
         self._chooser = chooser
         self._offered = chooser if isinstance(chooser, OfferWatcher) and chooser.watches_offers else None
         self._drafters = drafters
@@ -54,13 +55,13 @@ class ComposedPolicy:
         self._task_tiers = task_tiers
         self._barred = False  # a ceiling left no row a single token
         self._task_stops = dict(task_stops or {})
-        self._by_task = TaskStops(self._task_stops, max_rows) if self._task_stops else None
         self._task_learners = {task: rule for task, rule in self._task_stops.items() if rule.learns}
         self._keeper = keeper
         self._temperature = temperature
         self._memories = _memories(self._stop, self._task_stops, keeper, temperature)
         self._expected: tuple[Outlook, IntArray, Expected] | None = None
         self._said: tuple[Choice, Decision] | None = None
+        self._stacks: tuple[bytes, tuple[StopTable | None, ...], StopTable | None] | None = None
         self._nothing: dict[Reason, Decision] = {}
         self._tasks: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._zeros: IntArray = np.zeros(0, dtype=np.int64)
@@ -94,8 +95,6 @@ class ComposedPolicy:
         """See `Policy.start`."""
         self._tasks[row] = task
         self._chooser.start(row, task)
-        if self._by_task is not None:
-            self._by_task.start(row, task)
         if self._guard is not None:
             self._guard.start()
         if self._dwell is not None:
@@ -141,6 +140,8 @@ class ComposedPolicy:
             self._teach_task_stops(record)
         if self._keeper is not None:
             self._keeper.learn(record)
+        if self._temperature is not None and record.temperature_scores is not None:
+            self._temperature.learn(record)
         # A guard learns nothing of rounds in which nobody could have drafted.
         if self._guard is not None and not self._barred:
             self._guard.after(record)
@@ -148,7 +149,9 @@ class ComposedPolicy:
     def _decision(self, choice: Choice, signals: BatchSignals) -> Decision:
         drafting = some(choice.depths)
         stop = self._stop_of(choice, signals) if drafting else None
-        temperature = self._temperature.begin() if drafting and self._temperature is not None else None
+        temperature = (
+            self._temperature.table(len(choice.depths)) if drafting and self._temperature is not None else None
+        )
         said = self._said
         # A chooser whose plan stands makes the same choice, which is the same decision.
         if said is not None and said[0] is choice and said[1].stop is stop and said[1].temperature is temperature:
@@ -218,7 +221,7 @@ class ComposedPolicy:
         if outlook is None:
             return None
         if known is None or known[0] is not outlook or known[1] is not choice.depths:
-            known = self._expected = outlook, choice.depths, outlook.expected(choice.depths)
+            known = self._expected = outlook, choice.depths, outlook.expected(choice.depths, choice.drafter)
         return known[2]
 
     def _none(self, reason: Reason) -> Decision:
@@ -235,18 +238,34 @@ class ComposedPolicy:
             if len(mine):
                 rule.learn(record.take(mine))
 
-    def _stop_of(self, choice: Choice, signals: BatchSignals) -> RoundStop | None:
+    def _stop_of(self, choice: Choice, signals: BatchSignals) -> StopTable | None:
         if self._keeper is not None and choice.outlook is None:
-            choice = replace(choice, outlook=self._keeper.outlook(signals))
-        if self._by_task is None:
-            return self._stop.begin(choice) if choice.stop is None else choice.stop
-        return self._by_task.begin(choice, self._stop, signals.rows)
+            choice = changed(choice, outlook=self._keeper.outlook(signals))
+        usual = self._stop.table(choice) if choice.stop is None else choice.stop
+        if not self._task_stops:
+            return usual
+        tasks = self._tasks[signals.rows]
+        tables = {task: self._task_stops[task].table(choice) for task in self._task_stops if task in tasks}
+        return self._stacked(tasks, tables, usual) if tables else usual
+
+    def _stacked(
+        self, tasks: IntArray, tables: Mapping[int, StopTable | None], usual: StopTable | None
+    ) -> StopTable | None:
+        """The tables of tasks' own beside that of all others, by the task of each row [B]; kept while none changes."""
+        made = (*tables.values(), usual)
+        last = self._stacks
+        if last is None or last[0] != tasks.tobytes() or any(a is not b for a, b in zip(last[1], made, strict=True)):
+            lanes = [(np.flatnonzero(tasks == task), table) for task, table in tables.items()]
+            lanes.append((np.flatnonzero(~np.isin(tasks, list(tables))), usual))
+            parts = [(at, None if table is None else table.take(at)) for at, table in lanes if len(at)]
+            last = self._stacks = tasks.tobytes(), made, StopTable.stacked(parts, len(tasks))
+        return last[2]
 
 
 def _memories(
     stop: StopRule,
     task_stops: Mapping[int, StopRule],
-    keeper: OutlookKeeper | None,
+    keeper: Goodput | None,
     temperature: DraftTemperature | None,
 ) -> dict[str, Remembers]:
     """The parts that have something to keep, by the prefix of its names."""

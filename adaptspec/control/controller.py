@@ -38,7 +38,7 @@ from adaptspec.control.reasons import CEILING
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
 from adaptspec.control.shadow_policies import ShadowPolicies
 from adaptspec.control.shadow_policy import ShadowEstimate, ShadowPolicy
-from adaptspec.control.stopping.split import RowThresholds
+from adaptspec.draft_tables import StopTable
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import FloatArray, IntArray, Reason, Request, RoundRecord
 
@@ -237,7 +237,7 @@ class Controller:
         if watched:
             decision = replace(decision, watched=tuple(sorted({*decision.watched, *watched})))
         if self._own_thresholds:
-            return replace(decision, stop=RowThresholds(decision.stop, self._threshold[signals.rows]))
+            return changed(decision, stop=_with_floors(decision.stop, self._threshold[signals.rows]))
         return decision
 
     def learn(self, record: RoundRecord) -> None:
@@ -368,6 +368,14 @@ class Controller:
                 f"{', '.join(self._drafters) or 'none'}; load one or choose another policy"
             )
         return DrafterNumbers(wanted, self._drafters)
+
+
+def _with_floors(stop: StopTable | None, floors: FloatArray) -> StopTable | None:
+    """Confidence floors [B] of requests' own in place of what their policy says; NaN: it has none."""
+    own = ~np.isnan(floors)
+    mine, others = np.flatnonzero(own), np.flatnonzero(~own)
+    bound = StopTable(confidence=floors[mine, None])
+    return StopTable.stacked([(others, None if stop is None else stop.take(others)), (mine, bound)], len(floors))
 
 
 def _watches_regions(policy: Policy) -> bool:

@@ -62,13 +62,14 @@ class Counterfactual:
             return wished
         drafted = np.zeros_like(wished)
         active, step = np.flatnonzero(wished), 0
+        stop = decision.stop.begin(active)
         while len(active):
             drafted[active] += 1
             sure, entropy = self.confidence[active, step], self.entropy[active, step]
             step += 1
             going = wished[active] > step
             if going.any():
-                going &= decision.stop(step, active, sure, entropy)
+                going &= stop(step, active, sure, entropy)
             active = active[going]
         return drafted
 

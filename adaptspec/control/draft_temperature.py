@@ -5,48 +5,46 @@ Knows entropies and scores as numbers. Lossless: verification is told the distri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Literal, Protocol
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from adaptspec.control.learned import counts, sums
-from adaptspec.control.policy import RoundTemperature
 from adaptspec.control.schema import Part
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.draft_tables import CANDIDATES, ENTROPY_BINS, TemperatureTable, entropy_bins
+from adaptspec.types import FloatArray, RoundRecord
 
-CANDIDATES = (0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 _NEUTRAL = CANDIDATES.index(1.0)
-_EDGES = (0.1, 0.3, 0.6, 1.0, 1.5, 2.2, 3.0)  # nats
 _DISCOUNT = 0.999  # per scored token
 _LEAST_SEEN = 16.0
 
 
 class DraftTemperature(Protocol):
-    """Makes the temperature of each round."""
+    """Writes the temperature table of each round, and learns from rounds that were scored."""
 
-    def begin(self) -> RoundTemperature:
-        """What holds in the coming round."""
+    def table(self, rows: int) -> TemperatureTable:
+        """For a round of so many rows; the same object while nothing changes."""
+
+    def learn(self, record: RoundRecord) -> None:
+        """Take note of a round with `temperature_scores`."""
 
 
 class FixedTemperature:
     """The same temperature for every token, on top of the request's own."""
 
-    scored = False
-
     def __init__(self, value: float) -> None:
         self._value = value
+        self._table = TemperatureTable(np.full((0, ENTROPY_BINS), value))
 
-    def begin(self) -> RoundTemperature:
+    def table(self, rows: int) -> TemperatureTable:
         """The same every round."""
-        return self
+        if len(self._table.values) != rows:
+            self._table = TemperatureTable(np.full((rows, ENTROPY_BINS), self._value))
+        return self._table
 
-    def __call__(self, index: IntArray, entropy: FloatArray) -> FloatArray:  # noqa: ARG002 - the protocol's signature
-        """See `RoundTemperature`."""
-        return np.full(len(index), self._value)
-
-    def observe(self, index: IntArray, entropy: FloatArray, scores: FloatArray) -> None:
+    def learn(self, record: RoundRecord) -> None:
         """A fixed temperature learns nothing."""
 
 
@@ -56,51 +54,52 @@ class DynamicTemperature:
     Drafting from q' = softmax(log q / tau) is accepted with probability sum(min(p, q')) under `rejection`, and under
     methods that share the target's noise where argmax(log q / tau + noise) is the target's own token. Once p is
     known, at verification, every candidate tau can be scored on the very tokens that were drafted, so nothing has to
-    be tried. Per bin of the draft's entropy, tau is the candidate with the largest
+    be tried. Per bin of the draft's entropy, the best is the candidate with the largest
 
         mean gain over tau = 1, less one standard error of that mean,
 
-    and 1 while no candidate's is positive. Counts decay. Only every `score_every`-th round is scored, and few of its
-    tokens. Regimes: earns most where draft and target differ in calibration (a small or distilled draft, a quantized
-    target); nothing at temperature 0, where the argmax stays what it is.
+    and 1 while no candidate's is positive; tau is best ** `gain`. Counts decay. Only every `score_every`-th round is
+    scored, and few of its tokens. Regimes: earns most where draft and target differ in calibration (a small or
+    distilled draft, a quantized target); nothing at temperature 0, where the argmax stays what it is.
     Source: AdaptSpec design; the objective is the acceptance of Leviathan et al. 2023, eq. 2.
     """
 
-    def __init__(self, score_every: int = 8) -> None:
-        bins = len(_EDGES) + 1
+    def __init__(
+        self, score_every: int = 8, least: float = CANDIDATES[0], most: float = CANDIDATES[-1], gain: float = 1.0
+    ) -> None:
+        """Candidates from `least` to `most`, which hold 1 between them."""
         self._score_every = score_every
         self._rounds = 0
-        self._seen: FloatArray = np.zeros((bins, 1))
-        self._sums: FloatArray = np.zeros((bins, len(CANDIDATES)))
-        self._squares: FloatArray = np.zeros((bins, len(CANDIDATES)))
+        self._seen: FloatArray = np.zeros((ENTROPY_BINS, 1))
+        self._sums: FloatArray = np.zeros((ENTROPY_BINS, len(CANDIDATES)))
+        self._squares: FloatArray = np.zeros((ENTROPY_BINS, len(CANDIDATES)))
         self._candidates: FloatArray = np.array(CANDIDATES)
-        self._edges: FloatArray = np.array(_EDGES)
-        self._stale = False
-        self.scored = False
-        self.by_bin: FloatArray = np.ones(bins)
+        self._inside = (self._candidates >= least) & (self._candidates <= most)
+        self._gain = gain
+        self._tables: dict[tuple[int, bool], TemperatureTable] = {}
+        self.by_bin: FloatArray = np.ones(ENTROPY_BINS)
 
-    def begin(self) -> RoundTemperature:
-        """The table as learned so far; every so many rounds one is scored."""
-        self.scored = self._rounds % self._score_every == 0
+    def table(self, rows: int) -> TemperatureTable:
+        """What was learned so far; every so many rounds one is scored."""
+        scored = self._rounds % self._score_every == 0
         self._rounds += 1
-        if self._stale:
-            self.by_bin = self._best()
-            self._stale = False
-        return self
+        known = self._tables.get((rows, scored))
+        if known is None:
+            known = self._tables[rows, scored] = TemperatureTable(np.tile(self.by_bin, (rows, 1)), scored)
+        return known
 
-    def __call__(self, index: IntArray, entropy: FloatArray) -> FloatArray:  # noqa: ARG002 - the protocol's signature
-        """See `RoundTemperature`."""
-        return self.by_bin[self._edges.searchsorted(entropy)]
-
-    def observe(self, index: IntArray, entropy: FloatArray, scores: FloatArray) -> None:  # noqa: ARG002
-        """See `RoundTemperature`."""
-        gains = scores - scores[:, [_NEUTRAL]]
-        bins = self._edges.searchsorted(entropy)
+    def learn(self, record: RoundRecord) -> None:
+        """See `DraftTemperature.learn`."""
+        scores = record.temperature_scores
+        assert scores is not None, "only told of rounds that were scored"
+        known = ~np.isnan(scores[:, :, _NEUTRAL])
+        gains = scores[known] - scores[known][:, [_NEUTRAL]]
+        bins = entropy_bins(record.entropy[known])
         fade = _DISCOUNT ** len(bins)
-        for known, news in ((self._seen, np.ones((len(bins), 1))), (self._sums, gains), (self._squares, gains**2)):
-            np.multiply(known, fade, out=known)
-            np.add.at(known, bins, news)
-        self._stale = True
+        for old, news in ((self._seen, np.ones((len(bins), 1))), (self._sums, gains), (self._squares, gains**2)):
+            np.multiply(old, fade, out=old)
+            np.add.at(old, bins, news)
+        self._renew()
 
     def learned(self) -> dict[str, FloatArray]:
         """Decayed counts, sums and squares of gains, by bin of entropy."""
@@ -110,45 +109,18 @@ class DynamicTemperature:
         """See `Chooser.restore`."""
         seen, squares = counts(learned, "seen", self._seen.shape), counts(learned, "squares", self._squares.shape)
         self._sums = sums(learned, "gains", self._sums.shape)
-        self._seen, self._squares, self._stale = seen, squares, True
+        self._seen, self._squares = seen, squares
+        self._renew()
 
-    def _best(self) -> FloatArray:
+    def _renew(self) -> None:
         seen = np.maximum(self._seen, 1.0)
         mean = self._sums / seen
         error = np.sqrt(np.maximum(self._squares / seen - mean**2, 0.0) / seen)
-        surely = np.where(self._seen >= _LEAST_SEEN, mean - error, 0.0)
+        surely = np.where((self._seen >= _LEAST_SEEN) & self._inside, mean - error, 0.0)
         surely[:, _NEUTRAL] = 0.0
         best = np.where(surely.max(axis=1) > 0.0, surely.argmax(axis=1), _NEUTRAL)
-        return np.asarray(self._candidates[best], dtype=np.float64)
-
-
-class SplitTemperature:
-    """Several temperatures in one round, each for its own rows; rows of a part without one are drafted as they are."""
-
-    def __init__(self, parts: Sequence[tuple[IntArray, RoundTemperature | None]], rows: int) -> None:
-        """`parts`: positions in the batch, and what holds for them."""
-        self._parts = [part for _, part in parts]
-        self._owner: IntArray = np.full(rows, -1, dtype=np.int64)
-        for number, (positions, _) in enumerate(parts):
-            self._owner[positions] = number
-        self.scored = any(part is not None and part.scored for part in self._parts)
-
-    def __call__(self, index: IntArray, entropy: FloatArray) -> FloatArray:
-        """See `RoundTemperature`."""
-        result: FloatArray = np.ones(len(index))
-        for part, mine in self._lanes(index):
-            result[mine] = part(index[mine], entropy[mine])
-        return result
-
-    def observe(self, index: IntArray, entropy: FloatArray, scores: FloatArray) -> None:
-        """See `RoundTemperature`."""
-        for part, mine in self._lanes(index):
-            part.observe(index[mine], entropy[mine], scores[mine])
-
-    def _lanes(self, index: IntArray) -> list[tuple[RoundTemperature, IntArray]]:
-        owners = self._owner[index]
-        lanes = [(part, np.flatnonzero(owners == number)) for number, part in enumerate(self._parts)]
-        return [(part, mine) for part, mine in lanes if part is not None and len(mine)]
+        self.by_bin = self._candidates[best] ** self._gain
+        self._tables.clear()
 
 
 class FixedTemperatureSpec(Part):
@@ -167,10 +139,27 @@ class DynamicTemperatureSpec(Part):
 
     mode: Literal["dynamic"]
     score_every: int = Field(default=8, ge=1, le=10_000, description="Rounds from one that is scored to the next.")
+    range: list[float] = Field(
+        default=[CANDIDATES[0], CANDIDATES[-1]],
+        min_length=2,
+        max_length=2,
+        description="Least and most it may be; 1 lies between them.",
+    )
+    gain: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="How far it goes from 1 to what was accepted most: 1 all the way."
+    )
+
+    @field_validator("range")
+    @classmethod
+    def _holds_one(cls, ends: list[float]) -> list[float]:
+        if not CANDIDATES[0] <= ends[0] <= 1.0 <= ends[1] <= CANDIDATES[-1]:
+            raise ValueError(f"write [least, most] with {CANDIDATES[0]} <= least <= 1 <= most <= {CANDIDATES[-1]}")
+        return ends
 
     def build(self) -> DraftTemperature:
         """The temperature."""
-        return DynamicTemperature(self.score_every)
+        least, most = self.range
+        return DynamicTemperature(self.score_every, least, most, self.gain)
 
 
 DraftTemperatureSpec = Annotated[FixedTemperatureSpec | DynamicTemperatureSpec, Field(discriminator="mode")]

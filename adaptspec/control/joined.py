@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adaptspec.control.draft_temperature import SplitTemperature
 from adaptspec.control.policy import Decision, whole_expected, whole_provenance
-from adaptspec.control.stopping.split import SplitStop, StopPart
+from adaptspec.draft_tables import StopTable, TemperatureTable
 from adaptspec.types import IntArray
 
 
@@ -17,15 +16,13 @@ def joined(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Decision:
     depths, reasons, drafter = (np.zeros(rows, dtype=np.int64) for _ in range(3))
     for mine, part in parts:
         depths[mine], reasons[mine], drafter[mine] = part.depths, part.reasons, part.drafter
-    stops = any(part.stop is not None for _, part in parts)
-    warm = any(part.temperature is not None for _, part in parts)
     return Decision(
         depths,
         reasons,
         drafter,
-        SplitStop([StopPart(mine, part.stop) for mine, part in parts], rows) if stops else None,
+        StopTable.stacked([(mine, part.stop) for mine, part in parts], rows),
         whole_provenance([(mine, part.provenance) for mine, part in parts if part.provenance is not None], rows),
-        SplitTemperature([(mine, part.temperature) for mine, part in parts], rows) if warm else None,
+        TemperatureTable.stacked([(mine, part.temperature) for mine, part in parts], rows),
         tuple(sorted({which for _, part in parts for which in part.watched})),
         whole_expected([(mine, part.expected) for mine, part in parts if part.expected is not None], rows),
     )

@@ -11,7 +11,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord
+from adaptspec.draft_tables import StopTable, TemperatureTable
+from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -82,49 +83,9 @@ class BatchSignals:
         )
 
 
-class RoundStop(Protocol):
-    """A stop rule at work in one round: decides after each draft step who drafts on.
-
-    The token just drafted is always submitted for verification; only what follows it is at stake. So a rule
-    may look at that token's confidence and stay exact under every lossless verification.
-    """
-
-    def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
-        """Which of the rows at `index` (positions in the batch) go on after drafting token `step` (1-based).
-
-        `confidence` is the draft's probability of the token it just chose, `entropy` that of its
-        distribution in nats, both for the rows at `index`. Called with steps in order, the first one of each round
-        first: a decision that stands for several rounds has the same stop in all of them.
-        """
-
-
-class RoundTemperature(Protocol):
-    """How far the draft's distribution is sharpened (below 1) or flattened (above 1) before a token is drawn from it.
-
-    Called once per draft step with what is known before the token is drawn, so it is exact under every lossless
-    verification: the draft's distribution is whatever the token was really drawn from.
-    """
-
-    @property
-    def scored(self) -> bool:
-        """Whether this round's drafts are to be scored at every candidate temperature."""
-
-    def __call__(self, index: IntArray, entropy: FloatArray) -> FloatArray:
-        """Temperatures of the next tokens of the rows at `index` (positions in the batch), from the entropy in nats
-
-        of the draft's distribution at temperature 1. All [N].
-        """
-
-    def observe(self, index: IntArray, entropy: FloatArray, scores: FloatArray) -> None:
-        """What the candidates would have come to: `scores` [N, candidates] are acceptance probabilities, or 0 and 1,
-
-        of drafted tokens of the rows at `index`, which may repeat. Only told of scored rounds.
-        """
-
-
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """Depth, reason and drafter per row, and the stop rule of this round (None: draft all of it).
+    """Depth, reason and drafter per row, and when drafts stop before their depth (None: never). Data alone.
 
     `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `provenance` is told by
     policies that explore. `temperature` None: tokens are drawn from the draft's distribution as it is.
@@ -135,9 +96,9 @@ class Decision:
     depths: IntArray
     reasons: IntArray
     drafter: IntArray
-    stop: RoundStop | None = None
+    stop: StopTable | None = None
     provenance: Provenance | None = None
-    temperature: RoundTemperature | None = None
+    temperature: TemperatureTable | None = None
     watched: tuple[int, ...] = ()
     expected: Expected | None = None
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from adaptspec.control.batch_schedule import DEEPEST
-from adaptspec.control.calibration import Calibration
 from adaptspec.control.ceilings import Ceilings
 from adaptspec.control.choosers.chooser import Parts
+from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.registry import ChooseSpec
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.cost import CostTable
@@ -31,7 +31,6 @@ from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec
 from adaptspec.control.schema import EditorSchema, Part, suggestion
 from adaptspec.control.spec_errors import problems_of
-from adaptspec.control.stopping.outlook import OutlookKeeper
 from adaptspec.control.stopping.registry import StopSpec
 from adaptspec.control.stopping.stop import NoStopSpec
 from adaptspec.control.task_spec import TaskSpec, Tiers
@@ -227,23 +226,23 @@ def build_policy(
         labels=labels,
     )
     chooser = body.choose.build(parts)
-    calibration: Calibration | None = getattr(chooser, "calibration", None)
     overrides = {_task(spec, name, labels): task for name, task in body.tasks.items()}
     stops = {task: override.stop for task, override in overrides.items() if override.stop is not None}
     weighs = "marginal-goodput" in {body.stop.rule, *(stop.rule for stop in stops.values())}
     keeper = None
-    if weighs and calibration is None and chooser.max_depth:
-        keeper = OutlookKeeper(cost, spec.drafters[0], max_rows, parts.tasks, chooser.max_depth)
+    if weighs and chooser.max_depth and not getattr(body.choose, "has_outlook", False):
+        settings = GoodputSettings(tuple(range(1, 1 + chooser.max_depth)), spec.drafters)
+        keeper = Goodput(cost, max_rows, parts.tasks, settings)
     usual = ComposedPolicy(
         chooser,
         spec.drafters,
         max_rows,
-        stop=body.stop.build(calibration),
+        stop=body.stop.build(),
         guard=body.guard.switch(cost) if chooser.max_depth else None,
         dwell=_dwell(spec, overrides, max_rows),
         ceilings=_ceilings(spec, overrides, parts.tasks) if chooser.max_depth else None,
         task_tiers=_task_tiers(overrides, parts.tasks, chooser.max_depth),
-        task_stops={task: stop.build(calibration) for task, stop in stops.items()},
+        task_stops={task: stop.build() for task, stop in stops.items()},
         keeper=keeper,
         temperature=None if body.draft_temperature is None else body.draft_temperature.build(),
     )

@@ -9,24 +9,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from adaptspec.draft_tables import StopTable, TemperatureTable
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import BoolArray, FloatArray, IntArray
-
-
-class Stop(Protocol):
-    """After each drafted token, says which rows draft on (see `control.policy.RoundStop`)."""
-
-    def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
-        """Which of the rows at `index` go on after token `step` (1-based)."""
-
-
-class Temperature(Protocol):
-    """How far a draft's distributions are sharpened or flattened (see `control.policy.RoundTemperature`)."""
-
-    def __call__(self, index: IntArray, entropy: FloatArray) -> FloatArray:
-        """Temperatures of the rows at `index`, from the entropies of their distributions."""
+from adaptspec.types import IntArray
 
 
 @dataclass(frozen=True)
@@ -34,8 +21,9 @@ class DraftJob:
     """What to draft: the B rows of a round, each with its live token list (prompt + output) and its depth.
 
     Depth 0 leaves a row out. `shares_noise`: guess with the target's noise (coupled) or with noise
-    of one's own. `keep_distribution`: return what sampled tokens were drawn from. `temperature`: what to divide the
-    scores by before drawing (None: draw from them as they are). `keep_scores`: return the scores before that.
+    of one's own. `keep_distribution`: return what sampled tokens were drawn from. `stop`: when rows stop before
+    their depth (None: never). `temperature`: what to divide the scores by before drawing (None: draw from them as they
+    are); in rounds that are scored, return the scores before that.
     """
 
     rows: IntArray  # [B]
@@ -44,9 +32,8 @@ class DraftJob:
     sampling: SamplingBatch
     shares_noise: bool = True
     keep_distribution: bool = False
-    stop: Stop | None = None
-    temperature: Temperature | None = None
-    keep_scores: bool = False
+    stop: StopTable | None = None
+    temperature: TemperatureTable | None = None
 
 
 class Drafter(Protocol):

@@ -89,11 +89,12 @@ class RoundLoop:
         for i in checked.broken.tolist():
             batch.emitting[i].fail(NOT_NUMBERS)
         clock.lap("verify")
-        self._speculator.tune(logits, ask, draft, verdict, decision)
+        scores = self._speculator.temperature_scores(logits, ask, draft, verdict)
         score_output(batch, logits, draft, verdict)
         outcome = self._commit(batch, ask, decision, draft, verdict, context=signals.context)
         clock.lap("commit")
-        self._report(self._record(batch, signals, decision, draft, outcome=outcome, clock=clock))
+        record = self._record(batch, signals, decision, draft, outcome=outcome, clock=clock)
+        self._report(record if scores is None else replace(record, temperature_scores=scores[: len(record.rows)]))
         self._hand_out(batch)
         if self._isolation.group is not None:
             self._clear()

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from adaptspec.control.arrays import some
-from adaptspec.control.draft_temperature import CANDIDATES
 from adaptspec.control.policy import Decision
+from adaptspec.draft_tables import CANDIDATES
 from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup
 from adaptspec.engine.prevalidation import cut_refused
 from adaptspec.engine.shadow_scores import Shadows, ShadowScores
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
-from adaptspec.types import IntArray
+from adaptspec.types import FloatArray, IntArray
 from adaptspec.verification.draft_scores import score_temperatures
 from adaptspec.verification.method import Method, Verdict
 
@@ -85,7 +85,6 @@ class Speculator:
                 keep_distribution=method.needs_distribution and not ask.sampling.plain_greedy,
                 stop=decision.stop,
                 temperature=temperature,
-                keep_scores=temperature is not None and temperature.scored,
             )
             parts.append(self.drafters[which].propose(job))
         draft = parts[0] if len(parts) == 1 else _merge(parts)
@@ -104,14 +103,12 @@ class Speculator:
             accepted[mine], following[mine] = part.accepted, part.following
         return Verdict(accepted, following)
 
-    def tune(self, logits: torch.Tensor, ask: Ask, draft: Draft, verdict: Verdict, decision: Decision) -> None:
-        """Tell the draft temperature what its candidates would have come to, in the rounds it wants to know."""
-        if decision.temperature is None or draft.scores is None:
-            return
+    def temperature_scores(self, logits: torch.Tensor, ask: Ask, draft: Draft, verdict: Verdict) -> FloatArray | None:
+        """What the candidate draft temperatures would have come to (see `RoundRecord`), where scores were kept."""
+        if draft.scores is None:
+            return None
         shares = np.array([method.shares_noise for method in self._methods], dtype=np.bool_)[ask.methods]
-        scored = score_temperatures(logits, draft, verdict, ask.sampling, shares_noise=shares, temperatures=CANDIDATES)
-        if scored is not None:
-            decision.temperature.observe(scored.index, scored.entropy, scored.scores)
+        return score_temperatures(logits, draft, verdict, ask.sampling, shares_noise=shares, temperatures=CANDIDATES)
 
     def shadows(self, ask: Ask, decision: Decision, context: IntArray) -> Shadows | None:
         """After commit: what the watched drafters would have got where they did not draft. `context` [B]: before."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from adaptspec.control.policy import RoundStop
+from adaptspec.draft_tables import StopTable
 from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.tape import DraftView
 from adaptspec.types import FloatArray, IntArray
@@ -33,7 +33,7 @@ class Ask:
     at: IntArray  # [B]
     first: IntArray  # [B]
     last: IntArray  # [B]
-    stop: RoundStop | None
+    stop: StopTable | None
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ class ModelDraft:
             cached = (drafted * (ask.context[active, None] + ahead)).sum(axis=0).tolist()
         return steps, sum(self._costs.step_seconds(self._name, rows[i], cached[i]) for i in range(1, steps))
 
-    def _draft_until(self, ask: Ask, active: IntArray, sheet: _Sheet, stop: RoundStop) -> tuple[int, float]:
+    def _draft_until(self, ask: Ask, active: IntArray, sheet: _Sheet, table: StopTable) -> tuple[int, float]:
         """Draft step by step until depth or stop rule end it: steps, and seconds of those after the first."""
-        steps, seconds = 0, 0.0
+        steps, seconds, stop = 0, 0.0, table.begin(active)
         while True:
             sure, spread = self._certainty(ask, active, steps)
             sheet.confidence[active, steps], sheet.entropy[active, steps] = sure, spread

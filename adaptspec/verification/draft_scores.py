@@ -6,7 +6,6 @@ Knows scores and noise. What is made of the result is the control plane's busine
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,15 +19,6 @@ from adaptspec.verification.windows import on_device, window_starts
 _MOST = 8  # tokens scored in a round: what is learned is slow to change, and a vocabulary is wide
 
 
-@dataclass(frozen=True)
-class DraftScores:
-    """Of M drafted tokens: their row, the draft's entropy there, and the acceptance [M, T] at each temperature."""
-
-    index: IntArray
-    entropy: FloatArray
-    scores: FloatArray
-
-
 def score_temperatures(
     logits: torch.Tensor,
     draft: Draft,
@@ -37,8 +27,10 @@ def score_temperatures(
     *,
     shares_noise: BoolArray,
     temperatures: Sequence[float],
-) -> DraftScores | None:
-    """Score drafted tokens of rows that draw; None if there are none. `logits` are those of the verify pass.
+) -> FloatArray | None:
+    """Acceptance [B, D, T] of drafted tokens of rows that draw, at each temperature; None if there are no such tokens.
+
+    NaN stands for tokens that were not scored. `logits` are those of the verify pass.
 
     Rows whose draft meets the target's noise (`shares_noise` [B]): 1 where the draft would have chosen what the target
     chose. Others: sum(min(p, q)), the probability to be accepted. Only tokens that verification
@@ -59,7 +51,9 @@ def score_temperatures(
         scores = agreed.T.double().cpu().numpy()
     if not shared.all():
         scores = np.where(shared[:, None], scores, _overlap(p, q, temperatures))
-    return DraftScores(index, draft.entropy[index, offsets], scores)
+    whole: FloatArray = np.full((*draft.tokens.shape, len(temperatures)), np.nan)
+    whole[index, offsets] = scores
+    return whole
 
 
 def _reached(draft: Draft, verdict: Verdict, sampling: SamplingBatch) -> tuple[IntArray, IntArray]:

@@ -17,12 +17,13 @@ from adaptspec.control.guards import Dwell, GuardSettings, NeverSlower, SwitchGu
 from adaptspec.control.labels import Labels, Names
 from adaptspec.control.policy import Policy
 from adaptspec.control.spec import build_policy, parse_policy_spec
-from adaptspec.control.stopping import ConfidenceStop, MarginalGoodputStop
 from adaptspec.control.stopping.adaedl import AdaEdlStop
-from adaptspec.control.stopping.outlook import OutlookKeeper
+from adaptspec.control.stopping.marginal import MarginalGoodputStop
+from adaptspec.control.stopping.thresholds import ThresholdStop
 from adaptspec.errors import StateError
 from adaptspec.types import Reason
 from tests.control.helpers import record, signals, table
+from tests.control.stopping.asking import ask, drafted
 
 
 def test_plain_composition_passes_the_chooser_through() -> None:
@@ -72,28 +73,27 @@ def test_the_guard_overrules_with_its_reason() -> None:
 
 
 def test_dwell_and_task_stops() -> None:
-    policy = ComposedPolicy(Static(3), ("draft-model",), 2, dwell=Dwell(2, 2), task_stops={1: ConfidenceStop(0.9)})
+    strict = {1: ThresholdStop(confidence=0.9)}
+    policy = ComposedPolicy(Static(3), ("draft-model",), 2, dwell=Dwell(2, 2), task_stops=strict)
     policy.start(0, 1)
     policy.start(1, 0)
     decision = policy.decide(signals([7, 7]))
-    assert decision.stop is not None
-    going = decision.stop(1, np.array([0, 1]), np.array([0.5, 0.5]), np.zeros(2))
-    assert going.tolist() == [False, True]
+    assert ask(decision.stop, [0.5, 0.5]) == [False, True]
+    assert policy.decide(signals([7, 7])).stop is decision.stop, "kept while nothing changes"
+    assert ask(policy.decide(signals([7, 7], rows=[1, 0])).stop, [0.5, 0.5]) == [True, False]
     policy.finish(0)
 
 
 def test_the_ratio_rule_works_with_a_chooser_that_knows_no_costs() -> None:
-    """A keeper makes the outlook: sure drafts go on, hopeless ones do not."""
-    keeper = OutlookKeeper(table(), "draft-model", 1, 1, 7)
+    """A keeper has the outlook: sure drafts go on, hopeless ones do not."""
+    keeper = Goodput(table(), 1, 1)
     policy = ComposedPolicy(Static(7), ("draft-model",), 1, stop=MarginalGoodputStop(), keeper=keeper)
     policy.start(0, 0)
     for _ in range(40):
         policy.decide(signals([7]))
         policy.learn(record([5], [4]))
     stop = policy.decide(signals([7])).stop
-    assert stop is not None
-    assert stop(1, np.array([0]), np.array([0.95]), np.zeros(1)).tolist() == [True]
-    assert stop(2, np.array([0]), np.array([0.05]), np.zeros(1)).tolist() == [False]
+    assert drafted(stop, [0.95, 0.05, 0.95]) == 2
 
 
 def test_the_stop_of_a_task_learns_from_its_own_rows() -> None:
@@ -112,7 +112,7 @@ def test_a_draft_temperature_is_set_only_where_something_is_drafted() -> None:
     policy = ComposedPolicy(Static(3), ("draft-model",), 1, temperature=FixedTemperature(0.8))
     warm = policy.decide(signals([7])).temperature
     assert warm is not None
-    assert warm(np.arange(2), np.zeros(2)).tolist() == [0.8, 0.8]
+    assert warm.at(np.zeros(2, dtype=np.int64), np.zeros(2)).tolist() == [0.8, 0.8]
     assert policy.decide(signals([0])).temperature is None
 
 
@@ -130,10 +130,10 @@ def taught() -> Policy:
     policy.start(0, 1)
     policy.start(1, 0)
     for number in range(40):
-        decision = policy.decide(signals([7, 7]))
-        assert decision.temperature is not None
-        decision.temperature.observe(np.arange(2), np.array([0.2, 1.2]), np.linspace(0.2, 0.9, 16).reshape(2, 8))
-        policy.learn(record([3, 3], [3, number % 3]))
+        policy.decide(signals([7, 7]))
+        scores = np.full((2, 3, 8), np.nan)
+        scores[:, 0] = np.linspace(0.2, 0.9, 16).reshape(2, 8)
+        policy.learn(replace(record([3, 3], [3, number % 3]), temperature_scores=scores))
     return policy
 
 
@@ -141,7 +141,7 @@ def test_what_parts_beside_the_chooser_have_learned_comes_back() -> None:
     """After a restart the rules go by the same numbers; a state of before they were kept changes nothing."""
     old, new = taught(), build_policy(parse_policy_spec(LEARNING), table(), 2, CODE)
     fresh = new.learned()
-    assert {name.partition("/")[0] for name in fresh} == {"@stop", "@outlook", "@temperature", "@stop-of-task-1"}
+    assert {name.partition("/")[0] for name in fresh} == {"@outlook", "@temperature", "@stop-of-task-1"}
     new.restore({})
     assert all((new.learned()[name] == values).all() for name, values in fresh.items())
     new.restore(old.learned())
@@ -163,7 +163,7 @@ def test_states_of_two_replicas_are_the_state_of_both() -> None:
     np.testing.assert_allclose(both.learned()["@outlook/acceptance"], one["@outlook/acceptance"])
 
 
-@pytest.mark.parametrize("name", ["@stop/calibration", "@outlook/acceptance", "@temperature/seen"])
+@pytest.mark.parametrize("name", ["@outlook/calibration", "@outlook/acceptance", "@temperature/seen"])
 def test_parts_are_restored_all_or_none(name: str) -> None:
     policy, wrong = taught(), taught().learned()
     before = policy.learned()

@@ -15,10 +15,11 @@ from adaptspec.control.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.spec import build_policy, load_policy_spec
-from adaptspec.control.stopping import ConfidenceStop
+from adaptspec.control.stopping.thresholds import ThresholdStop
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import Reason, Request, RoundRecord, SpeculationParams
 from tests.control.helpers import record, signals, table
+from tests.control.stopping.asking import ask
 
 LABELS = Labels(Names(("code",)))
 
@@ -27,7 +28,7 @@ class Recorder(ComposedPolicy):
     """A fixed depth that remembers what it was asked and told."""
 
     def __init__(
-        self, depth: int, drafters: tuple[str, ...] = ("draft-model",), stop: ConfidenceStop | None = None
+        self, depth: int, drafters: tuple[str, ...] = ("draft-model",), stop: ThresholdStop | None = None
     ) -> None:
         super().__init__(Static(depth), drafters, 8, stop=stop)
         self.asked: list[BatchSignals] = []
@@ -53,7 +54,7 @@ def request(policy: str | None = None, max_depth: int | None = None, task: str |
 
 
 def two() -> tuple[Controller, Recorder, Recorder]:
-    deep, shallow = Recorder(5, stop=ConfidenceStop(0.5)), Recorder(1, ("ngram",))
+    deep, shallow = Recorder(5, stop=ThresholdStop(confidence=0.5)), Recorder(1, ("ngram",))
     controller = Controller(
         {"deep": deep, "shallow": shallow},
         "deep",
@@ -86,8 +87,7 @@ def test_two_policies_share_a_round_without_meeting() -> None:
     assert decision.depths.tolist() == [5, 1, 5]
     assert decision.drafter.tolist() == [0, 1, 0]
     assert (deep.asked[0].rows.tolist(), deep.asked[0].beside) == ([0, 2], 1)
-    assert decision.stop is not None
-    assert decision.stop(1, np.arange(3), np.array([0.9, 0.1, 0.1]), np.zeros(3)).tolist() == [True, True, False]
+    assert ask(decision.stop, [0.9, 0.1, 0.1]) == [True, True, False]
     controller.learn(record([5, 1, 5], [5, 0, 2], drafter=[0, 1, 0]))
     assert deep.told[0].accepted.tolist() == [5, 2]
     assert shallow.told[0].rows.tolist() == [1]
@@ -155,13 +155,9 @@ def test_a_request_brings_its_own_stop_threshold() -> None:
     own = Request("r", (1,), speculation=SpeculationParams(stop_threshold=0.9))
     controller.start(0, own)
     controller.start(1, request())
-    stop = controller.decide(signals([7, 7])).stop
-    assert stop is not None
-    assert stop(1, np.arange(2), np.array([0.8, 0.8]), np.zeros(2)).tolist() == [False, True]
+    assert ask(controller.decide(signals([7, 7])).stop, [0.8, 0.8]) == [False, True]
     controller.start(0, request())
-    stop = controller.decide(signals([7, 7])).stop
-    assert stop is not None
-    assert stop(1, np.arange(2), np.array([0.8, 0.8]), np.zeros(2)).tolist() == [True, True]
+    assert ask(controller.decide(signals([7, 7])).stop, [0.8, 0.8]) == [True, True]
 
 
 def test_a_threshold_works_where_the_policy_stops_nothing() -> None:
@@ -169,9 +165,7 @@ def test_a_threshold_works_where_the_policy_stops_nothing() -> None:
     controller.start(0, request())
     assert controller.decide(signals([7])).stop is None
     controller.start(0, Request("r", (1,), speculation=SpeculationParams(stop_threshold=0.5)))
-    stop = controller.decide(signals([7])).stop
-    assert stop is not None
-    assert stop(1, np.arange(1), np.array([0.4]), np.zeros(1)).tolist() == [False]
+    assert ask(controller.decide(signals([7])).stop, [0.4]) == [False]
 
 
 def test_draft_temperatures_stay_with_their_policies() -> None:
@@ -183,7 +177,7 @@ def test_draft_temperatures_stay_with_their_policies() -> None:
     controller.start(1, request("plain"))
     both = controller.decide(signals([7, 7])).temperature
     assert both is not None
-    assert both(np.arange(2), np.ones(2)).tolist() == [0.8, 1.0]
+    assert both.at(np.arange(2), np.ones(2)).tolist() == [0.8, 1.0]
 
 
 def test_regions_are_asked_for_while_a_policy_that_watches_them_has_rows() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adaptspec.control.counterfactual import Counterfactual
 from adaptspec.control.policy import Decision
-from adaptspec.control.stopping import ConfidenceStop
+from adaptspec.draft_tables import StopTable
 from tests.control.helpers import record
 
 CERTAIN = np.ones((1, 8))
@@ -18,7 +18,8 @@ CERTAIN = np.ones((1, 8))
 
 def decision(depth: int, threshold: float | None = None) -> Decision:
     depths, zero = np.array([depth]), np.zeros(1, dtype=np.int64)
-    return Decision(depths, zero, zero, None if threshold is None else ConfidenceStop(threshold))
+    stop = None if threshold is None else StopTable(confidence=np.full((len(depths), 1), threshold))
+    return Decision(depths, zero, zero, stop)
 
 
 def outcome(agrees: list[bool], depth: int) -> int:

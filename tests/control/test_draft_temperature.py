@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from adaptspec.control.draft_temperature import (
-    CANDIDATES,
+    DraftTemperatureSpec,
     DynamicTemperature,
+    DynamicTemperatureSpec,
     FixedTemperature,
-    SplitTemperature,
 )
+from adaptspec.draft_tables import CANDIDATES
 from adaptspec.types import FloatArray
+from tests.control.helpers import record
 
 ROWS = np.arange(4)
+
+
+def observe(tuner: DynamicTemperature, entropy: FloatArray, scores: FloatArray) -> None:
+    """A round of one scored token for each of four rows, beside tokens that nobody scored."""
+    told, spread = np.full((4, 3, len(CANDIDATES)), np.nan), np.full((4, 3), 9.0)
+    told[:, 1], spread[:, 1] = scores, entropy
+    tuner.learn(replace(record([3] * 4, [3] * 4), entropy=spread, temperature_scores=told))
+
+
+def at(tuner: DynamicTemperature | FixedTemperature, entropy: list[float]) -> list[float]:
+    """Temperatures of one row's tokens of these entropies, in the coming round."""
+    found: list[float] = tuner.table(2).at(np.ones(len(entropy), dtype=np.int64), np.array(entropy)).tolist()
+    return found
 
 
 def _overlaps(logits: FloatArray, true_temperature: float) -> FloatArray:
@@ -37,12 +56,10 @@ def test_it_finds_the_temperature_that_makes_the_draft_the_target() -> None:
     """Unsure tokens are drawn from a draft too flat by 1/0.65, sure ones from one that is right."""
     random, tuner = np.random.default_rng(0), DynamicTemperature()
     for _ in range(60):
-        tuner.begin()
         flat, sharp = random.normal(0.0, 1.0, (4, 20)), random.normal(0.0, 6.0, (4, 20))
-        tuner.observe(ROWS, np.full(4, 2.5), _overlaps(flat, 0.65))
-        tuner.observe(ROWS, np.full(4, 0.05), _overlaps(sharp, 1.0))
-    temperatures = tuner.begin()(np.arange(3), np.array([2.5, 0.05, 1.2]))
-    assert temperatures.tolist() == [0.65, 1.0, 1.0]
+        observe(tuner, np.full(4, 2.5), _overlaps(flat, 0.65))
+        observe(tuner, np.full(4, 0.05), _overlaps(sharp, 1.0))
+    assert at(tuner, [2.5, 0.05, 1.2]) == [0.65, 1.0, 1.0]
 
 
 @settings(max_examples=25, deadline=None)
@@ -51,8 +68,8 @@ def test_what_all_candidates_share_moves_nothing(seed: int) -> None:
     """Gains count, not scores: a well accepted token says nothing for any temperature."""
     random, tuner = np.random.default_rng(seed), DynamicTemperature()
     for _ in range(50):
-        tuner.observe(ROWS, np.full(4, 0.5), (random.random((4, 1)) < 0.7) * np.ones((4, len(CANDIDATES))))
-    assert (tuner.begin()(ROWS, np.full(4, 0.5)) == 1.0).all()
+        observe(tuner, np.full(4, 0.5), (random.random((4, 1)) < 0.7) * np.ones((4, len(CANDIDATES))))
+    assert at(tuner, [0.5]) == [1.0]
 
 
 def test_too_few_tokens_change_nothing() -> None:
@@ -60,11 +77,11 @@ def test_too_few_tokens_change_nothing() -> None:
     gain = np.zeros((4, len(CANDIDATES)))
     gain[:, 0] = 1.0
     for _ in range(3):
-        tuner.observe(ROWS, np.full(4, 0.5), gain)
-    assert (tuner.begin()(ROWS, np.full(4, 0.5)) == 1.0).all()
+        observe(tuner, np.full(4, 0.5), gain)
+    assert at(tuner, [0.5]) == [1.0]
     for _ in range(3):
-        tuner.observe(ROWS, np.full(4, 0.5), gain)
-    assert (tuner.begin()(ROWS, np.full(4, 0.5)) == CANDIDATES[0]).all()
+        observe(tuner, np.full(4, 0.5), gain)
+    assert at(tuner, [0.5]) == [CANDIDATES[0]]
 
 
 def test_it_follows_a_shift() -> None:
@@ -73,36 +90,50 @@ def test_it_follows_a_shift() -> None:
     for true in (0.65, 1.5):
         for _ in range(700):
             logits = random.normal(0.0, 1.5, (4, 12))
-            tuner.observe(ROWS, _entropy(logits) * 0 + 1.2, _overlaps(logits, true))
-        assert tuner.begin()(np.arange(1), np.array([1.2])).item() == true
+            observe(tuner, _entropy(logits) * 0 + 1.2, _overlaps(logits, true))
+        assert at(tuner, [1.2]) == [true]
 
 
 def test_only_every_so_many_rounds_are_scored() -> None:
     tuner = DynamicTemperature(score_every=3)
-    assert [tuner.begin().scored for _ in range(7)] == [True, False, False, True, False, False, True]
+    assert [tuner.table(4).scored for _ in range(7)] == [True, False, False, True, False, False, True]
 
 
 def test_learning_switches_nothing_before_the_next_round() -> None:
     tuner = DynamicTemperature()
-    current = tuner.begin()
+    current = tuner.table(4)
     gain = np.zeros((4, len(CANDIDATES)))
     gain[:, 0] = 1.0
     for _ in range(20):
-        tuner.observe(ROWS, np.full(4, 0.5), gain)
-        assert (current(ROWS, np.full(4, 0.5)) == 1.0).all()
+        observe(tuner, np.full(4, 0.5), gain)
+        assert (current.at(ROWS, np.full(4, 0.5)) == 1.0).all()
 
 
-def test_policies_in_one_round_keep_their_own() -> None:
-    tuner = DynamicTemperature(score_every=1)
-    fixed = FixedTemperature(0.8)
-    parts = [(np.array([0, 2]), fixed.begin()), (np.array([1]), tuner.begin()), (np.array([3]), None)]
-    split = SplitTemperature(parts, 4)
-    assert split.scored
-    assert split(ROWS, np.full(4, 0.5)).tolist() == [0.8, 1.0, 0.8, 1.0]
-    gain = np.zeros((4, len(CANDIDATES)))
-    gain[1, 0] = gain[0, 1] = gain[3, 1] = 1.0
-    for _ in range(20):
-        split.observe(ROWS, np.full(4, 0.5), gain)
-    tuner.begin()
-    assert split(ROWS, np.full(4, 0.5)).tolist() == [0.8, CANDIDATES[0], 0.8, 1.0], "it learns from its own rows only"
-    assert not SplitTemperature([(ROWS, fixed.begin())], 4).scored
+def test_while_nothing_is_learned_the_table_is_the_same() -> None:
+    """A decision that stands is the same object."""
+    tuner, fixed = DynamicTemperature(score_every=2), FixedTemperature(0.8)
+    one, other = tuner.table(4), tuner.table(4)
+    assert [tuner.table(4) is table for table in (one, other)] == [True, True]
+    assert fixed.table(3) is fixed.table(3)
+    assert at(fixed, [0.2, 5.0]) == [0.8, 0.8]
+
+
+def test_it_stays_in_its_range_and_goes_as_far_as_its_gain() -> None:
+    """A sharper draft would be accepted more: how sharp it may get, and how much of the way it goes."""
+    scores = np.tile(np.linspace(1.0, 0.3, len(CANDIDATES)), (4, 1))
+    found = []
+    for text in ({}, {"range": [0.8, 1.25]}, {"gain": 0.5}, {"range": [1.0, 1.5]}):
+        spec = TypeAdapter(DraftTemperatureSpec).validate_python({"mode": "dynamic", **text})
+        assert isinstance(spec, DynamicTemperatureSpec)
+        tuner = spec.build()
+        assert isinstance(tuner, DynamicTemperature)
+        for _ in range(20):
+            observe(tuner, np.full(4, 0.5), scores)
+        found.append(at(tuner, [0.5]))
+    assert found == [[0.5], [0.8], [pytest.approx(0.5**0.5)], [1.0]]
+
+
+@pytest.mark.parametrize("ends", [[0.1, 1.5], [1.1, 1.5], [0.5, 0.9], [0.8, 2.0], [1.2, 0.8]])
+def test_a_range_that_does_not_hold_one_is_refused(ends: list[float]) -> None:
+    with pytest.raises(ValidationError, match=r"write \[least, most\] with 0\.5 <= least <= 1 <= most <= 1\.5"):
+        TypeAdapter(DraftTemperatureSpec).validate_python({"mode": "dynamic", "range": ends})

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptspec.draft_tables import ENTROPY_BINS, StopTable, TemperatureTable, entropy_bins
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
-from adaptspec.types import BoolArray, FloatArray, IntArray, SamplingParams
+from adaptspec.types import SamplingParams
 from tests.fakes import TableRunner, array, plain_greedy
 
 CPU = torch.device("cpu")
@@ -52,18 +53,25 @@ def test_a_row_that_lags_catches_up_in_the_first_step() -> None:
 
 
 def test_the_stop_rule_ends_rows_one_by_one() -> None:
-    """Stop rules: a row that stops drafts no further token, the others go on; the rule sees batch positions."""
-    seen: list[tuple[int, list[int]]] = []
+    """Stop tables: a row that stops drafts no further token, the others go on; rows are those of the batch."""
+    stop = StopTable(confidence=2.0 * np.eye(4))  # row i stops after its token i + 1
+    job = _job([[5, 6], [7, 8], [9, 10], [5, 7]], [4, 4, 4, 0], stop=stop)
+    draft = DraftModelDrafter(TableRunner()).propose(job)
+    assert draft.counts.tolist() == [1, 2, 3, 0]
+    assert draft.steps == 3
 
-    def stop(step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
-        seen.append((step, index.tolist()))
-        assert ((confidence > 0) & (confidence <= 1)).all()
-        assert (entropy >= 0).all()
-        return index != step - 1
 
-    draft = DraftModelDrafter(TableRunner()).propose(_job([[5, 6], [7, 8], [9, 10]], [4, 4, 4], stop=stop))
-    assert draft.counts.tolist() == [1, 2, 3]
-    assert seen == [(1, [0, 1, 2]), (2, [1, 2]), (3, [2])]
+def test_confidence_and_entropy_of_the_token_just_drawn_decide() -> None:
+    """A bound a hair beyond what the first token turned out to be ends the draft there, one a hair short does not."""
+    free = DraftModelDrafter(TableRunner()).propose(_job([[5, 6]], [2]))
+    sure, spread = free.confidence[0, 0], free.entropy[0, 0]
+    for bound, goes in ((1e-6, False), (-1e-6, True)):
+        for stop in (
+            StopTable(confidence=np.array([[sure + bound]])),
+            StopTable(entropy=np.array([[spread - bound, 9.0]])),
+        ):
+            draft = DraftModelDrafter(TableRunner()).propose(_job([[5, 6]], [2], stop=stop))
+            assert (draft.counts[0] > 1) == goes
 
 
 def test_the_distribution_is_kept_where_verification_needs_it() -> None:
@@ -94,26 +102,23 @@ def test_a_draft_model_with_a_shorter_context_stops_at_it() -> None:
 
 def test_a_draft_temperature_shapes_what_is_drawn_and_kept_but_not_what_is_reported() -> None:
     """q is what was drawn from; confidence and entropy stay the draft's own, so that stop rules see no tuning."""
-    seen: list[FloatArray] = []
-
-    def colder(index: IntArray, entropy: FloatArray) -> FloatArray:
-        seen.append(entropy)
-        return np.full(len(index), 0.25)
-
-    job = _job([[5, 6], [7, 8]], [1, 1], 0.8, shares_noise=False, keep_distribution=True, keep_scores=True)
+    job = _job([[5, 6], [7, 8]], [1, 1], 0.8, shares_noise=False, keep_distribution=True)
     plain = DraftModelDrafter(TableRunner()).propose(job)
-    cold = DraftModelDrafter(TableRunner()).propose(replace(job, temperature=colder))
+    quarter = np.where(np.arange(ENTROPY_BINS) == entropy_bins(plain.entropy[:, :1]), 0.25, np.nan)
+    cold = DraftModelDrafter(TableRunner()).propose(replace(job, temperature=TemperatureTable(quarter, scored=True)))
     assert plain.distribution is not None
     assert cold.distribution is not None
     assert cold.scores is not None
     np.testing.assert_allclose(cold.entropy, plain.entropy)
-    np.testing.assert_allclose(seen[0], plain.entropy[:, 0])
     torch.testing.assert_close(cold.scores.softmax(2), plain.distribution)
     torch.testing.assert_close(cold.distribution, (cold.scores / 0.25).softmax(2))
 
 
 def test_scores_are_kept_only_where_they_are_wanted() -> None:
-    assert DraftModelDrafter(TableRunner()).propose(_job([[5, 6]], [2], 0.8)).scores is None
+    plain = _job([[5, 6]], [2], 0.8)
+    unscored = replace(plain, temperature=TemperatureTable(np.ones((1, ENTROPY_BINS))))
+    for job in (plain, unscored):
+        assert DraftModelDrafter(TableRunner()).propose(job).scores is None
 
 
 @given(
@@ -126,10 +131,7 @@ def test_a_row_alone_drafts_as_it_does_beside_others(
     depth: int, stop_after: int, prompt: list[int], vocab: int
 ) -> None:
     """The short path for one greedy row is the plain one: tokens, confidences, steps, stops, what is cached."""
-
-    def stop(step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
-        return np.full(len(index), step != stop_after)
-
+    stop = StopTable(confidence=np.tile(2.0 * (np.arange(1, 9) == stop_after), (2, 1)))
     drafts, caches = [], []
     for prompts, depths in (([prompt], [depth]), ([prompt, [4, 5, 6]], [depth, depth])):
         runner = TableRunner()

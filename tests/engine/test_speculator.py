@@ -10,12 +10,13 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control.draft_temperature import CANDIDATES, DynamicTemperature
+from adaptspec.control.draft_temperature import DynamicTemperature
 from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.draft_tables import CANDIDATES
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.types import FloatArray, IntArray, Request, SamplingParams, SpeculationParams
+from adaptspec.types import Request, RoundRecord, SamplingParams, SpeculationParams
 from tests.engine.conftest import Dictated, make_core, run
 from tests.fakes import TableRunner
 
@@ -25,11 +26,11 @@ class _Watched(DynamicTemperature):
 
     def __init__(self) -> None:
         super().__init__(score_every=2)
-        self.told: list[tuple[IntArray, FloatArray, FloatArray]] = []
+        self.told: list[RoundRecord] = []
 
-    def observe(self, index: IntArray, entropy: FloatArray, scores: FloatArray) -> None:
-        self.told.append((index, entropy, scores))
-        super().observe(index, entropy, scores)
+    def learn(self, record: RoundRecord) -> None:
+        self.told.append(record)
+        super().learn(record)
 
 
 class _Warm(Dictated):
@@ -40,7 +41,12 @@ class _Warm(Dictated):
         self.temperature = _Watched()
 
     def decide(self, signals: BatchSignals) -> Decision:
-        return replace(super().decide(signals), temperature=self.temperature.begin())
+        return replace(super().decide(signals), temperature=self.temperature.table(len(signals.rows)))
+
+    def learn(self, record: RoundRecord) -> None:
+        super().learn(record)
+        if record.temperature_scores is not None:
+            self.temperature.learn(record)
 
 
 def _params(seed: int, temperature: float = 1.0) -> SamplingParams:
@@ -64,10 +70,14 @@ def test_scores_reach_the_tuner_every_so_many_rounds(tokenizer: PreTrainedTokeni
     told = policy.temperature.told
     rounds = sum(1 for record in policy.records if record.drafted.any())
     assert 0 < len(told) <= rounds // 2 + 1
-    for index, entropy, scores in told:
-        assert scores.shape == (len(index), len(CANDIDATES))
+    for record in told:
+        assert record.temperature_scores is not None
+        assert record.temperature_scores.shape == (*record.entropy.shape, len(CANDIDATES))
+        known = ~np.isnan(record.temperature_scores[:, :, 0])
+        scores = record.temperature_scores[known]
+        assert known.any()
         assert ((scores >= 0.0) & (scores <= 1.0 + 1e-6)).all()
-        assert not np.isnan(entropy).any()
+        assert not np.isnan(record.entropy[known]).any()
         if method == "coupled":
             assert set(np.unique(scores)) <= {0.0, 1.0}
 

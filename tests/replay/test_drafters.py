@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adaptspec.control.policy import RoundStop
+from adaptspec.draft_tables import StopTable
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.drafters import Ask, LookupDraft, ModelDraft
 from adaptspec.replay.tape import Astray, DraftView
-from adaptspec.types import BoolArray, FloatArray, IntArray
 
 COSTS = load_costs("cpu-2-cores")
 
@@ -21,7 +20,7 @@ def _view(size: int = 40) -> DraftView:
     return DraftView.of_agreement(np.ones(size, dtype=np.bool_), np.linspace(0.9, 0.1, size), np.full(size, 0.5))
 
 
-def _ask(depths: Sequence[int], context: Sequence[int], at: Sequence[int], stop: RoundStop | None = None) -> Ask:
+def _ask(depths: Sequence[int], context: Sequence[int], at: Sequence[int], stop: StopTable | None = None) -> Ask:
     rows = len(depths)
     return Ask(
         np.arange(rows),
@@ -71,33 +70,25 @@ def test_long_prompts_are_read_in_pieces_first_come_first_served() -> None:
     assert draft.propose(_ask([0, 0, 2], [154, 82, 62], [5, 3, 3])).counts.tolist() == [0, 0, 2]
 
 
-def test_a_stop_rule_is_asked_after_every_token_with_what_the_tape_says_of_it() -> None:
-    """The token looked at stays submitted; a row at its depth is not spared the question, as in the engine."""
-    asked: list[tuple[int, list[int], list[float]]] = []
-
-    def stop(step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
-        asked.append((step, index.tolist(), confidence.tolist()))
-        return np.array([i != 1 for i in index.tolist()])
-
+def test_a_stop_table_is_asked_after_every_token_with_what_the_tape_says_of_it() -> None:
+    """The token looked at stays submitted; rows are those of the batch, and one alone is judged alike."""
     view = _view()
-    draft = ModelDraft("draft-model", view, COSTS, 3, 512)
-    made = draft.propose(_ask([3, 3, 1], [10, 10, 10], [4, 5, 6], stop))
-    assert made.counts.tolist() == [3, 1, 1]
-    assert [(step, index) for step, index, _ in asked] == [(1, [0, 1, 2]), (2, [0])]
-    np.testing.assert_allclose(asked[0][2], view.confidence[[4, 5, 6]])
-    np.testing.assert_allclose(made.confidence[0], view.confidence[4:7])
+    sure = view.confidence
+    floors = np.array([[sure[4], sure[5] + 1e-9, 0.0], [sure[5] + 1e-9, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    stop = StopTable(confidence=floors)
+    made = ModelDraft("draft-model", view, COSTS, 3, 512).propose(_ask([3, 3, 1], [10, 10, 10], [4, 5, 6], stop))
+    assert made.counts.tolist() == [2, 1, 1]
+    np.testing.assert_allclose(made.confidence[0, :2], sure[4:6])
     assert np.isnan(made.confidence[1:, 1:]).all()
+    alone = ModelDraft("draft-model", view, COSTS, 3, 512).propose(_ask([3, 0, 0], [10, 10, 10], [4, 5, 6], stop))
+    assert alone.counts.tolist() == [2, 0, 0]
 
 
 def test_drafting_all_at_once_is_drafting_step_by_step() -> None:
     """Without a stop rule the steps are worked out together: same counts, confidences, steps and seconds."""
-
-    def never(step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
-        return np.ones(len(index), dtype=np.bool_)
-
     for machine in ("cpu-2-cores", "gpu-8b"):
         made = []
-        for stop in (None, never):
+        for stop in (None, StopTable()):
             draft = ModelDraft("draft-model", _view(), load_costs(machine), 4, 512)
             made.append(draft.propose(_ask([3, 0, 7, 1], [12, 15, 20, 9], [4, 5, 36, 2], stop)))
         whole, single = made
@@ -114,12 +105,8 @@ def test_behind_a_wrong_token_it_is_as_sure_as_it_was_recorded() -> None:
     unknown[2] = 0.55, 0.66
     view = DraftView.of_agreement(agreed, np.linspace(0.9, 0.1, 8), np.full(8, 0.5))
     view = replace(view, astray=Astray(unknown, unknown))
-
-    def on(step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
-        return np.ones(len(index), dtype=np.bool_)
-
     wanted = [*view.confidence[1:3], 0.55, 0.66, view.confidence[5]]
-    for stop in (None, on):
+    for stop in (None, StopTable()):
         ask = replace(_ask([5], [9], [1], stop), last=np.array([7]))
         made = ModelDraft("draft-model", view, COSTS, 1, 512).propose(ask)
         assert made.confidence[0].tolist() == pytest.approx(wanted)
@@ -127,14 +114,12 @@ def test_behind_a_wrong_token_it_is_as_sure_as_it_was_recorded() -> None:
 
 
 def test_a_lookup_ends_where_it_finds_nothing_and_asks_nobody() -> None:
-    def unasked(step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
-        raise AssertionError("a lookup has no confidence to ask about")
-
+    strict = StopTable(confidence=np.full((3, 1), 2.0), entropy=np.full((3, 1), -1.0))
     reach = np.array([0, 2, 9])
     unknown = np.full(3, np.nan)
     view = DraftView(np.array([0, 1, 1]), reach, unknown, unknown, unknown)
     lookup = LookupDraft("ngram", view, COSTS)
-    made = lookup.propose(_ask([3, 3, 3], [10, 11, 12], [0, 1, 2], unasked))
+    made = lookup.propose(_ask([3, 3, 3], [10, 11, 12], [0, 1, 2], strict))
     assert made.counts.tolist() == [0, 2, 3]
     assert (made.steps, made.caught_up) == (0, 0)
     assert made.seconds == pytest.approx(3e-5)

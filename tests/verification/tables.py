@@ -16,7 +16,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy import stats
 
-from adaptspec.control.policy import RoundStop
+from adaptspec.draft_tables import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch, SamplingRow, Stream, certainty, entropies, tempered
 from adaptspec.types import FloatArray, IntArray, SamplingParams
@@ -64,7 +64,7 @@ class Drafter:
     is the allowed form: it is submitted, but none after it; so is `drop_above`: it is not where the entropy of what it
     is drawn from is higher, whichever it is. `claims` is another mistake: the likeliest token handed
     over as if it had been sampled. `temperature` gives draft temperatures by entropy; `hides_temperature` is the
-    mistake of keeping the distribution before it. `stop` makes the stop of a round.
+    mistake of keeping the distribution before it. `stop` makes the stop table of a round of so many rows.
     """
 
     table: Table = DRAFT
@@ -75,7 +75,7 @@ class Drafter:
     claims: bool = False
     temperature: Callable[[IntArray, FloatArray], FloatArray] | None = None
     hides_temperature: bool = False
-    stop: Callable[[int], RoundStop | None] | None = None
+    stop: Callable[[int], StopTable | None] | None = None
 
     def propose(self, rows: Sequence[SamplingRow], sampling: SamplingBatch, depths: IntArray, method: Method) -> Draft:
         """One round's draft for all rows."""
@@ -85,7 +85,8 @@ class Drafter:
         keep = method.needs_distribution and (self.claims or not self.point)
         kept = torch.zeros(batch, deepest, VOCAB) if keep else None
         active = np.flatnonzero(depths)
-        stop = None if self.stop is None else self.stop(batch)
+        table = None if self.stop is None else self.stop(batch)
+        stop = None if table is None else table.begin(active)
         contexts = np.concatenate((last_three(rows), tokens), axis=1)
         for step in range(deepest):
             if not len(active):

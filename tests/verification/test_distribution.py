@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from adaptspec.control.choosers.chooser import Choice, Outlook
-from adaptspec.control.policy import RoundStop
+from adaptspec.control.choosers.chooser import Outlook
 from adaptspec.control.stopping.adaedl import AdaEdlSettings, AdaEdlStop
 from adaptspec.control.stopping.marginal import MarginalGoodputStop
-from adaptspec.control.stopping.svip import svip_stop
-from adaptspec.control.stopping.thresholds import ConfidenceStop
+from adaptspec.control.stopping.thresholds import ThresholdStop, svip_stop
+from adaptspec.draft_tables import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import FloatArray, IntArray, SamplingParams
@@ -24,6 +23,7 @@ from adaptspec.verification.method import Verdict
 from adaptspec.verification.registry import method
 from adaptspec.verification.rejection import Rejection
 from adaptspec.verification.windows import Windows
+from tests.control.stopping.asking import choice, terms
 
 from .tables import OUT, Drafter, adaptive_depths, expected_joint, g_test, make_rows, speculate
 
@@ -71,18 +71,18 @@ def test_joint_distribution_is_the_targets(name: str, drafter: str, processor: s
     assert g_test(tokens, expected_joint(params)) > LEAST
 
 
-def marginal(rows: int) -> RoundStop | None:
+def marginal(rows: int) -> StopTable | None:
     """The ratio rule where about half of the drafts go on."""
-    outlook = Outlook(800.0, np.full((rows, 3), 0.7), 1e-4, 1e-4, 1e-3 + 2e-4 * np.arange(3.0 * rows + 1.0))
-    return MarginalGoodputStop().begin(Choice(np.full(rows, 3), np.zeros(rows, dtype=np.int64), outlook))
+    sure = 0.35 + 0.65 * (np.arange(10) + 0.5) / 10
+    model = terms(np.full((rows, 3), 0.7), np.tile(sure, (rows, 1)), 1e-4, 1e-4)
+    curve = 1e-3 + 2e-4 * np.arange(3.0 * rows + 1.0)
+    return MarginalGoodputStop().table(choice(Outlook(1000.0, curve, (model,), {0: rows}), rows))
 
 
-STOPS: Mapping[str, Callable[[int], RoundStop | None]] = {
-    "confidence": lambda rows: ConfidenceStop(0.4),
-    "svip": lambda rows: svip_stop(threshold=0.415),
-    "adaedl": lambda rows: AdaEdlStop(AdaEdlSettings(threshold=0.52)).begin(
-        Choice(np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64))
-    ),
+STOPS: Mapping[str, Callable[[int], StopTable | None]] = {
+    "confidence": lambda rows: ThresholdStop(confidence=0.4).table(choice(None, rows)),
+    "svip": lambda rows: svip_stop(threshold=0.415).table(choice(None, rows)),
+    "adaedl": lambda rows: AdaEdlStop(AdaEdlSettings(threshold=0.52)).table(choice(None, rows)),
     "marginal-goodput": marginal,
 }
 

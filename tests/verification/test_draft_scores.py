@@ -48,7 +48,7 @@ def test_agreement_is_what_a_draft_at_that_temperature_would_have_met(number: in
     members = make_rows(SamplingParams(), range(6))
     other = Drafter(temperature=fixed).propose(members, sampling, np.ones(6, dtype=np.int64), Coupled())
     target = sampling.choose(logits[::2], np.arange(6), np.zeros(6, dtype=np.int64)).numpy()
-    np.testing.assert_array_equal(scored.scores[:, number] == 1.0, other.tokens[:, 0] == target)
+    np.testing.assert_array_equal(scored[:, 0, number] == 1.0, other.tokens[:, 0] == target)
 
 
 def test_overlap_is_the_probability_to_be_accepted() -> None:
@@ -61,7 +61,7 @@ def test_overlap_is_the_probability_to_be_accepted() -> None:
     p = (logits[0].double() / 0.8).softmax(0)
     for number, at in enumerate(AT):
         q = (DRAFT.logits(np.array([[1, 3, 1]]))[0].double() / 0.8 / at).softmax(0)
-        np.testing.assert_allclose(scored.scores[:, number], float(torch.minimum(p, q).sum()), atol=1e-6)
+        np.testing.assert_allclose(scored[:, 0, number], float(torch.minimum(p, q).sum()), atol=1e-6)
 
 
 def test_only_tokens_that_verification_reached_are_scored_and_only_so_many() -> None:
@@ -80,14 +80,16 @@ def test_only_tokens_that_verification_reached_are_scored_and_only_so_many() -> 
         logits, draft, verdict, sampling, shares_noise=np.zeros(rows, dtype=np.bool_), temperatures=AT
     )
     assert scored is not None
-    assert scored.index.tolist() == [0, 1, 1, 1, 1, 2, 2]
+    assert scored.shape == (rows, depth, len(AT))
+    assert np.count_nonzero(~np.isnan(scored[:, :, 0]), axis=1).tolist() == [1, 4, 2, 0, 0]
     deep = Verdict(np.array([4, 4, 2, 0, 4]), np.zeros(rows, dtype=np.int64))
     many = score_temperatures(
         logits, draft, deep, sampling, shares_noise=np.zeros(rows, dtype=np.bool_), temperatures=AT
     )
     assert many is not None
-    assert len(many.index) == 8
-    assert set(many.index.tolist()) == {0, 1, 2}
+    found = np.count_nonzero(~np.isnan(many[:, :, 0]), axis=1)
+    assert found.sum() == 8
+    assert (found > 0).tolist() == [True, True, True, False, False]
 
 
 def test_rows_that_take_the_likeliest_token_say_nothing() -> None:

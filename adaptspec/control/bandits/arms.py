@@ -118,7 +118,7 @@ def build_arms(specs: Sequence[ArmSpec] | None, parts: Parts) -> Arms:
     stops: list[StopRule | None] = []
     for spec in chosen:
         if spec.stop is not None and repr(spec.stop) not in rules:
-            rules[repr(spec.stop)] = spec.stop.build(None)
+            rules[repr(spec.stop)] = spec.stop.build()
         stops.append(None if spec.stop is None else rules[repr(spec.stop)])
     policies = [None if spec.policy is None else _nested(spec.policy, parts) for spec in chosen]
     depths = [

@@ -10,8 +10,8 @@ import numpy as np
 from adaptspec.control.arrays import some
 from adaptspec.control.bandits.arms import Arms, NestedPolicy
 from adaptspec.control.choosers.chooser import Choice
-from adaptspec.control.policy import BatchSignals, RoundStop
-from adaptspec.control.stopping.split import SplitStop, StopPart
+from adaptspec.control.policy import BatchSignals
+from adaptspec.draft_tables import StopTable
 from adaptspec.types import IntArray, RoundRecord
 
 
@@ -30,7 +30,7 @@ class Lanes:
         """The round's choice from that of arms [B] at their depths."""
         depths = np.minimum(choice.depths, signals.limits)
         reasons, drafter = choice.reasons.copy(), self._arms.drafters[arms]
-        parts: list[StopPart] = []
+        parts: list[tuple[IntArray, StopTable | None]] = []
         for arm in np.unique(arms[self._arms.opaque[arms]]).tolist():
             nested = self._arms.policies[arm]
             mine = np.flatnonzero(arms == arm)
@@ -39,14 +39,12 @@ class Lanes:
             decision = nested.policy.decide(sub)
             depths[mine], drafter[mine] = decision.depths, nested.numbers.drafter(decision.drafter)
             reasons[mine] = decision.reasons
-            if decision.stop is not None:
-                parts.append(StopPart(mine, decision.stop))
+            parts.append((mine, decision.stop))
         rules = self._rule_of[arms]
         for number in np.unique(rules[rules >= 0]).tolist():
-            stop = self._rules[number].begin(choice)
-            if stop is not None:
-                parts.append(StopPart(np.flatnonzero(rules == number), stop))
-        stop = _joined(parts, len(arms)) if some(depths) else None
+            table, mine = self._rules[number].table(choice), np.flatnonzero(rules == number)
+            parts.append((mine, table if table is None or len(mine) == len(arms) else table.take(mine)))
+        stop = StopTable.stacked(parts, len(arms)) if some(depths) else None
         return Choice(depths, reasons, drafter=drafter, stop=stop, provenance=choice.provenance)
 
     def learn(self, record: RoundRecord) -> None:
@@ -57,12 +55,6 @@ class Lanes:
         for nested in self._arms.policies:
             if nested is not None:
                 nested.policy.learn(_as_seen_by(nested, record))
-
-
-def _joined(parts: list[StopPart], rows: int) -> RoundStop | None:
-    if len(parts) == 1 and len(parts[0].positions) == rows:
-        return parts[0].stop
-    return SplitStop(parts, rows) if parts else None
 
 
 def _as_seen_by(nested: NestedPolicy, record: RoundRecord) -> RoundRecord:

@@ -5,7 +5,6 @@ To add an algorithm: write one file with one class here, its settings and builde
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,61 +12,43 @@ from typing import Protocol
 import numpy as np
 
 from adaptspec.control.arrays import within
+from adaptspec.control.choosers.planning import ModelTerms
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.labels import Labels
-from adaptspec.control.policy import BatchSignals, Policy, RoundStop
+from adaptspec.control.policy import BatchSignals, Policy
+from adaptspec.draft_tables import StopTable
 from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outlook:
     """What a chooser that knows costs and acceptance expects of the round: stop rules weigh one more token by it.
 
-    `goodput` is in tokens per second for the whole batch, times in seconds. `factors` are those of the rows in
-    `Calibration` (None: all 1).
+    `goodput` is in tokens per second for the whole batch, times in seconds. `models` has at least one: the terms of
+    each drafter that runs a model. `drafting` says how many rows the plan has drafting with each.
     """
 
     goodput: float
-    acceptance: FloatArray  # [B, D] conditional acceptance by position
-    per_step: float  # one more draft step, however many rows
-    per_row: float  # each row in a draft step
     verify: FloatArray  # [n] the verify pass with n more tokens than rows
-    factors: FloatArray | None = None  # [B]
-    kept: FloatArray | None = None  # [D] how likely a draft that was right so far goes on to position j (None: surely)
-    drafted: FloatArray | None = None  # [D] how likely any draft does
-    planned: IntArray | None = None  # [B] depths it was made for, where those decided are caps for a stop rule
+    models: tuple[ModelTerms, ...]
+    drafting: Mapping[int, int]
 
-    @functools.cached_property
-    def gained(self) -> FloatArray:
-        """Tokens expected to be accepted by depth, [B, 1 + D]; summed up once for all rounds that it serves."""
-        gained: FloatArray = np.zeros((len(self.acceptance), 1 + self.acceptance.shape[1]))
-        survival = self.acceptance.cumprod(axis=1)
-        (survival if self.kept is None else survival * self.kept).cumsum(axis=1, out=gained[:, 1:])
-        return gained
-
-    @functools.cached_property
-    def sizes(self) -> FloatArray:
-        """Tokens expected to be drafted by depth, [1 + D]."""
-        depth = self.acceptance.shape[1]
-        each = np.ones(depth) if self.drafted is None else self.drafted
-        return np.concatenate((np.zeros(1), np.cumsum(each)))
-
-    def kept_at(self, depths: IntArray) -> FloatArray:
-        """Tokens expected to be accepted of drafts this deep, which are not deeper than it knows; all [B]."""
-        kept: FloatArray = self.gained[np.arange(len(depths)), depths]
-        return kept
-
-    def expected(self, depths: IntArray) -> Expected:
-        """What it says of a round at these depths [B]."""
-        return Expected(self.goodput, self.kept_at(np.minimum(depths, len(self.sizes) - 1)))
+    def expected(self, depths: IntArray, drafter: IntArray | None) -> Expected:
+        """What it says of a round at these depths [B], by the models' numbers (None: the first everywhere)."""
+        at, first = np.arange(len(depths)), self.models[0]
+        accepted = first.gains[at, np.minimum(depths, first.gains.shape[1] - 1)]
+        for model in self.models[1:] if drafter is not None else ():
+            own = model.gains[at, np.minimum(depths, model.gains.shape[1] - 1)]
+            accepted = np.where(drafter == model.which, own, accepted)
+        return Expected(self.goodput, accepted)
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
     """Depths wished for (0 <= depth <= limits) and why; `outlook` where the chooser has one.
 
-    `drafter` [B] indexes the policy's drafters (None: the first everywhere). `stop` is a stop the chooser brings
+    `drafter` [B] indexes the policy's drafters (None: the first everywhere). `stop` is one that the chooser brings
     itself, in place of the policy's rule. `provenance` is told by choosers that explore.
     """
 
@@ -75,7 +56,7 @@ class Choice:
     reasons: IntArray
     outlook: Outlook | None = None
     drafter: IntArray | None = None
-    stop: RoundStop | None = None
+    stop: StopTable | None = None
     provenance: Provenance | None = None
     expected: Expected | None = None  # where it is not what the outlook says of these depths
 

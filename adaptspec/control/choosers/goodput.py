@@ -14,6 +14,7 @@ from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.pacing import Market
 from adaptspec.control.choosers.planning import ModelTerms, Offer, RoundTerms, best_plan, mixed, modelled
 from adaptspec.control.choosers.tries import Tries, TryCosts
+from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
 from adaptspec.drafters import Kind, kind_of
@@ -86,7 +87,15 @@ class Goodput:
         self._lookups = {i: LookupSignals(rows, tasks, depth, settings.acceptance) for i, n in names if n in lookups}
         self._depth: IntArray = np.full(rows, -1, dtype=np.int64)  # planned with a model, by row; -1: not yet
         self._bids: FloatArray = np.zeros((3, rows))  # what it is expected to keep, draft, and take beside verifying
-        self._acceptance: FloatArray = np.zeros((rows, depth))  # with the first model, as planned
+        # What is expected of each model by row, as planned.
+        self._terms_of: dict[int, dict[str, FloatArray]] = {
+            which: {
+                "acceptance": np.zeros((rows, depth)),
+                "gains": np.zeros((rows, depth + 1)),
+                "calibration": model.calibration.of_rows(np.arange(rows)),
+            }
+            for which, model in self._models.items()
+        }
         self._who: IntArray = np.zeros(rows, dtype=np.int64)
         self._plan: _Plan | None = None
         self._patience = 1  # rounds that the next plan serves
@@ -133,14 +142,18 @@ class Goodput:
         """See `Chooser.choose`."""
         if not self.max_depth:
             return Choice(np.zeros_like(signals.rows), np.full_like(signals.rows, int(Reason.OFF)))
-        plan = self._plan
-        if plan is None or plan.left <= 0 or not self._serves(plan, signals):
-            plan = self._plan = self._planned(signals)
+        plan = self._current(signals)
         self._trying = None
         choice = self._one(plan, signals) if len(signals.rows) == 1 else self._many(plan, signals)
         if self._models:
             choice = self._tried(plan, choice, signals)
         return choice if signals.least_limit >= self.max_depth else choice.within(signals.limits)
+
+    def outlook(self, signals: BatchSignals) -> Outlook | None:
+        """What it would expect of a round of these rows, for a chooser that expects nothing; None without a model."""
+        plan = self._current(signals)
+        self._seated(plan, signals)
+        return plan.outlook
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
@@ -213,6 +226,23 @@ class Goodput:
 
     # --- planning -----------------------------------------------------------------------------------------------
 
+    def _current(self, signals: BatchSignals) -> _Plan:
+        """The plan that serves, or a new one."""
+        plan = self._plan
+        if plan is None or plan.left <= 0 or not self._serves(plan, signals):
+            plan = self._plan = self._planned(signals)
+        return plan
+
+    def _seated(self, plan: _Plan, signals: BatchSignals) -> None:
+        """Judge rows that are new to a plan by its price."""
+        rows = signals.rows
+        if plan.rows != rows.tobytes():
+            new = np.flatnonzero(self._depth[rows] < 0)
+            if len(new):
+                part = signals.take(new)
+                self._seat(plan, replace(plan.market, fits=self._fits(part), models=self._terms(part)), part.rows)
+            self._stand(plan, rows)
+
     def _planned(self, signals: BatchSignals) -> _Plan:
         """A new plan for these rows."""
         self._settle()
@@ -233,8 +263,9 @@ class Goodput:
         self._depth[rows], _, self._who[rows], self._bids[:, rows] = modelled(
             market, plan.deepest, plan.goodput, plan.line, plan.share
         )
-        for model in market.models[:1]:
-            self._acceptance[rows] = model.acceptance
+        for model in market.models:
+            for name, values in self._terms_of[model.which].items():
+                values[rows] = getattr(model, name)
 
     def _stand(self, plan: _Plan, rows: IntArray) -> None:
         """The plan is for these rows [B], all of which have been seated."""
@@ -295,30 +326,25 @@ class Goodput:
             acceptance,
             np.concatenate((np.zeros((len(gains), 1)), gains), axis=1),
             np.concatenate(([0.0], np.cumsum(drafted))),
-            kept,
             drafted,
             per_step,
             per_row,
             cost.start_seconds(name),
             cost.catch_up_seconds(name, 1.0) * signals.lag[which] / self._settings.horizon_rounds,
+            known.calibration.of_rows(signals.rows),
         )
 
     def _outlook(self, plan: _Plan, rows: IntArray) -> Outlook | None:
-        market = plan.market
+        market, who = plan.market, self._who[rows]
         if not market.models:
             return None
-        first = market.models[0]
-        return Outlook(
-            plan.goodput,
-            self._acceptance[rows],
-            first.per_step,
-            first.per_row,
-            market.verify,
-            self._models[first.which].calibration.factors(rows),
-            first.kept,
-            first.drafted,
-            planned=self._depth[rows],
+        planned = self._depth[rows] > 0
+        drafting = {model.which: int(np.count_nonzero(planned & (who == model.which))) for model in market.models}
+        models = tuple(
+            changed(model, **{name: values[rows] for name, values in self._terms_of[model.which].items()})
+            for model in market.models
         )
+        return Outlook(plan.goodput, market.verify, models, drafting)
 
     # --- one row ------------------------------------------------------------------------------------------------
 
@@ -340,12 +366,7 @@ class Goodput:
     def _many(self, plan: _Plan, signals: BatchSignals) -> Choice:
         """Each row does what earns most beyond the plan's price."""
         rows = signals.rows
-        if plan.rows != rows.tobytes():
-            new = np.flatnonzero(self._depth[rows] < 0)
-            if len(new):
-                part = signals.take(new)
-                self._seat(plan, replace(plan.market, fits=self._fits(part), models=self._terms(part)), part.rows)
-            self._stand(plan, rows)
+        self._seated(plan, signals)
         offered = [which for which in self._lookups if signals.offered[which].any()]
         if not offered and plan.choice is not None:
             return plan.choice

@@ -23,6 +23,7 @@ class GoodputSpec(Part):
     """`choose:` of joint goodput."""
 
     takes_tiers: ClassVar[bool] = True
+    has_outlook: ClassVar[bool] = True
     takes_drafters: ClassVar[bool] = True
     weighs_offers: ClassVar[bool] = True
 

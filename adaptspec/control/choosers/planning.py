@@ -28,12 +28,12 @@ class ModelTerms:
     acceptance: FloatArray  # [B, D]
     gains: FloatArray  # [B, D + 1] tokens expected to be kept
     sizes: FloatArray  # [D + 1] tokens expected to be drafted
-    kept: FloatArray  # [D]
-    drafted: FloatArray  # [D]
+    drafted: FloatArray  # [D] how likely the stop rule lets a draft come to each token
     per_step: float
     per_row: float
     start: float
     entry: FloatArray  # [B] for a row to draft at all: catching up
+    calibration: FloatArray  # [B, bins] P(a token is kept) by the model's confidence in it
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,6 @@ class Slo:
         self._settings = settings
         self._goodput = Goodput(cost, rows, tasks, settings.goodput)
         self.max_depth = self._goodput.max_depth
-        self.calibration = self._goodput.calibration
         self._seconds: FloatArray = np.zeros(rows)
         self._tokens: FloatArray = np.zeros(rows)
         self._depths: IntArray = np.full(rows, -1, dtype=np.int64)  # -1: goodput's own will do
@@ -151,6 +150,7 @@ class SloSpec(Part):
     """`choose:` of a time per output token for every request."""
 
     takes_tiers: ClassVar[bool] = True
+    has_outlook: ClassVar[bool] = True
 
     algorithm: Literal["slo"]
     time_per_output_token_ms: float = Field(gt=0.0, le=60_000.0, description="Promised to every request, on average.")

@@ -13,13 +13,12 @@ import numpy as np
 from pydantic import Field
 
 from adaptspec.control.arrays import total
-from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.learned import counts
-from adaptspec.control.policy import RoundStop
 from adaptspec.control.schema import Part
 from adaptspec.control.stopping.stop import StopRule
-from adaptspec.control.stopping.thresholds import EntropyStop
+from adaptspec.control.stopping.thresholds import ThresholdStop
+from adaptspec.draft_tables import StopTable
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, RoundRecord
 
@@ -61,9 +60,9 @@ class AdaEdlStop:
         self.threshold = settings.threshold
         self._stop = self._bound()
 
-    def begin(self, choice: Choice) -> RoundStop | None:  # noqa: ARG002 - the protocol's signature
+    def table(self, choice: Choice) -> StopTable | None:
         """The rule at today's lambda."""
-        return self._stop
+        return self._stop.table(choice)
 
     def learn(self, record: RoundRecord) -> None:
         """Move lambda by what the round's drafts came to."""
@@ -90,9 +89,9 @@ class AdaEdlStop:
             self.threshold, self._rate = threshold / many, rate / many
             self._stop = self._bound()
 
-    def _bound(self) -> EntropyStop:
+    def _bound(self) -> ThresholdStop:
         # The same inequality solved for the entropy: one comparison per draft step.
-        return EntropyStop((1.0 - self.threshold) ** 2 / self._settings.kappa)
+        return ThresholdStop(entropy=(1.0 - self.threshold) ** 2 / self._settings.kappa)
 
 
 class AdaEdlStopSpec(Part):
@@ -104,6 +103,6 @@ class AdaEdlStopSpec(Part):
     target: float = Field(default=0.9, gt=0.0, lt=1.0, description="Share of drafted tokens that should be accepted.")
     step: float = Field(default=0.01, ge=0.0, le=1.0, description="How fast the threshold moves; 0 holds it.")
 
-    def build(self, calibration: Calibration | None) -> StopRule:  # noqa: ARG002 - every spec is built alike
+    def build(self) -> StopRule:
         """The rule."""
         return AdaEdlStop(AdaEdlSettings(self.kappa, self.threshold, self.target, self.step))

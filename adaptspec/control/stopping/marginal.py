@@ -1,199 +1,92 @@
 """The ratio rule: draft one more token where it earns more than the round does on average.
 
-Knows the draft's confidence, how often such confidence was right, and what the chooser expects of the round.
+Knows what the chooser expects of the round, and how often the draft's confidence was right.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
-from adaptspec.control.arrays import FEW
-from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice, Outlook
-from adaptspec.control.learned import counts
-from adaptspec.control.policy import RoundStop
+from adaptspec.control.choosers.planning import ModelTerms
 from adaptspec.control.schema import Part
 from adaptspec.control.stopping.stop import StopRule
-from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
-
-_LOT = 16
+from adaptspec.draft_tables import StopTable
+from adaptspec.types import FloatArray, IntArray, RoundRecord
 
 
 class MarginalGoodputStop:
     """Go on while survival x next acceptance > goodput x (one more draft step + one more verified token).
 
-    Survival is the product of the calibrated confidences of the tokens drafted so far; next acceptance is the row's own
-    at the next position; goodput and costs are the chooser's. With several rows, those go on that together earn
-    the most beyond their cost: a step is paid once for all of them.
+    Survival is the product of the calibrated confidences of the tokens drafted so far, next acceptance the row's own at
+    the next position, both of the row's own drafter; goodput and costs are the chooser's. A step is paid once for all
+    rows that take it: they go on if together they earn it. (A share of it in each row's own bound, by how many were
+    expected to go on, costs up to 5 %: rows that stop early make it dearer for those beside them.)
     Source: the optimality condition of a ratio of sums (Dinkelbach): a token belongs in the round iff its
     ratio of gain to cost exceeds the whole round's.
     """
 
-    def __init__(self, calibration: Calibration | None = None) -> None:
-        """`calibration` is one that somebody else teaches (the chooser); without it the rule keeps its own."""
-        self.learns = calibration is None
-        self._calibration = Calibration() if calibration is None else calibration
-        self._notes: list[RoundRecord] = []
-        self._read: FloatArray | None = None
-        self._table: list[float] = []  # `_read` as a list
-        self._lines: _Lines | None = None
-        self._round: _MarginalRound | None = None
+    learns = False
 
-    def begin(self, choice: Choice) -> RoundStop | None:
-        """None where there is no outlook."""
+    def __init__(self) -> None:
+        self._outlook: Outlook | None = None
+        self._tables: dict[int, StopTable] = {}
+        self._mixed: tuple[IntArray, StopTable | None] | None = None  # tables of several drafters, by who drafts
+
+    def table(self, choice: Choice) -> StopTable | None:
+        """See `StopRule.table`; None where there is no outlook."""
         outlook = choice.outlook
         if outlook is None:
             return None
-        last = self._lines
-        if last is None or last.outlook is not outlook:
-            self._learn_notes()
-            table = self._calibration.table()
-            if table is not self._read:
-                self._read, self._table = table, table.tolist()
-            self._lines = _Lines(outlook, last)
-            self._round = _MarginalRound(self._lines, self._table, len(choice.depths))
-        elif self._round is not None:
-            self._round.begin()
-        # The same one while the outlook serves: the decision of a plan that stands is the same then, too.
-        return self._round
+        if outlook is not self._outlook:
+            self._outlook, self._mixed = outlook, None
+            self._tables = {model.which: _table(outlook, model) for model in outlook.models}
+        if len(self._tables) == 1 or choice.drafter is None:
+            return self._tables.get(outlook.models[0].which)
+        if self._mixed is None or self._mixed[0] is not choice.drafter:
+            at = [(which, np.flatnonzero(choice.drafter == which)) for which in self._tables]
+            parts = [(mine, self._tables[which].take(mine)) for which, mine in at if len(mine)]
+            self._mixed = choice.drafter, StopTable.stacked(parts, len(choice.depths))
+        return self._mixed[1]
 
     def learn(self, record: RoundRecord) -> None:
-        """Teach the rule's own calibration, a lot of rounds at a time: it is slow to change."""
-        if self.learns and record.drafting:
-            self._notes.append(record)
-            if len(self._notes) >= _LOT:
-                self._learn_notes()
-
-    def learned(self) -> dict[str, FloatArray]:
-        """The rule's own calibration, but not rounds in hand; one that the chooser teaches is the chooser's to keep."""
-        return {"calibration": self._calibration.learned()} if self.learns else {}
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Chooser.restore`."""
-        self._calibration.restore(counts(learned, "calibration", self._calibration.learned().shape))
-        self._lines = None
-
-    def _learn_notes(self) -> None:
-        for record in self._notes:
-            self._calibration.observe(record.confidence, record.drafted, record.accepted)
-        self._notes.clear()
+        """Nothing to learn: the chooser does."""
 
 
-class _Lines:
-    """An outlook as plain lists: reading one number of a list costs a tenth of reading it of an array."""
-
-    def __init__(self, outlook: Outlook, last: _Lines | None) -> None:
-        self.outlook = outlook
-        self._acceptance: dict[int, list[float]] = {}
-        # Where only rows came and went, prices are those of before.
-        if last is not None and last.outlook.verify is outlook.verify and last.outlook.goodput == outlook.goodput:
-            self.price: list[float] = last.price
-        else:
-            goodput = outlook.goodput
-            self.price = [goodput * slope for slope in _slopes(outlook.verify)]
-        self.per_step = outlook.goodput * outlook.per_step
-        self.per_row = outlook.goodput * outlook.per_row
-
-    @functools.cached_property
-    def factors(self) -> list[float]:
-        """Those of the rows: not looked at in a round that drafts one token each."""
-        factors = self.outlook.factors
-        told: list[float] = [1.0] * len(self.outlook.acceptance) if factors is None else factors.tolist()
-        return told
-
-    def acceptance(self, row: int) -> list[float]:
-        """By position, of the row at this place in the batch; of many rows only some draft."""
-        known = self._acceptance.get(row)
-        if known is None:
-            known = self._acceptance[row] = self.outlook.acceptance[row].tolist()
-        return known
+def _table(outlook: Outlook, model: ModelTerms) -> StopTable:
+    """What the rows of an outlook go by when this model drafts for them."""
+    acceptance = model.acceptance
+    costs = outlook.goodput * (model.per_row + _verifying(outlook, model))
+    least: FloatArray = np.full(acceptance.shape, np.inf)  # none behind the deepest token that is known
+    least[:, :-1] = costs[:-1] / acceptance[:, 1:]
+    return StopTable(
+        survival=least,
+        calibration=model.calibration,
+        unstated=acceptance,
+        worth=np.concatenate((acceptance[:, 1:], acceptance[:, -1:]), axis=1),
+        step=np.full((len(acceptance), 1), outlook.goodput * model.per_step),
+    )
 
 
-def _slopes(curve: FloatArray) -> list[float]:
-    """The price of one more token [n]: the least mean price of the next 1, 2 or 4, so that one step up is no wall."""
-    if len(curve) <= FEW:
-        line: list[float] = curve.tolist()
-        return [
-            min((line[at + ahead] - line[at]) / ahead for ahead in (1, 2, 4) if at + ahead < len(line))
-            for at in range(len(line) - 1)
-        ]
-    slopes = np.diff(curve)
+def _verifying(outlook: Outlook, model: ModelTerms) -> FloatArray:
+    """Seconds that verifying a row's token 2 ... D + 1 adds to those that it and the others are expected to submit."""
+    others = max(sum(outlook.drafting.values()) - 1, 0)
+    drafted = np.append(model.drafted, 0.0)
+    tokens = np.arange(1.0, len(drafted)) + others * (np.cumsum(drafted)[:-1] + 0.5 * drafted[1:])
+    slopes = _slopes(outlook.verify)
+    seconds: FloatArray = np.interp(tokens, np.arange(len(slopes)), slopes)
+    return seconds
+
+
+def _slopes(curve: FloatArray) -> FloatArray:
+    """Seconds of one more token [n]: the least mean of the next 1, 2 or 4, so that one step up is no wall."""
+    slopes: FloatArray = np.diff(curve)
     for ahead in (2, 4):
         mean = (curve[ahead:] - curve[:-ahead]) / ahead
         slopes[: len(mean)] = np.minimum(slopes[: len(mean)], mean)
-    least: list[float] = slopes.tolist()
-    return least
-
-
-_YES: BoolArray = np.ones(1, dtype=np.bool_)
-_NO: BoolArray = np.zeros(1, dtype=np.bool_)
-
-
-class _MarginalRound:
-    """The rule in one round after another. Prices are in tokens: seconds x goodput."""
-
-    def __init__(self, lines: _Lines, table: Sequence[float], rows: int) -> None:
-        self._lines = lines
-        self._table = table
-        self._survival = [1.0] * rows
-        self._drafted = 0
-        self._begun: set[int] = set()
-
-    def begin(self) -> None:
-        """Nothing has been drafted yet."""
-        self._begun.clear()
-        self._drafted = 0
-
-    def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:  # noqa: ARG002
-        if step == 1:
-            self._first_step(index.tolist())
-        lines, table, bins = self._lines, self._table, len(self._table)
-        factors = lines.factors
-        gains = []
-        for i, sure in zip(index.tolist(), confidence.tolist(), strict=True):
-            position = lines.acceptance(i)
-            # NaN differs from itself: a drafter without confidences is judged by its record.
-            if sure == sure:  # noqa: PLR0124
-                here = max(0.01, 1.0 - factors[i] * (1.0 - table[min(int(sure * bins), bins - 1)]))
-            else:
-                here = position[step - 1]
-            self._survival[i] *= here
-            gains.append(self._survival[i] * (position[step] if step < len(position) else 0.0))
-        self._drafted += len(gains)
-        if len(gains) == 1:
-            return _YES if gains[0] > lines.per_step + lines.per_row + self._token_price(0) else _NO
-        return self._together(gains)
-
-    def _first_step(self, rows: list[int]) -> None:
-        """Rows that are verified by different methods draft one after another, in the same round; one that begins
-
-        again begins the next, while a decision stands.
-        """
-        if not self._begun.isdisjoint(rows):
-            self.begin()
-        self._begun.update(rows)
-        for row in rows:
-            self._survival[row] = 1.0
-
-    def _together(self, gains: list[float]) -> BoolArray:
-        """The best set of rows to go on with: those of highest gain, as many as earn the most."""
-        order = sorted(range(len(gains)), key=gains.__getitem__, reverse=True)
-        worth, best, count = -self._lines.per_step, 0.0, 0
-        for n, i in enumerate(order):
-            worth += gains[i] - self._lines.per_row - self._token_price(n)
-            if worth > best:
-                best, count = worth, n + 1
-        going = np.zeros(len(gains), dtype=np.bool_)
-        going[order[:count]] = True
-        return going
-
-    def _token_price(self, extra: int) -> float:
-        price = self._lines.price
-        return price[min(self._drafted + extra, len(price) - 1)] if price else 0.0
+    return slopes
 
 
 class MarginalGoodputStopSpec(Part):
@@ -201,6 +94,6 @@ class MarginalGoodputStopSpec(Part):
 
     rule: Literal["marginal-goodput"]
 
-    def build(self, calibration: Calibration | None) -> StopRule:
-        """The rule; with a calibration of its own unless somebody teaches one already."""
-        return MarginalGoodputStop(calibration)
+    def build(self) -> StopRule:
+        """The rule."""
+        return MarginalGoodputStop()

@@ -9,8 +9,7 @@ from pydantic import Field
 from adaptspec.control.stopping.adaedl import AdaEdlStopSpec
 from adaptspec.control.stopping.marginal import MarginalGoodputStopSpec
 from adaptspec.control.stopping.stop import NoStopSpec
-from adaptspec.control.stopping.svip import SvipStopSpec
-from adaptspec.control.stopping.thresholds import ConfidenceStopSpec, EntropyStopSpec
+from adaptspec.control.stopping.thresholds import ConfidenceStopSpec, EntropyStopSpec, SvipStopSpec
 
 StopSpec = Annotated[
     NoStopSpec | ConfidenceStopSpec | EntropyStopSpec | AdaEdlStopSpec | SvipStopSpec | MarginalGoodputStopSpec,

@@ -1,29 +1,27 @@
 """The protocol of a stop rule: after each drafted token, whether a row drafts one more; and the rule that never stops.
 
-To add a rule: one file with its class and its spec, a line in the registry, a test and a YAML. Every rule here is
-exact under every lossless verification, because the token it looked at is still submitted.
+To add a rule: one file with its class and its spec, a line in the registry, a test and a YAML.
 """
 
 from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice
-from adaptspec.control.policy import RoundStop
 from adaptspec.control.schema import Part
+from adaptspec.draft_tables import StopTable
 from adaptspec.types import RoundRecord
 
 
 class StopRule(Protocol):
-    """Makes the stop of each round, and learns from rounds."""
+    """Writes the stop table of each round, and learns from rounds."""
 
     @property
     def learns(self) -> bool:
         """Whether `learn` does anything."""
 
-    def begin(self, choice: Choice) -> RoundStop | None:
-        """The stop of a round with this choice, or of several where it stands; None: all of it is to be drafted."""
+    def table(self, choice: Choice) -> StopTable | None:
+        """For the rows of a choice; the same object while nothing changes. None: all of it is to be drafted."""
 
     def learn(self, record: RoundRecord) -> None:
         """Take note of a round."""
@@ -34,7 +32,7 @@ class NoStop:
 
     learns = False
 
-    def begin(self, choice: Choice) -> RoundStop | None:  # noqa: ARG002 - the protocol's signature
+    def table(self, choice: Choice) -> StopTable | None:  # noqa: ARG002 - the protocol's signature
         """Nothing stops."""
         return None
 
@@ -47,6 +45,6 @@ class NoStopSpec(Part):
 
     rule: Literal["none"]
 
-    def build(self, calibration: Calibration | None) -> StopRule:  # noqa: ARG002 - every spec is built alike
+    def build(self) -> StopRule:
         """The rule."""
         return NoStop()

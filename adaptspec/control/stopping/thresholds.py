@@ -4,62 +4,55 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
-from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice
-from adaptspec.control.policy import RoundStop
 from adaptspec.control.schema import Part
 from adaptspec.control.stopping.stop import StopRule
-from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
+from adaptspec.draft_tables import StopTable
+from adaptspec.types import FloatArray, RoundRecord
 
 
-class ConfidenceStop:
-    """Go on while the draft gave its token at least `threshold` probability. No confidence known: go on.
+class ThresholdStop:
+    """Go on after a token of at least `confidence` probability, drawn from at most `entropy` nats; whichever is given.
 
-    Regimes: good where the right threshold is known for the traffic; a draft's confidence correlates 0.4 to 0.7 with
-    acceptance. Source: the confidence heads and thresholds of assisted generation (Kim et al. 2023, BiLD).
+    Confidence: good where the right threshold is known for the traffic; a draft's confidence correlates 0.4 to 0.7
+    with acceptance. Source: the thresholds of assisted generation (Kim et al. 2023, BiLD). Entropy: at temperature 0
+    and near it much the same; at high temperature it does not blame a token for having been drawn from the tail.
     """
 
     learns = False
 
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
+    def __init__(self, *, confidence: float | None = None, entropy: float | None = None) -> None:
+        self._bounds = confidence, entropy
+        self._table: StopTable | None = None
+        self._rows = -1
 
-    def begin(self, choice: Choice) -> RoundStop | None:  # noqa: ARG002 - the protocol's signature
-        """The same rule every round."""
-        return self
-
-    def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:  # noqa: ARG002
-        """See `RoundStop`."""
-        return ~(confidence < self._threshold)
+    def table(self, choice: Choice) -> StopTable | None:
+        """See `StopRule.table`."""
+        if self._rows != len(choice.depths):
+            self._rows = len(choice.depths)
+            self._table = StopTable(*(self._filled(bound) for bound in self._bounds))
+        return self._table
 
     def learn(self, record: RoundRecord) -> None:
         """Nothing to learn."""
 
+    def _filled(self, bound: float | None) -> FloatArray | None:
+        return None if bound is None else np.full((self._rows, 1), bound)
 
-class EntropyStop:
-    """Go on while the draft's distribution has at most `threshold` nats of entropy. None known: go on.
 
-    Regimes: at temperature 0 and near it, much like confidence; at high temperature it does not blame a token for
-    having been drawn from the tail.
+def svip_stop(scale: float = 0.15, threshold: float = 0.3) -> ThresholdStop:
+    """Stop when sqrt(scale * H) > threshold, H the entropy in nats of the draft's distribution.
+
+    Acceptance is 1 - TV(p, q), and TV(p, q) <= sqrt(KL / 2) (Pinsker); SVIP takes the divergence to be in proportion
+    to the draft's own entropy, all that is known before verification. A square root is monotonous, so the rule is
+    a bound on the entropy: H > threshold^2 / scale, 0.6 nats by default.
+    Regimes: no state, no training; right where the draft knows when it does not know. Source: Zhang et al. 2024,
+    "Draft Model Knows When to Stop: A Self-Verification Length Policy for Speculative Decoding".
     """
-
-    learns = False
-
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
-
-    def begin(self, choice: Choice) -> RoundStop | None:  # noqa: ARG002 - the protocol's signature
-        """The same rule every round."""
-        return self
-
-    def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:  # noqa: ARG002
-        """See `RoundStop`."""
-        return ~(entropy > self._threshold)
-
-    def learn(self, record: RoundRecord) -> None:
-        """Nothing to learn."""
+    return ThresholdStop(entropy=threshold**2 / scale)
 
 
 class ConfidenceStopSpec(Part):
@@ -68,9 +61,9 @@ class ConfidenceStopSpec(Part):
     rule: Literal["confidence"]
     threshold: float = Field(ge=0.0, le=1.0, description="Least probability to go on after.")
 
-    def build(self, calibration: Calibration | None) -> StopRule:  # noqa: ARG002 - every spec is built alike
+    def build(self) -> StopRule:
         """The rule."""
-        return ConfidenceStop(self.threshold)
+        return ThresholdStop(confidence=self.threshold)
 
 
 class EntropyStopSpec(Part):
@@ -79,6 +72,18 @@ class EntropyStopSpec(Part):
     rule: Literal["entropy"]
     threshold: float = Field(ge=0.0, description="Most nats to go on after.")
 
-    def build(self, calibration: Calibration | None) -> StopRule:  # noqa: ARG002 - every spec is built alike
+    def build(self) -> StopRule:
         """The rule."""
-        return EntropyStop(self.threshold)
+        return ThresholdStop(entropy=self.threshold)
+
+
+class SvipStopSpec(Part):
+    """Stop after a token where sqrt(scale x entropy) exceeds the threshold."""
+
+    rule: Literal["svip"]
+    scale: float = Field(default=0.15, gt=0.0, le=10.0, description="Estimates cross-entropy from the draft's entropy.")
+    threshold: float = Field(default=0.3, ge=0.0, le=10.0, description="Root of it above which the draft ends.")
+
+    def build(self) -> StopRule:
+        """The rule."""
+        return svip_stop(self.scale, self.threshold)

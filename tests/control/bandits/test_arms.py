@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from adaptspec.control.bandits.arms import Arms, ArmSpec, build_arms
 from adaptspec.control.policy import Policy
-from adaptspec.control.stopping.thresholds import ConfidenceStop
+from adaptspec.control.stopping.thresholds import ThresholdStop
 from adaptspec.errors import PolicyError
 from tests.control.bandits.makers import ladder, parts
 
@@ -24,7 +24,7 @@ def test_a_deeper_arm_tells_of_the_shallower_ones_and_of_none_above() -> None:
 
 
 def test_arms_of_another_drafter_or_stop_are_strangers() -> None:
-    stop = ConfidenceStop(0.6)
+    stop = ThresholdStop(confidence=0.6)
     arms = Arms([3, 7, 3, 7, 3], drafters=[0, 0, 1, 0, 0], stops=[None, None, None, stop, stop])
     assert arms.off is None
     assert arms.reveals[1].tolist() == [True, True, False, False, False]

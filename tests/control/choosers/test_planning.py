@@ -18,7 +18,8 @@ def model(which: int, acceptance: list[float], step: float) -> ModelTerms:
     rate = np.repeat(np.array(acceptance)[:, None], DEPTH, axis=1)
     gains = np.concatenate((np.zeros((len(rate), 1)), np.cumsum(np.cumprod(rate, axis=1), axis=1)), axis=1)
     ones, sizes = np.ones(DEPTH), np.arange(DEPTH + 1.0)
-    return ModelTerms(which, rate, gains, sizes, ones, ones, step, 0.01, 0.0, np.zeros(len(rate)))
+    unsure = np.ones((len(rate), 10))
+    return ModelTerms(which, rate, gains, sizes, ones, step, 0.01, 0.0, np.zeros(len(rate)), unsure)
 
 
 def terms(models: list[ModelTerms], verify: float, limits: list[int]) -> RoundTerms:

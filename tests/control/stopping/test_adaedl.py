@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.stopping.adaedl import AdaEdlSettings, AdaEdlStop, AdaEdlStopSpec
 from tests.control.helpers import record
-from tests.control.stopping.asking import ask
+from tests.control.stopping.asking import ask, choice
 
-CHOICE = Choice(np.full(1, 7), np.zeros(1, dtype=np.int64))
+CHOICE = choice(None)
 
 
 @given(entropy=st.floats(0.0, 12.0), threshold=st.floats(0.0, 1.0))
@@ -21,11 +19,11 @@ def test_it_is_the_inequality(entropy: float, threshold: float) -> None:
     bound = 1.0 - math.sqrt(0.2 * entropy)
     assume(abs(bound - threshold) > 1e-9)
     rule = AdaEdlStop(AdaEdlSettings(threshold=threshold))
-    assert ask(rule.begin(CHOICE), [0.5], entropy=[entropy]) == [bound >= threshold]
+    assert ask(rule.table(CHOICE), [0.5], [entropy]) == [bound >= threshold]
 
 
 def test_a_draft_without_entropies_is_never_stopped() -> None:
-    assert ask(AdaEdlStop().begin(CHOICE), [0.5], entropy=[float("nan")]) == [True]
+    assert ask(AdaEdlStop().table(CHOICE), [0.5], [float("nan")]) == [True]
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=60))
@@ -55,8 +53,8 @@ def test_a_round_without_drafts_says_nothing() -> None:
 
 
 def test_the_spec_passes_its_numbers_on() -> None:
-    rule = AdaEdlStopSpec(rule="adaedl", kappa=0.5, threshold=0.5, target=0.7, step=0.0).build(None)
+    rule = AdaEdlStopSpec(rule="adaedl", kappa=0.5, threshold=0.5, target=0.7, step=0.0).build()
     assert rule.learns
-    assert ask(rule.begin(CHOICE), [0.5], entropy=[0.49]) == [True]
+    assert ask(rule.table(CHOICE), [0.5], [0.49]) == [True]
     rule.learn(record([4], [0]))
-    assert ask(rule.begin(CHOICE), [0.5], entropy=[0.51]) == [False]
+    assert ask(rule.table(CHOICE), [0.5], [0.51]) == [False]

@@ -1,0 +1,197 @@
+"""Tables a decision hands to drafters: when a row stops drafting, and at what temperature it draws its tokens.
+
+Arrays alone, so that numpy evaluates them here and a kernel may elsewhere. Knows no rules: `control.stopping` and
+`control.draft_temperature` write the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isnan
+
+import numpy as np
+
+from adaptspec.types import BoolArray, FloatArray, IntArray
+
+# Draft temperatures go by the entropy of the distribution that a token is drawn from: edges of the bins, in nats.
+ENTROPY_EDGES = (0.1, 0.3, 0.6, 1.0, 1.5, 2.2, 3.0)
+ENTROPY_BINS = len(ENTROPY_EDGES) + 1
+# Draft temperatures that drafted tokens are scored at.
+CANDIDATES = (0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
+_EDGES: FloatArray = np.array(ENTROPY_EDGES)
+# What a column holds for a row that has no such bound.
+_UNBOUND = {
+    "confidence": 0.0,
+    "entropy": np.inf,
+    "survival": 0.0,
+    "calibration": 1.0,
+    "unstated": 1.0,
+    "worth": 0.0,
+    "step": -1.0,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class StopTable:
+    """After which drafted token each of B rows stops.
+
+    A row goes on after its token j if that passes column j - 1 of every bound that is there; the last column holds for
+    all later tokens, too.
+
+    - `confidence`: least probability that the draft gave the token.
+    - `entropy`: most entropy of the distribution it was drawn from, in nats.
+    - `survival`: the chance that all tokens so far are accepted must be above this. It is the product of each token's
+      `calibration` [B, bins], its chance of acceptance by equal bins of confidence, or of `unstated` [B, D] where the
+      draft states no confidence. A draft step is paid once for all rows that take it: what they are above `survival`,
+      times `worth`, must add up to more than its price `step`.
+
+    The five arrays of `survival` come together. A bound never stops a draft that does not state the number. The token
+    that was looked at is submitted all the same, so every table is exact under every lossless verification.
+    """
+
+    confidence: FloatArray | None = None
+    entropy: FloatArray | None = None
+    survival: FloatArray | None = None
+    calibration: FloatArray | None = None
+    unstated: FloatArray | None = None
+    worth: FloatArray | None = None
+    step: FloatArray | None = None
+
+    def take(self, index: IntArray) -> StopTable:
+        """The same for some of the rows."""
+        return StopTable(**{name: values[index] for name, values in self.columns().items()})
+
+    def begin(self, rows: IntArray) -> Callable[[int, IntArray, FloatArray, FloatArray], BoolArray]:
+        """The table at work in one draft of these rows; see `StopEvaluator`."""
+        return RowStop(self, int(rows.item())) if len(rows) == 1 else StopEvaluator(self)
+
+    @staticmethod
+    def stacked(parts: Sequence[tuple[IntArray, StopTable | None]], rows: int) -> StopTable | None:
+        """One table for `rows` rows, from those for the rows at these positions; None where nothing stops."""
+        known = [(at, table) for at, table in parts if table is not None]
+        if not known:
+            return None
+        if len(known) == 1 and len(known[0][0]) == rows:
+            return known[0][1]
+        whole: dict[str, FloatArray] = {}
+        for at, table in known:
+            for name, values in table.columns().items():
+                own = whole.get(name)
+                width = values.shape[1]
+                if own is None:
+                    own = np.full((rows, width), _UNBOUND[name])
+                elif own.shape[1] < width:
+                    own = np.concatenate((own, np.repeat(own[:, -1:], width - own.shape[1], axis=1)), axis=1)
+                own[at, :width], own[at, width:] = values, values[:, -1:]
+                whole[name] = own
+        return StopTable(**whole)
+
+    def columns(self) -> dict[str, FloatArray]:
+        """The arrays that are there, by name, in their order."""
+        return {name: values for name, values in self.__dict__.items() if values is not None}
+
+
+class StopEvaluator:
+    """A table at work in one draft: asked after each drafted token which rows go on."""
+
+    def __init__(self, table: StopTable) -> None:
+        self._table = table
+        self._survival = [values for name, values in table.columns().items() if name not in ("confidence", "entropy")]
+        self._alive = np.ones(len(self._survival[0])) if self._survival else None
+
+    def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
+        """Which of the rows at `index` [N] go on after token `step`, which counts from 1 and rises by 1.
+
+        `confidence` and `entropy` [N] are those of the token just drawn; NaN where unknown.
+        """
+        table = self._table
+        going: BoolArray = np.ones(len(index), dtype=np.bool_)
+        if table.confidence is not None:
+            going &= ~(confidence < _column(table.confidence, step)[index])
+        if table.entropy is not None:
+            going &= ~(entropy > _column(table.entropy, step)[index])
+        if self._alive is not None:
+            going &= self._earning(self._alive, step, index, confidence)
+        return going
+
+    def _earning(self, alive: FloatArray, step: int, index: IntArray, confidence: FloatArray) -> BoolArray:
+        least, calibration, unstated, worth, price = self._survival
+        unknown, bins = np.isnan(confidence), calibration.shape[1]
+        which = np.minimum(np.where(unknown, 0.0, confidence) * bins, bins - 1).astype(np.int64)
+        alive[index] *= np.where(unknown, _column(unstated, step)[index], calibration[index, which])
+        above = np.maximum(alive[index] - _column(least, step)[index], 0.0)
+        together = float(above @ _column(worth, step)[index])
+        return (above > 0.0) & (together > _column(price, step)[index])
+
+
+class RowStop:
+    """`StopEvaluator` for one row, in plain numbers: a tenth of the time, where a draft step is shortest."""
+
+    def __init__(self, table: StopTable, row: int) -> None:
+        line: dict[str, list[float]] = {name: values[row].tolist() for name, values in table.columns().items()}
+        self._confidence, self._entropy = line.pop("confidence", None), line.pop("entropy", None)
+        self._survival = tuple(line.values())
+        self._alive = 1.0
+
+    def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:  # noqa: ARG002
+        """See `StopEvaluator`."""
+        return np.array([self.goes(step, confidence.item(), entropy.item())])
+
+    def goes(self, step: int, confidence: float, entropy: float) -> bool:
+        """Whether the row goes on after token `step`."""
+        at = step - 1
+        floors, ceilings = self._confidence, self._entropy
+        if floors is not None and confidence < floors[min(at, len(floors) - 1)]:
+            return False
+        if ceilings is not None and entropy > ceilings[min(at, len(ceilings) - 1)]:
+            return False
+        if not self._survival:
+            return True
+        least, calibration, unstated, worth, price = self._survival
+        if isnan(confidence):
+            self._alive *= unstated[min(at, len(unstated) - 1)]
+        else:
+            self._alive *= calibration[min(int(confidence * len(calibration)), len(calibration) - 1)]
+        at = min(at, len(least) - 1)
+        above = self._alive - least[at]
+        return above > 0.0 and above * worth[min(at, len(worth) - 1)] > price[min(at, len(price) - 1)]
+
+
+def _column(values: FloatArray, step: int) -> FloatArray:
+    column: FloatArray = values[:, min(step, values.shape[1]) - 1]
+    return column
+
+
+@dataclass(frozen=True, eq=False)
+class TemperatureTable:
+    """Temperatures [B, `ENTROPY_BINS`] of drafted tokens, by the entropy of the distribution each is drawn from.
+
+    They come on top of the request's own: below 1 sharpens, above 1 flattens. Looked up with what is known before the
+    token is drawn, so it is exact under every lossless verification, which is told what was really drawn from.
+    `scored`: this round's drafts are to be scored at every candidate temperature (`RoundRecord.temperature_scores`).
+    """
+
+    values: FloatArray
+    scored: bool = False
+
+    def at(self, index: IntArray, entropy: FloatArray) -> FloatArray:
+        """Temperatures of the next tokens of the rows at `index`, from the entropy at temperature 1. All [N]."""
+        found: FloatArray = self.values[index, _EDGES.searchsorted(entropy)]
+        return found
+
+    @staticmethod
+    def stacked(parts: Sequence[tuple[IntArray, TemperatureTable | None]], rows: int) -> TemperatureTable | None:
+        """One table for `rows` rows, from those for the rows at these positions; rows of None are drawn as they are."""
+        known = [(at, table) for at, table in parts if table is not None]
+        if not known:
+            return None
+        values: FloatArray = np.ones((rows, ENTROPY_BINS))
+        for at, table in known:
+            values[at] = table.values
+        return TemperatureTable(values, any(table.scored for _, table in known))
+
+
+def entropy_bins(entropy: FloatArray) -> IntArray:
+    """The bin of each entropy; any shape, no NaN."""
+    return _EDGES.searchsorted(entropy)

@@ -1,0 +1,160 @@
+"""Tables in numpy: a row goes by its own line, whoever is beside it, and one row alone is judged as in a batch."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptspec.draft_tables import (
+    ENTROPY_BINS,
+    ENTROPY_EDGES,
+    RowStop,
+    StopEvaluator,
+    StopTable,
+    TemperatureTable,
+    entropy_bins,
+)
+from adaptspec.types import FloatArray, IntArray
+
+NAN = float("nan")
+STEPS = 5
+
+
+@st.composite
+def tables(draw: st.DrawFn, rows: int, *, shared: bool = False) -> StopTable | None:
+    """Any mix of bounds, as wide as they like; None stops nothing. Steps cost something where they are `shared`."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    confidence, entropy, survival, there = draw(st.tuples(*[st.booleans()] * 4))
+
+    def numbers(there: bool, most: float = 1.0, width: int = 0) -> FloatArray | None:
+        width = width or draw(st.integers(1, STEPS))
+        return np.asarray(most * random.random((rows, width))) if there else None
+
+    table = StopTable(
+        numbers(confidence, 0.5),
+        numbers(entropy, 3.0),
+        numbers(survival, 0.3),
+        numbers(survival, width=4),
+        numbers(survival),
+        numbers(survival),
+        numbers(survival, 0.5 if shared else 0.0),
+    )
+    return table if there else None
+
+
+def stated(seed: int, rows: int) -> tuple[FloatArray, FloatArray]:
+    """Confidences and entropies [rows, STEPS] of what is drafted, some of them unknown."""
+    random = np.random.default_rng(seed)
+    both = random.random((2, rows, STEPS)) * np.array([1.0, 3.0])[:, None, None]
+    return tuple(np.where(random.random((2, rows, STEPS)) < 0.15, NAN, both))
+
+
+def lengths(table: StopTable | None, sure: FloatArray, spread: FloatArray) -> list[int]:
+    """Tokens that each row drafts, all of them in one round."""
+    drafted: IntArray = np.zeros(len(sure), dtype=np.int64)
+    active, step = np.arange(len(sure)), 0
+    stop = None if table is None else StopEvaluator(table)
+    while len(active) and step < STEPS:
+        step += 1
+        drafted[active] = step
+        if stop is not None:
+            active = active[stop(step, active, sure[active, step - 1], spread[active, step - 1])]
+    return list(drafted.tolist())
+
+
+def by_definition(table: StopTable | None, sure: FloatArray, spread: FloatArray) -> list[int]:
+    """The same from the definition, number by number."""
+    rows = len(sure)
+    if table is None:
+        return [STEPS] * rows
+
+    def bound(name: str, row: int, at: int) -> float | None:
+        values = getattr(table, name)
+        return None if values is None else float(values[row, min(at, values.shape[1] - 1)])
+
+    drafted, going, alive = [0] * rows, set(range(rows)), [1.0] * rows
+    for at in range(STEPS):
+        earning = {}
+        for row in list(going):
+            drafted[row] += 1
+            confidence, entropy = float(sure[row, at]), float(spread[row, at])
+            floor, ceiling, least = (bound(name, row, at) for name in ("confidence", "entropy", "survival"))
+            if (floor is not None and confidence < floor) or (ceiling is not None and entropy > ceiling):
+                going.discard(row)
+            if least is not None and table.calibration is not None:
+                bins = table.calibration[row].tolist()
+                unstated = bound("unstated", row, at)
+                assert unstated is not None
+                alive[row] *= unstated if np.isnan(confidence) else bins[min(int(confidence * len(bins)), 3)]
+                earning[row] = max(alive[row] - least, 0.0) * (bound("worth", row, at) or 0.0)
+                if alive[row] <= least:
+                    going.discard(row)
+        together = sum(earning.values())
+        going -= {row for row in earning if together <= (bound("step", row, at) or 0.0)}
+    return drafted
+
+
+@given(data=st.data(), rows=st.integers(1, 6), seed=st.integers(0, 2**32 - 1))
+def test_a_table_is_its_definition(data: st.DataObject, rows: int, seed: int) -> None:
+    """Row by row, and where rows share a step, in a batch that shrinks as they stop."""
+    table = data.draw(tables(rows, shared=True))
+    sure, spread = stated(seed, rows)
+    assert lengths(table, sure, spread) == by_definition(table, sure, spread)
+
+
+@given(data=st.data(), rows=st.integers(1, 4), seed=st.integers(0, 2**32 - 1))
+def test_a_row_alone_takes_a_short_way_to_the_same(data: st.DataObject, rows: int, seed: int) -> None:
+    table = data.draw(tables(rows, shared=True))
+    sure, spread = stated(seed, rows)
+    for row in range(rows) if table is not None else ():
+        stop, at = table.begin(np.array([row])), np.array([row])
+        assert isinstance(stop, RowStop)
+        going = [stop(j + 1, at, sure[row, j : j + 1], spread[row, j : j + 1]).item() for j in range(STEPS)]
+        mine = table.take(at)
+        assert [*going, False].index(False) + 1 == lengths(mine, sure[at], spread[at])[0] + all(going)
+
+
+@given(data=st.data(), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=4), seed=st.integers(0, 2**32 - 1))
+def test_rows_of_different_rules_in_one_table_do_as_each_alone(
+    data: st.DataObject, sizes: list[int], seed: int
+) -> None:
+    """Whatever bounds the others have, and however their rows are mixed; as far as steps cost nothing to share."""
+    rows = sum(sizes)
+    order = np.random.default_rng(seed).permutation(rows)
+    places = [np.sort(part) for part in np.split(order, np.cumsum(sizes)[:-1])]
+    parts = [(at, data.draw(tables(len(at)))) for at in places]
+    whole = StopTable.stacked(parts, rows)
+    sure, spread = stated(seed, rows)
+    together = lengths(whole, sure, spread)
+    for at, table in parts:
+        assert [together[i] for i in at.tolist()] == lengths(table, sure[at], spread[at])
+        mine = None if whole is None else whole.take(at)
+        assert lengths(mine, sure[at], spread[at]) == lengths(table, sure[at], spread[at])
+    assert (whole is None) == all(table is None for _, table in parts)
+
+
+def test_a_table_for_all_rows_is_passed_on_as_it_is() -> None:
+    table = StopTable(confidence=np.full((3, 1), 0.5))
+    assert StopTable.stacked([(np.zeros(0, dtype=np.int64), None), (np.arange(3), table)], 3) is table
+
+
+@given(st.floats(0.0, 5.0))
+def test_temperatures_go_by_the_bin_of_the_entropy(entropy: float) -> None:
+    table = TemperatureTable(np.stack((np.arange(float(ENTROPY_BINS)), np.ones(ENTROPY_BINS))))
+    found = table.at(np.array([0, 1]), np.full(2, entropy)).tolist()
+    assert found == [sum(entropy > edge for edge in ENTROPY_EDGES), 1.0]
+    assert entropy_bins(np.array([entropy])).item() == found[0]
+
+
+def test_policies_in_one_round_keep_their_own_temperatures() -> None:
+    cold = TemperatureTable(np.full((2, ENTROPY_BINS), 0.8))
+    scored = TemperatureTable(np.full((1, ENTROPY_BINS), 1.25), scored=True)
+    both = TemperatureTable.stacked([(np.array([0, 2]), cold), (np.array([1]), scored), (np.array([3]), None)], 4)
+    assert both is not None
+    assert both.scored
+    assert both.at(np.arange(4), np.full(4, 0.5)).tolist() == [0.8, 1.25, 0.8, 1.0]
+    alone = TemperatureTable.stacked([(np.array([0, 2]), cold)], 4)
+    assert alone is not None
+    assert not alone.scored
+    assert TemperatureTable.stacked([(np.arange(4), None)], 4) is None
