@@ -58,34 +58,28 @@ class StopTable:
     worth: FloatArray | None = None
     step: FloatArray | None = None
 
-    def take(self, index: IntArray) -> StopTable:
-        """The same for some of the rows."""
-        return StopTable(**{name: values[index] for name, values in self.columns().items()})
-
     def begin(self, rows: IntArray) -> Callable[[int, IntArray, FloatArray, FloatArray], BoolArray]:
         """The table at work in one draft of these rows; see `StopEvaluator`."""
         return RowStop(self, int(rows.item())) if len(rows) == 1 else StopEvaluator(self)
 
     @staticmethod
     def stacked(parts: Sequence[tuple[IntArray, StopTable | None]], rows: int) -> StopTable | None:
-        """One table for `rows` rows, from those for the rows at these positions; None where nothing stops."""
-        known = [(at, table) for at, table in parts if table is not None]
-        if not known:
-            return None
+        """One table for `rows` rows, of which those at these positions go by these tables; None where nothing stops.
+
+        A part's table has a line for each of its positions, or one for every row.
+        """
+        known = [(at, table) for at, table in parts if table is not None and len(at)]
         if len(known) == 1 and len(known[0][0]) == rows:
             return known[0][1]
-        whole: dict[str, FloatArray] = {}
+        widths: dict[str, int] = {}
+        for name, values in (column for _, table in known for column in table.columns().items()):
+            widths[name] = max(widths.get(name, 0), values.shape[1])
+        whole: dict[str, FloatArray] = {name: np.full((rows, width), _UNBOUND[name]) for name, width in widths.items()}
         for at, table in known:
             for name, values in table.columns().items():
-                own = whole.get(name)
-                width = values.shape[1]
-                if own is None:
-                    own = np.full((rows, width), _UNBOUND[name])
-                elif own.shape[1] < width:
-                    own = np.concatenate((own, np.repeat(own[:, -1:], width - own.shape[1], axis=1)), axis=1)
-                own[at, :width], own[at, width:] = values, values[:, -1:]
-                whole[name] = own
-        return StopTable(**whole)
+                own = values if len(values) == len(at) else values[at]
+                whole[name][at, : own.shape[1]], whole[name][at, own.shape[1] :] = own, own[:, -1:]
+        return StopTable(**whole) if known else None
 
     def columns(self) -> dict[str, FloatArray]:
         """The arrays that are there, by name, in their order."""

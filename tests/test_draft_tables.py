@@ -43,6 +43,10 @@ def tables(draw: st.DrawFn, rows: int, *, shared: bool = False) -> StopTable | N
     return table if there else None
 
 
+def taken(table: StopTable, at: IntArray) -> StopTable:
+    return StopTable(**{name: values[at] for name, values in table.columns().items()})
+
+
 def stated(seed: int, rows: int) -> tuple[FloatArray, FloatArray]:
     """Confidences and entropies [rows, STEPS] of what is drafted, some of them unknown."""
     random = np.random.default_rng(seed)
@@ -107,11 +111,13 @@ def test_a_table_is_its_definition(data: st.DataObject, rows: int, seed: int) ->
 def test_a_row_alone_takes_a_short_way_to_the_same(data: st.DataObject, rows: int, seed: int) -> None:
     table = data.draw(tables(rows, shared=True))
     sure, spread = stated(seed, rows)
-    for row in range(rows) if table is not None else ():
+    if table is None:
+        return
+    for row in range(rows):
         stop, at = table.begin(np.array([row])), np.array([row])
         assert isinstance(stop, RowStop)
         going = [stop(j + 1, at, sure[row, j : j + 1], spread[row, j : j + 1]).item() for j in range(STEPS)]
-        mine = table.take(at)
+        mine = taken(table, at)
         assert [*going, False].index(False) + 1 == lengths(mine, sure[at], spread[at])[0] + all(going)
 
 
@@ -129,9 +135,9 @@ def test_rows_of_different_rules_in_one_table_do_as_each_alone(
     together = lengths(whole, sure, spread)
     for at, table in parts:
         assert [together[i] for i in at.tolist()] == lengths(table, sure[at], spread[at])
-        mine = None if whole is None else whole.take(at)
-        assert lengths(mine, sure[at], spread[at]) == lengths(table, sure[at], spread[at])
     assert (whole is None) == all(table is None for _, table in parts)
+    again = StopTable.stacked([(at, whole) for at in places], rows)  # tables of all rows, each for its own
+    assert lengths(again, sure, spread) == together
 
 
 def test_a_table_for_all_rows_is_passed_on_as_it_is() -> None:

@@ -16,7 +16,7 @@ from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
 from adaptspec.control.learned import Remembers, under
 from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, RegionWatcher
-from adaptspec.control.stopping.stop import NoStop, StopRule
+from adaptspec.control.stopping.stop import StopRule
 from adaptspec.control.task_tiers import TaskTiers
 from adaptspec.draft_tables import StopTable
 from adaptspec.errors import StateError
@@ -48,7 +48,7 @@ class ComposedPolicy:
         self._chooser = chooser
         self._offered = chooser if isinstance(chooser, OfferWatcher) and chooser.watches_offers else None
         self._drafters = drafters
-        self._stop = stop or NoStop()
+        self._stop = stop or StopRule()
         self._guard = guard
         self._dwell = dwell
         self._ceilings = ceilings
@@ -257,8 +257,7 @@ class ComposedPolicy:
         if last is None or last[0] != tasks.tobytes() or any(a is not b for a, b in zip(last[1], made, strict=True)):
             lanes = [(np.flatnonzero(tasks == task), table) for task, table in tables.items()]
             lanes.append((np.flatnonzero(~np.isin(tasks, list(tables))), usual))
-            parts = [(at, None if table is None else table.take(at)) for at, table in lanes if len(at)]
-            last = self._stacks = tasks.tobytes(), made, StopTable.stacked(parts, len(tasks))
+            last = self._stacks = tasks.tobytes(), made, StopTable.stacked(lanes, len(tasks))
         return last[2]
 
 

@@ -373,9 +373,8 @@ class Controller:
 def _with_floors(stop: StopTable | None, floors: FloatArray) -> StopTable | None:
     """Confidence floors [B] of requests' own in place of what their policy says; NaN: it has none."""
     own = ~np.isnan(floors)
-    mine, others = np.flatnonzero(own), np.flatnonzero(~own)
-    bound = StopTable(confidence=floors[mine, None])
-    return StopTable.stacked([(others, None if stop is None else stop.take(others)), (mine, bound)], len(floors))
+    bound = StopTable(confidence=floors[:, None])
+    return StopTable.stacked([(np.flatnonzero(~own), stop), (np.flatnonzero(own), bound)], len(floors))
 
 
 def _watches_regions(policy: Policy) -> bool:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from adaptspec.control.choosers.chooser import Outlook
-from adaptspec.control.stopping.adaedl import AdaEdlSettings, AdaEdlStop
+from adaptspec.control.stopping.adaedl import AdaEdlStop
 from adaptspec.control.stopping.marginal import MarginalGoodputStop
 from adaptspec.control.stopping.thresholds import ThresholdStop, svip_stop
 from adaptspec.draft_tables import StopTable
@@ -82,7 +82,7 @@ def marginal(rows: int) -> StopTable | None:
 STOPS: Mapping[str, Callable[[int], StopTable | None]] = {
     "confidence": lambda rows: ThresholdStop(confidence=0.4).table(choice(None, rows)),
     "svip": lambda rows: svip_stop(threshold=0.415).table(choice(None, rows)),
-    "adaedl": lambda rows: AdaEdlStop(AdaEdlSettings(threshold=0.52)).table(choice(None, rows)),
+    "adaedl": lambda rows: AdaEdlStop(threshold=0.52).table(choice(None, rows)),
     "marginal-goodput": marginal,
 }
 

@@ -42,8 +42,7 @@ class Lanes:
             parts.append((mine, decision.stop))
         rules = self._rule_of[arms]
         for number in np.unique(rules[rules >= 0]).tolist():
-            table, mine = self._rules[number].table(choice), np.flatnonzero(rules == number)
-            parts.append((mine, table if table is None or len(mine) == len(arms) else table.take(mine)))
+            parts.append((np.flatnonzero(rules == number), self._rules[number].table(choice)))
         stop = StopTable.stacked(parts, len(arms)) if some(depths) else None
         return Choice(depths, reasons, drafter=drafter, stop=stop, provenance=choice.provenance)
 

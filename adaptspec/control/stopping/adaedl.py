@@ -6,7 +6,6 @@ Knows the draft's entropy and what share of the drafts was accepted; it decides 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -22,20 +21,10 @@ from adaptspec.draft_tables import StopTable
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, RoundRecord
 
-
-@dataclass(frozen=True)
-class AdaEdlSettings:
-    """The paper's constants; `threshold` is where lambda starts."""
-
-    kappa: float = 0.2
-    threshold: float = 0.6
-    target: float = 0.9
-    step: float = 0.01
-    rate_memory: float = 0.5
-    threshold_memory: float = 0.9
+_RATE_MEMORY, _THRESHOLD_MEMORY = 0.5, 0.9  # the paper's
 
 
-class AdaEdlStop:
+class AdaEdlStop(StopRule):
     """Stop when 1 - sqrt(kappa * H) < lambda, H the entropy in nats of the draft's distribution.
 
     1 - sqrt(kappa * H) bounds acceptance from below (from Pinsker's inequality, with the divergence taken to be in
@@ -54,10 +43,10 @@ class AdaEdlStop:
 
     learns = True
 
-    def __init__(self, settings: AdaEdlSettings = AdaEdlSettings()) -> None:
-        self._settings = settings
-        self._rate = settings.target
-        self.threshold = settings.threshold
+    def __init__(self, kappa: float = 0.2, threshold: float = 0.6, target: float = 0.9, step: float = 0.01) -> None:
+        """`threshold` is where lambda starts; the defaults are the paper's."""
+        self._kappa, self._target, self._step = kappa, target, step
+        self._rate, self.threshold = target, threshold
         self._stop = self._bound()
 
     def table(self, choice: Choice) -> StopTable | None:
@@ -69,11 +58,10 @@ class AdaEdlStop:
         drafted = total(record.drafted)
         if not drafted:
             return
-        settings = self._settings
-        self._rate += (1.0 - settings.rate_memory) * (total(record.accepted) / drafted - self._rate)
-        towards = (self._rate < settings.target) - (self._rate > settings.target)
-        moved = self.threshold + (1.0 - settings.threshold_memory) * settings.step * towards
-        self.threshold = min(1.0, max(0.0, moved))
+        self._rate += (1.0 - _RATE_MEMORY) * (total(record.accepted) / drafted - self._rate)
+        towards = (self._rate < self._target) - (self._rate > self._target)
+        self.threshold += (1.0 - _THRESHOLD_MEMORY) * self._step * towards
+        self.threshold = min(1.0, max(0.0, self.threshold))
         self._stop = self._bound()
 
     def learned(self) -> dict[str, FloatArray]:
@@ -91,7 +79,7 @@ class AdaEdlStop:
 
     def _bound(self) -> ThresholdStop:
         # The same inequality solved for the entropy: one comparison per draft step.
-        return ThresholdStop(entropy=(1.0 - self.threshold) ** 2 / self._settings.kappa)
+        return ThresholdStop(entropy=(1.0 - self.threshold) ** 2 / self._kappa)
 
 
 class AdaEdlStopSpec(Part):
@@ -105,4 +93,4 @@ class AdaEdlStopSpec(Part):
 
     def build(self) -> StopRule:
         """The rule."""
-        return AdaEdlStop(AdaEdlSettings(self.kappa, self.threshold, self.target, self.step))
+        return AdaEdlStop(self.kappa, self.threshold, self.target, self.step)

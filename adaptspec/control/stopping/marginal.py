@@ -14,10 +14,10 @@ from adaptspec.control.choosers.planning import ModelTerms
 from adaptspec.control.schema import Part
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.draft_tables import StopTable
-from adaptspec.types import FloatArray, IntArray, RoundRecord
+from adaptspec.types import FloatArray, IntArray
 
 
-class MarginalGoodputStop:
+class MarginalGoodputStop(StopRule):
     """Go on while survival x next acceptance > goodput x (one more draft step + one more verified token).
 
     Survival is the product of the calibrated confidences of the tokens drafted so far, next acceptance the row's own at
@@ -27,8 +27,6 @@ class MarginalGoodputStop:
     Source: the optimality condition of a ratio of sums (Dinkelbach): a token belongs in the round iff its
     ratio of gain to cost exceeds the whole round's.
     """
-
-    learns = False
 
     def __init__(self) -> None:
         self._outlook: Outlook | None = None
@@ -46,13 +44,9 @@ class MarginalGoodputStop:
         if len(self._tables) == 1 or choice.drafter is None:
             return self._tables.get(outlook.models[0].which)
         if self._mixed is None or self._mixed[0] is not choice.drafter:
-            at = [(which, np.flatnonzero(choice.drafter == which)) for which in self._tables]
-            parts = [(mine, self._tables[which].take(mine)) for which, mine in at if len(mine)]
+            parts = [(np.flatnonzero(choice.drafter == which), table) for which, table in self._tables.items()]
             self._mixed = choice.drafter, StopTable.stacked(parts, len(choice.depths))
         return self._mixed[1]
-
-    def learn(self, record: RoundRecord) -> None:
-        """Nothing to learn: the chooser does."""
 
 
 def _table(outlook: Outlook, model: ModelTerms) -> StopTable:

@@ -1,11 +1,11 @@
-"""The protocol of a stop rule: after each drafted token, whether a row drafts one more; and the rule that never stops.
+"""What a stop rule is: after each drafted token, whether a row drafts one more; and the rule that never stops.
 
 To add a rule: one file with its class and its spec, a line in the registry, a test and a YAML.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal
 
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.schema import Part
@@ -13,31 +13,17 @@ from adaptspec.draft_tables import StopTable
 from adaptspec.types import RoundRecord
 
 
-class StopRule(Protocol):
-    """Writes the stop table of each round, and learns from rounds."""
+class StopRule:
+    """Writes the stop table of each round, and learns from rounds. This one never stops anything."""
 
-    @property
-    def learns(self) -> bool:
-        """Whether `learn` does anything."""
+    learns = False  # whether `learn` does anything
 
-    def table(self, choice: Choice) -> StopTable | None:
+    def table(self, choice: Choice) -> StopTable | None:  # noqa: ARG002 - for rules that look at it
         """For the rows of a choice; the same object while nothing changes. None: all of it is to be drafted."""
-
-    def learn(self, record: RoundRecord) -> None:
-        """Take note of a round."""
-
-
-class NoStop:
-    """Draft the whole depth."""
-
-    learns = False
-
-    def table(self, choice: Choice) -> StopTable | None:  # noqa: ARG002 - the protocol's signature
-        """Nothing stops."""
         return None
 
     def learn(self, record: RoundRecord) -> None:
-        """Nothing to learn."""
+        """Take note of a round."""
 
 
 class NoStopSpec(Part):
@@ -47,4 +33,4 @@ class NoStopSpec(Part):
 
     def build(self) -> StopRule:
         """The rule."""
-        return NoStop()
+        return StopRule()

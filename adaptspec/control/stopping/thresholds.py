@@ -11,18 +11,16 @@ from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.schema import Part
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.draft_tables import StopTable
-from adaptspec.types import FloatArray, RoundRecord
+from adaptspec.types import FloatArray
 
 
-class ThresholdStop:
+class ThresholdStop(StopRule):
     """Go on after a token of at least `confidence` probability, drawn from at most `entropy` nats; whichever is given.
 
     Confidence: good where the right threshold is known for the traffic; a draft's confidence correlates 0.4 to 0.7
     with acceptance. Source: the thresholds of assisted generation (Kim et al. 2023, BiLD). Entropy: at temperature 0
     and near it much the same; at high temperature it does not blame a token for having been drawn from the tail.
     """
-
-    learns = False
 
     def __init__(self, *, confidence: float | None = None, entropy: float | None = None) -> None:
         self._bounds = confidence, entropy
@@ -35,9 +33,6 @@ class ThresholdStop:
             self._rows = len(choice.depths)
             self._table = StopTable(*(self._filled(bound) for bound in self._bounds))
         return self._table
-
-    def learn(self, record: RoundRecord) -> None:
-        """Nothing to learn."""
 
     def _filled(self, bound: float | None) -> FloatArray | None:
         return None if bound is None else np.full((self._rows, 1), bound)

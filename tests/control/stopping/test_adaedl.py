@@ -7,7 +7,7 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from adaptspec.control.stopping.adaedl import AdaEdlSettings, AdaEdlStop, AdaEdlStopSpec
+from adaptspec.control.stopping.adaedl import AdaEdlStop, AdaEdlStopSpec
 from tests.control.helpers import record
 from tests.control.stopping.asking import ask, choice
 
@@ -18,7 +18,7 @@ CHOICE = choice(None)
 def test_it_is_the_inequality(entropy: float, threshold: float) -> None:
     bound = 1.0 - math.sqrt(0.2 * entropy)
     assume(abs(bound - threshold) > 1e-9)
-    rule = AdaEdlStop(AdaEdlSettings(threshold=threshold))
+    rule = AdaEdlStop(threshold=threshold)
     assert ask(rule.table(CHOICE), [0.5], [entropy]) == [bound >= threshold]
 
 
@@ -28,7 +28,7 @@ def test_a_draft_without_entropies_is_never_stopped() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=60))
 def test_the_threshold_stays_a_probability(rounds: list[tuple[int, int]]) -> None:
-    rule = AdaEdlStop(AdaEdlSettings(step=1.0))
+    rule = AdaEdlStop(step=1.0)
     for drafted, accepted in rounds:
         rule.learn(record([drafted], [min(drafted, accepted)]))
         assert 0.0 <= rule.threshold <= 1.0
