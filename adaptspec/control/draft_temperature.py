@@ -24,8 +24,8 @@ _LEAST_SEEN = 16.0
 class DraftTemperature(Protocol):
     """Writes the temperature table of each round, and learns from rounds that were scored."""
 
-    def table(self, rows: int) -> TemperatureTable:
-        """For a round of so many rows; the same object while nothing changes."""
+    def table(self, rows: int) -> TemperatureTable | None:
+        """For a round of so many rows; the same object while nothing changes. None: tokens are drawn as they are."""
 
     def learn(self, record: RoundRecord) -> None:
         """Take note of a round with `temperature_scores`."""
@@ -77,12 +77,15 @@ class DynamicTemperature:
         self._inside = (self._candidates >= least) & (self._candidates <= most)
         self._gain = gain
         self._tables: dict[tuple[int, bool], TemperatureTable] = {}
+        self._neutral = True
         self.by_bin: FloatArray = np.ones(ENTROPY_BINS)
 
-    def table(self, rows: int) -> TemperatureTable:
-        """What was learned so far; every so many rounds one is scored."""
+    def table(self, rows: int) -> TemperatureTable | None:
+        """What was learned so far; every so many rounds one is scored. Others cost nothing while 1 is the best."""
         scored = self._rounds % self._score_every == 0
         self._rounds += 1
+        if self._neutral and not scored:
+            return None
         known = self._tables.get((rows, scored))
         if known is None:
             known = self._tables[rows, scored] = TemperatureTable(np.tile(self.by_bin, (rows, 1)), scored)
@@ -120,6 +123,7 @@ class DynamicTemperature:
         surely[:, _NEUTRAL] = 0.0
         best = np.where(surely.max(axis=1) > 0.0, surely.argmax(axis=1), _NEUTRAL)
         self.by_bin = self._candidates[best] ** self._gain
+        self._neutral = bool((best == _NEUTRAL).all())
         self._tables.clear()
 
 

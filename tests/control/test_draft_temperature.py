@@ -32,7 +32,10 @@ def observe(tuner: DynamicTemperature, entropy: FloatArray, scores: FloatArray) 
 
 def at(tuner: DynamicTemperature | FixedTemperature, entropy: list[float]) -> list[float]:
     """Temperatures of one row's tokens of these entropies, in the coming round."""
-    found: list[float] = tuner.table(2).at(np.ones(len(entropy), dtype=np.int64), np.array(entropy)).tolist()
+    table = tuner.table(2)
+    if table is None:
+        return [1.0] * len(entropy)
+    found: list[float] = table.at(np.ones(len(entropy), dtype=np.int64), np.array(entropy)).tolist()
     return found
 
 
@@ -96,12 +99,26 @@ def test_it_follows_a_shift() -> None:
 
 def test_only_every_so_many_rounds_are_scored() -> None:
     tuner = DynamicTemperature(score_every=3)
-    assert [tuner.table(4).scored for _ in range(7)] == [True, False, False, True, False, False, True]
+    for scored in (True, False, False, True, False, False, True):
+        table = tuner.table(4)
+        assert (table is not None and table.scored) == scored
+
+
+def test_rounds_that_are_not_scored_cost_nothing_while_nothing_is_gained() -> None:
+    """No table, no entropies: a draft that is as good as it can be pays for its scores alone."""
+    tuner = DynamicTemperature(score_every=2)
+    gain = np.zeros((4, len(CANDIDATES)))
+    gain[:, 0] = 1.0
+    assert [tuner.table(4) is None for _ in range(4)] == [False, True, False, True]
+    for _ in range(20):
+        observe(tuner, np.full(4, 0.5), gain)
+    assert [tuner.table(4) is None for _ in range(4)] == [False] * 4
 
 
 def test_learning_switches_nothing_before_the_next_round() -> None:
     tuner = DynamicTemperature()
     current = tuner.table(4)
+    assert current is not None
     gain = np.zeros((4, len(CANDIDATES)))
     gain[:, 0] = 1.0
     for _ in range(20):
@@ -112,6 +129,10 @@ def test_learning_switches_nothing_before_the_next_round() -> None:
 def test_while_nothing_is_learned_the_table_is_the_same() -> None:
     """A decision that stands is the same object."""
     tuner, fixed = DynamicTemperature(score_every=2), FixedTemperature(0.8)
+    gain = np.zeros((4, len(CANDIDATES)))
+    gain[:, 0] = 1.0
+    for _ in range(20):
+        observe(tuner, np.full(4, 0.5), gain)
     one, other = tuner.table(4), tuner.table(4)
     assert [tuner.table(4) is table for table in (one, other)] == [True, True]
     assert fixed.table(3) is fixed.table(3)
