@@ -246,6 +246,7 @@ def _as_if(
         expected=decision.expected,
         shadow=agreed,
         shadow_drafted=said,
+        temperature_scores=None,  # of tokens that it might not have drafted
     )
 
 

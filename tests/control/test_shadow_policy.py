@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,8 @@ from adaptspec.replay.simulator import Tally
 from adaptspec.replay.simulator import run as run_world
 from adaptspec.replay.streams import Schedule, Stream
 from adaptspec.replay.world import World, WorldSettings
-from adaptspec.types import RoundRecord
+from adaptspec.types import Request, RoundRecord
+from tests.control.helpers import record, signals
 from tests.control.simulator import GOODPUT, STATIC, Machine, Text, run, run_fixed, stream_of, texts
 from tests.control.two_drafters import alike
 
@@ -116,3 +119,18 @@ def test_a_shadow_learns_of_lookups_that_it_does_not_take() -> None:
     assert all(r.shadow[1, 0] <= r.shadow_drafted[1, 0] <= r.emitted[0] for r in scored)  # type: ignore[index]
     assert not any(r.drafter[0] == 1 and r.depths[0] for r in scored)
     assert controller.everyone["s"].learned()["lookups"][0, 0].sum() > 0.5 * len(scored)
+
+
+def test_a_shadow_that_tunes_its_draft_temperature_leaves_scores_to_those_who_drafted() -> None:
+    """They are of the tokens, and as wide as the drafts, of the policy that serves."""
+    cost = CostTable(MACHINE.costs().profile())
+    tuned = STATIC % 1 + "  draft-temperature: {mode: dynamic}\n"
+    built = {name: build_policy(parse_policy_spec(text), cost, 1) for name, text in (("a", STATIC % 3), ("s", tuned))}
+    controller = Controller(built, "a", ("draft-model",), 1, cost=cost, rollouts={"s": ShadowSpec(mode="shadow")})
+    controller.start(0, Request("r", (1,)))
+    for _ in range(40):
+        controller.decide(signals([7]))
+        scores = np.linspace(0.1, 0.9, 3 * 8).reshape(1, 3, 8)
+        controller.learn(replace(record([3], [2]), temperature_scores=scores))
+    assert controller.estimates()[0].rounds == 40
+    assert not controller.everyone["s"].learned()["@temperature/seen"].any()
