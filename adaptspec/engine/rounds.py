@@ -230,8 +230,7 @@ class RoundLoop:
         self, batch: Batch, ask: Ask, decision: Decision, draft: Draft, verdict: Verdict, *, context: IntArray
     ) -> _Outcome:
         """Append what was accepted and roll the caches back to it. `context` [B]: tokens before."""
-        now = time.monotonic()
-        size = len(batch.decoding)
+        now, size = time.monotonic(), len(batch.decoding)
         emitted = np.zeros(size, dtype=np.int64)
         drafters = self._speculator.drafters
         for i, sequence in enumerate(batch.emitting):

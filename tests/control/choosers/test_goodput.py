@@ -218,3 +218,33 @@ def test_a_newcomer_pays_for_reading_its_prompt() -> None:
     assert depths[0][15] > 0
     assert depths[20_000][15] == 0
     assert min(depths[20_000][:15]) > 0
+
+
+def test_its_outlook_serves_choosers_that_have_none() -> None:
+    """While another's choices run, it learns what to expect: by row, for the same batch the same object."""
+    made = chooser(3)
+    for row in range(3):
+        made.start(row, 0)
+    before = made.outlook(signals([7, 7]))
+    assert before is not None
+    for _ in range(48):
+        made.learn(record([4, 4], [4, 0]))
+    after = made.outlook(signals([7, 7]))
+    assert after is not None
+    assert made.outlook(signals([7, 7])) is after
+    assert made.outlook(signals([7, 7], rows=[0, 2])) is not after
+    first = (before.models[0].acceptance[0, 0], after.models[0].acceptance[0, 0], after.models[0].acceptance[1, 0])
+    assert first[1] > first[0] > first[2]
+
+
+def test_an_outlook_promises_at_least_plain_decoding() -> None:
+    """A draft that is always wrong is not worth weighing against: plain decoding is."""
+    made = chooser()
+    made.start(0, 0)
+    for _ in range(200):
+        made.learn(record([7], [0]))
+        outlook = made.outlook(signals([7]))
+    assert outlook is not None
+    plain = 1.0 / table().plain_seconds(1, 100.0)
+    assert plain <= outlook.goodput <= 1.1 * plain
+    assert outlook.expected(np.array([0]), None).accepted.tolist() == [0.0]
