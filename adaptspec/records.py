@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from adaptspec.draft_tables import CANDIDATES
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
 from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRecord
@@ -132,6 +133,11 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
     if record.expected is not None:
         accepted = [_null(value) for value in record.expected.accepted.tolist()]
         plain["expected"] = {"goodput": _null(record.expected.goodput), "accepted": accepted}
+    scores = record.temperature_scores
+    if scores is not None:
+        told = scores.astype(object)
+        told[np.isnan(scores)] = None
+        plain["temperature_scores"] = told.tolist()
     return plain
 
 
@@ -154,6 +160,9 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
             entropy=_filled(plain["entropy"], rows, deepest),
             provenance=_provenance(plain, rows) if "arms" in plain else None,
             expected=_expected(plain["expected"], rows) if "expected" in plain else None,
+            temperature_scores=_scores(plain["temperature_scores"], rows, deepest)
+            if "temperature_scores" in plain
+            else None,
             ended=_number(plain["ended"]),
             **values,
         )
@@ -265,6 +274,11 @@ def _integers(values: Sequence[Any], shape: tuple[int, ...]) -> IntArray:
 def _provenance(plain: Mapping[str, Any], rows: int) -> Provenance:
     arms, draws = (_integers(plain[name], (rows,)) for name in ("arms", "draws"))
     return Provenance(arms, _floats(plain["propensities"], rows), draws, _floats(plain["worth"], rows))
+
+
+def _scores(plain: Any, rows: int, deepest: int) -> FloatArray:
+    scores: FloatArray = np.array(plain, dtype=np.float64).reshape(rows, deepest, len(CANDIDATES))
+    return scores
 
 
 def _expected(plain: Mapping[str, Any], rows: int) -> Expected:

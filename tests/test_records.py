@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from adaptspec.draft_tables import CANDIDATES
 from adaptspec.errors import JournalError
 from adaptspec.records import (
     JournalHeader,
@@ -45,6 +46,7 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
     explores, drafters = draw(st.booleans()), draw(st.integers(0, 2))
     reals = arrays(np.float64, rows, elements=FLOATS)
     small = arrays(np.int64, rows, elements=st.integers(-1, 9))
+    scores = arrays(np.float64, (rows, deepest, len(CANDIDATES)), elements=FLOATS)
     hindsight = st.none() | arrays(np.int64, (drafters, rows), elements=st.integers(-1, 9))
     return RoundRecord(
         number=draw(COUNTS),
@@ -62,6 +64,7 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
         shadow=draw(hindsight),
         shadow_drafted=draw(hindsight),
         expected=Expected(draw(FLOATS), draw(reals)) if draw(st.booleans()) else None,
+        temperature_scores=draw(scores) if draw(st.booleans()) else None,
         ended=draw(FLOATS),
         **whole,
     )
@@ -91,6 +94,7 @@ def test_every_field_of_a_round_is_written() -> None:
         shadow=np.array([[4], [-1]]),
         shadow_drafted=np.array([[5], [-1]]),
         expected=Expected(812.5, np.array([1.75])),
+        temperature_scores=np.full((1, 2, len(CANDIDATES)), 0.5),
         ended=17.25,
     )
     assert all(getattr(full, field.name) is not None for field in fields(RoundRecord))
