@@ -12,10 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from adaptspec.control.regions import OutputRegion
 from adaptspec.drafting.drafter import Drafter, DraftJob, RunsModel
-from adaptspec.engine.detokenizer import Detokenizer
-from adaptspec.engine.prompt_text import PromptText
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch, SamplingRow, certainty
@@ -160,16 +157,6 @@ def _until_end(agreed: BoolArray, ends: Sequence[bool], ended: Mapping[int, int]
         elif at + 1 < len(agreed):
             reach[at] = min(FAR, 1 + reach[at + 1])
     return reach
-
-
-def regions(text: Written, words: PromptText, detokenizer: Detokenizer) -> IntArray:
-    """What kind of text the output is in the middle of before each of its positions: indices into REGIONS, [P]."""
-    region = OutputRegion(words.continued(text.prompt))
-    found = []
-    for token in text.output:
-        found.append(region.read(detokenizer.text))
-        detokenizer.push(token)
-    return np.array(found, dtype=np.int64)
 
 
 def _of_lookup(drafter: Drafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor) -> DraftView:

@@ -19,13 +19,11 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from adaptspec.bench.forced import Judge, Written, regions
+from adaptspec.bench.forced import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode, read_workloads
 from adaptspec.control.cost import CostTable
 from adaptspec.engine.build import Built, EngineConfig, build
-from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.profile import Stopwatch, measure, middle, processor
-from adaptspec.engine.prompt_text import PromptText
 from adaptspec.errors import ConfigError
 from adaptspec.replay.limit import emitted_positions
 from adaptspec.replay.tape import Recorded, Tape, tape_of
@@ -127,7 +125,6 @@ def _recorded(built: Built, judge: Judge, job: _Job, tokens: Sequence[int]) -> R
     sampling = job.request.sampling
     length = _length(tokens, set(built.target.info.eos_token_ids))
     text = Written(job.request.prompt, tuple(tokens), length, sampling)
-    words = PromptText(built.tokenizer, None)
     return Recorded(
         id=job.request.id,
         prompt_tokens=len(text.prompt),
@@ -138,7 +135,6 @@ def _recorded(built: Built, judge: Judge, job: _Job, tokens: Sequence[int]) -> R
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
         seed=sampling.seed or 0,
-        region=regions(text, words, Detokenizer(built.tokenizer)),
     )
 
 

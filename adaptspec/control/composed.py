@@ -15,7 +15,7 @@ from adaptspec.control.copies import changed
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
 from adaptspec.control.learned import Remembers, under
-from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, RegionWatcher
+from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.control.task_tiers import TaskTiers
 from adaptspec.draft_tables import StopTable
@@ -75,11 +75,6 @@ class ComposedPolicy:
     def max_depth(self) -> int:
         """See `Policy.max_depth`."""
         return self._chooser.max_depth
-
-    @property
-    def watches_regions(self) -> bool:
-        """See `RegionWatcher`."""
-        return isinstance(self._chooser, RegionWatcher) and self._chooser.watches_regions
 
     @property
     def watches_offers(self) -> bool:

@@ -32,7 +32,6 @@ from adaptspec.control.policy import (
     Decision,
     OfferWatcher,
     Policy,
-    RegionWatcher,
 )
 from adaptspec.control.reasons import CEILING
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
@@ -83,8 +82,6 @@ class Controller:
         self._list = list(self.policies.values())
         self._drafters = tuple(drafters)
         self._numbers = [self._numbers_of(name, policy) for name, policy in self.policies.items()]
-        self._region_watchers = {i for i, policy in enumerate(self._list) if _watches_regions(policy)}
-        self._a_shadow_watches = any(_watches_regions(policies[name]) for name in policies if name in watching)
         self._offers_to = {i: policy for i, policy in enumerate(self._list) if _watches_offers(policy)}
         self._cost = cost
         self.labels = labels or Labels()
@@ -103,11 +100,6 @@ class Controller:
         self._shadows = ShadowPolicies(
             [self._shadow(name, policies[name], self._rollouts) for name in policies if name in watching]
         )
-
-    @property
-    def watches_regions(self) -> bool:
-        """Whether a policy that has rows looks at `signals.region`; else it need not be filled in."""
-        return self._a_shadow_watches or any(self._running[which] for which in self._region_watchers)
 
     @property
     def deepest_offer(self) -> int:
@@ -282,7 +274,6 @@ class Controller:
         # Other threads may be reading the names: the mapping they have stays as it is.
         self.policies = {**self.policies, name: policy}
         which = self._names.index(name)
-        (self._region_watchers.add if _watches_regions(policy) else self._region_watchers.discard)(which)
         self._offers_to.pop(which, None)
         if _watches_offers(policy):
             self._offers_to[which] = policy
@@ -301,7 +292,6 @@ class Controller:
         for row in self._rows_of(shadow.against):
             shadow.start(row, int(self._task_of[row]))
         self._shadows.put(shadow)
-        self._a_shadow_watches |= _watches_regions(policy)
 
     def _shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> ShadowPolicy:
         rollout = rollouts[name]
@@ -375,10 +365,6 @@ def _with_floors(stop: StopTable | None, floors: FloatArray) -> StopTable | None
     own = ~np.isnan(floors)
     bound = StopTable(confidence=floors[:, None])
     return StopTable.stacked([(np.flatnonzero(~own), stop), (np.flatnonzero(own), bound)], len(floors))
-
-
-def _watches_regions(policy: Policy) -> bool:
-    return isinstance(policy, RegionWatcher) and policy.watches_regions
 
 
 def _watches_offers(policy: Policy) -> TypeGuard[OfferWatcher]:

@@ -25,8 +25,7 @@ class BatchSignals:
     drafting with it would have to catch up first. What a policy sees has its own drafters first, in its order (those
     of others may follow). `offered` [drafters, B] is how many tokens a lookup would draft now, within the limits: known
     beforehand since looking is free. It is 0 for drafters that cannot tell, and left 0 where nobody looks
-    (see `OfferWatcher`). `position` counts the tokens a row has emitted, `region` is what kind of
-    text it is in the middle of (an index into `control.tasks.REGIONS`). `beside` counts rows that decode in the same
+    (see `OfferWatcher`). `position` counts the tokens a row has emitted. `beside` counts rows that decode in the same
     round under other policies; `free_memory` is the share of the cache that no row holds. `keys` are the names of API
     keys by their numbers (0: none that a policy names), None where no policy names any.
     """
@@ -38,7 +37,6 @@ class BatchSignals:
     lag: IntArray
     offered: IntArray
     position: IntArray
-    region: IntArray
     prefill_tokens: int = 0
     beside: int = 0
     free_memory: float = 1.0
@@ -75,7 +73,6 @@ class BatchSignals:
             self.lag[:, index],
             self.offered[:, index],
             self.position[index],
-            self.region[index],
             self.prefill_tokens,
             self.round_size - len(index),
             self.free_memory,
@@ -139,15 +136,6 @@ class Policy(Protocol):
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """Go on from it; see `Chooser.restore`."""
-
-
-@runtime_checkable
-class RegionWatcher(Protocol):
-    """A policy, or a part of one, that may look at `BatchSignals.region`; for all others the engine leaves it zero."""
-
-    @property
-    def watches_regions(self) -> bool:
-        """Whether it does."""
 
 
 @runtime_checkable

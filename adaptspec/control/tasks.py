@@ -17,8 +17,6 @@ from adaptspec.control.ngrams import SIZE, ngrams
 from adaptspec.errors import ConfigError
 from adaptspec.types import FloatArray
 
-REGIONS = ("prose", "code", "json")
-
 TASKS = ("chat", "code", "instruction", "json", "math", "rag", "story", "summarize", "template", "translate")
 
 MIN_CONFIDENCE = 0.5  # below it a guess is more often wrong than right

@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from transformers import PreTrainedTokenizerFast
 
@@ -181,7 +180,6 @@ class EngineCore:
             eos=info.eos_token_ids,
             context=info.context,
             now=time.monotonic(),
-            continued=partial(self._text.continued, request.prompt),
             constraint=None if grammar is None else self._grammars.start(grammar),
         )
         self._rounds.scheduler.add(sequence)

@@ -1,4 +1,4 @@
-"""The text of prompts, as far as decisions need it: what a request asks for, and what its output goes on from.
+"""The text of prompts, as far as decisions need it: what a request asks for.
 
 Knows a tokenizer; the cost is that of a few hundred tokens, however long the prompt.
 """
@@ -16,7 +16,6 @@ from adaptspec.types import Request
 
 # The detector looks at HEAD and TAIL characters; few tokenizers need more than a token for two of them.
 _HEAD_TOKENS, _TAIL_TOKENS = HEAD // 2, TAIL // 2
-_CONTINUED_TOKENS = 256  # an open code fence, or the code that is gone on with, lies within
 
 
 class PromptText:
@@ -25,7 +24,6 @@ class PromptText:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, detector: TaskDetector | None) -> None:
         """`detector` None: tasks are known from hints only."""
         self._decode = tokenizer.backend_tokenizer.decode
-        self._special = frozenset(tokenizer.all_special_ids)
         self._detector = detector
 
     def tagged(self, request: Request) -> Request:
@@ -41,9 +39,3 @@ class PromptText:
         if len(prompt) <= _HEAD_TOKENS + _TAIL_TOKENS:
             return str(self._decode(list(prompt)))
         return f"{self._decode(list(prompt[:_HEAD_TOKENS]))}\n{self._decode(list(prompt[-_TAIL_TOKENS:]))}"
-
-    def continued(self, prompt: Sequence[int]) -> str:
-        """The text that the output goes on from: what follows the last special token, at most its last 256 tokens."""
-        tail = list(prompt[-_CONTINUED_TOKENS:])
-        start = next((i + 1 for i in range(len(tail) - 1, -1, -1) if tail[i] in self._special), 0)
-        return str(self._decode(tail[start:]))

@@ -177,7 +177,6 @@ class RoundLoop:
         decoding = batch.decoding
         context = [len(s.tokens) for s in decoding]
         nothing = [0] * len(decoding)
-        regions = [s.region for s in decoding] if self._controller.watches_regions else nothing
         drafters = self._speculator.drafters
         lags = [
             [drafter.lag(held_row(s), length) for s, length in zip(decoding, context, strict=True)]
@@ -192,7 +191,7 @@ class RoundLoop:
             ]
         # One array cut in rows: at batch 1 making it costs as much as what stands in it.
         table = np.array(
-            [nothing, context, batch.limits, [s.emitted for s in decoding], regions, *lags, *offers], dtype=np.int64
+            [nothing, context, batch.limits, [s.emitted for s in decoding], *lags, *offers], dtype=np.int64
         )
         return BatchSignals(
             rows=ask.rows[: len(decoding)],
@@ -200,9 +199,8 @@ class RoundLoop:
             context=table[1],
             limits=table[2],
             position=table[3],
-            region=table[4],
-            lag=table[5 : 5 + len(drafters)],
-            offered=table[5 + len(drafters) :],
+            lag=table[4 : 4 + len(drafters)],
+            offered=table[4 + len(drafters) :],
             prefill_tokens=batch.prefill_tokens,
             free_memory=self._target.free_memory,
         )

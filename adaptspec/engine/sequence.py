@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.regions import OutputRegion
 from adaptspec.drafting.prediction import Prediction
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.origins import Origins
@@ -19,9 +17,8 @@ from adaptspec.types import Completion, Delta, FinishReason, Request, Speculatio
 class Sequence:
     """Travels through queue, rounds and commit. `tokens` is prompt + output, and only grows.
 
-    `row` is its place in every cache while it runs, None while it waits. `end_tokens` end it. `continued` gives the
-    text that the output goes on from; `constraint` is its grammar at work. `logprobs` and `prompt_logprobs` grow as
-    tokens are scored, if it asks for them.
+    `row` is its place in every cache while it runs, None while it waits. `end_tokens` end it. `constraint` is
+    its grammar at work. `logprobs` and `prompt_logprobs` grow as tokens are scored, if it asks for them.
     """
 
     def __init__(
@@ -33,7 +30,6 @@ class Sequence:
         eos: tuple[int, ...],
         context: int,
         now: float,
-        continued: Callable[[], str],
         constraint: Constraint | None = None,
     ) -> None:
         sampling = request.sampling
@@ -46,8 +42,6 @@ class Sequence:
         self.end_tokens = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos))
         self.sampling = SamplingRow(sampling, seed, self.tokens, len(request.prompt), eos, constraint)
         self._detokenizer = detokenizer
-        self._continued = continued
-        self._region: OutputRegion | None = None
         self._sent = 0
         self._prompt_told = False
         self.logprobs: list[TokenLogprob] = []
@@ -67,13 +61,6 @@ class Sequence:
     def emitted(self) -> int:
         """Output tokens so far."""
         return len(self.tokens) - len(self.request.prompt)
-
-    @property
-    def region(self) -> int:
-        """What kind of text the output is in the middle of: an index into `control.tasks.REGIONS`."""
-        if self._region is None:
-            self._region = OutputRegion(self._continued())
-        return self._region.read(self._detokenizer.text)
 
     @property
     def depth_limit(self) -> int:

@@ -1,7 +1,7 @@
 """What a policy would have earned, from the journal of one that explores: rounds where both decide alike, weighted.
 
 Drives the policy itself over the journal's rounds. Knows what a journal says of them, which is less than the engine
-knew: the region of the text is unknown, and how far a draft model lags is taken from the rounds it ran in.
+knew: how far a draft model lags is taken from the rounds it ran in.
 """
 
 from __future__ import annotations
@@ -260,7 +260,6 @@ class _Replica:
             lag,
             np.zeros_like(lag),
             position,
-            nothing,
             record.prefill_tokens,
         )
         decision = self._controller.decide(signals)

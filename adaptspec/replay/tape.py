@@ -116,7 +116,6 @@ class Recorded:
     max_tokens: int = 0  # what the request asked for; 0: `length`
     temperature: float = 0.0
     seed: int = 0
-    region: IntArray | None = None  # [P] index into control.tasks.REGIONS
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,6 @@ class Tape:
     temperatures: FloatArray  # [R]
     seeds: IntArray  # [R]
     offsets: IntArray  # [R + 1]
-    regions: IntArray  # [P]
     views: Mapping[str, DraftView]
     about: Mapping[str, str] = field(default_factory=dict)
 
@@ -200,13 +198,12 @@ class Tape:
             temperatures=self.temperatures[index],
             seeds=self.seeds[index],
             offsets=_offsets([len(span) for span in spans]),
-            regions=self.regions[positions],
             views={name: view.take(positions) for name, view in self.views.items()},
         )
 
     def always_wrong(self) -> Tape:
         """The same requests with drafts that are sure of themselves as before and never right: the worst case."""
-        nothing = np.zeros(len(self.regions), dtype=np.int64)
+        nothing = np.zeros(int(self.offsets[-1]), dtype=np.int64)
         views = {
             name: replace(view, run=nothing, rejection=np.zeros(len(nothing))) for name, view in self.views.items()
         }
@@ -218,7 +215,7 @@ class Tape:
         Rejected tokens are replaced by other ones there, which no tape can follow: take it as a likely stand-in.
         """
         rng = np.random.default_rng(seed)
-        starts = np.zeros(len(self.regions) + 1, dtype=np.bool_)
+        starts = np.zeros(int(self.offsets[-1]) + 1, dtype=np.bool_)
         starts[self.offsets] = True
         views = {}
         for name, view in self.views.items():
@@ -242,10 +239,6 @@ def tape_of(requests: Sequence[Recorded], about: Mapping[str, str] | None = None
     if any(tuple(request.views) != names for request in requests):
         raise TapeError("all requests of a tape must be recorded with the same drafters, in the same order")
     sizes = [len(request.views[names[0]].run) if names else request.length for request in requests]
-    regions = [
-        np.zeros(size, dtype=np.int64) if request.region is None else request.region
-        for request, size in zip(requests, sizes, strict=True)
-    ]
     return Tape(
         ids=tuple(request.id for request in requests),
         tasks=tuple(request.task for request in requests),
@@ -256,7 +249,6 @@ def tape_of(requests: Sequence[Recorded], about: Mapping[str, str] | None = None
         temperatures=np.array([request.temperature for request in requests], dtype=np.float64),
         seeds=np.array([request.seed for request in requests], dtype=np.int64),
         offsets=_offsets(sizes),
-        regions=np.concatenate(regions),
         views={name: _joined([request.views[name] for request in requests]) for name in names},
         about=dict(about or {}),
     )
@@ -281,7 +273,6 @@ def join(tapes: Sequence[Tape]) -> Tape:
         temperatures=np.concatenate([tape.temperatures for tape in tapes]),
         seeds=np.concatenate([tape.seeds for tape in tapes]),
         offsets=_offsets([size for tape in tapes for size in np.diff(tape.offsets).tolist()]),
-        regions=np.concatenate([tape.regions for tape in tapes]),
         views={name: _joined([tape.views[name] for tape in tapes]) for name in names},
         about=tapes[0].about,
     )
@@ -327,9 +318,6 @@ def _checks(tape: Tape) -> dict[str, bool]:
     if not all(checks.values()):
         return checks
     total = int(offsets[-1])
-    if tape.regions.shape != (total,):  # before as many numbers are made as the sizes claim
-        return {"its regions have another length": False}
-    ends = np.repeat(offsets[1:], sizes) - np.arange(total)  # positions left in the request
     for name, view in tape.views.items():
         columns = (view.run, view.reach, view.confidence, view.entropy, view.rejection)
         fits = all(column.shape == (total,) for column in columns)
@@ -337,9 +325,10 @@ def _checks(tape: Tape) -> dict[str, bool]:
             beyond = view.astray.confidence
             fits &= beyond.ndim == 2 and beyond.shape == view.astray.entropy.shape and len(beyond) == total
         checks[f"what it says of {name} has another length"] = fits
-        checks[f"runs of {name} leave their request"] = fits and bool(
-            ((view.run >= 0) & (view.run <= ends) & (view.run <= view.reach) & (view.reach <= FAR)).all()
-        )
+        if fits:  # else as many numbers would be made as the sizes claim
+            ends = np.repeat(offsets[1:], sizes) - np.arange(total)  # positions left in the request
+            good = (view.run >= 0) & (view.run <= ends) & (view.run <= view.reach) & (view.reach <= FAR)
+            checks[f"runs of {name} leave their request"] = bool(good.all())
     checks["a request has no tokens, or more than were recorded"] = bool(
         ((tape.lengths >= 1) & (tape.lengths <= sizes) & (tape.prompt_tokens >= 1)).all()
         and (tape.max_tokens >= tape.lengths).all()

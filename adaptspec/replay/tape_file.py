@@ -44,7 +44,6 @@ def save_tape(tape: Tape, path: Path) -> None:
         "temperatures": tape.temperatures.astype(np.float32),
         "seeds": tape.seeds,
         "sizes": np.diff(tape.offsets).astype(np.int32),
-        "regions": tape.regions.astype(np.uint8),
     }
     for i, view in enumerate(tape.views.values()):
         arrays[f"{i}.run"], arrays[f"{i}.reach"] = view.run.astype(np.uint8), view.reach.astype(np.uint8)
@@ -100,7 +99,6 @@ def _tape(arrays: _Arrays) -> Tape:
         temperatures=arrays["temperatures"].astype(np.float64),
         seeds=arrays["seeds"].astype(np.int64),
         offsets=np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes))),
-        regions=arrays["regions"].astype(np.int64),
         views={name: _view(arrays, i) for i, name in enumerate(header["drafters"])},
         about={str(key): str(value) for key, value in header["about"].items()},
     )

@@ -149,7 +149,7 @@ class World:
             for which in self._lookups:
                 offered[which] = np.minimum(self._simulated[which].view.reach[at], most)
         nothing = np.zeros(len(rows), dtype=np.int64)
-        return BatchSignals(rows, nothing, context, room, lag, offered, emitted, self._tape.regions[at], prefill)
+        return BatchSignals(rows, nothing, context, room, lag, offered, emitted, prefill)
 
     def _propose(self, decision: Decision, context: IntArray, request: IntArray, at: IntArray) -> Proposal:
         depths, size = decision.depths, len(self._running)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
 
-from adaptspec.bench.forced import Judge, Written, regions
-from adaptspec.control.tasks import REGIONS
+from adaptspec.bench.forced import Judge, Written
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.detokenizer import Detokenizer
-from adaptspec.engine.prompt_text import PromptText
 from adaptspec.errors import ConfigError
 from adaptspec.replay.tape import FAR
 from adaptspec.types import SamplingParams
@@ -107,14 +103,3 @@ def test_a_cache_that_is_too_small_is_an_error() -> None:
     judge = Judge(TableRunner(capacity=8), [NgramDrafter()])
     with pytest.raises(ConfigError, match="cache tokens"):
         judge.views(_text([5, 6, 7]))
-
-
-def test_regions_are_those_before_each_token(tokenizer: PreTrainedTokenizerFast) -> None:
-    """The prompt may have left a fence open; the token that closes it is still inside."""
-    prompt = tokenizer.encode("Write it:\n```python\n")
-    output = tokenizer.encode("x = 1\n```\nDone, and well done.\n")
-    text = Written(tuple(prompt), tuple(output), len(output), GREEDY)
-    found = regions(text, PromptText(tokenizer, None), Detokenizer(tokenizer))
-    assert len(found) == len(output)
-    assert REGIONS[found[0]] == "code"
-    assert REGIONS[found[-1]] == "prose"

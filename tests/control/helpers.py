@@ -36,7 +36,6 @@ def signals(
         lag=np.zeros((2, size), dtype=np.int64) if lag is None else np.array([lag, [0] * size]),
         offered=np.array([[0] * size, [0] * size if offered is None else offered], dtype=np.int64),
         position=np.zeros(size, dtype=np.int64),
-        region=np.zeros(size, dtype=np.int64),
         prefill_tokens=prefill,
         beside=beside,
     )

@@ -180,22 +180,6 @@ def test_draft_temperatures_stay_with_their_policies() -> None:
     assert both.at(np.arange(2), np.ones(2)).tolist() == [0.8, 1.0]
 
 
-def test_regions_are_asked_for_while_a_policy_that_watches_them_has_rows() -> None:
-    """Following the text of every row costs something, so the engine does it only where somebody looks."""
-    plain, watching = ComposedPolicy(Static(3), ("draft-model",), 2), _Watching(Static(3), ("draft-model",), 2)
-    controller = Controller({"a": plain, "b": watching}, "a", ["draft-model"], 2)
-    controller.start(0, request("a"))
-    assert not controller.watches_regions
-    controller.start(1, request("b"))
-    assert controller.watches_regions
-    controller.finish(1)
-    assert not controller.watches_regions
-
-
-class _Watching(ComposedPolicy):
-    watches_regions = True  # type: ignore[assignment]
-
-
 def test_what_policies_told_of_their_rows_is_kept_apart() -> None:
     """In a shared round each row has its own policy's account; the goodput of the whole is nobody's expectation."""
     cost = table()

@@ -9,8 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.labels import MOST_OWN
-from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.control.tasks import REGIONS, TASKS, TaskDetector
+from adaptspec.control.tasks import TASKS, TaskDetector
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.core import EngineCore, Limits
@@ -63,14 +62,6 @@ def test_of_long_prompts_only_the_ends_are_decoded(tokenizer: PreTrainedTokenize
     assert len(excerpt) < 1000
 
 
-def test_an_output_goes_on_from_what_follows_the_last_special_token(tokenizer: PreTrainedTokenizerFast) -> None:
-    """An answer does not go on from the question; a raw completion goes on from its prompt."""
-    text = PromptText(tokenizer, None)
-    assert text.continued(tokenizer.encode("<|user|>```python<|end|><|assistant|>\n")) == "\n"
-    assert text.continued(tokenizer.encode("def f(x):\n")) == "def f(x):\n"
-    assert text.continued(tokenizer.encode("<|user|>x<|end|>")) == ""
-
-
 def test_the_engine_tells_the_policy_and_the_client(tokenizer: PreTrainedTokenizerFast) -> None:
     """Per-task overrides work without hints, and the completion says which task it was."""
     for detector, wishes, task, detected in (
@@ -94,14 +85,6 @@ def test_tasks_beyond_those_there_is_room_for_count_as_other(tokenizer: PreTrain
     assert policy.tasks == [0, *range(1 + len(TASKS), 1 + len(TASKS) + MOST_OWN), 0, 0]
 
 
-def test_regions_are_followed_for_policies_that_watch_them(tokenizer: PreTrainedTokenizerFast) -> None:
-    """The output goes on inside the prompt's fence; nobody else pays for looking."""
-    for watching, region in ((True, "code"), (False, "prose")):
-        policy = Watching(watching)
-        run(_core(tokenizer, policy, None), [_request(tokenizer, "```python\n")])
-        assert set(policy.regions) == {REGIONS.index(region)}
-
-
 class Flat(TableRunner):
     """Knows every byte, and writes the same one for ever."""
 
@@ -114,21 +97,15 @@ class Flat(TableRunner):
 
 
 class Watching(Dictated):
-    """Never drafts; remembers the tasks and regions it was told."""
+    """Never drafts; remembers the tasks it was told."""
 
-    def __init__(self, watches_regions: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__(("ngram",), lambda _, size: [0] * size)
-        self.watches_regions = watches_regions
         self.tasks: list[int] = []
-        self.regions: list[int] = []
 
     def start(self, row: int, task: int) -> None:
         super().start(row, task)
         self.tasks.append(task)
-
-    def decide(self, signals: BatchSignals) -> Decision:
-        self.regions += signals.region.tolist()
-        return super().decide(signals)
 
 
 def _core(tokenizer: PreTrainedTokenizerFast, policy: Watching, detector: TaskDetector | None) -> EngineCore:

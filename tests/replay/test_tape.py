@@ -88,7 +88,6 @@ def test_requests_are_found_by_task_and_temperature_or_the_error_names_what_ther
         {"lengths": np.array([0, 40, 40])},
         {"lengths": np.array([41, 40, 40])},
         {"max_tokens": np.array([39, 40, 40])},
-        {"regions": np.zeros(3, dtype=np.int64)},
         {"views": {"draft-model": DraftView.of_agreement(np.ones(3, dtype=np.bool_))}},
         {"views": {"draft-model": DraftView.of_agreement(np.ones(120, dtype=np.bool_))}},
     ],

@@ -22,7 +22,7 @@ def test_a_tape_is_read_as_it_was_written(tmp_path: Path) -> None:
     save_tape(tape, path)
     read = load_tape(path)
     assert (read.ids, read.tasks, read.sources, read.about) == (tape.ids, tape.tasks, tape.sources, tape.about)
-    for name in ("prompt_tokens", "lengths", "max_tokens", "temperatures", "seeds", "offsets", "regions"):
+    for name in ("prompt_tokens", "lengths", "max_tokens", "temperatures", "seeds", "offsets"):
         np.testing.assert_array_equal(getattr(read, name), getattr(tape, name))
     for name, view in tape.views.items():
         np.testing.assert_array_equal(read.views[name].run, view.run)

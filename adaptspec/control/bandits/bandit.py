@@ -22,7 +22,7 @@ from adaptspec.control.bandits.notes import Note, Notes, Played, Rounds
 from adaptspec.control.bandits.rewards import Rewarder
 from adaptspec.control.choosers.chooser import Choice, Parts
 from adaptspec.control.learned import under
-from adaptspec.control.policy import BatchSignals, OfferWatcher, RegionWatcher
+from adaptspec.control.policy import BatchSignals, OfferWatcher
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, IntArray, Provenance, Reason, RoundRecord
 
@@ -86,12 +86,6 @@ class Bandit:
         self._now = 0
         self._plan: _Plan | None = None
         self._round: tuple[_Plan, BatchSignals, IntArray] | None = None  # and the depths chosen
-
-    @property
-    def watches_regions(self) -> bool:
-        """See `RegionWatcher`."""
-        nested = (one.policy for one in self._nested)
-        return self._features is not None or any(isinstance(p, RegionWatcher) and p.watches_regions for p in nested)
 
     @property
     def watches_offers(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a contextual bandit looks at: task, batch size, how sure the draft was, how long the text is, what it is in.
+"""What a contextual bandit looks at: task, batch size, how sure the draft was and how long the text is.
 
 Knows signals and records; nothing of arms.
 """
@@ -10,23 +10,22 @@ import math
 import numpy as np
 
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.tasks import REGIONS, TASKS
+from adaptspec.control.tasks import TASKS
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 
 # Scales that bring every feature to about 0 to 1.
 _BATCH, _ENTROPY, _CONTEXT, _POSITION = 6.0, 4.0, 12.0, 8.0
 # Rounds whose records are held until they are read, which is cheaper for many at once.
 _RECORDS = 256
-OTHERS = 4 + len(REGIONS) - 1
+OTHERS = 4
 # So many tasks have a base each; names of users' own share that of task 0, since one for all of them would cost more.
 OF_TASKS = 1 + len(TASKS)
 
 
 class Features:
-    """[m, tasks + 6]: one-hot task (so every arm has a base per task); log2 batch size, entropy of the last drafted
+    """[m, tasks + 4]: one-hot task (so every arm has a base per task); log2 batch size, entropy of the last drafted
 
-    token, log2 context length and log2 of tokens emitted so far, all about 0 to 1; and whether the output is in the
-    middle of code, or of JSON (one-hot regions without prose).
+    token, log2 context length and log2 of tokens emitted so far, all about 0 to 1.
     """
 
     def __init__(self, rows: int, tasks: int) -> None:
@@ -70,7 +69,6 @@ class Features:
         rows[:, at + 1] = self._entropy[signals.rows] / _ENTROPY
         rows[:, at + 2] = np.log2(signals.context + 1.0) / _CONTEXT
         rows[:, at + 3] = np.log2(signals.position + 1.0) / _POSITION
-        rows[:, at + 4 :] = signals.region[:, None] == np.arange(1, len(REGIONS))
         belongs = (contexts == wanted[:, None]).astype(np.float64)
         found: FloatArray = (belongs @ rows) / belongs.sum(axis=1, keepdims=True)
         return found

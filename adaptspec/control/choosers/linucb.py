@@ -32,10 +32,9 @@ class LinUcb:
 
     over fading rounds that told of arm a. Weighing each round by what it spent makes x . theta a ratio of sums: with a
     constant x it is exactly sum(earned) / sum(spent). x holds the task (one-hot), log2 of the batch size, the entropy
-    of the last drafted token, log2 of the context length and of the tokens emitted so far, and whether the output is
-    in the middle of code or JSON. Off is 1 whatever x is. h_a is the ratio believed before the arm is seen, s_a the
-    deviation of one round's. Subtracting the best known arm's width is as in `Ucb`: what arms were seen in together
-    is no reason to explore.
+    of the last drafted token, log2 of the context length and of the tokens emitted so far. Off is 1 whatever x is. h_a
+    is the ratio believed before the arm is seen, s_a the deviation of one round's. Subtracting the best known arm's
+    width is as in `Ucb`: what arms were seen in together is no reason to explore.
 
     Regimes: mixed traffic in which the moment says which arm pays: it shares among tasks, batch sizes and requests what
     a table per context would have to learn anew for each. Misled where goodput is far from linear in x.

@@ -14,14 +14,13 @@ from tests.control.helpers import record, signals
 def test_each_row_is_described() -> None:
     features = Features(rows=4, tasks=3)
     features.learn(record([2, 0], [1, 0], confidence=1.0))
-    seen = replace(signals([7, 7]), position=np.array([0, 255]), region=np.array([0, 1]))
+    seen = replace(signals([7, 7]), position=np.array([0, 255]))
     got = features.of(seen, np.array([1, 2]), np.array([0, 1]), np.array([0, 1]))
     assert got.shape == (2, 3 + OTHERS)
     assert got[:, :3].tolist() == [[0, 1, 0], [0, 0, 1]]
     assert got[0, 4] == 0.25
     assert got[1, 4] == 0.0
     assert got[:, 6].tolist() == [0.0, 1.0]
-    assert got[:, 7].tolist() == [0.0, 1.0]
     assert (np.abs(got) <= 1.5).all()
 
 
