@@ -336,6 +336,7 @@ class RoundRecord:
     # [B, D, candidates]: how surely each drafted token would have been accepted at each candidate draft temperature;
     # NaN where nobody scored it. None in rounds that are not scored.
     temperature_scores: FloatArray | None = None
+    decision: int = 0  # the number of the decision that it ran: its outcome may come after later decisions
 
     @property
     def drafting(self) -> bool:

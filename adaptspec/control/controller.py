@@ -97,6 +97,7 @@ class Controller:
         self._used: list[int] = []  # policies that have rows
         self._known: dict[Decision, Decision] = {}  # what was made of policies' decisions
         self._occupied = [False] * max_rows
+        self._decided = 0
         self._shadows = ShadowPolicies(
             [self._shadow(name, policies[name], self._rollouts) for name in policies if name in watching]
         )
@@ -218,8 +219,9 @@ class Controller:
         """Depth, reason and engine drafter of every row, and the stop rule of the round."""
         if not len(signals.rows):
             return Decision(_NOBODY, _NOBODY, _NOBODY)
-        if self.labels.keys.own:
-            signals = changed(signals, keys=self._key_of[signals.rows])
+        self._decided += 1
+        keys = self._key_of[signals.rows] if self.labels.keys.own else None
+        signals = changed(signals, number=self._decided, keys=keys)
         watched = self._shadows.decide(signals) if self._shadows.any else ()
         used = self._used
         if len(used) <= 1:
@@ -229,8 +231,8 @@ class Controller:
         if watched:
             decision = replace(decision, watched=tuple(sorted({*decision.watched, *watched})))
         if self._own_thresholds:
-            return changed(decision, stop=_with_floors(decision.stop, self._threshold[signals.rows]))
-        return decision
+            decision = changed(decision, stop=_with_floors(decision.stop, self._threshold[signals.rows]))
+        return changed(decision, number=self._decided)
 
     def learn(self, record: RoundRecord) -> None:
         """Let the cost table and the policies take note of a round."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from adaptspec.draft_tables import StopTable, TemperatureTable
 from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRecord
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class BatchSignals:
     beforehand since looking is free. It is 0 for drafters that cannot tell, and left 0 where nobody looks
     (see `OfferWatcher`). `position` counts the tokens a row has emitted. `beside` counts rows that decode in the same
     round under other policies; `free_memory` is the share of the cache that no row holds. `keys` are the names of API
-    keys by their numbers (0: none that a policy names), None where no policy names any.
+    keys by their numbers (0: none that a policy names), None where no policy names any. `number` is the decision's,
+    which the controller gives.
     """
 
     rows: IntArray
@@ -41,6 +44,7 @@ class BatchSignals:
     beside: int = 0
     free_memory: float = 1.0
     keys: IntArray | None = None
+    number: int = 0
 
     @property
     def least_limit(self) -> int:
@@ -77,6 +81,7 @@ class BatchSignals:
             self.round_size - len(index),
             self.free_memory,
             None if self.keys is None else self.keys[index],
+            self.number,
         )
 
 
@@ -87,7 +92,8 @@ class Decision:
     `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `provenance` is told by
     policies that explore. `temperature` None: tokens are drawn from the draft's distribution as it is.
     `watched` are the drafters to score where they do not draft, if that is free (see `RoundRecord.shadow`): the
-    controller fills it in, in the engine's numbers. `expected` is told by policies that estimate.
+    controller fills it in, in the engine's numbers. `expected` is told by policies that estimate. `number` is
+    the controller's: the round's record bears it too, however late it comes.
     """
 
     depths: IntArray
@@ -98,6 +104,25 @@ class Decision:
     temperature: TemperatureTable | None = None
     watched: tuple[int, ...] = ()
     expected: Expected | None = None
+    number: int = 0
+
+
+class Awaited(Generic[T]):
+    """What is to be known of decisions when their outcomes come, by number. Outcomes may never come: the oldest go."""
+
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
+        self._known: dict[int, T] = {}
+
+    def put(self, number: int, known: T) -> None:
+        """Keep what is known of a decision."""
+        if len(self._known) >= self._most:
+            self._known.pop(next(iter(self._known)))
+        self._known[number] = known
+
+    def take(self, number: int) -> T | None:
+        """What was kept of a decision, which is forgotten now; None where nothing was."""
+        return self._known.pop(number, None)
 
 
 class Policy(Protocol):

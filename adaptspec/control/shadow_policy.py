@@ -15,7 +15,7 @@ from adaptspec.control.arrays import some, total
 from adaptspec.control.cost import CostTable
 from adaptspec.control.counterfactual import Counterfactual
 from adaptspec.control.numbering import DrafterNumbers
-from adaptspec.control.policy import BatchSignals, Decision, Policy
+from adaptspec.control.policy import Awaited, BatchSignals, Decision, Policy
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 # Estimates are over about the last thousand rounds, so that they follow traffic and what has been learned.
@@ -75,7 +75,7 @@ class ShadowPolicy:
         self._depth = depth
         self._mine: BoolArray = np.zeros(max_rows, dtype=np.bool_)
         self._lag: IntArray = np.full((len(drafters), max_rows), -1, dtype=np.int64)
-        self._pending: _Pending | None = None
+        self._awaited: Awaited[_Pending] = Awaited()
         self._dice = np.random.default_rng(0)
         self._rounds = 0
         self._sums: FloatArray = np.zeros(5)  # its tokens, guessed ones, its seconds, acting tokens, acting seconds
@@ -109,7 +109,6 @@ class ShadowPolicy:
     def decide(self, signals: BatchSignals) -> None:
         """What it would do in the coming round; `signals` are those of the whole batch."""
         positions = np.flatnonzero(self._mine[signals.rows])
-        self._pending = None
         if not len(positions):
             return
         mine = signals.take(positions)
@@ -118,11 +117,12 @@ class ShadowPolicy:
         decision = self.policy.decide(self._numbers.signals(replace(mine, lag=lag)))
         drafter = self._numbers.drafter(decision.drafter)
         depths = np.minimum(decision.depths, mine.limits)
-        self._pending = _Pending(positions, replace(decision, depths=depths, drafter=drafter), lag, mine)
+        decision = replace(decision, depths=depths, drafter=drafter)
+        self._awaited.put(signals.number, _Pending(positions, decision, lag, mine))
 
     def learn(self, record: RoundRecord) -> None:
         """What the round it decided for came to."""
-        pending, self._pending = self._pending, None
+        pending = self._awaited.take(record.decision)
         if pending is None:
             return
         acted = record.take(pending.positions)

@@ -284,6 +284,7 @@ class RoundLoop:
             verify_seconds=clock.seconds("verify"),
             total_seconds=clock.total,
             ended=time.monotonic(),
+            decision=decision.number,
             provenance=decision.provenance,
             expected=decision.expected,
             shadow=None if shadows is None else shadows.accepted,

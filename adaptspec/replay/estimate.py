@@ -7,7 +7,7 @@ knew: how far a draft model lags is taken from the rounds it ran in.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -240,6 +240,7 @@ class _Replica:
         self.runs_model: BoolArray = np.array([bool(name in profiled) for name in header.drafters] or [False])
         self._cached: dict[str, IntArray] = {}
         self._running: dict[int, str] = {}
+        self._decided = 0
 
     def decides_alike(self, record: RoundRecord) -> tuple[BoolArray, IntArray]:
         """Whether it decides each row as the round did, and how deep each may have drafted at most; [B] each."""
@@ -263,13 +264,14 @@ class _Replica:
             record.prefill_tokens,
         )
         decision = self._controller.decide(signals)
+        self._decided = decision.number
         drafter = (decision.drafter == record.drafter) | (decision.depths == 0)
         self._note(record)
         return np.asarray((decision.depths == record.depths) & drafter), limits
 
     def learn(self, record: RoundRecord) -> None:
         """It decided this round as it was."""
-        self._controller.learn(record)
+        self._controller.learn(replace(record, decision=self._decided))
 
     def _begin(self, record: RoundRecord) -> None:
         for name, row in zip(record.request_ids, record.rows.tolist(), strict=True):

@@ -31,7 +31,7 @@ class WorldSettings:
 
     `prefill_tokens` of prompt are read per round; 0: prompts have been read when a request starts, and its first token
     is there. `noise` is the sigma of log-normal factors on each part of a round. `tells_tasks`: requests name
-    their task.
+    their task. Outcomes of rounds are told `lag` rounds late, as by engines that draft the next round meanwhile.
     """
 
     drafters: tuple[str, ...] = at_hand(draft=True)
@@ -41,6 +41,7 @@ class WorldSettings:
     noise: float = 0.0
     seed: int = 0
     tells_tasks: bool = True
+    lag: int = 0
 
 
 def drafters_of(tape: Tape, costs: MachineCosts, settings: WorldSettings) -> tuple[str, ...]:
@@ -90,6 +91,7 @@ class World:
         self._lookups = [i for i, one in enumerate(self._simulated) if isinstance(one, LookupDraft)]
         self._stream = stream
         self._waiting = deque(stream.order)
+        self._untold: deque[RoundRecord] = deque()
         self._free_rows = list(range(rows - 1, -1, -1))
         self._reading: deque[int] = deque()  # rows whose prompt is being read, first come first served
         self._running: IntArray = np.zeros(0, dtype=np.int64)  # rows that decode, in order of arrival
@@ -122,7 +124,9 @@ class World:
         gained = np.minimum(accepted + 1, self._tape.lengths[request] - emitted)
         record = self._record(decision, draft, accepted, gained, context)
         self._emitted[rows] += gained
-        self._controller.learn(record)
+        self._untold.append(record)
+        if len(self._untold) > self._settings.lag:
+            self._controller.learn(self._untold.popleft())
         self.rounds += 1
         self.tokens += int(gained.sum())
         self.seconds += record.total_seconds
@@ -221,6 +225,7 @@ class World:
             draft_seconds=drafting,
             verify_seconds=verifying,
             total_seconds=drafting + verifying + beside,
+            decision=decision.number,
             provenance=decision.provenance,
             expected=decision.expected,
             shadow=shadow,

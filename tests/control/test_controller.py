@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -73,7 +75,7 @@ def test_one_policy_gets_the_whole_batch() -> None:
     batch = signals([7, 7], rows=[0, 3])
     decision = controller.decide(batch)
     assert decision.depths.tolist() == [5, 5]
-    assert deep.asked == [batch]
+    assert deep.asked == [replace(batch, number=decision.number)]
     assert not shallow.asked
     assert deep.log == [("start", 0, 0), ("start", 3, 1)]
 

@@ -129,8 +129,8 @@ def test_a_shadow_that_tunes_its_draft_temperature_leaves_scores_to_those_who_dr
     controller = Controller(built, "a", ("draft-model",), 1, cost=cost, rollouts={"s": ShadowSpec(mode="shadow")})
     controller.start(0, Request("r", (1,)))
     for _ in range(40):
-        controller.decide(signals([7]))
+        decision = controller.decide(signals([7]))
         scores = np.linspace(0.1, 0.9, 3 * 8).reshape(1, 3, 8)
-        controller.learn(replace(record([3], [2]), temperature_scores=scores))
+        controller.learn(replace(record([3], [2]), decision=decision.number, temperature_scores=scores))
     assert controller.estimates()[0].rounds == 40
     assert not controller.everyone["s"].learned()["@temperature/seen"].any()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -86,10 +88,10 @@ def test_each_learns_from_the_rounds_that_it_decided() -> None:
         one.start(row, Request(str(row), (1,)))
     policy = one.policies["mine"]
     decision = one.decide(signals([7]))
-    one.learn(record(decision.depths.tolist(), decision.depths.tolist()))
+    one.learn(replace(record(decision.depths.tolist(), decision.depths.tolist()), decision=decision.number))
     for _ in range(30):
         decision = one.decide(signals([7, 7, 7]))
-        one.learn(record(decision.depths.tolist(), [0, 0, 0]))
+        one.learn(replace(record(decision.depths.tolist(), [0, 0, 0]), decision=decision.number))
     known = policy.learned()
     assert known["acceptance"][0, 0].sum() <= 7.0
     bandit = {name: values for name, values in known.items() if name.startswith("@when-1/")}

@@ -70,19 +70,19 @@ def test_the_json_holds_the_same_figures(report: Report) -> None:
 
 def test_shifts_are_told_of_where_requests_come_one_by_one() -> None:
     """Two phases: one shift to recover from, at most the second phase long; the best of each phase is a reference."""
-    tape = made_tape({"code": 0.2, "json": 0.95}, count=6, length=60)
+    tape = made_tape({"code": 0.2, "json": 0.95}, count=12, length=60)
     phased = mixed_cells(tape, [Schedule((1,))])[1:]
-    report = simulate([static_spec(0), load_policy_spec(find_policy("ucb"))], phased, [load_costs("gpu-8b")])
+    report = simulate([static_spec(0), load_policy_spec(find_policy("thompson"))], phased, [load_costs("gpu-8b")])
     (cell,) = json.loads(json.dumps(report.to_json(), allow_nan=False))["cells"]
     assert cell["per_phase_best"] >= cell["best_static"]["ratio"]
-    off, ucb = cell["policies"]["static-0"], cell["policies"]["ucb"]
-    assert off["recovery_tokens"] == [6 * 59.0], "it never does"
-    assert 0.0 <= ucb["recovery_tokens"][0] < 6 * 59.0
+    off, bandit = cell["policies"]["static-0"], cell["policies"]["thompson"]
+    assert off["recovery_tokens"] == [12 * 59.0], "it never does"
+    assert 0.0 <= bandit["recovery_tokens"][0] < 12 * 59.0
     assert off["over_per_phase_best"] == pytest.approx(1.0 / cell["per_phase_best"])
     assert off["switches_per_1000_tokens"] == off["probing_cost"] == 0.0
-    assert ucb["switches_per_1000_tokens"] > 0.0
-    assert -0.5 < ucb["probing_cost"] < 0.5
-    assert report.to_json()["policies"]["ucb"]["recovery_tokens"] == ucb["recovery_tokens"][0]
+    assert bandit["switches_per_1000_tokens"] > 0.0
+    assert -0.5 < bandit["probing_cost"] < 0.5
+    assert report.to_json()["policies"]["thompson"]["recovery_tokens"] == bandit["recovery_tokens"][0]
 
 
 def test_the_tables_name_every_cell_and_policy(report: Report) -> None:

@@ -1,7 +1,4 @@
-"""Arms of a bandit: a depth, a depth with a stop rule or a drafter of its own, or a whole policy.
-
-Knows what an arm is made of and which arms a round at another one says something about; not what any of them earns.
-"""
+"""Arms of a bandit: a depth, a depth with a stop rule or a drafter of its own, or a whole policy."""
 
 from __future__ import annotations
 
@@ -11,14 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field, model_validator
 
-from adaptspec.control.choosers.chooser import Parts
+from adaptspec.control.arrays import some
+from adaptspec.control.choosers.chooser import Choice, Parts
 from adaptspec.control.numbering import DrafterNumbers
-from adaptspec.control.policy import Policy
+from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.control.schema import Part
 from adaptspec.control.stopping.registry import StopSpec
 from adaptspec.control.stopping.stop import StopRule
+from adaptspec.draft_tables import StopTable
 from adaptspec.errors import PolicyError
-from adaptspec.types import BoolArray, FloatArray, IntArray
+from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 
 class ArmSpec(Part):
@@ -50,10 +49,11 @@ class NestedPolicy:
 
 
 class Arms:
-    """K arms as arrays.
+    """K arms as arrays; `play` puts together the rounds in which rows play arms of different kinds.
 
-    Arms of one family (same drafter, same stop rule) differ in depth only, so a round at one of them tells exactly what
-    the shallower ones would have earned. Off belongs to no family; a policy is a family of its own.
+    Arms of one family (same drafter, same stop rule object) differ in depth only, so a round at one of them tells
+    exactly what the shallower ones would have earned. Off belongs to no family; a policy is a family of its own, and
+    its depth the deepest it asks for.
     """
 
     def __init__(
@@ -63,44 +63,62 @@ class Arms:
         stops: Sequence[StopRule | None] | None = None,
         policies: Sequence[NestedPolicy | None] | None = None,
     ) -> None:
-        """Arms of one family share their stop rule object. Depths of policies are the deepest they ask for."""
         count = len(depths)
         self.depths: IntArray = np.array(depths, dtype=np.int64)
         self.drafters: IntArray = np.array(drafters or [0] * count, dtype=np.int64)
         self.stops: tuple[StopRule | None, ...] = tuple(stops or [None] * count)
         self.policies: tuple[NestedPolicy | None, ...] = tuple(policies or [None] * count)
         self.opaque: BoolArray = np.array([policy is not None for policy in self.policies])
-        self.families = self._families()
-        plain = (self.depths == 0) & ~self.opaque
-        self.off = int(np.flatnonzero(plain)[0]) if plain.any() else None
+        off = np.flatnonzero((self.depths == 0) & ~self.opaque)
+        self.off = int(off[0]) if len(off) else None
+        ids = [id(policy or stop) for policy, stop in zip(self.policies, self.stops, strict=True)]
+        keys = [*zip(self.drafters.tolist(), ids, strict=True)]
+        drafts = (self.depths > 0) | self.opaque
+        self.families: IntArray = np.array([keys.index(key) if drafts[arm] else -1 for arm, key in enumerate(keys)])
         alike = (self.families[:, None] == self.families) & (self.families >= 0)
         # [played, told of]
         self.reveals: BoolArray = alike & (self.depths[:, None] >= self.depths)
         # The next shallower arm of the family, -1 at its bottom.
-        self.below: IntArray = np.full(count, -1, dtype=np.int64)
-        for arm in range(count):
-            lower = np.flatnonzero(alike[arm] & (self.depths < self.depths[arm]))
-            if len(lower):
-                self.below[arm] = lower[np.argmax(self.depths[lower])]
+        shallower = np.where(alike & (self.depths[:, None] > self.depths), self.depths, -1)
+        self.below: IntArray = np.where(shallower.max(axis=1) >= 0, shallower.argmax(axis=1), -1)
         # Arms that draft to a depth of their own, shallowest first.
-        self.ladder: list[int] = [a for a in np.argsort(self.depths, kind="stable").tolist() if self._drafts(a)]
+        order = np.argsort(self.depths, kind="stable").tolist()
+        self.ladder: list[int] = [arm for arm in order if drafts[arm] and not self.opaque[arm]]
         # [K, 101] tokens per round at an acceptance of 0 to 100 percent, alike for every token.
         powers = np.linspace(0.0, 1.0, 101) ** np.arange(1 + max(depths))[:, None]
         self.tokens: FloatArray = powers.cumsum(axis=0)[self.depths]
+        # Whether a round of arms is more than their depths.
+        self.split = bool(self.opaque.any() or any(self.stops))
 
     def __len__(self) -> int:
         return len(self.depths)
 
-    def _drafts(self, arm: int) -> bool:
-        return bool(self.depths[arm] > 0 and not self.opaque[arm])
+    def play(self, choice: Choice, arms: IntArray, signals: BatchSignals) -> Choice:
+        """The round's choice from that of arms [B] at their depths: each nested policy decides for rows that play it,
 
-    def _families(self) -> IntArray:
-        keys: list[tuple[object, ...]] = []
-        for arm, depth in enumerate(self.depths.tolist()):
-            policy, stop = self.policies[arm], self.stops[arm]
-            keys.append((arm,) if policy else () if not depth else (int(self.drafters[arm]), id(stop)))
-        known = list(dict.fromkeys(key for key in keys if key))
-        return np.array([known.index(key) if key else -1 for key in keys], dtype=np.int64)
+        each stop rule cuts the drafts of those.
+        """
+        depths = np.minimum(choice.depths, signals.limits)
+        reasons, drafter = choice.reasons.copy(), self.drafters[arms]
+        parts: list[tuple[IntArray, StopTable | None]] = []
+        for arm in np.unique(arms).tolist():
+            mine, nested, rule = np.flatnonzero(arms == arm), self.policies[arm], self.stops[arm]
+            stop = None if rule is None else rule.table(choice)
+            if nested is not None:
+                decision = nested.policy.decide(nested.numbers.signals(signals.take(mine)))
+                depths[mine], drafter[mine] = decision.depths, nested.numbers.drafter(decision.drafter)
+                reasons[mine], stop = decision.reasons, decision.stop
+            parts.append((mine, stop))
+        stop = StopTable.stacked(parts, len(arms)) if some(depths) else None
+        return Choice(depths, reasons, drafter=drafter, stop=stop, provenance=choice.provenance)
+
+    def learn(self, record: RoundRecord) -> None:
+        """Teach stop rules and nested policies; these learn from all rounds, as if they had decided them."""
+        for rule in {id(rule): rule for rule in self.stops if rule is not None}.values():
+            if rule.learns:
+                rule.learn(record)
+        for nested in filter(None, self.policies):
+            nested.policy.learn(nested.numbers.record(record))
 
 
 def build_arms(specs: Sequence[ArmSpec] | None, parts: Parts) -> Arms:
@@ -114,29 +132,23 @@ def build_arms(specs: Sequence[ArmSpec] | None, parts: Parts) -> Arms:
         raise PolicyError("spec.choose.arms: two arms are alike; leave one out")
     if parts.stops and any(spec.stop is not None or spec.policy is not None for spec in chosen):
         raise PolicyError("spec.choose.arms: arms bring stops of their own; leave out the policy's stop")
-    rules: dict[str, StopRule] = {}
-    stops: list[StopRule | None] = []
-    for spec in chosen:
-        if spec.stop is not None and repr(spec.stop) not in rules:
-            rules[repr(spec.stop)] = spec.stop.build()
-        stops.append(None if spec.stop is None else rules[repr(spec.stop)])
+    rules = {repr(spec.stop): spec.stop.build() for spec in chosen if spec.stop is not None}
     policies = [None if spec.policy is None else _nested(spec.policy, parts) for spec in chosen]
     depths = [
         spec.depth or 0 if nested is None else nested.policy.max_depth
         for spec, nested in zip(chosen, policies, strict=True)
     ]
-    return Arms(depths, [_drafter(spec.drafter, parts) for spec in chosen], stops, policies)
+    drafters = [_drafter(spec.drafter, parts) for spec in chosen]
+    return Arms(depths, drafters, [rules.get(repr(spec.stop)) for spec in chosen], policies)
 
 
 def _drafter(name: str | None, parts: Parts, whose: str = "an arm") -> int:
-    if name is None:
-        return 0
-    if name not in parts.drafters:
+    if name is not None and name not in parts.drafters:
         raise PolicyError(
             f"spec.choose.arms: {whose} wants the drafter {name!r}; add it to the policy's drafters: "
             f"[{', '.join((*parts.drafters, name))}]"
         )
-    return parts.drafters.index(name)
+    return 0 if name is None else parts.drafters.index(name)
 
 
 def _nested(name: str, parts: Parts) -> NestedPolicy:

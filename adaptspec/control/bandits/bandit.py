@@ -1,91 +1,157 @@
-"""The chooser around every bandit algorithm: contexts, episodes, rewards and what nested policies need.
-
-Knows when an arm is due and what it earned; which one comes next is the learner's affair.
-"""
+"""The chooser around every bandit algorithm: episodes, outcomes by their decision, nested policies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
 
-from adaptspec.control.bandits.arms import Arms
-from adaptspec.control.bandits.contexts import Contexts, Scope
-from adaptspec.control.bandits.episodes import Episodes
-from adaptspec.control.bandits.estimates import enterable, estimate
-from adaptspec.control.bandits.features import Features
-from adaptspec.control.bandits.lanes import Lanes
-from adaptspec.control.bandits.learner import Learner, View
-from adaptspec.control.bandits.ledger import Ledgers, Memory, lot_of
-from adaptspec.control.bandits.notes import Note, Notes, Played, Rounds
-from adaptspec.control.bandits.rewards import Rewarder
-from adaptspec.control.choosers.chooser import Choice, Parts
+from adaptspec.control.bandits.arms import Arms, ArmSpec, build_arms
+from adaptspec.control.bandits.index import Index, Pick, View, enterable, estimates
+from adaptspec.control.bandits.ledger import Ledger, Scope
+from adaptspec.control.bandits.rewards import Note, Rewarder
+from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.learned import under
-from adaptspec.control.policy import BatchSignals, OfferWatcher
+from adaptspec.control.policy import Awaited, BatchSignals, OfferWatcher
+from adaptspec.control.schema import Part
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, IntArray, Provenance, Reason, RoundRecord
 
+# Rounds of one plan noted before they are learned from, which costs hardly more for many.
+_ROUNDS = 256
+# An arm that is picked again is kept for twice as long, up to so many times the dwell: what is settled costs no time.
+_LONGEST = 4
 
-@dataclass(frozen=True)
-class BanditSettings:
-    """What all algorithms have in common. `weight`: rounds that a context believes the level above it, at most."""
 
-    scope: Scope = "task"
-    dwell: int = 8
-    memory: Memory = field(default_factory=Memory)
-    weight: float = 16.0
-    horizon: float = 32.0  # rounds that catching up is spread over when arms are compared
+class BanditSpec(Part):
+    """`choose:` of every bandit. An algorithm adds its own fields and `_index`."""
+
+    # What a policy may say beside `choose:`, and the tiers that are arms if it says nothing.
+    takes_tiers: ClassVar[bool] = True
+    takes_drafters: ClassVar[bool] = True
+    default_tiers: ClassVar[tuple[int, ...]] = (0, 1, 3, 7)
+
+    arms: list[ArmSpec] | None = Field(
+        default=None, min_length=1, max_length=32, description="What to choose among; absent: one arm per tier."
+    )
+    scope: Scope = Field(default="task", description="Whose record an arm is chosen by.")
+    dwell_rounds: int = Field(default=8, ge=1, le=1000, description="Rounds an arm is kept before the next choice.")
+    horizon_rounds: float = Field(
+        default=32.0, ge=1.0, le=10_000.0, description="Rounds that the cost of catching up is spread over."
+    )
+    prior_rounds: float = Field(
+        default=16.0, ge=0.0, le=10_000.0, description="Rounds that a request believes its task, a task all traffic."
+    )
+    discount: float = Field(default=0.993, gt=0.5, le=1.0, description="Per round: how fast what was seen fades.")
+
+    def build(self, parts: Parts) -> Chooser:
+        """The chooser.
+
+        Raises:
+            PolicyError: the arms do not fit each other or the policy.
+        """
+        arms = build_arms(self.arms, parts)
+        kept = {"discount": self._fading(), "weight": self.prior_rounds}
+        ledger = Ledger(self.scope, parts.max_rows, parts.tasks, len(arms), **kept)
+        return Bandit(
+            arms, self._index(arms, ledger), ledger, parts, dwell=self.dwell_rounds, horizon=self.horizon_rounds
+        )
+
+    def _fading(self) -> float:
+        """What a round leaves of what was seen before it."""
+        return self.discount
+
+    def _index(self, arms: Arms, ledger: Ledger) -> Index:
+        """The algorithm itself."""
+        raise NotImplementedError(f"{type(self).__name__} says which algorithm it is")
+
+
+class Episodes:
+    """Arms are locked for `dwell` rounds, longer if picked again; those explored from off for half. [contexts] each.
+
+    Coming from an arm that drafts, another one loses little and is told by noisier rounds: a full dwell says more.
+    """
+
+    def __init__(self, contexts: int, dwell: int, beat: int, off: int | None) -> None:
+        """Episodes end on multiples of `beat` rounds, so that those of many contexts end together."""
+        self._dwell, self._beat, self._off = dwell, beat, -1 if off is None else off
+        self.due, self.began, self._length = (np.zeros(contexts, dtype=np.int64) for _ in range(3))
+        self.arms: IntArray = np.full(contexts, -1, dtype=np.int64)
+        self._bucket: FloatArray = np.full(contexts, np.nan)  # of the batch it began in
+
+    def start(self, context: int, now: int) -> None:
+        """A new request has played nothing."""
+        self.arms[context], self.due[context], self._length[context], self._bucket[context] = -1, now, 0, np.nan
+
+    def over(self, contexts: IntArray, now: int, bucket: int) -> IntArray:
+        """Those of the contexts, ascending, whose episode is over, or was begun at quite another batch size."""
+        return np.unique(contexts[(self.due[contexts] <= now) | (np.abs(self._bucket[contexts] - bucket) > 1.0)])
+
+    def begin(self, contexts: IntArray, pick: Pick, now: int, bucket: int, rows: FloatArray) -> None:
+        """Begin episodes, each context with `rows` rows: many rows tell in few rounds whether an arm is any good."""
+        old, dwell = self.arms[contexts], self._dwell
+        again = np.clip(2 * self._length[contexts], dwell, _LONGEST * dwell)
+        probe = np.ceil(np.where(old == self._off, max(1, dwell // 2), dwell) / np.sqrt(rows)).astype(np.int64)
+        length = np.where(pick.exploring, probe, np.where(old == pick.arms, again, dwell))
+        self.due[contexts] = -(-(now + length) // self._beat) * self._beat
+        self._length[contexts], self.began[contexts], self._bucket[contexts] = length, now, bucket
+        self.arms[contexts] = pick.arms
+
+
+@dataclass(eq=False)
+class _Plan:
+    """Arms of a batch, until the first episode among them ends; and the rounds that played them."""
+
+    rows: IntArray
+    size: int
+    until: int
+    contexts: IntArray
+    arms: IntArray
+    bucket: int
+    memo: FloatArray  # [B, X] see `Pick.memo`
+    choice: Choice
+    notes: list[Note] = field(default_factory=list)
+
+    def serves(self, now: int, signals: BatchSignals) -> bool:
+        same = self.rows is signals.rows or self.rows.tobytes() == signals.rows.tobytes()
+        return same and now < self.until and self.size == signals.round_size
 
 
 class Bandit:
-    """Plays an arm per context for an episode, then sums up what it earned and asks the learner for the next.
+    """Plays an arm per context for an episode, then sums up what it earned and asks the algorithm for the next.
 
-    Reward is goodput as a ratio of sums: tokens emitted over seconds attributed to the row, in units of plain
-    decoding at the same batch size, so off is exactly 1 (see `Rewarder`). A round credits every arm that it says
-    something about, and none that was not really run. An arm whose drafter lags is charged for catching up when
-    arms are compared, spread over `horizon` rounds.
+    Reward is goodput as a ratio of sums: tokens emitted over seconds attributed to the row, in units of plain decoding
+    at the same batch size, so off is exactly 1 (see `Rewarder`). A round credits every arm that it says something
+    about, and none that was not really run. An arm whose drafter lags is charged for catching up when arms are
+    compared, spread over `horizon` rounds.
 
-    Drafters that are scored while they do not run (n-gram lookup) tell of their arms in every round, for free: these
-    need no exploring, and a request on which lookup begins to pay is noticed at once.
-
-    Between episodes a round costs a note and a look-up; all contexts that are due are settled together.
+    An outcome is credited to the decision whose number it bears, however late it comes. Between episodes a round costs
+    a note and a look-up; what a plan's rounds earned is settled at once.
     """
 
-    def __init__(self, arms: Arms, learner: Learner, parts: Parts, settings: BanditSettings = BanditSettings()) -> None:
-        self._arms, self._learner, self._settings = arms, learner, settings
+    def __init__(
+        self, arms: Arms, index: Index, ledger: Ledger, parts: Parts, *, dwell: int = 8, horizon: float = 32.0
+    ) -> None:
+        self._arms, self._index, self._ledger, self._horizon = arms, index, ledger, horizon
         self.max_depth = int(arms.depths.max())
-        self._contexts = Contexts(settings.scope, parts.max_rows, parts.tasks)
-        count = self._contexts.count
-        probe = max(1, settings.dwell // 2)
-        beat = probe if settings.scope == "request" else 1
-        self._episodes = Episodes(count, settings.dwell, probe, beat, arms.off)
-        self._ledgers = Ledgers(
-            self._contexts.sizes, self._contexts.buckets, len(arms), settings.memory, settings.weight
-        )
+        beat = max(1, dwell // 2) if ledger.scope == "request" else 1
+        self._episodes = Episodes(ledger.count, dwell, beat, arms.off)
         self._rewarder = Rewarder(arms, parts.cost, parts.drafters)
-        self._features = Features(parts.max_rows, parts.tasks) if learner.uses_features else None
-        self._worth: FloatArray = np.full(count, np.nan)  # what was expected of each context's arm
-        self._seen_with: FloatArray = np.zeros((count, self._features.count if self._features else 0))
-        # [exploring, K]
-        self._reasons: IntArray = np.where(
-            arms.depths > 0, [[int(Reason.POLICY)], [int(Reason.EXPLORE)]], int(Reason.OFF)
-        )
-        self._several = bool(arms.drafters.any())
-        self._lanes = Lanes(arms) if arms.opaque.any() or any(arms.stops) else None
+        # Of each context's arm: why it is played, the chance that it was picked with, and the ratio expected of it.
+        self._why: IntArray = np.zeros(ledger.count, dtype=np.int64)
+        self._chance, self._worth = (np.full(ledger.count, np.nan) for _ in range(2))
+        self._memo: FloatArray = np.zeros((ledger.count, 0))
         self._nested = [nested for nested in arms.policies if nested is not None]
         nested_policies = (nested.policy for nested in self._nested)
         self._offered = [p for p in nested_policies if isinstance(p, OfferWatcher) and p.watches_offers]
-        self._notes = Notes()
-        # What drafters had to catch up of each row when it was last chosen for, where others choose for some rows.
-        self._lag: IntArray = np.zeros((max(1, len(parts.drafters)), parts.max_rows), dtype=np.int64)
-        self._last: BatchSignals | None = None
         self._room: IntArray = np.zeros(parts.max_rows, dtype=np.int64)  # the highest limit of each row's request
-        # The arm last chosen by a request of each task, to begin with: choosing for each new request alone costs time.
-        self._latest: IntArray = np.full(parts.tasks, -1, dtype=np.int64)
         self._now = 0
         self._plan: _Plan | None = None
-        self._round: tuple[_Plan, BatchSignals, IntArray] | None = None  # and the depths chosen
+        self._awaited: Awaited[tuple[_Plan, BatchSignals, IntArray]] = Awaited()  # and the depths wished for
+        self._unsettled: list[_Plan] = []
 
     @property
     def watches_offers(self) -> bool:
@@ -94,25 +160,19 @@ class Bandit:
 
     @property
     def looking(self) -> bool:
-        """See `OfferWatcher`. Arms of its own are scored in every round, which ends where nobody looks."""
-        return bool(self._arms.ladder) or any(policy.looking for policy in self._offered)
+        """See `OfferWatcher`."""
+        return any(policy.looking for policy in self._offered)
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
-        context = self._contexts.start(row, task)
-        if self._contexts.scope == "request":
-            if self._notes.tell_of(context):
-                self._learn_notes()
-            self._ledgers.forget(self._contexts.first["request"] + context)
-            self._episodes.start(context, self._now, int(self._latest[task]))
-            self._learner.start(context)
-            self._worth[context] = np.nan
-        if self._features is not None:
-            self._features.start(row)
+        self._settle()
+        context = self._ledger.start(row, task)
+        if self._ledger.scope == "request":
+            self._episodes.start(context, self._now)
+            self._index.start(context)
         for nested in self._nested:
             nested.policy.start(row, task)
-        self._room[row] = 0
-        self._plan = None
+        self._room[row], self._plan = 0, None
 
     def finish(self, row: int) -> None:
         """What the row taught is learned with the next episode's end."""
@@ -124,43 +184,37 @@ class Bandit:
         self._now += 1
         plan = self._plan
         if plan is None or not plan.serves(self._now, signals):
-            if signals.beside and self._last is not None:
-                self._keep_lag(self._last)
             plan = self._plan = self._replan(signals)
-        self._last, choice = signals, plan.choice
-        if self._lanes is None:
-            choice = choice.within(signals.limits)
-        else:
-            choice = self._lanes.choose(choice, plan.played.arms, signals)
-        self._round = plan, signals, choice.depths
+        choice = plan.choice
+        choice = self._arms.play(choice, plan.arms, signals) if self._arms.split else choice.within(signals.limits)
+        self._awaited.put(signals.number, (plan, signals, choice.depths))
         return choice
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`. A round that was decided without this chooser teaches only nested policies."""
-        if self._lanes is not None:
-            self._lanes.learn(record)
-        if self._round is None:
+        if self._arms.split:
+            self._arms.learn(record)
+        awaited = self._awaited.take(record.decision)
+        if awaited is None:
             return
-        (plan, signals, wished), self._round = self._round, None
-        if self._features is not None:
-            self._features.learn(record)
-        if not self._notes.has_room(len(record.rows)):
-            self._learn_notes()
-        if record.rows is signals.rows or record.rows.tobytes() == plan.rows:
-            played, drafter = plan.played, plan.choice.drafter
-            lag = signals.lag[0] if drafter is None else signals.lag[drafter, np.arange(len(drafter))]
-        else:  # as an arm of another policy, which chose for some of the rows and learns from all
-            played, wished = self._stand_for(record.rows, plan.played.bucket), record.depths
-            self._keep_lag(signals)
-            lag = self._lag[self._arms.drafters[played.arms], record.rows]
-        alone = not signals.beside and not signals.prefill_tokens
-        self._notes.add(Note(played, wished, lag, record, signals.round_size, alone))
+        plan, signals, wished = awaited
+        if record.rows.tobytes() != plan.rows.tobytes():
+            # As an arm of another policy, which chose for some of the rows; or some of them did not run.
+            at = {row: place for place, row in enumerate(record.rows.tolist())}
+            if not at.keys() >= set(plan.rows.tolist()):
+                return
+            record = record.take(np.array([at[row] for row in plan.rows.tolist()]))
+        if not plan.notes:
+            self._unsettled.append(plan)
+        lag = signals.lag[self._arms.drafters[plan.arms], np.arange(len(plan.arms))]
+        plan.notes.append(Note(wished, lag, not signals.beside and not signals.prefill_tokens, record))
+        if len(plan.notes) >= _ROUNDS:
+            self._settle()
 
     def learned(self) -> dict[str, FloatArray]:
         """Sums per arm of all traffic and of tasks, what the algorithm adds, and what nested policies have learned."""
-        if self._notes.count:
-            self._learn_notes()
-        known = {**self._ledgers.learned(), **self._learner.learned()}
+        self._settle()
+        known = {**self._ledger.learned(), **self._index.learned()}
         for nested in self._nested:
             known.update({f"{nested.name}/{name}": value for name, value in nested.policy.learned().items()})
         return known
@@ -179,116 +233,61 @@ class Bandit:
         self._plan = None
 
     def _take_over(self, learned: Mapping[str, FloatArray]) -> None:
-        self._ledgers.restore(learned)
-        self._learner.restore(learned)
+        self._ledger.restore(learned)
+        self._index.restore(learned)
         for nested in self._nested:
             nested.policy.restore(under(f"{nested.name}/", learned))
 
     def _replan(self, signals: BatchSignals) -> _Plan:
-        contexts, episodes = self._contexts.of(signals.rows), self._episodes
+        contexts = self._ledger.of(signals.rows)
         # A request that nears its end has little room, but the arm chosen then is kept for those after it.
         self._room[signals.rows] = np.maximum(self._room[signals.rows], signals.limits)
-        bucket = self._contexts.bucket(signals.round_size)
-        due = episodes.due(contexts, self._now, bucket)
+        bucket = self._ledger.bucket(signals.round_size)
+        due = self._episodes.over(contexts, self._now, bucket)
         if len(due):
-            if len(due) > 1 and self._contexts.scope != "request":
-                due = np.unique(due)
-            if self._notes.count and (episodes.arms[due] >= 0).any():
-                self._learn_notes()
+            self._settle()
             self._pick(due, contexts, bucket, signals)
-        played = self._stand_for(signals.rows, bucket)
-        arms = played.arms
+        arms = self._episodes.arms[contexts]
+        told = Provenance(arms, self._chance[contexts], contexts, self._worth[contexts])
         choice = Choice(
-            self._arms.depths[arms],
-            self._reasons[episodes.exploring[contexts].view(np.int8), arms],
-            drafter=self._arms.drafters[arms] if self._several else None,
-            provenance=Provenance(arms, episodes.propensities[contexts], contexts, self._worth[contexts]),
+            self._arms.depths[arms], self._why[contexts], drafter=self._arms.drafters[arms], provenance=told
         )
-        return _Plan(signals.rows.tobytes(), signals.round_size, episodes.end(contexts), choice, played)
-
-    def _keep_lag(self, signals: BatchSignals) -> None:
-        self._lag[:, signals.rows] = signals.lag[: len(self._lag)]
-
-    def _stand_for(self, rows: IntArray, bucket: int) -> Played:
-        contexts = self._contexts.of(rows)
-        return Played(contexts, self._contexts.tasks[rows], self._episodes.arms[contexts], bucket)
+        until, memo = int(self._episodes.due[contexts].min()), self._memo[contexts]
+        return _Plan(signals.rows, signals.round_size, until, contexts, arms, bucket, memo, choice)
 
     def _pick(self, due: IntArray, contexts: IntArray, bucket: int, signals: BatchSignals) -> None:
-        size, context = signals.round_size, float(signals.context.sum())
+        arms, episodes, size = self._arms, self._episodes, signals.round_size
         belongs = contexts == due[:, None]  # [m, B]
-        count = belongs.sum(axis=1).astype(np.float64)
-        costs = self._rewarder.arm_costs(size, context)
-        entry = np.zeros((len(due), len(self._arms)))
-        if signals.lag.any():
-            lag = (belongs @ signals.lag[: len(self._lag)].T) / count[:, None]  # [m, drafters]
-            entry = lag[:, self._arms.drafters] * (self._rewarder.catch_up(size, context) / self._settings.horizon)
-        if self._features is not None:
-            self._seen_with[due] = self._features.of(signals, self._contexts.tasks[signals.rows], contexts, due)
-        sums = self._ledgers.read(self._contexts.path(due, self._contexts.task_of(due)), bucket)
-        estimates = estimate(sums, self._arms, costs, entry)
-        saved = self._episodes.saved(due, self._now)
-        incumbent = self._episodes.arms[due]
-        new = incumbent < 0
-        pick = self._learner.pick(
-            View(
-                due,
-                bucket,
-                incumbent,
-                self._episodes.rounds(due, self._now),
-                estimates,
-                costs,
-                entry,
-                enterable(estimates.seen, self._arms, np.where(belongs, self._room[signals.rows], 0).max(axis=1)),
-                new | (saved >= 1.0),
-                new | (saved >= 2.0),
-                self._seen_with[due],
-            )
+        shares = belongs / belongs.sum(axis=1, keepdims=True)
+        costs, catch_up = self._rewarder.arm_costs(size, float(signals.context.sum()))
+        entry = (shares @ signals.lag.T)[:, arms.drafters] * (catch_up / self._horizon)
+        known = estimates(self._ledger.read(due, bucket), arms, costs, entry)
+        view = View(
+            contexts=due,
+            bucket=bucket,
+            incumbent=episodes.arms[due],
+            rounds=self._now - episodes.began[due],
+            **known,
+            costs=costs,
+            entry=entry,
+            playable=enterable(known["seen"], arms, (belongs * self._room[signals.rows]).max(axis=1)),
+            features=self._ledger.describe(signals, shares),
         )
-        self._worth[due] = estimates.ratio[np.arange(len(due)), pick.arms]
-        self._episodes.begin(due, pick, self._now, bucket, count)
-        if self._contexts.scope == "request":
-            self._latest[self._contexts.task_of(due)] = np.where(pick.exploring, incumbent, pick.arms)
+        pick = self._index.pick(view)
+        if self._memo.shape[1] != pick.memo.shape[1]:
+            self._memo = np.zeros((len(self._memo), pick.memo.shape[1]))
+        self._memo[due], self._chance[due] = pick.memo, pick.propensities
+        self._worth[due] = view.of(view.ratio, pick.arms)[:, 0]
+        drafting = np.where(pick.exploring, int(Reason.EXPLORE), int(Reason.POLICY))
+        self._why[due] = np.where(arms.depths[pick.arms] > 0, drafting, int(Reason.OFF))
+        episodes.begin(due, pick, self._now, bucket, belongs.sum(axis=1))
 
-    def _learn_notes(self) -> None:
-        rounds = self._notes.rounds()
-        if rounds.drafted.any() or self._nested:
-            told = self._rewarder.rewards(rounds)
-        else:
-            told = np.zeros((len(rounds.arms), len(self._arms), 3))
-        if self._arms.off is not None:
-            # Nothing is earned that was not known, but time goes by.
-            told[rounds.arms == self._arms.off, self._arms.off, 0] = 1.0
-        buckets = rounds.bucket[rounds.number]
-        path = self._contexts.path(rounds.contexts, rounds.tasks)
-        at, known = self._with_scores(rounds, told)
-        lot = lot_of(known, rounds.number[at], path[:, at], buckets[at])
-        surprising = self._ledgers.add(lot)
-        # Algorithms weigh what they observe by the chance to draw it, or by features: scores come whatever is drawn.
-        lot = lot if len(known) == len(told) else lot_of(told, rounds.number, path, buckets)
-        own = lot.since(self._contexts.first[self._contexts.level])
-        self._learner.observe(own, self._seen_with[own.contexts], surprising[-len(own.contexts) :])
-        self._notes.clear()
-
-    def _with_scores(self, rounds: Rounds, told: FloatArray) -> tuple[IntArray, FloatArray]:
-        """What was told, followed by what drafters say that were scored; and which of the rounds each row is of."""
-        at, found = [np.arange(len(told))], [told]
-        for drafter in self._rewarder.drafting:
-            scores = self._notes.scores(drafter)
-            if scores is not None:
-                at.append(scores.at)
-                found.append(self._rewarder.scored(rounds, drafter, scores))
-        return (at[0], told) if len(at) == 1 else (np.concatenate(at), np.concatenate(found))
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Arms of this batch, until the first episode among them ends."""
-
-    rows: bytes
-    size: int
-    until: int
-    choice: Choice
-    played: Played
-
-    def serves(self, now: int, signals: BatchSignals) -> bool:
-        return now < self.until and self.size == signals.round_size and self.rows == signals.rows.tobytes()
+    def _settle(self) -> None:
+        """Learn what the rounds noted so far have earned."""
+        for plan in self._unsettled:
+            self._ledger.note(plan.rows, plan.contexts, [note.record for note in plan.notes])
+            told = self._rewarder.rewards(plan.arms, plan.size, plan.notes)
+            _, first = np.unique(plan.contexts, return_index=True)
+            self._index.observe(self._ledger.add(plan.contexts, plan.bucket, told), plan.memo[first])
+            plan.notes = []
+        self._unsettled.clear()

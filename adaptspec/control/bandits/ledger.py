@@ -1,197 +1,149 @@
-"""What every arm has earned and spent, in sums that fade: for all traffic, for each task, for each request.
-
-Knows sums; it decides nothing.
-"""
+"""What every arm has earned and spent, in sums that fade with rounds: of all traffic, of each task, of each request."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from adaptspec.control.cost import batch_bucket
 from adaptspec.control.learned import sums
-from adaptspec.types import BoolArray, FloatArray, IntArray
+from adaptspec.control.policy import BatchSignals
+from adaptspec.control.tasks import TASKS
+from adaptspec.types import FloatArray, IntArray, RoundRecord
 
+Scope = Literal["request", "task", "batch-bucket", "global"]
 # Rounds n, earned e, spent s, and their second moments: what a ratio of sums and its error are made of.
 N, EARNED, SPENT, EARNED2, CROSS, SPENT2 = range(6)
-# A window is so many segments: the oldest is dropped as a whole.
-_SEGMENTS = 8
-# A lot of at least so many rounds is a surprise if it lies so many standard errors off, beyond a drift that is normal.
-_LOT, _ERRORS, _DRIFT = 4.0, 3.5, 0.1
-# What was seen before a surprise counts so little from then on.
-_KEPT = 0.2
+# Scales that bring every feature to about 0 to 1.
+_BATCH, _ENTROPY, _CONTEXT, _POSITION, _LENGTH = 6.0, 4.0, 12.0, 8.0, 8.0
+# How fast a request's acceptance length follows its drafts.
+_FOLLOWS = 0.25
 
 
-@dataclass(frozen=True)
-class Memory:
-    """How long rounds are remembered: `discount` per round of a context, or the last `window` of them."""
-
-    discount: float = 0.993
-    window: int | None = None
-
-
-@dataclass(frozen=True)
-class Lot:
-    """What G contexts, ascending, saw of K arms since the last lot: rounds, and sums over them [G, K, 6]."""
+class Lot(NamedTuple):
+    """What G contexts, ascending, saw of K arms in the same `rounds` rounds: sums over these, [G, K, 6]."""
 
     contexts: IntArray
-    buckets: IntArray
-    rounds: FloatArray
+    bucket: int
+    rounds: int
     sums: FloatArray
-
-    def since(self, first: int) -> Lot:
-        """That of contexts from number `first` on, which is 0 there."""
-        part = slice(int(np.searchsorted(self.contexts, first)), None)
-        return Lot(self.contexts[part] - first, self.buckets[part], self.rounds[part], self.sums[part])
-
-
-def lot_of(seen: FloatArray, number: IntArray, contexts: IntArray, buckets: IntArray) -> Lot:
-    """Sum up row-rounds: `seen` [N, K, 3] (1 or 0, earned, spent), of round `number` and bucket, both [N], for each of
-
-    their contexts [levels, N]. Rows of one context in one round count as a single observation, their mean: they share
-    much of what happened, and the clock of a context runs in rounds, however many rows it has.
-    """
-    place = contexts * (1 + int(buckets.max())) + buckets
-    key = (place * (1 + int(number.max())) + number).ravel()
-    order = key.argsort(kind="stable")
-    starts = _starts(key[order])
-    first, row = order[starts], order % len(seen)
-    told = np.add.reduceat(seen.take(row, axis=0), starts, axis=0)
-    count = np.maximum(told[..., 0], 1.0)
-    moments = np.empty((*count.shape, 6))
-    moments[..., N] = told[..., 0] > 0
-    earned = np.divide(told[..., 1], count, out=moments[..., EARNED])
-    spent = np.divide(told[..., 2], count, out=moments[..., SPENT])
-    np.multiply(earned, earned, out=moments[..., EARNED2])
-    np.multiply(earned, spent, out=moments[..., CROSS])
-    np.multiply(spent, spent, out=moments[..., SPENT2])
-    starts = _starts(place.ravel()[first])
-    rounds = np.empty(len(starts))
-    rounds[:-1] = starts[1:] - starts[:-1]
-    rounds[-1] = len(first) - starts[-1]
-    which = first[starts]
-    return Lot(contexts.ravel()[which], buckets[which % len(seen)], rounds, np.add.reduceat(moments, starts, axis=0))
-
-
-def _starts(values: IntArray) -> IntArray:
-    """Where a run of equal values begins."""
-    new = np.empty(len(values), dtype=np.bool_)
-    new[0] = True
-    np.not_equal(values[1:], values[:-1], out=new[1:])
-    return new.nonzero()[0]
-
-
-def _surprising(known: FloatArray, new: FloatArray) -> BoolArray:
-    """[G] whether any arm's new sums [G, K, 6] are too far from what its known ones say."""
-    rounds, count = known[..., N], new[..., N]
-    ratio = known[..., EARNED] / np.maximum(known[..., SPENT], 1e-9)
-    expected = ratio * new[..., SPENT]
-    squares = known[..., EARNED2] - 2.0 * ratio * known[..., CROSS] + ratio**2 * known[..., SPENT2]
-    # One round's worth of the spread that even a single token has: nothing is that certain after a few rounds.
-    variance = (np.maximum(squares, 0.0) + 0.25) / (rounds + 1.0) * count + (_DRIFT * expected) ** 2
-    far = (new[..., EARNED] - expected) ** 2 > _ERRORS**2 * variance
-    return np.asarray((far & (np.minimum(rounds, count) >= _LOT)).any(axis=-1))
 
 
 class Ledger:
-    """Sums [contexts, buckets, K, 6], all contexts alike."""
+    """Sums [contexts, buckets, K, 6] of all traffic, then each task, then each request, as far as the scope goes.
 
-    def __init__(self, contexts: int, buckets: int, arms: int, memory: Memory) -> None:
-        self._memory = memory
-        segments = 1 if memory.window is None else _SEGMENTS
-        self._sums: FloatArray = np.zeros((segments, contexts, buckets, arms, 6))
-        self._age: FloatArray = np.zeros((contexts, buckets))
-        self._segment: IntArray = np.zeros((contexts, buckets), dtype=np.int64)
-
-    def add(self, lot: Lot) -> BoolArray:
-        """Take in a lot. What was seen before fades by its rounds, and nearly all at once where the lot contradicts it:
-
-        [G] where it does. A slow drift is left to fading; a sudden change should not take as long to be believed.
-        """
-        at = lot.contexts, lot.buckets
-        known = self.read(*at)
-        surprising = _surprising(known, lot.sums)
-        if self._memory.window is None:
-            if surprising.any():
-                known[surprising] *= _KEPT
-            fade = self._memory.discount**lot.rounds
-            self._sums[0][at] = known * fade[:, None, None] + lot.sums
-            return surprising
-        if surprising.any():
-            self._sums[:, lot.contexts[surprising], lot.buckets[surprising]] *= _KEPT
-        self._age[at] += lot.rounds
-        full = self._age[at] > self._memory.window / _SEGMENTS
-        self._segment[at] = np.where(full, (self._segment[at] + 1) % _SEGMENTS, self._segment[at])
-        self._age[at] = np.where(full, lot.rounds, self._age[at])
-        here = (self._segment[at], lot.contexts, lot.buckets)
-        self._sums[here] = np.where(full[:, None, None], 0.0, self._sums[here]) + lot.sums
-        return surprising
-
-    def read(self, contexts: IntArray, buckets: IntArray | int) -> FloatArray:
-        """[..., K, 6] of some contexts [...]; a copy."""
-        one = len(self._sums) == 1
-        found: FloatArray = self._sums[0, contexts, buckets] if one else self._sums[:, contexts, buckets].sum(axis=0)
-        return found
-
-    def forget(self, context: int) -> None:
-        """Another request has come."""
-        self._sums[:, context] = 0.0
-        self._age[context] = 0.0
-
-    def learned(self, part: slice) -> FloatArray:
-        """A copy of the sums [contexts, buckets, K, 6] of some contexts."""
-        found: FloatArray = self._sums[:, part].sum(axis=0)
-        return found
-
-    def restore(self, part: slice, known: FloatArray) -> None:
-        """Go on from sums that `learned` once gave."""
-        self._sums[:, part] = 0.0
-        self._sums[0, part] = known
-        self._age[part] = self._segment[part] = 0
-
-
-class Ledgers:
-    """A ledger from all traffic down to the level that arms are chosen at. Each level leans on the one above.
-
-    A context is read as its own sums plus those of the level above, scaled down to at most `weight` rounds of each arm:
-    a new request begins with what its task is like, and soon goes by its own record.
+    `request`: a context per request, leaning on its task; `task`: one per task, leaning on all traffic; `batch-bucket`:
+    one for all; `global`: one, and batch sizes count as alike. The others keep sums per bucket of 1, 2, 3-4, 5-8 ...
+    rows. A context is read as its own sums plus those of the level above, scaled down to at most `weight` rounds of
+    each arm: a new request begins with what its task is like, and soon goes by its own record.
     """
 
-    def __init__(self, sizes: Mapping[str, int], buckets: int, arms: int, memory: Memory, weight: float) -> None:
-        """`sizes`: contexts of each level by name, all traffic first. They are numbered from one level to the next."""
-        self._ledger = Ledger(sum(sizes.values()), buckets, arms, memory)
-        self._shape = buckets, arms, 6
-        self._weight = weight
-        ends = np.cumsum(list(sizes.values())).tolist()
-        # Those of the levels that outlive requests.
-        self._kept = {n: slice(e - sizes[n], e) for n, e in zip(sizes, ends, strict=True) if n != "request"}
+    def __init__(
+        self, scope: Scope, rows: int, tasks: int, arms: int, *, discount: float = 0.993, weight: float = 16.0
+    ) -> None:
+        self.scope, self.discount, self._weight, self._rows = scope, discount, weight, rows
+        self.buckets = 1 if scope == "global" else batch_bucket(rows) + 1
+        # Two contexts for each row, in turns: outcomes of the last request may come while the next one runs.
+        sizes = [1, tasks, 2 * rows][: {"task": 2, "request": 3}.get(scope, 1)]
+        self.count = sizes[-1]
+        # Known tasks have a base each; names of users' own share that of task 0, since one each would cost more.
+        self.kinds = min(tasks, 1 + len(TASKS))
+        self.features = self.kinds + 5
+        self._first, self._levels = sum(sizes[:-1]), len(sizes)
+        self._kept = {"sums.all": slice(0, 1)} | ({"sums.task": slice(1, 1 + tasks)} if len(sizes) > 1 else {})
+        self._sums: FloatArray = np.zeros((sum(sizes), self.buckets, arms, 6))
+        self._of_row: IntArray = np.arange(rows) if scope == "request" else np.zeros(rows, dtype=np.int64)
+        self._task_of: IntArray = np.arange(self.count) if scope == "task" else np.zeros(self.count, dtype=np.int64)
+        self._tasks: IntArray = np.zeros(rows, dtype=np.int64)  # of each row
+        self._entropy, self._length = (np.zeros(rows) for _ in range(2))
 
-    def add(self, lot: Lot) -> BoolArray:
-        """A lot of contexts of all levels; where it was a surprise."""
-        return self._ledger.add(lot)
+    def start(self, row: int, task: int) -> int:
+        """A request begins, which has seen nothing; its context."""
+        self._tasks[row], self._entropy[row], self._length[row] = task, 0.0, 0.0
+        if self.scope == "task":
+            self._of_row[row] = task
+        elif self.scope == "request":
+            context = self._of_row[row] = (self._of_row[row] + self._rows) % (2 * self._rows)
+            self._task_of[context] = task
+            self._sums[self._first + context] = 0.0
+        return int(self._of_row[row])
 
-    def read(self, path: IntArray, bucket: int) -> FloatArray:
-        """[m, K, 6] of m contexts; `path` [levels, m] are their numbers at each level."""
-        levels = self._ledger.read(path, bucket)
+    def of(self, rows: IntArray) -> IntArray:
+        """The context of each row."""
+        found: IntArray = self._of_row[rows]
+        return found
+
+    def bucket(self, size: int) -> int:
+        """Which batch sizes a round of `size` rows is compared with."""
+        return min(batch_bucket(size), self.buckets - 1)
+
+    def add(self, contexts: IntArray, bucket: int, told: FloatArray) -> Lot:
+        """Take in `told` [M, B, K, 3] (seen, earned, spent) of M rounds of the rows that stand for `contexts` [B].
+
+        Rows of one context in one round count as a single observation, their mean: they share much of what happened.
+        """
+        rounds, size, arms, _ = told.shape
+        path = self._path(contexts)
+        places, inverse = np.unique(path, return_inverse=True)
+        belongs = np.zeros((len(places), size))
+        belongs[inverse.reshape(path.shape), np.arange(size)] = 1.0
+        seen = (belongs @ told.reshape(rounds, size, -1)).reshape(rounds, len(places), arms, 3)
+        count = np.maximum(seen[..., 0], 1.0)
+        earned, spent = seen[..., 1] / count, seen[..., 2] / count
+        moments = (seen[..., 0] > 0, earned, spent, earned * earned, earned * spent, spent * spent)
+        new = np.stack(moments, axis=-1).sum(axis=0)
+        self._sums[places, bucket] = self._sums[places, bucket] * self.discount**rounds + new
+        own = places >= self._first
+        return Lot(places[own] - self._first, bucket, rounds, new[own])
+
+    def read(self, contexts: IntArray, bucket: int) -> FloatArray:
+        """[m, K, 6] of some contexts, each with what it leans on."""
+        levels = self._sums[self._path(contexts), bucket]
         found: FloatArray = levels[0]
         for own in levels[1:]:
             found = own + np.minimum(1.0, self._weight / np.maximum(found[..., :1], 1e-9)) * found
         return found
 
-    def forget(self, context: int) -> None:
-        """A context begins anew."""
-        self._ledger.forget(context)
+    def note(self, rows: IntArray, contexts: IntArray, records: Sequence[RoundRecord]) -> None:
+        """How sure drafts were at their ends, and how long they held, of rows whose request is still the same."""
+        same = self.of(rows) == contexts
+        for record in (record for record in records if record.entropy.shape[1]):
+            last = record.entropy[np.arange(len(rows)), record.drafted - 1]
+            known = same & (record.drafted > 0) & ~np.isnan(last)
+            here = rows[known]
+            self._entropy[here] = last[known]
+            self._length[here] += _FOLLOWS * (record.accepted[known] - self._length[here])
+
+    def describe(self, signals: BatchSignals, shares: FloatArray) -> FloatArray:
+        """The features of contexts [m, F], means over rows weighed by `shares` [m, B]: one-hot task (so every arm has a
+
+        base per task); log2 batch size, entropy of the last drafted token, log2 context length, log2 of tokens
+        emitted so far, and the acceptance length (tokens accepted per draft), all about 0 to 1.
+        """
+        rows, at = np.zeros((len(signals.rows), self.features)), self.kinds
+        tasks = self._tasks[signals.rows]
+        rows[np.arange(len(rows)), np.where(tasks < self.kinds, tasks, 0)] = 1.0
+        rows[:, at] = math.log2(signals.round_size) / _BATCH
+        rows[:, at + 1] = self._entropy[signals.rows] / _ENTROPY
+        rows[:, at + 2] = np.log2(signals.context + 1.0) / _CONTEXT
+        rows[:, at + 3] = np.log2(signals.position + 1.0) / _POSITION
+        rows[:, at + 4] = self._length[signals.rows] / _LENGTH
+        found: FloatArray = shares @ rows
+        return found
 
     def learned(self) -> dict[str, FloatArray]:
         """Sums of the levels that outlive requests."""
-        return {f"sums.{name}": self._ledger.learned(part) for name, part in self._kept.items()}
+        return {name: self._sums[part].copy() for name, part in self._kept.items()}
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """See `Chooser.restore`."""
-        known = {
-            name: sums(learned, f"sums.{name}", (part.stop - part.start, *self._shape))
-            for name, part in self._kept.items()
-        }
+        known = {name: sums(learned, name, self._sums[part].shape) for name, part in self._kept.items()}
         for name, part in self._kept.items():
-            self._ledger.restore(part, known[name])
+            self._sums[part] = known[name]
+
+    def _path(self, contexts: IntArray) -> IntArray:
+        """[levels, m] where contexts and those they lean on are found."""
+        return np.stack((np.zeros_like(contexts), 1 + self._task_of[contexts], self._first + contexts))[: self._levels]

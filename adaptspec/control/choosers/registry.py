@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from adaptspec.control.bandits.algorithms import Exp3Spec, LinUcbSpec, NightjarSpec, ThompsonSpec, UcbSpec
 from adaptspec.control.choosers.batch_table import BatchTableSpec
 from adaptspec.control.choosers.ema_tiers import EmaTiersSpec
-from adaptspec.control.choosers.exp3 import Exp3Spec
 from adaptspec.control.choosers.goodput_spec import GoodputSpec
 from adaptspec.control.choosers.installed import INSTALLED
-from adaptspec.control.choosers.linucb import LinUcbSpec
-from adaptspec.control.choosers.nightjar import NightjarSpec
 from adaptspec.control.choosers.slo import SloSpec
 from adaptspec.control.choosers.static import StaticSpec
-from adaptspec.control.choosers.thompson import ThompsonSpec
-from adaptspec.control.choosers.ucb import UcbSpec
 
 Shipped = (
     StaticSpec

@@ -1,4 +1,4 @@
-"""Arms, parts and rounds in one line each."""
+"""Arms, parts and views in one line each."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from adaptspec.control.bandits.arms import Arms
-from adaptspec.control.bandits.bandit import Bandit, BanditSettings
-from adaptspec.control.bandits.estimates import Estimates
-from adaptspec.control.bandits.learner import LedgerLearner, Pick, View
-from adaptspec.control.bandits.notes import Note, Notes, Played, Rounds
+from adaptspec.control.bandits.bandit import Bandit
+from adaptspec.control.bandits.index import Index, Pick, View
+from adaptspec.control.bandits.ledger import Ledger, Scope
+from adaptspec.control.bandits.rewards import Note
 from adaptspec.control.choosers.chooser import Parts
 from adaptspec.control.policy import Policy
 from adaptspec.types import FloatArray, RoundRecord
@@ -34,17 +34,15 @@ def parts(
     return Parts(table(), rows, tasks, (1, 3, 7), drafters, stops, policy)
 
 
-def rounds(
-    records: Sequence[RoundRecord], arms: Sequence[int], lag: Sequence[int] | None = None, *, alone: bool = True
-) -> Rounds:
-    """Notes of rounds in which each row always plays the same of `arms`, all in one context."""
-    notes = Notes()
-    size = len(arms)
-    zeros = np.zeros(size, dtype=np.int64)
-    for record in records:
-        played = Played(zeros, zeros, np.array(arms), 0)
-        notes.add(Note(played, record.depths, zeros if lag is None else np.array(lag), record, size, alone))
-    return notes.rounds()
+def ledger(scope: Scope = "request", rows: int = 4, tasks: int = 2, discount: float = 1.0) -> Ledger:
+    return Ledger(scope, rows, tasks, len(LADDER), discount=discount)
+
+
+def notes(records: Sequence[RoundRecord], lag: Sequence[int] | None = None, *, alone: bool = True) -> list[Note]:
+    """Rounds that ran as they were decided."""
+    size = len(records[0].rows)
+    behind = np.zeros(size, dtype=np.int64) if lag is None else np.array(lag)
+    return [Note(record.depths, behind, alone, record) for record in records]
 
 
 def view(
@@ -54,40 +52,40 @@ def view(
     incumbent: int = -1,
     spread: float = 0.5,
     contexts: int = 1,
-    may: bool = True,
+    plain: float = 0.0,
     rounds_played: int = 8,
+    features: FloatArray | None = None,
 ) -> View:
-    """What `contexts` contexts that are all alike look like to a learner of the ladder."""
+    """What `contexts` contexts that are all alike look like to an algorithm of the ladder."""
 
     def each(values: Sequence[float]) -> FloatArray:
         return np.tile(np.array(values, dtype=np.float64), (contexts, 1))
 
-    counts, every = each(seen), np.arange(contexts)
+    counts = each(seen)
     error = spread / np.sqrt(1.0 + counts)
     error[:, 0] = 0.0
-    estimates = Estimates(
-        counts, each(ratio), error, each([0.0, spread, spread, spread]), each(ratio), np.zeros(len(counts))
-    )
     return View(
-        every,
-        0,
-        np.full(contexts, incumbent),
-        np.full(contexts, rounds_played),
-        estimates,
-        np.array([1.0, 1.3, 1.8, 2.7]),
-        np.zeros((contexts, 4)),
-        np.ones((contexts, 4), dtype=np.bool_),
-        np.full(contexts, may),
-        np.full(contexts, may),
-        np.ones((contexts, 7)) * 0.5,
+        contexts=np.arange(contexts),
+        bucket=0,
+        incumbent=np.full(contexts, incumbent),
+        rounds=np.full(contexts, rounds_played),
+        seen=counts,
+        ratio=each(ratio),
+        error=error,
+        spread=each([0.0, spread, spread, spread]),
+        plain=np.full(contexts, plain),
+        costs=np.array([1.0, 1.3, 1.8, 2.7]),
+        entry=np.zeros((contexts, 4)),
+        playable=np.ones((contexts, 4), dtype=np.bool_),
+        features=np.ones((contexts, 7)) * 0.5 if features is None else features,
     )
 
 
-class Scripted(LedgerLearner):
+class Scripted(Index):
     """Plays the arms it is told to, in order, the last for ever; keeps what it was shown."""
 
-    def __init__(self, arms: Arms, script: Sequence[int]) -> None:
-        super().__init__(arms)
+    def __init__(self, arms: Arms, of: Ledger, script: Sequence[int]) -> None:
+        super().__init__(arms, of)
         self._script = list(script)
         self.views: list[View] = []
 
@@ -95,9 +93,11 @@ class Scripted(LedgerLearner):
         self.views.append(view)
         arm = self._script.pop(0) if len(self._script) > 1 else self._script[0]
         size = len(view.contexts)
-        return Pick(np.full(size, arm), np.ones(size), np.zeros(size, dtype=np.bool_))
+        return Pick(np.full(size, arm), np.ones(size), np.zeros(size, dtype=np.bool_), np.zeros((size, 0)))
 
 
-def scripted(script: Sequence[int], settings: BanditSettings, arms: Arms | None = None) -> tuple[Bandit, Scripted]:
-    learner = Scripted(arms or ladder(), script)
-    return Bandit(arms or ladder(), learner, parts(drafters=("draft-model", "ngram")), settings), learner
+def scripted(script: Sequence[int], scope: Scope = "batch-bucket", arms: Arms | None = None) -> tuple[Bandit, Scripted]:
+    kinds = arms or ladder()
+    of = Ledger(scope, 4, 2, len(kinds), discount=1.0)
+    index = Scripted(kinds, of, script)
+    return Bandit(kinds, index, of, parts(drafters=("draft-model", "ngram"))), index

@@ -39,7 +39,7 @@ def test_arms_of_every_kind_are_played_and_kept(algorithm: str, scope: str) -> N
     assert policy.max_depth == 12, "that of the goodput policy among its arms"
     rng = np.random.default_rng(1)
     played = set()
-    for number in range(400):
+    for number in range(1200):
         if number % 40 == 0:
             for row in range(4):
                 policy.start(row, int(rng.integers(2)))

@@ -25,7 +25,7 @@ from adaptspec.replay.simulator import Tally, replay
 from adaptspec.replay.streams import Schedule, Stream
 from adaptspec.replay.tape import Tape, join
 from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape
-from adaptspec.replay.world import started
+from adaptspec.replay.world import WorldSettings, started
 from adaptspec.types import FloatArray, RoundRecord
 from tests.control.simulator import HEADER
 from tests.references import goodput
@@ -155,3 +155,13 @@ def test_a_shift_is_followed_within_200_rounds(machine: str, name: str) -> None:
     assert len(made.order) - back > size // 2
     reached = FOLLOWED.get((machine, name), 0.95)
     assert over_best(served, fixed(made, machine), slice(back, None)) >= reached
+
+
+@pytest.mark.parametrize("name", ["ucb", "nightjar"])
+@pytest.mark.parametrize("machine", [CPU, GPU])
+def test_outcomes_that_come_two_rounds_late_cost_little(machine: str, name: str) -> None:
+    """Each counts for the decision that it is of: credited to the latest one, ucb lost 7 % and nightjar 17 %."""
+    order = np.random.default_rng(0).permutation(len(tape()))[:60].tolist()
+    made = Stream(tape(), tuple(order), Schedule((1,)))
+    at_once, late = (replay(shipped(name), made, load_costs(machine), WorldSettings(lag=lag)).goodput for lag in (0, 2))
+    assert late >= 0.97 * at_once
