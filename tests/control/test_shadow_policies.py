@@ -67,10 +67,10 @@ def test_a_shadow_sees_the_rows_of_the_policy_it_watches() -> None:
     for row, name in enumerate(("a", "b", None)):
         one.start(row, request(name))
     assert (default.live, other.live) == ({0, 2}, {1})
-    one.decide(signals([7, 7, 1]))
+    number = one.decide(signals([7, 7, 1])).number
     assert (default.asked, other.asked) == ([[0, 2]], [[1]])
     one.finish(1)
-    one.learn(record([2, 2, 1], [2, 0, 1]))
+    one.learn(replace(record([2, 2, 1], [2, 0, 1]), decision=number))
     assert default.told[0].depths.tolist() == [3, 1]
     assert default.told[0].rows.tolist() == [0, 2]
     assert default.told[0].drafted.tolist() == [3, 1]
@@ -86,11 +86,12 @@ def test_its_drafters_are_scored_where_they_do_not_draft() -> None:
     lookup = Watcher(3, drafters=("ngram",))
     one = controller({"a": Watcher(), "s": lookup}, {"s": WATCH})
     one.start(0, request())
-    assert 1 in one.decide(signals([7])).watched
+    decision = one.decide(signals([7]))
+    assert 1 in decision.watched
     acted = replace(
         record([2], [1]), shadow=np.array([[-1], [2]]), shadow_drafted=np.array([[-1], [2]]), emitted=np.array([2])
     )
-    one.learn(acted)
+    one.learn(replace(acted, decision=decision.number))
     assert lookup.told[0].accepted[0] >= 2
     assert lookup.told[0].drafter.tolist() == [0], "its own number for it"
     assert one.estimates()[0].guessed > 0.0
@@ -103,8 +104,9 @@ def test_a_shadow_that_fails_is_left_out_and_nothing_else_happens(failing: str, 
     one = controller({"a": acting, "s": Watcher(failing=failing), "t": Watcher(3)}, {"s": WATCH, "t": WATCH})
     for number in range(3):
         one.start(0, request())
-        assert one.decide(signals([7])).depths.tolist() == [2]
-        one.learn(record([2], [1]))
+        decision = one.decide(signals([7]))
+        assert decision.depths.tolist() == [2]
+        one.learn(replace(record([2], [1]), decision=decision.number))
         one.finish(0)
         assert len(acting.told) == number + 1
     assert [estimate.policy for estimate in one.estimates()] == ["t"]
@@ -141,8 +143,9 @@ def test_running_requests_move_to_the_new_policy() -> None:
     one.start(2, Request("t", (1,), speculation=SpeculationParams(task="code", max_depth=4)))
     one.adopt("a", new)
     assert (old.live, other.live, new.live) == (set(), {1}, {0, 2})
-    assert one.decide(signals([7, 7, 4])).depths.tolist() == [5, 1, 4]
-    one.learn(record([5, 1, 4], [5, 1, 4]))
+    decision = one.decide(signals([7, 7, 4]))
+    assert decision.depths.tolist() == [5, 1, 4]
+    one.learn(replace(record([5, 1, 4], [5, 1, 4]), decision=decision.number))
     one.finish(0)
     assert (len(old.told), len(new.told), new.live) == (0, 1, {2})
 
@@ -154,8 +157,8 @@ def test_a_policy_goes_from_shadow_over_canary_to_live() -> None:
     new = Watcher(4)
     one.adopt("new", new, WATCH)
     assert new.live == {0}
-    one.decide(signals([7]))
-    one.learn(record([2], [2]))
+    number = one.decide(signals([7])).number
+    one.learn(replace(record([2], [2]), decision=number))
     assert one.estimates()[0].rounds == 1
     one.adopt("new", Watcher(4), CanarySpec(mode="canary", percent=100.0))
     assert not one.estimates()

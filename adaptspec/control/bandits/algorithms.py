@@ -19,7 +19,7 @@ from adaptspec.types import BoolArray, FloatArray, IntArray
 # Draws from which the propensity of Thompson sampling is counted.
 _DRAWS = 32
 # Exponential weights explore once in about so many rounds.
-_STRETCH = 128.0
+_STRETCH = 160.0
 
 
 class Ucb(Index):
@@ -80,7 +80,7 @@ class Exp3(Index):
     fading sums before it, P(seen_a) the probability that the drawn arm is one that tells of a: itself, or a deeper one
     of its family. `implicit` exploration biases the correction towards 0 a little, and bounds its variance. Off is
     known. Explicit exploration E: the next arm above the best one, since deeper arms tell of shallower ones and not the
-    reverse; x is an episode's length over 128 rounds, more while little is remembered.
+    reverse; x is an episode's length over 160 rounds, more while little is remembered.
 
     Regimes: traffic that changes at will, or works against a learner that can be predicted; pays for this with noise
     where traffic is steady. Propensities are P.

@@ -101,10 +101,10 @@ TWO = HEADER + "  choose: {algorithm: %s, scope: request, arms: " + ARMS + "}\n 
 
 
 @pytest.mark.parametrize("algorithm", ["ucb", "thompson"])
-def test_lookup_is_found_where_it_pays_without_being_tried(algorithm: str) -> None:
-    """Every other request repeats itself: what the lookup would have got is told while the draft model runs."""
+def test_lookup_is_found_where_it_pays(algorithm: str) -> None:
+    """Every other request repeats itself: no single arm is right for both kinds."""
     tape = tape_of([request(f"r{i}", 0.75, 0.92 if i % 2 else 0.1, 150, i) for i in range(12)])
-    assert serve(TWO % algorithm, tape).goodput > 1.1 * best(tape, 1)
+    assert serve(TWO % algorithm, tape).goodput > best(tape, 1)
 
 
 def test_a_policy_among_the_arms_sees_what_a_lookup_offers() -> None:
