@@ -7,7 +7,7 @@ Calling sequence, all on the engine thread::
     decision = controller.decide(signals)   # once per round, also with no decoding rows
     ...                                     # draft, verify, commit
     controller.finish(row)                  # before or after the learn of its last round
-    controller.learn(record)                # once per round, with the number of its decision; corrects the cost table too
+    controller.learn(record)                # once per round, with its decision's number; corrects the cost table too
 
 `signals.tasks` need not be filled in: the task is taken from the request at `start`. `Decision.drafter`
 indexes the engine's drafters. Knows policies through their protocol, and nothing of how they decide.

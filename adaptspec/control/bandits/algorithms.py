@@ -19,7 +19,7 @@ from adaptspec.types import BoolArray, FloatArray, IntArray
 # Draws from which the propensity of Thompson sampling is counted.
 _DRAWS = 32
 # Exponential weights explore once in about so many rounds.
-_STRETCH = 160.0
+_STRETCH = 192.0
 
 
 class Ucb(Index):
@@ -41,7 +41,7 @@ class Ucb(Index):
 
     def pick(self, view: View) -> Pick:
         """See `Index.pick`."""
-        counts = np.maximum(view.seen, 0.1)
+        counts = view.seen + 1.0  # that of the prior belief
         total = np.where(np.isfinite(view.seen), view.seen, 0.0).sum(axis=1, keepdims=True) + view.plain[:, None]
         missing = np.maximum(1.0 / counts - 1.0 / view.of(counts, view.best_known), 0.0)
         bonus = self._optimism * view.spread * np.sqrt(2.0 * np.log1p(total) * missing)
@@ -80,7 +80,7 @@ class Exp3(Index):
     fading sums before it, P(seen_a) the probability that the drawn arm is one that tells of a: itself, or a deeper one
     of its family. `implicit` exploration biases the correction towards 0 a little, and bounds its variance. Off is
     known. Explicit exploration E: the next arm above the best one, since deeper arms tell of shallower ones and not the
-    reverse; x is an episode's length over 160 rounds, more while little is remembered.
+    reverse; x is an episode's length over 192 rounds, more while little is remembered.
 
     Regimes: traffic that changes at will, or works against a learner that can be predicted; pays for this with noise
     where traffic is steady. Propensities are P.
