@@ -111,9 +111,9 @@ class Acceptance:
         hazards = self._shrunk(self._counts[self._first_row + rows], parent, self.settings.class_pull)
         return np.asarray(1.0 - hazards, dtype=np.float64)
 
-    def of_tasks(self) -> FloatArray:
-        """[tasks, classes] of the tasks."""
-        return np.asarray(1.0 - self._of_tasks(), dtype=np.float64)
+    def of_tasks(self, tasks: IntArray) -> FloatArray:
+        """[N, classes] of tasks [N], after shrinkage."""
+        return np.asarray(1.0 - self._of_tasks()[tasks], dtype=np.float64)
 
     def rejections(self, rows: IntArray) -> FloatArray:
         """Decayed number of rejections of each row [B]: 0 for one that was never tried."""
@@ -205,15 +205,16 @@ class LookupSignals:
             ahead
         ]
         self._noted: list[tuple[IntArray, ...]] = []
-        self._renew()
 
     def start(self, row: int) -> None:
         """A request begins in `row`."""
         self.run[row] = 0
 
-    def kinds(self, rows: IntArray, tasks: IntArray) -> IntArray:
-        """Which line of `gains` is of each row [B], just now."""
-        return tasks * (_LONGEST + 1) + self.run[rows]
+    def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
+        """Tokens expected to be kept of a draft of 0, 1, 2 ... tokens for each row [B, 1 + depth]."""
+        rates = self.acceptance.of_tasks(tasks)[np.arange(len(rows))[:, None], self._class[self.run[rows], :-1]]
+        kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
+        return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
 
     def note(self, rows: IntArray, tasks: IntArray, drafted: IntArray, right: IntArray) -> None:
         """So many tokens were found for these rows, and the first `right` of them were; -1: nobody looked. All [B]."""
@@ -242,13 +243,6 @@ class LookupSignals:
             most, nobody = self._class.shape[1], np.full(len(tasks), -1)
             drafted, right = np.minimum(drafted, most), np.minimum(right, most)
             self.acceptance.observe_classes(nobody, tasks, self._class[run], drafted, right)
-            self._renew()
-
-    def _renew(self) -> None:
-        """What is expected to be kept of a draft of 0, 1, 2 ... tokens by kind of row, [kinds, 1 + depth]."""
-        rates = self.acceptance.of_tasks()[:, self._class[:, :-1]]
-        kept = np.cumsum(np.cumprod(rates, axis=2), axis=2).reshape(-1, rates.shape[2])
-        self.gains: FloatArray = np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
 
     def learned(self) -> dict[str, FloatArray]:
         """See `Chooser.learned`."""
@@ -258,7 +252,6 @@ class LookupSignals:
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """See `Chooser.restore`."""
         self.acceptance.restore(counts(learned, "lookups", self.learned()["lookups"].shape))
-        self._renew()
 
 
 @dataclass(frozen=True)

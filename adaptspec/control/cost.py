@@ -182,7 +182,7 @@ class CostTable:
         if not len(record.rows) or record.prefill_tokens:
             return
         self._rounds += 1
-        kind = len(record.rows), record.verify_tokens, record.caught_up > 0
+        kind = len(record.rows), record.verify_tokens.bit_length(), record.caught_up > 0
         if self._rounds - self._looked.get(kind, -_SAMPLED) < min(_SAMPLED, self._rounds // _LOT):
             return
         if len(self._looked) >= _MOST_KINDS:

@@ -104,11 +104,11 @@ def test_a_lookup_that_was_right_is_trusted_further() -> None:
     rows, tasks = np.array([0, 1]), np.array([0, 0])
     for _ in range(4):
         known.note(rows, tasks, np.array([4, 4]), np.array([4, 0]))
-    running, broken = known.gains[known.kinds(rows, tasks)]
+    running, broken = known.gains(rows, tasks)
     assert running[4] > broken[4] + 0.5
     nobody = np.array([-1, -1])
     known.note(rows, tasks, nobody, nobody)  # nobody looked: whether the run goes on is not known
-    assert known.kinds(rows, tasks).tolist() == [0, 0]
+    assert known.run.tolist() == [0, 0]
 
 
 def test_what_a_lookup_teaches_stays_with_its_task() -> None:
@@ -117,12 +117,12 @@ def test_what_a_lookup_teaches_stays_with_its_task() -> None:
     for _ in range(200):
         known.note(rows, tasks, np.array([2, 2]), np.array([0, 1]))
     known.settle()
-    never, once = known.gains[known.kinds(rows, tasks)]
+    never, once = known.gains(rows, tasks)
     assert never[1] < 0.2
     assert once[1] > 0.8
     other = LookupSignals(2, 3, 4, AcceptanceSettings())
     other.restore(known.learned())
-    assert np.allclose(other.gains, known.gains)
+    assert np.allclose(other.gains(np.array([0]), tasks[1:]), known.gains(np.array([1]), tasks[1:]))
 
 
 def test_rounds_are_of_the_requests_that_ran_them() -> None:
@@ -141,4 +141,4 @@ def test_rounds_are_of_the_requests_that_ran_them() -> None:
     known = Acceptance(2, 3, 3)
     known.observe(lot.rows[:1], np.array([1]), np.array([0]), lot.tasks[:1])
     assert known.rejections(np.array([0, 1])).tolist() == [0.0, 0.0]
-    assert known.of_tasks()[1, 0] < known.of_tasks()[2, 0]
+    assert known.of_tasks(np.array([1]))[0, 0] < known.of_tasks(np.array([2]))[0, 0]

@@ -21,7 +21,7 @@ from adaptspec.drafters import Kind, kind_of
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
 # A plan serves this many rounds; those of new requests fewer, those without drafts so many times as many.
-_SERVES, _FIRST_SERVE, _OFF_SERVES = 16, 2, 2
+_SERVES, _FIRST_SERVE, _OFF_SERVES = 32, 4, 2
 # After so many rounds in which lookups found nothing right they look in one of some rounds: looking takes time, too.
 _LOOKS_IN_VAIN, _LOOKS_EVERY = 16, 4
 # One row in so many may be new to a plan, or gone.
@@ -387,7 +387,7 @@ class Goodput:
         return [
             Offer(
                 which,
-                lookup.gains[lookup.kinds(signals.rows, self._notes.tasks(signals.rows))],
+                lookup.gains(signals.rows, self._notes.tasks(signals.rows)),
                 self._allowed & (n <= signals.offered[which][:, None]),
                 self._cost.lookup_seconds(self._settings.drafters[which]),
             )

@@ -56,6 +56,7 @@ class Solution:
     deepest: dict[int, int]
     line: FloatArray
     share: dict[int, float]
+    others: float = 0.0  # tokens that the other rows of each verify
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,14 @@ def best_plan(market: RoundTerms) -> Solution:
     """Dinkelbach's iteration from plain decoding's goodput: the best at that price sets the next."""
     off = market.size / market.plain
     best = Solution(off, {}, line_at(market, 0.0), {})
+    starts = _starts(market)
     for _ in range(_ITERATIONS):
         price = best.goodput
-        tried = (_solved(market, models, price, n) for models in _subsets(market.models) for n in _starts(market))
+        tried = (_solved(market, models, price, n) for models in _subsets(market.models) for n in starts)
         found = max(tried, key=_goodput, default=best)
         if found.goodput <= 1.001 * price:
             break
-        best = found
+        best, starts = found, (found.others,)
     return best
 
 
@@ -202,4 +204,4 @@ def _solved(market: RoundTerms, models: Sequence[ModelTerms], goodput: float, ot
     spent += float(np.interp(number, np.arange(len(market.verify)), market.verify))
     gained = float(kept.sum())
     whole = (market.size + gained) / (market.plain + spent)
-    return Solution(whole, deepest, line, share)
+    return Solution(whole, deepest, line, share, now)
