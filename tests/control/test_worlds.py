@@ -34,7 +34,7 @@ GPU = Machine((1, 17), (5.92, 6.26), step_ms=0.6, step_row_ms=0.002, catch_up_us
 def test_goodput_is_near_the_best_fixed_depth(batch: int, acceptance: float) -> None:
     """Started cold, on the same text, with no setting told which acceptance it will meet."""
     work = texts(acceptance, {1: 12, 4: 20, 16: 40}[batch], seed=1)
-    assert run(GOODPUT, work, batch).goodput >= 0.96 * best_fixed(work, batch)
+    assert run(GOODPUT, work, batch).goodput >= 0.95 * best_fixed(work, batch)
 
 
 @pytest.mark.parametrize("acceptance", [0.5, 0.9])

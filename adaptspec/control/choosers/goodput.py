@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from adaptspec.control.acceptance import AcceptanceSettings, LookupSignals, ModelSignals, Notes
-from adaptspec.control.arrays import total
 from adaptspec.control.calibration import Calibration
 from adaptspec.control.choosers.chooser import Choice, Outlook
+from adaptspec.control.choosers.exploration import Exploration
 from adaptspec.control.choosers.pacing import Market
 from adaptspec.control.choosers.planning import ModelTerms, Offer, RoundTerms, best_plan, mixed, modelled
-from adaptspec.control.choosers.tries import Tries, TryCosts
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
@@ -100,9 +99,8 @@ class Goodput:
         self._plan: _Plan | None = None
         self._patience = 1  # rounds that the next plan serves
         self._notes = Notes(rows, depth)
-        self._tries = {which: Tries(settings.tries / len(self._models)) for which in self._models}
+        self._exploration = Exploration(settings.tries, cost, {i: settings.drafters[i] for i in self._models}, tiers)
         self._in_vain = 0  # rounds in which no lookup was right
-        self._trying: int | None = None  # the model that rows of this round try
 
     @property
     def calibration(self) -> Calibration | None:
@@ -123,8 +121,7 @@ class Goodput:
         """See `Chooser.start`."""
         self._depth[row] = -1
         self._notes.start(row, task)
-        for tries in self._tries.values():
-            tries.forget(row)
+        self._exploration.forget(row)
         plan = self._plan
         if plan is not None:
             plan.rows = b""
@@ -143,10 +140,10 @@ class Goodput:
         if not self.max_depth:
             return Choice(np.zeros_like(signals.rows), np.full_like(signals.rows, int(Reason.OFF)))
         plan = self._current(signals)
-        self._trying = None
         choice = self._one(plan, signals) if len(signals.rows) == 1 else self._many(plan, signals)
         if self._models:
-            choice = self._tried(plan, choice, signals)
+            failed = {which: model.acceptance.rejections for which, model in self._models.items()}
+            choice = self._exploration.explored(choice, plan, failed, signals)
         return choice if signals.least_limit >= self.max_depth else choice.within(signals.limits)
 
     def outlook(self, signals: BatchSignals) -> Outlook | None:
@@ -164,14 +161,8 @@ class Goodput:
         if plan is None:
             return
         plan.left -= 1
-        ran = set(record.drafter[record.drafted > 0].tolist()) if record.drafting else ()
-        emitted = total(record.emitted)
-        for which, tries in self._tries.items():
-            tries.note(record.total_seconds, plan.market.plain, 0 if which in ran else emitted)
-        if self._trying is not None:
-            reading = self._cost.catch_up_seconds(self._settings.drafters[self._trying], float(record.caught_up))
-            if self._tries[self._trying].won(record, reading, plan.market.plain / plan.market.size):
-                plan.left = 0
+        if self._exploration.learn(record, plan):
+            plan.left = 0
 
     def learned(self) -> dict[str, FloatArray]:
         """See `Chooser.learned`."""
@@ -246,8 +237,7 @@ class Goodput:
     def _planned(self, signals: BatchSignals) -> _Plan:
         """A new plan for these rows."""
         self._settle()
-        for tries in self._tries.values():
-            tries.renew()
+        self._exploration.renew()
         market = self._market(signals)
         best = best_plan(market)
         # Without drafts little is seen that could change it, and a round is shortest.
@@ -398,36 +388,6 @@ class Goodput:
     def _capped(self) -> bool:
         calibration = self.calibration
         return self._settings.stops and calibration is not None and calibration.informed
-
-    # --- exploration --------------------------------------------------------------------------------------------
-
-    def _tried(self, plan: _Plan, choice: Choice, signals: BatchSignals) -> Choice:
-        """The choice, with some rows drafting one token with a model that they leave off, where that can be paid."""
-        market = plan.market
-        for model in market.models:
-            which, tries = model.which, self._tries[model.which]
-            fixed = 0.0 if which in plan.deepest else model.per_step + model.start + market.beside
-            each = model.per_row + float(market.verify[1])
-            if not tries.possible(fixed + each):
-                continue
-            off = choice.depths == 0
-            if tries.overdue and choice.drafter is not None:  # whatever drafts in its place waits for a round
-                off |= choice.drafter != which
-            idle = np.flatnonzero(off & (signals.limits >= self._tiers[0]))
-            if not len(idle):
-                continue
-            rows = signals.rows[idle]
-            reading = self._cost.catch_up_seconds(self._settings.drafters[which], 1.0) * signals.lag[which, idle]
-            failed = self._models[which].acceptance.rejections(rows)
-            who = idle[tries.begin(rows, failed, TryCosts(fixed, each, reading, market.plain))]
-            if not len(who):
-                continue
-            self._trying = which
-            depths, reasons = choice.depths.copy(), choice.reasons.copy()
-            drafter = np.zeros_like(depths) if choice.drafter is None else choice.drafter.copy()
-            depths[who], reasons[who], drafter[who] = self._tiers[0], int(Reason.EXPLORE), which
-            return Choice(depths, reasons, choice.outlook, drafter)
-        return choice
 
 
 def _ending(place: int) -> str:

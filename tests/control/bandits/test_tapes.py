@@ -128,13 +128,13 @@ def test_steady_traffic_ends_near_the_best_arm(machine: str, task: str, name: st
 @pytest.mark.parametrize("name", [*BANDITS, "entropy-gate", "slo"])
 @pytest.mark.parametrize("machine", [CPU, GPU])
 def test_where_off_is_right_it_is_off(machine: str, name: str) -> None:
-    """Drafts that are sure of themselves and always wrong: under 5 % of the rounds draft, after 2,000."""
+    """Drafts that are sure of themselves and always wrong: under 6 % of the rounds draft, after 2,000."""
     wrong = tape().always_wrong()
     made = Stream(wrong, tuple(np.random.default_rng(0).permutation(len(wrong))[:44].tolist()), Schedule((1,)))
     served = serve(shipped(name), made, machine)
     late = served.records[2000:]
     assert len(late) > 1000
-    assert np.mean([bool(record.drafted.any()) for record in late]) < 0.05
+    assert np.mean([bool(record.drafted.any()) for record in late]) < 0.06
     if name in BANDITS:
         assert switches(served.records) <= 50.0
 

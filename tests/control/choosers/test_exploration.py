@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.choosers.tries import Tries, TryCosts
+from adaptspec.control.choosers.exploration import Tries, TryCosts
 from tests.control.helpers import record
 
 ROW = np.array([0])
@@ -23,7 +23,7 @@ def live(tries: Tries, rounds: int, cost: float, accepts: int = 0) -> list[bool]
         seen.append(tried)
         tries.note(1.0, 1.0, 0 if tried else 1)
         if tried:
-            tries.won(record([1], [accepts]), 0.0, 1.0)
+            tries.won(replace(record([1], [accepts]), total_seconds=1.0 + cost), 0.0, 1.0)
     return seen
 
 

@@ -1,15 +1,19 @@
-"""Trying what is off: never starved by what it is believed to cost, never dearer than a share of the time.
-
-Knows rows, seconds and tokens; which drafter is tried is its owner's affair.
-"""
+"""Trying what is off: never starved by what it is believed to cost, never dearer than a share of the time."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from adaptspec.types import FloatArray, IntArray, RoundRecord
+from adaptspec.control.arrays import total
+from adaptspec.control.choosers.chooser import Choice
+from adaptspec.control.choosers.planning import ModelTerms, RoundTerms
+from adaptspec.control.cost import CostTable
+from adaptspec.control.policy import BatchSignals
+from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 # Plain rounds' time that may be lost on tries at once.
 _MOST = 3.0
@@ -106,7 +110,7 @@ class Tries:
         kept = np.minimum(record.accepted, np.maximum(record.emitted - 1, 0)) * mine
         unread = mine & (record.drafted == 0) & (record.caught_up > 0)
         won = float(kept.sum()) * token
-        spent = self._cost + reading
+        spent = min(self._cost + reading, record.total_seconds)  # whatever a table says of it
         self._allowance -= spent - won
         self._again = record.rows[(kept > 0) | unread]
         if unread.any():
@@ -115,3 +119,88 @@ class Tries:
         if won:
             self._wait = _FIRST_WAIT
         return won > 0.0
+
+
+class Serving(Protocol):
+    """The plan that serves: what a round costs, and how deep each model that it enters goes."""
+
+    market: RoundTerms
+    deepest: dict[int, int]
+
+
+class Exploration:
+    """Tries of all models: rows that leave one off draft a token with it."""
+
+    def __init__(self, share: float, cost: CostTable, models: Mapping[int, str], tiers: Sequence[int]) -> None:
+        """`share` of the time may be lost in all; `models` by their numbers."""
+        self._cost, self._models, self._tiers = cost, models, tiers
+        self._tries = {which: Tries(share / len(models)) for which in models}
+        self._trying: int | None = None  # the model that rows of this round try
+
+    def forget(self, row: int) -> None:
+        """A new request is in `row`."""
+        for tries in self._tries.values():
+            tries.forget(row)
+
+    def renew(self) -> None:
+        """What is known of rows has changed."""
+        for tries in self._tries.values():
+            tries.renew()
+
+    def explored(
+        self,
+        choice: Choice,
+        plan: Serving,
+        failed: Mapping[int, Callable[[IntArray], FloatArray]],
+        signals: BatchSignals,
+    ) -> Choice:
+        """The choice, with what is to be tried now; each model has `failed` for rows so many times."""
+        self._trying = None
+        for model in plan.market.models:
+            found = self._tried(model, choice, plan, failed[model.which], signals)
+            if found is not None:
+                return found
+        return choice
+
+    def learn(self, record: RoundRecord, plan: Serving) -> bool:
+        """Take note of a round; whether what was off won."""
+        market = plan.market
+        ran = set(record.drafter[record.drafted > 0].tolist()) if record.drafting else ()
+        emitted, token = total(record.emitted), market.plain / market.size
+        for which, tries in self._tries.items():
+            tries.note(record.total_seconds, market.plain, 0 if which in ran else emitted)
+        if self._trying is None:
+            return False
+        reading = self._cost.catch_up_seconds(self._models[self._trying], float(record.caught_up))
+        return self._tries[self._trying].won(record, reading, token)
+
+    def _tried(
+        self,
+        model: ModelTerms,
+        choice: Choice,
+        plan: Serving,
+        failed: Callable[[IntArray], FloatArray],
+        signals: BatchSignals,
+    ) -> Choice | None:
+        """Some rows draft one token with a model that they leave off, where that can be paid."""
+        which, market, tries = model.which, plan.market, self._tries[model.which]
+        fixed = 0.0 if which in plan.deepest else model.per_step + model.start + market.beside
+        each = model.per_row + float(market.verify[1])
+        if not tries.possible(fixed + each):
+            return None
+        off = choice.depths == 0
+        if tries.overdue and choice.drafter is not None:  # whatever drafts in its place waits for a round
+            off |= choice.drafter != which
+        idle = np.flatnonzero(off & (signals.limits >= self._tiers[0]))
+        if not len(idle):
+            return None
+        rows = signals.rows[idle]
+        reading = self._cost.catch_up_seconds(self._models[which], 1.0) * signals.lag[which, idle]
+        who = idle[tries.begin(rows, failed(rows), TryCosts(fixed, each, reading, market.plain))]
+        if not len(who):
+            return None
+        self._trying = which
+        depths, reasons = choice.depths.copy(), choice.reasons.copy()
+        drafter = np.zeros_like(depths) if choice.drafter is None else choice.drafter.copy()
+        depths[who], reasons[who], drafter[who] = self._tiers[0], int(Reason.EXPLORE), which
+        return Choice(depths, reasons, choice.outlook, drafter)
