@@ -117,6 +117,7 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
     """A round as lists and numbers: NaN is null, and nulls at the end of a row are left out."""
     plain: dict[str, Any] = {name: getattr(record, name) for name in _COUNTS + _SECONDS}
     plain["ended"] = _null(record.ended)
+    plain["decision"] = record.decision
     plain["request_ids"] = list(record.request_ids)
     plain |= {name: getattr(record, name).tolist() for name in _PER_ROW}
     plain["deepest"] = record.confidence.shape[1]
@@ -160,6 +161,7 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
             entropy=_filled(plain["entropy"], rows, deepest),
             provenance=_provenance(plain, rows) if "arms" in plain else None,
             expected=_expected(plain["expected"], rows) if "expected" in plain else None,
+            decision=int(plain.get("decision", 0)),
             temperature_scores=_scores(plain["temperature_scores"], rows, deepest)
             if "temperature_scores" in plain
             else None,

@@ -21,8 +21,8 @@ _LEAST, _MOST = 0.005, 0.995
 # Of lookups by runs of 0, 1, 2-3, 4-7, 8-15 and more: a small model's greedy answers to held-out prompts of ten tasks.
 _RUNS = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])
 _RUNS_WEIGHT, _LONGEST = 16.0, 16
-# Rounds that are learned together at most.
-_LOT = 32
+# Rounds that are learned together at most: of lookups, of models.
+_LOT, _MOST_NOTED = 32, 256
 
 
 @dataclass(frozen=True)
@@ -288,6 +288,11 @@ class Notes:
         self._records.append(record)
         self._tasks.append(tasks)
         return tasks
+
+    @property
+    def many(self) -> bool:
+        """Whether there is no room for more: they are to be learned now."""
+        return len(self._records) >= _MOST_NOTED
 
     def tasks(self, rows: IntArray) -> IntArray:
         """Of the requests in rows [B]."""

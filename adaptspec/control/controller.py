@@ -91,6 +91,7 @@ class Controller:
         self._threshold: FloatArray = np.full(max_rows, np.nan)
         self._own_thresholds = 0
         self._task_of: IntArray = np.zeros(max_rows, dtype=np.int64)
+        self._keys: list[str | None] = [None] * max_rows  # their names: a policy that comes later may ask for them
         self._key_of: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._deepest = [policy.max_depth for policy in self._list]
         self._running = [0] * len(self._list)
@@ -184,6 +185,7 @@ class Controller:
         task = 0 if wishes.task is None else self.labels.tasks.add(wishes.task)
         self._policy_of[row] = which
         self._task_of[row] = task
+        self._keys[row] = request.key
         self._key_of[row] = self.labels.keys.number(request.key)
         if wishes.max_depth is not None:
             self._ceiling[row] = wishes.max_depth
@@ -273,6 +275,7 @@ class Controller:
                 self._list[which].finish(row)
             self._list[which], self._numbers[which] = policy, numbers
             self._deepest[which] = policy.max_depth
+        self._key_of[:] = [self.labels.keys.number(key) for key in self._keys]
         # Other threads may be reading the names: the mapping they have stays as it is.
         self.policies = {**self.policies, name: policy}
         which = self._names.index(name)

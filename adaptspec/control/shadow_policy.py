@@ -125,6 +125,10 @@ class ShadowPolicy:
         pending = self._awaited.take(record.decision)
         if pending is None:
             return
+        at = {row: place for place, row in enumerate(record.rows.tolist())}
+        if not at.keys() >= set(pending.signals.rows.tolist()):
+            return  # some of its rows did not run
+        pending = replace(pending, positions=np.array([at[row] for row in pending.signals.rows.tolist()]))
         acted = record.take(pending.positions)
         known = Counterfactual.of(acted, pending.decision.drafter, self._depth)
         drafted = known.drafted(pending.decision)
@@ -202,7 +206,7 @@ class ShadowPolicy:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A decision that waits for its round: positions in the batch, drafters in the engine's numbers."""
+    """A decision that waits for its round: positions among the round's rows, drafters in the engine's numbers."""
 
     positions: IntArray
     decision: Decision

@@ -13,11 +13,12 @@ from pydantic import Field, model_validator
 
 from adaptspec.control.arrays import alike
 from adaptspec.control.joined import joined
-from adaptspec.control.labels import Names
+from adaptspec.control.labels import OTHER, Names
 from adaptspec.control.learned import under
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, Policy
 from adaptspec.control.schema import Part
+from adaptspec.errors import PolicyError, StateError
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 # Names of what others than the policy itself have learned begin with it.
@@ -88,10 +89,18 @@ class Case:
 
 
 def case(spec: WhenSpec, policy: Policy, keys: Names) -> Case:
-    """The case of an entry; `keys` gives numbers to names of API keys. Too many of them are a ValueError."""
+    """The case of an entry; `keys` gives numbers to names of API keys.
+
+    Raises:
+        PolicyError: there is no room for another name, or it is the one that stands for all others.
+    """
+    if OTHER in spec.keys:
+        raise PolicyError(f"spec.when.api-key: {OTHER!r} is what all other keys count as; give the key another name")
     numbers = tuple(keys.add(name) for name in spec.keys)
     if not all(numbers):
-        raise ValueError(f"policies name {len(keys.own)} API keys already, and there is room for no more")
+        raise PolicyError(
+            f"spec.when.api-key: policies name {len(keys.own)} API keys already, and there is room for no more"
+        )
     return Case(spec, policy, numbers)
 
 
@@ -165,6 +174,14 @@ class Switched:
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """See `Policy.restore`."""
+        before = self.learned()
+        try:
+            self._take_over(learned)
+        except StateError:
+            self._take_over(before)
+            raise
+
+    def _take_over(self, learned: Mapping[str, FloatArray]) -> None:
         self._policies[0].restore({name: own for name, own in learned.items() if not name.startswith(_PREFIX)})
         for turn, policy in enumerate(self._policies[1:], start=1):
             policy.restore(under(f"{_PREFIX}{turn}/", learned))

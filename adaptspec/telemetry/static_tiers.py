@@ -170,7 +170,7 @@ class StaticTiers:
         guesses = np.where(beyond, survival, 0.0).cumsum(axis=1)[:, self._depths - 1]
         tokens = 1.0 + np.minimum(kept[:, None], self._depths) + guesses
         tokens = np.where(ended[:, None], np.minimum(tokens, emitted), tokens)
-        rounds = emitted / tokens
+        rounds = emitted / np.maximum(tokens, 1.0)  # a row that failed emits nothing
         rounds = np.where(certain[:, None], np.ceil(rounds), rounds)
         drafted = np.minimum(self._depths, known.most[:, None])
         return _Rounds(rounds, drafted.astype(np.float64), (guesses * rounds).sum(axis=0))

@@ -134,3 +134,16 @@ def test_a_shadow_that_tunes_its_draft_temperature_leaves_scores_to_those_who_dr
         controller.learn(replace(record([3], [2]), decision=decision.number, temperature_scores=scores))
     assert controller.estimates()[0].rounds == 40
     assert not controller.everyone["s"].learned()["@temperature/seen"].any()
+
+
+def test_a_round_that_lacks_rows_says_nothing_of_them() -> None:
+    """Records may list fewer rows than were decided, in another order."""
+    cost = CostTable(MACHINE.profile())
+    built = {name: build_policy(parse_policy_spec(STATIC % depth), cost, 3) for name, depth in (("a", 3), ("s", 1))}
+    controller = Controller(built, "a", ("draft-model",), 3, cost=cost, rollouts={"s": ShadowSpec(mode="shadow")})
+    for row in range(3):
+        controller.start(row, Request(f"r{row}", (1,)))
+    for rows in ([2, 0], [2, 1, 0]):
+        decision = controller.decide(signals([7, 7, 7]))
+        controller.learn(replace(record([3] * len(rows), [2] * len(rows), rows=rows), decision=decision.number))
+    assert controller.estimates()[0].rounds == 1

@@ -11,7 +11,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.labels import Labels
 from adaptspec.control.spec import build_policy, parse_policy_spec
 from adaptspec.control.state import signature
-from adaptspec.errors import PolicyError
+from adaptspec.errors import PolicyError, StateError
 from adaptspec.types import Request
 from tests.control.helpers import record, signals, table
 
@@ -137,3 +137,33 @@ def test_the_signature_tells_who_may_decide() -> None:
     ]
     first, tuned, other = (signature(parse_policy_spec(text)) for text in texts)
     assert first == tuned != other
+
+
+def test_a_key_cannot_be_called_as_all_others_are() -> None:
+    with pytest.raises(PolicyError, match="give the key another name"):
+        controller("[{api-key: other, use: off}]")
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    when, choose = "[{batch-size: {at-least: 2}, use: ucb}]", "  choose: {algorithm: goodput}\n"
+    one = controller(when, choose=choose)
+    one.start(0, Request("0", (1,)))
+    for _ in range(40):
+        decision = one.decide(signals([7]))
+        depths = decision.depths.tolist()
+        one.learn(replace(record(depths, depths), decision=decision.number))
+    known = one.policies["mine"].learned()
+    broken = {name: values[:1] if name.startswith("@when") else values for name, values in known.items()}
+    fresh = controller(when, choose=choose).policies["mine"]
+    before = {name: values.copy() for name, values in fresh.learned().items()}
+    with pytest.raises(StateError):
+        fresh.restore(broken)
+    assert all(np.array_equal(values, before[name]) for name, values in fresh.learned().items())
+
+
+def test_a_reload_may_ask_for_keys_of_requests_that_run() -> None:
+    one = controller("[{batch-size: {at-least: 9}, use: off}]")
+    one.start(0, Request("0", (1,), key="gold"))
+    spec = parse_policy_spec(f"{HEAD}{STATIC}  when: [{{api-key: gold, use: static-3}}]\n", "p", one.labels, DRAFTERS)
+    one.adopt("mine", build_policy(spec, table(), 3, one.labels))
+    assert one.decide(signals([7])).depths.tolist() == [3]

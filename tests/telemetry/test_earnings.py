@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from adaptspec.control.labels import Names
@@ -118,4 +119,16 @@ def test_a_queue_that_overflows_says_so() -> None:
     for _ in range(9):
         earnings.emit(record([1], [1]))
     assert earnings.snapshot().dropped == 4
+    earnings.close()
+
+
+def test_a_request_that_failed_spoils_no_figure() -> None:
+    """It emits nothing in its last round."""
+    earnings = Earnings(pause=60.0)
+    earnings.begin(table(), ("draft-model",), 1, Names())
+    for number in range(300):
+        one = record([number % 2 * 3], [number % 2 * 2])
+        earnings.emit(replace(one, emitted=np.array([0])) if number == 100 else one)
+    assert all(np.isfinite(tier.seconds) for tier in earnings.snapshot().tiers if tier.known)
+    assert any(tier.known for tier in earnings.snapshot().tiers)
     earnings.close()

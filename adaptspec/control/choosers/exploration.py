@@ -169,10 +169,11 @@ class Exploration:
         emitted, token = total(record.emitted), market.plain / market.size
         for which, tries in self._tries.items():
             tries.note(record.total_seconds, market.plain, 0 if which in ran else emitted)
-        if self._trying is None:
+        trying, self._trying = self._trying, None  # paid for once, however long nothing is asked then
+        if trying is None:
             return False
-        reading = self._cost.catch_up_seconds(self._models[self._trying], float(record.caught_up))
-        return self._tries[self._trying].won(record, reading, token)
+        reading = self._cost.catch_up_seconds(self._models[trying], float(record.caught_up))
+        return self._tries[trying].won(record, reading, token)
 
     def _tried(
         self,

@@ -154,7 +154,11 @@ class Goodput:
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
+        if not self.max_depth:
+            return
         tasks = self._notes.note(record)
+        if self._notes.many:  # no plan was made for long
+            self._settle()
         right = [self._score(which, lookup, record, tasks) for which, lookup in self._lookups.items()]
         self._in_vain = 0 if any(right) else self._in_vain + 1
         plan = self._plan
@@ -284,8 +288,13 @@ class Goodput:
     def _terms(self, signals: BatchSignals) -> tuple[ModelTerms, ...]:
         return tuple(self._model(which, known, signals) for which, known in self._models.items())
 
-    def market(self, signals: BatchSignals) -> Market:
-        """What drafting with the first model brings and costs these rows, by what was known at the last plan."""
+    def market(self, signals: BatchSignals) -> Market | None:
+        """What drafting with the first model brings and costs these rows, by what was known at the last plan.
+
+        None where no drafter runs a model.
+        """
+        if not self._models:
+            return None
         now = self._market(signals)
         model = now.models[0]
         gains = np.diff(model.gains, axis=1)

@@ -117,6 +117,8 @@ class Slo:
     def _review(self, signals: BatchSignals, choice: Choice) -> bool:
         """Whether goodput's own depths would make a row late; `_depths` then hold better ones for these rows."""
         market = self._goodput.market(signals)
+        if market is None:
+            return False
         wish = np.minimum(choice.depths, signals.limits)
         allowed = self._allowed(signals.rows)
         if worst_pace(market, wish[None], allowed)[0] >= 1.0:

@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from adaptspec.control.choosers.exploration import Tries, TryCosts
-from tests.control.helpers import record
+from adaptspec.control.choosers.goodput import Goodput
+from adaptspec.types import Reason
+from tests.control.helpers import record, signals, table
 
 ROW = np.array([0])
 
@@ -53,3 +55,17 @@ def test_a_try_that_only_read_goes_on_reading() -> None:
     assert not tries.won(replace(record([0], [0], depths=[1]), caught_up=512), 3.0, 1.0)
     assert tries.possible(100.0)
     assert len(tries.begin(ROW, np.zeros(1), costs))
+
+
+def test_a_try_is_paid_for_once() -> None:
+    """Rounds that were decided without asking follow it, as where a guard switches off."""
+    made = Goodput(table(), 1, 1)
+    made.start(0, 0)
+    while (choice := made.choose(signals([7]))).reasons[0] != int(Reason.EXPLORE):
+        made.learn(record([choice.depths.item()], [0]))
+    made.learn(record([1], [0]))
+    tries = made._exploration._tries[0]
+    before = tries._allowance
+    for _ in range(500):
+        made.learn(record([0], [0]))
+    assert tries._allowance > before

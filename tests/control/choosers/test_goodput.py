@@ -248,3 +248,14 @@ def test_an_outlook_promises_at_least_plain_decoding() -> None:
     plain = 1.0 / table().plain_seconds(1, 100.0)
     assert plain <= outlook.goodput <= 1.1 * plain
     assert outlook.expected(np.array([0]), None).accepted.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("tiers", [(), (1, 2, 3)])
+def test_rounds_that_others_decided_do_not_pile_up(tiers: tuple[int, ...]) -> None:
+    """A guard that is off, or a policy that is one of several, learns for hours without planning."""
+    made = Goodput(table(), 1, 1, GoodputSettings(tiers=tiers))
+    made.start(0, 0)
+    made.choose(signals([7]))
+    for _ in range(2000):
+        made.learn(record([0], [0]))
+    assert len(made._notes._records) <= 256

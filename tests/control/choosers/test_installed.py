@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from pydantic import TypeAdapter
 
 from adaptspec.control.choosers.chooser import Parts
-from adaptspec.control.choosers.installed import GROUP, load
+from adaptspec.control.choosers.installed import GROUP, OURS, load
+from adaptspec.control.choosers.registry import ChooseSpec
 from adaptspec.control.choosers.static import StaticSpec
 from tests.control.helpers import record, signals, table
 
@@ -94,3 +96,10 @@ def _validate(policy: str, places: list[Path]) -> subprocess.CompletedProcess[st
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
     command = [sys.executable, "-m", "adaptspec", "policy", "validate", policy]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=60)
+
+
+def test_no_package_takes_a_name_of_ours() -> None:
+    """Two algorithms of one name would end every command."""
+    assert set(TypeAdapter(ChooseSpec).json_schema()["discriminator"]["mapping"]) >= OURS
+    found = load([point("goodput", "adaptspec.control.choosers.goodput_spec:GoodputSpec")])
+    assert (found.specs, "another name" in found.failed["goodput"]) == ({}, True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from adaptspec.control.choosers.chooser import Choice
-from adaptspec.control.choosers.goodput import Goodput
+from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.slo import Slo, SloSettings
 from adaptspec.control.policy import BatchSignals
 from adaptspec.replay.simulator import Tally
@@ -108,3 +109,13 @@ def test_state_is_that_of_goodput() -> None:
         made.learn(record([3], [1]))
     other.restore(made.learned())
     assert np.allclose(other.learned()["acceptance"], made.learned()["acceptance"])
+
+
+def test_lookups_alone_are_goodputs_affair() -> None:
+    """What a lookup finds is known beforehand, and costs no row its pace."""
+    made = Slo(table(), 1, 1, SloSettings(1e-4, goodput=GoodputSettings(drafters=("ngram",))))
+    made.start(0, 0)
+    for _ in range(20):
+        choice = made.choose(replace(signals([7]), offered=np.array([[4], [0]])))
+        made.learn(record([choice.depths.item()], [choice.depths.item()]))
+    assert choice.depths.tolist() == [4]
