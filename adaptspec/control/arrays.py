@@ -43,3 +43,10 @@ def number(values: IntArray | BoolArray) -> int:
 def alike(values: IntArray, value: int) -> bool:
     """Whether all values are `value`."""
     return bool(values.item() == value) if len(values) == 1 else bool(np.count_nonzero(values == value) == len(values))
+
+
+def places_of(rows: IntArray, among: IntArray) -> IntArray | None:
+    """Where each of `rows` [N] stands in `among`, which holds each row once; None where one of them does not."""
+    at = {row: place for place, row in enumerate(among.tolist())}
+    found = [at.get(row, -1) for row in rows.tolist()]
+    return None if -1 in found else np.array(found, dtype=np.int64)

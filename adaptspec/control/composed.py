@@ -14,12 +14,11 @@ from adaptspec.control.choosers.goodput import Goodput
 from adaptspec.control.copies import changed
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
-from adaptspec.control.learned import Remembers, under
-from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher
+from adaptspec.control.learned import Remembers, restore_all, under
+from adaptspec.control.policy import BatchSignals, Decision, watches_offers
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.control.task_tiers import TaskTiers
 from adaptspec.draft_tables import StopTable
-from adaptspec.errors import StateError
 from adaptspec.types import Expected, FloatArray, IntArray, Reason, RoundRecord
 
 # Names of what parts beside the chooser have learned begin with it; no chooser's does.
@@ -46,7 +45,7 @@ class ComposedPolicy:
     ) -> None:
         """`keeper` has the outlook that a stop rule asks for where the chooser has none."""
         self._chooser = chooser
-        self._offered = chooser if isinstance(chooser, OfferWatcher) and chooser.watches_offers else None
+        self._offered = chooser if watches_offers(chooser) else None
         self._drafters = drafters
         self._stop = stop or StopRule()
         self._guard = guard
@@ -177,12 +176,7 @@ class ComposedPolicy:
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """See `Policy.restore`. Parts of which the state says nothing, or of another rule, start anew."""
-        before = self.learned()
-        try:
-            self._take_over(learned)
-        except StateError:
-            self._take_over(before)
-            raise
+        restore_all(learned, self.learned, self._take_over)
 
     def _take_over(self, learned: Mapping[str, FloatArray]) -> None:
         self._chooser.restore({name: values for name, values in learned.items() if not name.startswith(_BESIDE)})

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeGuard
 
 import numpy as np
 
@@ -30,8 +29,8 @@ from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import (
     BatchSignals,
     Decision,
-    OfferWatcher,
     Policy,
+    watches_offers,
 )
 from adaptspec.control.reasons import CEILING
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
@@ -82,7 +81,7 @@ class Controller:
         self._list = list(self.policies.values())
         self._drafters = tuple(drafters)
         self._numbers = [self._numbers_of(name, policy) for name, policy in self.policies.items()]
-        self._offers_to = {i: policy for i, policy in enumerate(self._list) if _watches_offers(policy)}
+        self._offers_to = {i: policy for i, policy in enumerate(self._list) if watches_offers(policy)}
         self._cost = cost
         self.labels = labels or Labels()
         self._policy_of: IntArray = np.full(max_rows, self._names.index(default), dtype=np.int64)
@@ -280,7 +279,7 @@ class Controller:
         self.policies = {**self.policies, name: policy}
         which = self._names.index(name)
         self._offers_to.pop(which, None)
-        if _watches_offers(policy):
+        if watches_offers(policy):
             self._offers_to[which] = policy
 
     def _reuse(self, name: str, wanted: Collection[str]) -> None:
@@ -372,10 +371,6 @@ def _with_floors(stop: StopTable | None, floors: FloatArray) -> StopTable | None
     return StopTable.stacked([(np.flatnonzero(~own), stop), (np.flatnonzero(own), bound)], len(floors))
 
 
-def _watches_offers(policy: Policy) -> TypeGuard[OfferWatcher]:
-    return isinstance(policy, OfferWatcher) and policy.watches_offers
-
-
 def _takes(policy: Policy) -> int:
     depth = policy.max_depth
-    return depth if _watches_offers(policy) else 0
+    return depth if watches_offers(policy) else 0

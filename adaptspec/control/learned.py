@@ -5,7 +5,7 @@ Knows names, shapes and signs of arrays; it does not know what they count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -56,6 +56,24 @@ def sums(learned: Mapping[str, FloatArray], name: str, shape: tuple[int, ...]) -
 def under(prefix: str, learned: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
     """What stands below `prefix`, by the names that its owner gave it."""
     return {name.removeprefix(prefix): values for name, values in learned.items() if name.startswith(prefix)}
+
+
+def restore_all(
+    learned: Mapping[str, FloatArray],
+    known: Callable[[], dict[str, FloatArray]],
+    take_over: Callable[[Mapping[str, FloatArray]], None],
+) -> None:
+    """Have several parts `take_over` their shares of a state; if one cannot, all go back to what is `known` now.
+
+    Raises:
+        StateError: a share does not fit; nothing has changed then.
+    """
+    before = known()
+    try:
+        take_over(learned)
+    except StateError:
+        take_over(before)
+        raise
 
 
 def check_nothing(learned: Mapping[str, FloatArray]) -> None:

@@ -5,9 +5,9 @@ Knows arrays of numbers, not requests, tensors or clocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -174,6 +174,28 @@ class OfferWatcher(Protocol):
     @property
     def looking(self) -> bool:
         """Whether it does in the coming round. If not, its lookups are not scored either."""
+
+
+def watches_offers(part: object) -> TypeGuard[OfferWatcher]:
+    """Whether a policy, or a part of one, may look at offers."""
+    return isinstance(part, OfferWatcher) and part.watches_offers
+
+
+class OffersOfParts:
+    """`OfferWatcher` for what leaves rounds to policies of its own: it looks if one of them does."""
+
+    def __init__(self, policies: Iterable[Policy]) -> None:
+        self._offered = [policy for policy in policies if watches_offers(policy)]
+
+    @property
+    def watches_offers(self) -> bool:
+        """See `OfferWatcher`."""
+        return bool(self._offered)
+
+    @property
+    def looking(self) -> bool:
+        """See `OfferWatcher`."""
+        return any(policy.looking for policy in self._offered)
 
 
 def whole_provenance(told: Sequence[tuple[IntArray, Provenance]], rows: int) -> Provenance | None:

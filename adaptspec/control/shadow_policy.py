@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from adaptspec.control.acceptance import Acceptance
-from adaptspec.control.arrays import some, total
+from adaptspec.control.arrays import places_of, some, total
 from adaptspec.control.cost import CostTable
 from adaptspec.control.counterfactual import Counterfactual
 from adaptspec.control.numbering import DrafterNumbers
@@ -125,10 +125,10 @@ class ShadowPolicy:
         pending = self._awaited.take(record.decision)
         if pending is None:
             return
-        at = {row: place for place, row in enumerate(record.rows.tolist())}
-        if not at.keys() >= set(pending.signals.rows.tolist()):
+        positions = places_of(pending.signals.rows, record.rows)
+        if positions is None:
             return  # some of its rows did not run
-        pending = replace(pending, positions=np.array([at[row] for row in pending.signals.rows.tolist()]))
+        pending = replace(pending, positions=positions)
         acted = record.take(pending.positions)
         known = Counterfactual.of(acted, pending.decision.drafter, self._depth)
         drafted = known.drafted(pending.decision)

@@ -14,11 +14,11 @@ from pydantic import Field, model_validator
 from adaptspec.control.arrays import alike
 from adaptspec.control.joined import joined
 from adaptspec.control.labels import OTHER, Names
-from adaptspec.control.learned import under
+from adaptspec.control.learned import restore_all, under
 from adaptspec.control.numbering import DrafterNumbers
-from adaptspec.control.policy import BatchSignals, Decision, OfferWatcher, Policy
+from adaptspec.control.policy import BatchSignals, Decision, OffersOfParts, Policy
 from adaptspec.control.schema import Part
-from adaptspec.errors import PolicyError, StateError
+from adaptspec.errors import PolicyError
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 # Names of what others than the policy itself have learned begin with it.
@@ -104,7 +104,7 @@ def case(spec: WhenSpec, policy: Policy, keys: Names) -> Case:
     return Case(spec, policy, numbers)
 
 
-class Switched:
+class Switched(OffersOfParts):
     """The policy of the first case that holds, row by row and round by round; else the usual one. A `Policy`.
 
     Each learns from the rounds that it decided, and from no others: what a guard or a bandit makes of a round rests on
@@ -119,23 +119,13 @@ class Switched:
         self.drafters = self.drafters or usual.drafters
         wanted = [policy.drafters if policy.max_depth else () for policy in self._policies]
         self._numbers = [DrafterNumbers(names, self.drafters) for names in wanted]
-        self._offered = [p for p in self._policies if isinstance(p, OfferWatcher) and p.watches_offers]
+        super().__init__(self._policies)
         self._who: IntArray = np.zeros(max_rows, dtype=np.int64)  # decided last, by row
 
     @property
     def max_depth(self) -> int:
         """See `Policy.max_depth`."""
         return max(policy.max_depth for policy in self._policies)
-
-    @property
-    def watches_offers(self) -> bool:
-        """See `OfferWatcher`."""
-        return bool(self._offered)
-
-    @property
-    def looking(self) -> bool:
-        """See `OfferWatcher`."""
-        return any(policy.looking for policy in self._offered)
 
     def start(self, row: int, task: int) -> None:
         """See `Policy.start`."""
@@ -174,12 +164,7 @@ class Switched:
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """See `Policy.restore`."""
-        before = self.learned()
-        try:
-            self._take_over(learned)
-        except StateError:
-            self._take_over(before)
-            raise
+        restore_all(learned, self.learned, self._take_over)
 
     def _take_over(self, learned: Mapping[str, FloatArray]) -> None:
         self._policies[0].restore({name: own for name, own in learned.items() if not name.startswith(_PREFIX)})

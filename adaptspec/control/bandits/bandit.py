@@ -9,13 +9,14 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from adaptspec.control.arrays import places_of
 from adaptspec.control.bandits.arms import Arms, ArmSpec, build_arms
 from adaptspec.control.bandits.index import Index, Pick, View, enterable, estimates
 from adaptspec.control.bandits.ledger import Ledger, Scope
 from adaptspec.control.bandits.rewards import Note, Rewarder
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
-from adaptspec.control.learned import under
-from adaptspec.control.policy import Awaited, BatchSignals, OfferWatcher
+from adaptspec.control.learned import restore_all, under
+from adaptspec.control.policy import Awaited, BatchSignals, OffersOfParts
 from adaptspec.control.schema import Part
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, IntArray, Provenance, Reason, RoundRecord
@@ -120,7 +121,7 @@ class _Plan:
         return same and now < self.until and self.size == signals.round_size
 
 
-class Bandit:
+class Bandit(OffersOfParts):
     """Plays an arm per context for an episode, then sums up what it earned and asks the algorithm for the next.
 
     Reward is goodput as a ratio of sums: tokens emitted over seconds attributed to the row, in units of plain decoding
@@ -145,23 +146,12 @@ class Bandit:
         self._chance, self._worth = (np.full(ledger.count, np.nan) for _ in range(2))
         self._memo: FloatArray = np.zeros((ledger.count, 0))
         self._nested = [nested for nested in arms.policies if nested is not None]
-        nested_policies = (nested.policy for nested in self._nested)
-        self._offered = [p for p in nested_policies if isinstance(p, OfferWatcher) and p.watches_offers]
+        super().__init__(nested.policy for nested in self._nested)
         self._room: IntArray = np.zeros(parts.max_rows, dtype=np.int64)  # the highest limit of each row's request
         self._now = 0
         self._plan: _Plan | None = None
         self._awaited: Awaited[tuple[_Plan, BatchSignals, IntArray]] = Awaited()  # and the depths wished for
         self._unsettled: list[_Plan] = []
-
-    @property
-    def watches_offers(self) -> bool:
-        """See `OfferWatcher`: a nested policy may."""
-        return bool(self._offered)
-
-    @property
-    def looking(self) -> bool:
-        """See `OfferWatcher`."""
-        return any(policy.looking for policy in self._offered)
 
     def start(self, row: int, task: int) -> None:
         """See `Chooser.start`."""
@@ -200,10 +190,10 @@ class Bandit:
         plan, signals, wished = awaited
         if record.rows.tobytes() != plan.rows.tobytes():
             # As an arm of another policy, which chose for some of the rows; or some of them did not run.
-            at = {row: place for place, row in enumerate(record.rows.tolist())}
-            if not at.keys() >= set(plan.rows.tolist()):
+            places = places_of(plan.rows, record.rows)
+            if places is None:
                 return
-            record = record.take(np.array([at[row] for row in plan.rows.tolist()]))
+            record = record.take(places)
         if not plan.notes:
             self._unsettled.append(plan)
         lag = signals.lag[self._arms.drafters[plan.arms], np.arange(len(plan.arms))]
@@ -225,11 +215,7 @@ class Bandit:
         if set(learned) != set(before):
             missing = sorted(set(before) ^ set(learned))
             raise StateError(f"{missing[0]!r} does not fit: this state is of another algorithm or of other arms")
-        try:
-            self._take_over(learned)
-        except StateError:
-            self._take_over(before)
-            raise
+        restore_all(learned, lambda: before, self._take_over)
         self._plan = None
 
     def _take_over(self, learned: Mapping[str, FloatArray]) -> None:

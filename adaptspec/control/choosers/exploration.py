@@ -131,9 +131,16 @@ class Serving(Protocol):
 class Exploration:
     """Tries of all models: rows that leave one off draft a token with it."""
 
-    def __init__(self, share: float, cost: CostTable, models: Mapping[int, str], tiers: Sequence[int]) -> None:
-        """`share` of the time may be lost in all; `models` by their numbers."""
-        self._cost, self._models, self._tiers = cost, models, tiers
+    def __init__(
+        self,
+        share: float,
+        cost: CostTable,
+        models: Mapping[int, str],
+        failed: Mapping[int, Callable[[IntArray], FloatArray]],
+        tiers: Sequence[int],
+    ) -> None:
+        """`share` of the time may be lost in all; `models` by number, which have `failed` for rows so many times."""
+        self._cost, self._models, self._failed, self._tiers = cost, models, failed, tiers
         self._tries = {which: Tries(share / len(models)) for which in models}
         self._trying: int | None = None  # the model that rows of this round try
 
@@ -147,17 +154,11 @@ class Exploration:
         for tries in self._tries.values():
             tries.renew()
 
-    def explored(
-        self,
-        choice: Choice,
-        plan: Serving,
-        failed: Mapping[int, Callable[[IntArray], FloatArray]],
-        signals: BatchSignals,
-    ) -> Choice:
-        """The choice, with what is to be tried now; each model has `failed` for rows so many times."""
+    def explored(self, choice: Choice, plan: Serving, signals: BatchSignals) -> Choice:
+        """The choice, with what is to be tried now."""
         self._trying = None
         for model in plan.market.models:
-            found = self._tried(model, choice, plan, failed[model.which], signals)
+            found = self._tried(model, choice, plan, signals)
             if found is not None:
                 return found
         return choice
@@ -175,14 +176,7 @@ class Exploration:
         reading = self._cost.catch_up_seconds(self._models[trying], float(record.caught_up))
         return self._tries[trying].won(record, reading, token)
 
-    def _tried(
-        self,
-        model: ModelTerms,
-        choice: Choice,
-        plan: Serving,
-        failed: Callable[[IntArray], FloatArray],
-        signals: BatchSignals,
-    ) -> Choice | None:
+    def _tried(self, model: ModelTerms, choice: Choice, plan: Serving, signals: BatchSignals) -> Choice | None:
         """Some rows draft one token with a model that they leave off, where that can be paid."""
         which, market, tries = model.which, plan.market, self._tries[model.which]
         fixed = 0.0 if which in plan.deepest else model.per_step + model.start + market.beside
@@ -197,7 +191,8 @@ class Exploration:
             return None
         rows = signals.rows[idle]
         reading = self._cost.catch_up_seconds(self._models[which], 1.0) * signals.lag[which, idle]
-        who = idle[tries.begin(rows, failed(rows), TryCosts(fixed, each, reading, market.plain))]
+        costs = TryCosts(fixed, each, reading, market.plain)
+        who = idle[tries.begin(rows, self._failed[which](rows), costs)]
         if not len(who):
             return None
         self._trying = which

@@ -99,7 +99,9 @@ class Goodput:
         self._plan: _Plan | None = None
         self._patience = 1  # rounds that the next plan serves
         self._notes = Notes(rows, depth)
-        self._exploration = Exploration(settings.tries, cost, {i: settings.drafters[i] for i in self._models}, tiers)
+        models = {i: settings.drafters[i] for i in self._models}
+        failed = {i: model.acceptance.rejections for i, model in self._models.items()}
+        self._exploration = Exploration(settings.tries, cost, models, failed, tiers)
         self._in_vain = 0  # rounds in which no lookup was right
 
     @property
@@ -142,8 +144,7 @@ class Goodput:
         plan = self._current(signals)
         choice = self._one(plan, signals) if len(signals.rows) == 1 else self._many(plan, signals)
         if self._models:
-            failed = {which: model.acceptance.rejections for which, model in self._models.items()}
-            choice = self._exploration.explored(choice, plan, failed, signals)
+            choice = self._exploration.explored(choice, plan, signals)
         return choice if signals.least_limit >= self.max_depth else choice.within(signals.limits)
 
     def outlook(self, signals: BatchSignals) -> Outlook | None:
