@@ -114,7 +114,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
         watchdog = Watchdog(engine, max(config.limits.hang_seconds, SLOWEST_ROUNDS * _longest_round(built, config)))
         _watching(watchdog.run(), "the engine is", closing)
         drafters = [drafter.name for drafter in built.drafters]
-        earnings.begin(built.costs, drafters, built.core.max_rows, built.core.labels.tasks)
+        earnings.begin(built.costs, drafters, built.core.max_rows, built.core.labels.tasks.size)
         desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files, most=config.limits.policies)
         if traced is not None:
             traced.start(drafters)

@@ -294,6 +294,11 @@ class Completion:
     prediction_rejected: int = 0
 
 
+def nobody() -> IntArray:
+    """What no row has: an array of none."""
+    return np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class RoundRecord:
     """What one round decided, did and cost. Row-wise arrays have the batch's order; B rows, D = deepest draft.
@@ -337,6 +342,9 @@ class RoundRecord:
     # NaN where nobody scored it. None in rounds that are not scored.
     temperature_scores: FloatArray | None = None
     decision: int = 0  # the number of the decision that it ran: its outcome may come after later decisions
+    # [B] the controller's numbers of each row's task and policy, as its decision told them; empty in journals.
+    tasks: IntArray = field(default_factory=nobody)
+    policies: IntArray = field(default_factory=nobody)
 
     @property
     def drafting(self) -> bool:
@@ -371,6 +379,8 @@ class RoundRecord:
             shadow=None if self.shadow is None else self.shadow[:, index],
             shadow_drafted=None if self.shadow_drafted is None else self.shadow_drafted[:, index],
             expected=None if self.expected is None else self.expected.take(index),
+            tasks=self.tasks[index] if len(self.tasks) else self.tasks,
+            policies=self.policies[index] if len(self.policies) else self.policies,
         )
 
 

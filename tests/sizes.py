@@ -97,8 +97,10 @@ def constants(path: Path) -> Iterator[Constant]:
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     for name, node in _named(ast.parse(text)):
+        powers = {id(one.right) for one in ast.walk(node) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Pow)}
         for number in ast.walk(node):
-            if isinstance(number, ast.Constant) and type(number.value) in (int, float) and number.value not in (0, 1):
+            chosen = isinstance(number, ast.Constant) and id(number) not in powers
+            if chosen and type(number.value) in (int, float) and number.value not in (0, 1):
                 own = lines[number.lineno - 1][number.col_offset : number.end_col_offset]
                 reason = _reason(lines, number.lineno)
                 yield Constant(path, number.lineno, number.col_offset, number.end_col_offset or 0, name, own, reason)

@@ -47,7 +47,7 @@ class Schedule:
         self._depth = depth
         self._random = np.random.default_rng(0)
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """Keeps nothing per row."""
 
     def finish(self, row: int) -> None:

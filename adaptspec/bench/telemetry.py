@@ -18,7 +18,6 @@ import numpy as np
 from adaptspec.bench.collectors import COLLECTORS, Load, collector, run_collectors
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.cost import CostProfile, CostTable
-from adaptspec.control.labels import Names
 from adaptspec.drafters import at_hand
 from adaptspec.tables import Table
 from adaptspec.telemetry.earnings import Earnings
@@ -89,7 +88,7 @@ def _tracing(level: TraceLevel) -> Callable[[str], Sink | None]:
 
 def _earnings(_: str) -> Sink:
     earnings = Earnings(pause=3600.0)
-    earnings.begin(CostTable(_TINY), DRAFTERS, max(BATCHES), Names(room=0))
+    earnings.begin(CostTable(_TINY), DRAFTERS, max(BATCHES), 1)
     return earnings
 
 

@@ -64,23 +64,21 @@ class Acceptance:
         self.settings = settings
         self._first_row = 1 + tasks
         self._counts: FloatArray = np.zeros((1 + tasks + rows, 2, classes))
-        self._task: IntArray = np.zeros(rows, dtype=np.int64)
         self._prior: FloatArray = np.full((1, classes), 1.0 - settings.prior) if prior is None else 1.0 - prior[None]
         self._known: FloatArray | None = None  # hazards of the tasks, until counts change
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """A new request in `row`: what its predecessor did is forgotten."""
         self._counts[self._first_row + row] = 0.0
-        self._task[row] = task
 
-    def observe(self, rows: IntArray, drafted: IntArray, accepted: IntArray, tasks: IntArray | None = None) -> None:
+    def observe(self, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """Note row-rounds, all [N], rows may repeat; those that drafted nothing teach nothing, but fade.
 
-        `tasks` are those of the rows, unless given; a row of -1 is of a request that has ended.
+        A row of -1 is of a request that has ended.
         """
         classes = np.arange(self._counts.shape[2])
         places = np.broadcast_to(classes, (len(rows), len(classes)))
-        self.observe_classes(rows, self._task[rows] if tasks is None else tasks, places, drafted, accepted)
+        self.observe_classes(rows, tasks, places, drafted, accepted)
 
     def observe_classes(
         self, rows: IntArray, tasks: IntArray, classes: IntArray, drafted: IntArray, accepted: IntArray
@@ -105,9 +103,9 @@ class Acceptance:
         self._counts += seen[:-1]
         self._known = None
 
-    def acceptance(self, rows: IntArray) -> FloatArray:
-        """[B, classes] of the rows, after shrinkage."""
-        parent = self._of_tasks()[self._task[rows]]
+    def acceptance(self, rows: IntArray, tasks: IntArray) -> FloatArray:
+        """[B, classes] of the rows, whose requests are of these tasks [B], after shrinkage."""
+        parent = self._of_tasks()[tasks]
         hazards = self._shrunk(self._counts[self._first_row + rows], parent, self.settings.class_pull)
         return np.asarray(1.0 - hazards, dtype=np.float64)
 
@@ -165,15 +163,15 @@ class ModelSignals:
         self.calibration = Calibration(rows, tasks)
         self.continuation = Continuation(depth)
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """A request begins in `row`."""
-        self.acceptance.start(row, task)
-        self.calibration.start(row, task)
+        self.acceptance.start(row)
+        self.calibration.start(row)
 
     def observe(self, lot: Lot, mine: IntArray) -> None:
         """Row-rounds, of which this drafter ran `mine` [N]."""
         drafted, kept = lot.drafted * mine, lot.kept * mine
-        self.acceptance.observe(lot.rows, drafted, kept, lot.tasks)
+        self.acceptance.observe(lot.rows, lot.tasks, drafted, kept)
         self.continuation.observe(lot.depths * mine, drafted, kept)
         self.calibration.observe(lot.confidence, drafted, kept, lot.rows, lot.tasks)
 
@@ -274,30 +272,26 @@ class Notes:
         """`depth`: of drafts that went deeper no more is told."""
         self._depth = depth
         self._records: list[RoundRecord] = []
-        self._task: IntArray = np.zeros(rows, dtype=np.int64)
-        self._tasks: list[IntArray] = []
-        self._began: IntArray = np.zeros(rows, dtype=np.int64)  # rounds that had been noted by then
+        self._decided = 0  # the number of the last decision
+        self._began: IntArray = np.zeros(rows, dtype=np.int64)  # the last decision before each row's request
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """A request begins in `row`."""
-        self._task[row], self._began[row] = task, len(self._records)
+        self._began[row] = self._decided
 
-    def note(self, record: RoundRecord) -> IntArray:
-        """Add a round; returns the tasks of its rows [B]."""
-        tasks = self.tasks(record.rows)
+    def decided(self, number: int) -> None:
+        """A decision was made: what is told of earlier ones may be of requests that have ended."""
+        self._decided = number
+
+    def note(self, record: RoundRecord) -> None:
+        """Add a round."""
+        self._decided = max(self._decided, record.decision)
         self._records.append(record)
-        self._tasks.append(tasks)
-        return tasks
 
     @property
     def many(self) -> bool:
         """Whether there is no room for more: they are to be learned now."""
         return len(self._records) >= _MOST_NOTED
-
-    def tasks(self, rows: IntArray) -> IntArray:
-        """Of the requests in rows [B]."""
-        tasks: IntArray = self._task[rows]
-        return tasks
 
     def taken(self) -> Lot | None:
         """What the rounds so far tell, which is then forgotten; None: there are none."""
@@ -305,11 +299,12 @@ class Notes:
         if not records:
             return None
         counts = [len(r.rows) for r in records]
-        rows, drafter, depths, drafted, accepted, emitted = (
+        rows, tasks, drafter, depths, drafted, accepted, emitted = (
             np.concatenate([getattr(r, name) for r in records])
-            for name in ("rows", "drafter", "depths", "drafted", "accepted", "emitted")
+            for name in ("rows", "tasks", "drafter", "depths", "drafted", "accepted", "emitted")
         )
-        ended = np.repeat(np.arange(len(records)), counts) < self._began[rows]
+        decided = np.repeat([r.decision for r in records], counts)
+        ended = (decided > 0) & (decided <= self._began[rows])  # 0: nobody numbers decisions, and none comes late
         read = np.repeat([r.caught_up > 0 for r in records], counts)
         confidence: FloatArray = np.full((len(rows), depth), np.nan)
         at = 0
@@ -318,9 +313,7 @@ class Notes:
             confidence[at : at + count, : own.shape[1]] = own
             at += count
         drafted = np.minimum(drafted, depth)
-        tasks = np.concatenate(self._tasks)
-        self._records, self._tasks = [], []
-        self._began[:] = 0
+        self._records = []
         return Lot(
             np.where(ended, -1, rows),
             tasks,

@@ -40,12 +40,10 @@ class Calibration:
         self._table: FloatArray | None = None
         self._rows: FloatArray = np.zeros((2, rows))  # rejections: seen and expected
         self._tasks: FloatArray = np.zeros((2, tasks))
-        self._task: IntArray = np.zeros(rows, dtype=np.int64)
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """A new request in `row`."""
         self._rows[:, row] = 0.0
-        self._task[row] = task
 
     def observe(
         self,
@@ -57,7 +55,7 @@ class Calibration:
     ) -> None:
         """Note N row-rounds: `confidence` [N, D], NaN where unknown; `drafted`, `accepted`, `rows` and `tasks` [N].
 
-        `tasks` are those of the rows, unless given; a row of -1 is of a request that has ended.
+        A row of -1 is of a request that has ended; without `rows` only the bins learn.
         """
         positions = np.arange(confidence.shape[1])
         reach = np.minimum(accepted + 1, drafted)
@@ -67,14 +65,14 @@ class Calibration:
         which = known.nonzero()[0]
         bins = self.index(confidence[known])
         kept = (positions < accepted[:, None])[known]
-        if rows is not None:
+        if rows is not None and tasks is not None:
             seen = np.stack((1.0 - kept, 1.0 - self.table()[bins]))
             size = self._rows.shape[1]
             who = np.where(rows < 0, size, rows)[which]
             self._rows *= self._ROW_FADE ** np.bincount(who, minlength=size)[:size]
             self._rows += [np.bincount(who, part, minlength=size)[:size] for part in seen]
             size = self._tasks.shape[1]
-            who = (self._task[rows] if tasks is None else tasks)[which]
+            who = tasks[which]
             self._tasks *= self._TASK_FADE ** np.bincount(who, minlength=size)
             self._tasks += [np.bincount(who, part, minlength=size) for part in seen]
         fade = self._discount ** len(bins)
@@ -82,16 +80,16 @@ class Calibration:
         self._accepted = self._accepted * fade + np.bincount(bins, kept, minlength=self.bins)
         self._table = None
 
-    def factors(self, rows: IntArray) -> FloatArray:
+    def factors(self, rows: IntArray, tasks: IntArray) -> FloatArray:
         """How many times as often as others of its confidence a row's tokens are rejected [B]."""
         told, expected = self._tasks + self._TASK_PULL
         seen, due = self._rows[:, rows]
-        usual = (told / expected)[self._task[rows]]
+        usual = (told / expected)[tasks]
         return np.asarray((seen + self._ROW_PULL * usual) / (due + self._ROW_PULL), dtype=np.float64)
 
-    def of_rows(self, rows: IntArray) -> FloatArray:
+    def of_rows(self, rows: IntArray, tasks: IntArray) -> FloatArray:
         """P(accepted) by bin, of each row [B, bins]; never quite 0, which would end a draft whatever follows."""
-        wrong = self.factors(rows)[:, None] * (1.0 - self.table())
+        wrong = self.factors(rows, tasks)[:, None] * (1.0 - self.table())
         return np.maximum(1.0 - wrong, _LEAST)
 
     def index(self, confidence: FloatArray) -> IntArray:

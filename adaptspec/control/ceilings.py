@@ -61,9 +61,9 @@ class Ceilings:
             for task, depth in task_depths.items():
                 self._by_task[task] = depth
 
-    def limits(self, signals: BatchSignals, tasks: IntArray) -> IntArray:
-        """What the rows may draft [B]: `signals.limits` itself where nothing bounds them. `tasks` [B]."""
-        limits, bound = signals.limits, self._bounds.of(signals)
+    def limits(self, signals: BatchSignals) -> IntArray:
+        """What the rows may draft [B]: `signals.limits` itself where nothing bounds them."""
+        limits, tasks, bound = signals.limits, signals.tasks, self._bounds.of(signals)
         if self._task_bounds:
             of_task = {task: bounds.of(signals) for task, bounds in self._task_bounds.items()}
             if min(bound, *of_task.values()) < _UNBOUND:

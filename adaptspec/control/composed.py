@@ -32,7 +32,6 @@ class ComposedPolicy:
         self,
         chooser: Chooser,
         drafters: tuple[str, ...],
-        max_rows: int,
         *,
         stop: StopRule | None = None,
         guard: SwitchGuard | None = None,
@@ -62,7 +61,6 @@ class ComposedPolicy:
         self._said: tuple[Choice, Decision] | None = None
         self._stacks: tuple[bytes, tuple[StopTable | None, ...], StopTable | None] | None = None
         self._nothing: dict[Reason, Decision] = {}
-        self._tasks: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._zeros: IntArray = np.zeros(0, dtype=np.int64)
 
     @property
@@ -85,16 +83,15 @@ class ComposedPolicy:
         """See `OfferWatcher`."""
         return self._offered is not None and self._offered.looking
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """See `Policy.start`."""
-        self._tasks[row] = task
-        self._chooser.start(row, task)
+        self._chooser.start(row)
         if self._guard is not None:
             self._guard.start()
         if self._dwell is not None:
-            self._dwell.start(row, task)
+            self._dwell.start(row)
         if self._keeper is not None:
-            self._keeper.start(row, task)
+            self._keeper.start(row)
 
     def finish(self, row: int) -> None:
         """See `Policy.finish`."""
@@ -120,7 +117,7 @@ class ComposedPolicy:
         elif self._dwell is not None:
             choice = self._dwell.hold(signals, choice)
         if self._task_tiers is not None:
-            choice = self._on_tiers(choice, self._task_tiers.lower(choice.depths, self._tasks[signals.rows]))
+            choice = self._on_tiers(choice, self._task_tiers.lower(choice.depths, signals.tasks))
         if signals.limits is not limits:
             choice = replace(choice, reasons=self._explain(choice, signals.limits, limits))
         return self._decision(choice, signals)
@@ -186,7 +183,7 @@ class ComposedPolicy:
                 part.restore(mine)
 
     def _below_ceilings(self, signals: BatchSignals, ceilings: Ceilings) -> BatchSignals:
-        limits = ceilings.limits(signals, self._tasks[signals.rows])
+        limits = ceilings.limits(signals)
         if limits is signals.limits:
             return signals
         return replace(signals, limits=limits, offered=np.minimum(signals.offered, limits))
@@ -221,9 +218,8 @@ class ComposedPolicy:
         return known
 
     def _teach_task_stops(self, record: RoundRecord) -> None:
-        tasks = self._tasks[record.rows]
         for task, rule in self._task_learners.items():
-            mine = np.flatnonzero(tasks == task)
+            mine = np.flatnonzero(record.tasks == task)
             if len(mine):
                 rule.learn(record.take(mine))
 
@@ -233,7 +229,7 @@ class ComposedPolicy:
         usual = self._stop.table(choice) if choice.stop is None else choice.stop
         if not self._task_stops:
             return usual
-        tasks = self._tasks[signals.rows]
+        tasks = signals.tasks
         tables = {task: self._task_stops[task].table(choice) for task in self._task_stops if task in tasks}
         return self._stacked(tasks, tables, usual) if tables else usual
 

@@ -20,30 +20,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.arrays import alike, chosen, some
+from adaptspec.control.arrays import alike, some
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.joined import joined
 from adaptspec.control.labels import Labels
 from adaptspec.control.numbering import DrafterNumbers
-from adaptspec.control.policy import (
-    BatchSignals,
-    Decision,
-    Policy,
-    watches_offers,
-)
-from adaptspec.control.reasons import CEILING
+from adaptspec.control.policy import BatchSignals, Decision, Policy, watches_offers
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
+from adaptspec.control.rows import Rows
 from adaptspec.control.shadow_policies import ShadowPolicies
 from adaptspec.control.shadow_policy import ShadowEstimate, ShadowPolicy
 from adaptspec.draft_tables import StopTable
 from adaptspec.errors import ConfigError, UnknownModelError
-from adaptspec.types import FloatArray, IntArray, Reason, Request, RoundRecord
+from adaptspec.types import FloatArray, IntArray, Reason, Request, RoundRecord, nobody
 
 # Decisions that may be repeated, remembered at most.
 _MOST_KNOWN = 32
-_UNBOUND = int(np.iinfo(np.int64).max)
-_NOBODY = np.zeros(0, dtype=np.int64)
 
 
 class Controller:
@@ -84,19 +77,11 @@ class Controller:
         self._offers_to = {i: policy for i, policy in enumerate(self._list) if watches_offers(policy)}
         self._cost = cost
         self.labels = labels or Labels()
-        self._policy_of: IntArray = np.full(max_rows, self._names.index(default), dtype=np.int64)
-        self._ceiling: IntArray = np.full(max_rows, _UNBOUND)
-        self._own_ceilings = 0
-        self._threshold: FloatArray = np.full(max_rows, np.nan)
-        self._own_thresholds = 0
-        self._task_of: IntArray = np.zeros(max_rows, dtype=np.int64)
-        self._keys: list[str | None] = [None] * max_rows  # their names: a policy that comes later may ask for them
-        self._key_of: IntArray = np.zeros(max_rows, dtype=np.int64)
+        self._rows = Rows(max_rows)
         self._deepest = [policy.max_depth for policy in self._list]
         self._running = [0] * len(self._list)
         self._used: list[int] = []  # policies that have rows
         self._known: dict[Decision, Decision] = {}  # what was made of policies' decisions
-        self._occupied = [False] * max_rows
         self._decided = 0
         self._shadows = ShadowPolicies(
             [self._shadow(name, policies[name], self._rollouts) for name in policies if name in watching]
@@ -182,36 +167,21 @@ class Controller:
         self.finish(row)
         which = self._names.index(name)
         task = 0 if wishes.task is None else self.labels.tasks.add(wishes.task)
-        self._policy_of[row] = which
-        self._task_of[row] = task
-        self._keys[row] = request.key
-        self._key_of[row] = self.labels.keys.number(request.key)
-        if wishes.max_depth is not None:
-            self._ceiling[row] = wishes.max_depth
-            self._own_ceilings += 1
-        if wishes.stop_threshold is not None:
-            self._threshold[row] = wishes.stop_threshold
-            self._own_thresholds += 1
+        self._rows.start(row, which, task, wishes)
+        self._rows.key_names[row], self._rows.keys[row] = request.key, self.labels.keys.number(request.key)
         self._running[which] += 1
         self._used = [i for i, count in enumerate(self._running) if count]
-        self._occupied[row] = True
-        self._list[which].start(row, task)
+        self._list[which].start(row)
         if self._shadows.any:
-            self._shadows.start(row, task, name)
+            self._shadows.start(row, name)
 
     def finish(self, row: int) -> None:
         """The request in `row` has ended; a free row is left alone."""
-        if self._occupied[row]:
-            which = int(self._policy_of[row])
-            self._occupied[row] = False
+        if self._rows.taken[row]:
+            which = int(self._rows.policies[row])
+            self._rows.finish(row)
             self._running[which] -= 1
             self._used = [i for i, count in enumerate(self._running) if count]
-            if self._ceiling[row] < _UNBOUND:
-                self._ceiling[row] = _UNBOUND
-                self._own_ceilings -= 1
-            if not np.isnan(self._threshold[row]):
-                self._threshold[row] = np.nan
-                self._own_thresholds -= 1
             self._list[which].finish(row)
             if self._shadows.any:
                 self._shadows.finish(row)
@@ -219,26 +189,31 @@ class Controller:
     def decide(self, signals: BatchSignals) -> Decision:
         """Depth, reason and engine drafter of every row, and the stop rule of the round."""
         if not len(signals.rows):
-            return Decision(_NOBODY, _NOBODY, _NOBODY)
+            return Decision(nobody(), nobody(), nobody())
         self._decided += 1
-        keys = self._key_of[signals.rows] if self.labels.keys.own else None
-        signals = changed(signals, number=self._decided, keys=keys)
+        mine = self._rows
+        tasks, policies = mine.tasks[signals.rows], mine.policies[signals.rows]
+        keys = mine.keys[signals.rows] if self.labels.keys.own else None
+        signals = changed(signals, number=self._decided, tasks=tasks, keys=keys)
         watched = self._shadows.decide(signals) if self._shadows.any else ()
         used = self._used
         if len(used) <= 1:
-            decision = self._decide_one(used[0] if used else int(self._policy_of[signals.rows[0]]), signals)
+            decision = self._decide_one(used[0] if used else policies.item(0), signals)
         else:
-            decision = self._decide_many(signals)
+            decision = self._decide_many(signals, policies)
         if watched:
             decision = replace(decision, watched=tuple(sorted({*decision.watched, *watched})))
-        if self._own_thresholds:
-            decision = changed(decision, stop=_with_floors(decision.stop, self._threshold[signals.rows]))
-        return changed(decision, number=self._decided)
+        if mine.with_thresholds:
+            decision = changed(decision, stop=_with_floors(decision.stop, mine.thresholds[signals.rows]))
+        return changed(decision, number=self._decided, tasks=tasks, policies=policies)
 
     def learn(self, record: RoundRecord) -> None:
         """Let the cost table and the policies take note of a round."""
         if not len(record.rows):
             return
+        if len(record.policies) != len(record.rows):  # of a decision that was not ours: by who runs now
+            rows = self._rows
+            record = changed(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
         if self._cost is not None:
             self._cost.observe(record, self._drafters)
         if self._shadows.any:
@@ -247,7 +222,7 @@ class Controller:
             numbers = self._numbers[0]
             self._list[0].learn(record if numbers.alike else numbers.record(record))
             return
-        owners = self._policy_of[record.rows]
+        owners = record.policies
         first = owners.item(0)
         if alike(owners, first):
             self._list[first].learn(self._numbers[first].record(record))
@@ -267,14 +242,15 @@ class Controller:
             self._running.append(0)
             self._deepest.append(policy.max_depth)
         else:
-            which, rows = self._names.index(name), self._rows_of(name)
+            which = self._names.index(name)
+            rows = self._rows.of(which)
             for row in rows:
-                policy.start(row, int(self._task_of[row]))
+                policy.start(row)
             for row in rows:
                 self._list[which].finish(row)
             self._list[which], self._numbers[which] = policy, numbers
             self._deepest[which] = policy.max_depth
-        self._key_of[:] = [self.labels.keys.number(key) for key in self._keys]
+        self._rows.keys[:] = [self.labels.keys.number(key) for key in self._rows.key_names]
         # Other threads may be reading the names: the mapping they have stays as it is.
         self.policies = {**self.policies, name: policy}
         which = self._names.index(name)
@@ -293,8 +269,8 @@ class Controller:
         if name in self.policies:
             raise ConfigError(f"{name} serves requests; give the shadow a name of its own")
         shadow = self._shadow(name, policy, rollouts)
-        for row in self._rows_of(shadow.against):
-            shadow.start(row, int(self._task_of[row]))
+        for row in self._rows.of(self._names.index(shadow.against)):
+            shadow.start(row)
         self._shadows.put(shadow)
 
     def _shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> ShadowPolicy:
@@ -305,12 +281,8 @@ class Controller:
         if against not in self.policies:
             raise ConfigError(f"the shadow {name} watches {against!r}; served are: {', '.join(self.policies)}")
         self._numbers_of(name, policy)  # refuses drafters that are not loaded
-        rows, tasks = len(self._occupied), self.labels.tasks.size
+        rows, tasks = len(self._rows.taken), self.labels.tasks.size
         return ShadowPolicy(name, policy, against, self._drafters, rows, cost=self._cost, tasks=tasks)
-
-    def _rows_of(self, name: str) -> list[int]:
-        which = self._names.index(name)
-        return [row for row, occupied in enumerate(self._occupied) if occupied and self._policy_of[row] == which]
 
     def _decide_one(self, which: int, signals: BatchSignals) -> Decision:
         numbers, offered = self._numbers[which], self._offers_to.get(which)
@@ -336,8 +308,7 @@ class Controller:
         drafter = self._numbers[which].drafter(decision.drafter)
         return changed(decision, reasons=reasons, drafter=drafter, watched=watched)
 
-    def _decide_many(self, signals: BatchSignals) -> Decision:
-        owners = self._policy_of[signals.rows]
+    def _decide_many(self, signals: BatchSignals, owners: IntArray) -> Decision:
         groups = [(which, np.flatnonzero(owners == which)) for which in np.unique(owners).tolist()]
         return joined([(mine, self._decide_one(which, signals.take(mine))) for which, mine in groups], len(owners))
 
@@ -347,9 +318,7 @@ class Controller:
         if not some(bound):
             return decision.reasons
         bound &= signals.limits < max_depth
-        if not self._own_ceilings:
-            return chosen(bound, CEILING, decision.reasons)
-        own = signals.limits >= self._ceiling[signals.rows]
+        own = signals.limits >= self._rows.ceilings[signals.rows]
         return np.where(bound, np.where(own, int(Reason.REQUEST), int(Reason.CEILING)), decision.reasons)
 
     def _numbers_of(self, name: str, policy: Policy) -> DrafterNumbers:

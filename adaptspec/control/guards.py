@@ -358,24 +358,24 @@ class Dwell:
 
     def __init__(self, rounds: int, rows: int, task_rounds: Mapping[int, int] | None = None) -> None:
         """`task_rounds`: by task number, where a task has its own."""
-        self._usual = rounds
-        self._of_task = dict(task_rounds or {})
-        self._rounds: IntArray = np.full(rows, rounds, dtype=np.int64)
+        most = max(task_rounds or {}, default=0)
+        self._rounds: IntArray = np.full(most + 2, rounds, dtype=np.int64)  # by task; the last one: of all others
+        for task, own in (task_rounds or {}).items():
+            self._rounds[task] = own
         self._depth: IntArray = np.full(rows, -1, dtype=np.int64)
         self._age: IntArray = np.zeros(rows, dtype=np.int64)
         self._drafter: IntArray = np.zeros(rows, dtype=np.int64)
 
-    def start(self, row: int, task: int = 0) -> None:
+    def start(self, row: int) -> None:
         """A new request may begin at any depth."""
         self._depth[row] = -1
-        self._rounds[row] = self._of_task.get(task, self._usual)
 
     def hold(self, signals: BatchSignals, choice: Choice) -> Choice:
         """The choice after dwelling. A depth is one of its drafter's: what another drafts meanwhile is let through."""
         rows, depths = signals.rows, choice.depths
         drafter = self._drafter[rows] * 0 if choice.drafter is None else choice.drafter
         held, known = self._depth[rows], self._depth[rows] >= 0
-        dwelling = known & (self._age[rows] < self._rounds[rows])
+        dwelling = known & (self._age[rows] < self._rounds[np.minimum(signals.tasks, len(self._rounds) - 1)])
         other = dwelling & (depths > 0) & (drafter != self._drafter[rows])
         young = dwelling & ~other & (held != depths)
         kept = np.where(young | other, held, depths)

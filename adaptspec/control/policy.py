@@ -6,13 +6,13 @@ Knows arrays of numbers, not requests, tensors or clocks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 
 from adaptspec.draft_tables import StopTable, TemperatureTable
-from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRecord
+from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRecord, nobody
 
 T = TypeVar("T")
 
@@ -29,8 +29,8 @@ class BatchSignals:
     beforehand since looking is free. It is 0 for drafters that cannot tell, and left 0 where nobody looks
     (see `OfferWatcher`). `position` counts the tokens a row has emitted. `beside` counts rows that decode in the same
     round under other policies; `free_memory` is the share of the cache that no row holds. `keys` are the names of API
-    keys by their numbers (0: none that a policy names), None where no policy names any. `number` is the decision's,
-    which the controller gives.
+    keys by their numbers (0: none that a policy names), None where no policy names any. `tasks`, `keys`
+    and `number`, the decision's, are given by the controller.
     """
 
     rows: IntArray
@@ -92,8 +92,8 @@ class Decision:
     `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `provenance` is told by
     policies that explore. `temperature` None: tokens are drawn from the draft's distribution as it is.
     `watched` are the drafters to score where they do not draft, if that is free (see `RoundRecord.shadow`): the
-    controller fills it in, in the engine's numbers. `expected` is told by policies that estimate. `number` is
-    the controller's: the round's record bears it too, however late it comes.
+    controller fills it in, in the engine's numbers. `expected` is told by policies that estimate. `number`,
+    and the `tasks` and `policies` of the rows [B] are the controller's: the round's record bears them, however late.
     """
 
     depths: IntArray
@@ -105,6 +105,8 @@ class Decision:
     watched: tuple[int, ...] = ()
     expected: Expected | None = None
     number: int = 0
+    tasks: IntArray = field(default_factory=nobody)
+    policies: IntArray = field(default_factory=nobody)
 
 
 class Awaited(Generic[T]):
@@ -140,8 +142,8 @@ class Policy(Protocol):
     def max_depth(self) -> int:
         """The deepest draft it will ever ask for."""
 
-    def start(self, row: int, task: int) -> None:
-        """A request begins decoding in `row`."""
+    def start(self, row: int) -> None:
+        """A request begins decoding in `row`; what it is comes with the signals of its rounds."""
 
     def finish(self, row: int) -> None:
         """The request in `row` has ended."""

@@ -42,11 +42,11 @@ class ShadowPolicies:
         self._shadows = {other: shadow for other, shadow in self._shadows.items() if other != name}
         self.any = bool(self._shadows)
 
-    def start(self, row: int, task: int, policy: str) -> None:
+    def start(self, row: int, policy: str) -> None:
         """A request of `policy` begins decoding in `row`."""
         for shadow in self._shadows.values():
             if shadow.against == policy:
-                self._try(shadow, lambda s: s.start(row, task))
+                self._try(shadow, lambda s: s.start(row))
 
     def finish(self, row: int) -> None:
         """The request in `row` has ended."""

@@ -92,13 +92,13 @@ class ShadowPolicy:
         ratio = tokens * acting_seconds / (seconds * acting_tokens) if seconds * acting_tokens else 1.0
         return ShadowEstimate(self.name, self.against, self._rounds, ratio, guessed / tokens if tokens else 0.0)
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """A request of the policy it watches begins decoding in `row`."""
         self._mine[row] = True
         self._lag[:, row] = -1
         for signals in self._signals:
-            signals.start(row, task)
-        self.policy.start(row, task)
+            signals.start(row)
+        self.policy.start(row)
 
     def finish(self, row: int) -> None:
         """The request in `row` has ended; rows of others are left alone."""
@@ -132,7 +132,7 @@ class ShadowPolicy:
         acted = record.take(pending.positions)
         known = Counterfactual.of(acted, pending.decision.drafter, self._depth)
         drafted = known.drafted(pending.decision)
-        acceptance = self._acceptance(acted.rows, pending.decision.drafter)
+        acceptance = self._acceptance(acted, pending.decision.drafter)
         kept, expected, drawn = known.accepted(drafted, acceptance, self._dice.random(acceptance.shape))
         # A request that ended in this round would have ended with any depth.
         ended = acted.emitted < acted.accepted + 1
@@ -144,12 +144,12 @@ class ShadowPolicy:
         self.policy.learn(self._numbers.record(_as_if(acted, pending, counts, known, seconds)))
         self._note(acted, pending, drafted)
 
-    def _acceptance(self, rows: IntArray, drafter: IntArray) -> FloatArray:
-        acceptance: FloatArray = np.zeros((len(rows), self._depth))
+    def _acceptance(self, acted: RoundRecord, drafter: IntArray) -> FloatArray:
+        acceptance: FloatArray = np.zeros((len(acted.rows), self._depth))
         for which in np.unique(drafter).tolist():
             of = drafter == which
             if which < len(self._signals):
-                acceptance[of] = self._signals[which].acceptance(rows[of])
+                acceptance[of] = self._signals[which].acceptance(acted.rows[of], acted.tasks[of])
         return acceptance
 
     def _seconds(self, record: RoundRecord, pending: _Pending, drafted: IntArray) -> float:
@@ -197,7 +197,7 @@ class ShadowPolicy:
         for which in np.unique(acted.drafter[acted.drafted > 0]).tolist():
             of = np.flatnonzero((acted.drafter == which) & (acted.drafted > 0))
             seen, kept = np.minimum(acted.drafted[of], self._depth), np.minimum(acted.accepted[of], self._depth)
-            self._signals[which].observe(acted.rows[of], seen, kept)
+            self._signals[which].observe(acted.rows[of], acted.tasks[of], seen, kept)
         lag = pending.lag + acted.emitted
         drafting = np.flatnonzero(drafted)
         lag[pending.decision.drafter[drafting], drafting] = 0

@@ -236,7 +236,6 @@ def build_policy(
     usual = ComposedPolicy(
         chooser,
         spec.drafters,
-        max_rows,
         stop=body.stop.build(),
         guard=body.guard.switch(cost) if chooser.max_depth else None,
         dwell=_dwell(spec, overrides, max_rows),
@@ -269,7 +268,7 @@ def _switched(spec: PolicySpec, usual: Policy, parts: Parts) -> Policy:
             )
     policies = {name: parts.policy(name) for name in sorted(names)}
     cases = [case(one, policies[one.use], parts.labels.keys) for one in spec.spec.when]
-    return Switched(usual, cases, parts.max_rows)
+    return Switched(usual, cases)
 
 
 def _ceilings(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pydantic import Field, model_validator
 
-from adaptspec.control.arrays import alike
+from adaptspec.control.arrays import alike, places_of
 from adaptspec.control.joined import joined
 from adaptspec.control.labels import OTHER, Names
 from adaptspec.control.learned import restore_all, under
 from adaptspec.control.numbering import DrafterNumbers
-from adaptspec.control.policy import BatchSignals, Decision, OffersOfParts, Policy
+from adaptspec.control.policy import Awaited, BatchSignals, Decision, OffersOfParts, Policy
 from adaptspec.control.schema import Part
 from adaptspec.errors import PolicyError
-from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
+from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord, nobody
 
 # Names of what others than the policy itself have learned begin with it.
 _PREFIX = "@when-"
@@ -111,7 +111,7 @@ class Switched(OffersOfParts):
     having chosen it.
     """
 
-    def __init__(self, usual: Policy, cases: Sequence[Case], max_rows: int) -> None:
+    def __init__(self, usual: Policy, cases: Sequence[Case]) -> None:
         self._cases = tuple(cases)
         self._policies = list(dict.fromkeys([usual, *(one.policy for one in cases)]))
         self._turn = [self._policies.index(one.policy) for one in cases]
@@ -120,17 +120,17 @@ class Switched(OffersOfParts):
         wanted = [policy.drafters if policy.max_depth else () for policy in self._policies]
         self._numbers = [DrafterNumbers(names, self.drafters) for names in wanted]
         super().__init__(self._policies)
-        self._who: IntArray = np.zeros(max_rows, dtype=np.int64)  # decided last, by row
+        self._awaited: Awaited[tuple[IntArray, IntArray]] = Awaited()  # rows, and who decided for each
 
     @property
     def max_depth(self) -> int:
         """See `Policy.max_depth`."""
         return max(policy.max_depth for policy in self._policies)
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """See `Policy.start`."""
         for policy in self._policies:
-            policy.start(row, task)
+            policy.start(row)
 
     def finish(self, row: int) -> None:
         """See `Policy.finish`."""
@@ -142,7 +142,7 @@ class Switched(OffersOfParts):
         who: IntArray = np.zeros(len(signals.rows), dtype=np.int64)
         for turn, one in zip(reversed(self._turn), reversed(self._cases), strict=True):
             who[one.holds(signals)] = turn
-        self._who[signals.rows] = who
+        self._awaited.put(signals.number, (signals.rows, who))
         if alike(who, who.item(0)):
             return self._decided(who.item(0), signals)
         parts = [(mine, self._decided(turn, signals.take(mine))) for turn, mine in _groups(who)]
@@ -150,7 +150,11 @@ class Switched(OffersOfParts):
 
     def learn(self, record: RoundRecord) -> None:
         """See `Policy.learn`."""
-        who = self._who[record.rows]
+        rows, who = self._awaited.take(record.decision) or (nobody(), nobody())
+        places = places_of(record.rows, rows)
+        if places is None:
+            return  # decided by another
+        who = who[places]
         whole = alike(who, who.item(0))
         for turn, mine in _groups(who):
             self._policies[turn].learn(self._numbers[turn].record(record if whole else record.take(mine)))

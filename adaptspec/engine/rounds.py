@@ -285,6 +285,8 @@ class RoundLoop:
             total_seconds=clock.total,
             ended=time.monotonic(),
             decision=decision.number,
+            tasks=decision.tasks,
+            policies=decision.policies,
             provenance=decision.provenance,
             expected=decision.expected,
             shadow=None if shadows is None else shadows.accepted,

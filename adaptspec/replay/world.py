@@ -226,6 +226,8 @@ class World:
             verify_seconds=verifying,
             total_seconds=drafting + verifying + beside,
             decision=decision.number,
+            tasks=decision.tasks,
+            policies=decision.policies,
             provenance=decision.provenance,
             expected=decision.expected,
             shadow=shadow,

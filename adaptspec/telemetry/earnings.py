@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from adaptspec.control.cost import CostTable
-from adaptspec.control.labels import Names
 from adaptspec.telemetry.choices import Calibration, Choices, Predictions
 from adaptspec.telemetry.lots import Lot, RequestRows
 from adaptspec.telemetry.mailbox import Mailbox
@@ -112,20 +111,21 @@ class Earnings:
         self._costs: CostTable | None = None
         self._tiers: StaticTiers | None = None
         self._choices: Choices | None = None
-        self._tasks = Names(room=0)
         self._rows = RequestRows(1)
         self._lot = Lot()
         self._totals = Totals()
         self._predictions = Predictions()
 
-    def begin(self, costs: CostTable, drafters: Sequence[str], max_rows: int, tasks: Names) -> None:
-        """Say what the engine runs on, and start; what came before waits. `costs` is asked for its doubts only."""
+    def begin(self, costs: CostTable, drafters: Sequence[str], max_rows: int, tasks: int) -> None:
+        """Say what the engine runs on, and start; what came before waits. `costs` is asked for its doubts only.
+
+        `tasks` counts the known tasks and task 0, unknown.
+        """
         self._costs = costs
         self._drafters = tuple(drafters)
-        self._tasks = tasks
         self._rows = RequestRows(max_rows)
         self._choices = Choices(self._rows.size, len(drafters))
-        self._tiers = StaticTiers(drafters, self._rows.size, tasks.size, reading=costs.profile.drafters)
+        self._tiers = StaticTiers(drafters, self._rows.size, tasks, reading=costs.profile.drafters)
         self._box.start()
 
     def started(self, request: Request) -> None:
@@ -183,7 +183,7 @@ class Earnings:
             self._add_lot()
         row = self._rows.enter(request.id)
         if self._tiers is not None and self._choices is not None:
-            self._tiers.start(row, self._tasks.number(request.speculation.task), len(request.prompt))
+            self._tiers.start(row, len(request.prompt))
             self._choices.start(row)
 
     def _add_lot(self) -> None:

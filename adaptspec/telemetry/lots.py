@@ -105,6 +105,8 @@ def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
         context=context,
         confidence=first_token,
         entropy=first_token,
+        tasks=np.concatenate([r.tasks if len(r.tasks) else np.zeros_like(r.rows) for r in records]),
+        policies=rows[:0],
         provenance=None,
         expected=None,
         shadow=_scores([record.shadow for record in records], records),

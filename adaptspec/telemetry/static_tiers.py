@@ -111,10 +111,10 @@ class StaticTiers:
             )
         )
 
-    def start(self, row: int, task: int, prompt_tokens: int) -> None:
+    def start(self, row: int, prompt_tokens: int) -> None:
         """A request begins in `row`. A draft model that always drafts reads its prompt once."""
         for which, signals in enumerate(self._signals):
-            signals.start(row, task)
+            signals.start(row)
             self._unread[which] += prompt_tokens * float(self._reads[which])
 
     def add(self, records: Sequence[RoundRecord], rows: IntArray) -> None:
@@ -166,7 +166,7 @@ class StaticTiers:
         positions = np.arange(deepest)
         beyond = (known.open & ~certain)[:, None] & (positions >= known.seen[:, None])
         beyond &= positions < known.most[:, None]
-        survival = np.where(beyond, self._signals[which].acceptance(rows.rows), 1.0).cumprod(axis=1)
+        survival = np.where(beyond, self._signals[which].acceptance(rows.rows, rows.tasks), 1.0).cumprod(axis=1)
         guesses = np.where(beyond, survival, 0.0).cumsum(axis=1)[:, self._depths - 1]
         tokens = 1.0 + np.minimum(kept[:, None], self._depths) + guesses
         tokens = np.where(ended[:, None], np.minimum(tokens, emitted), tokens)
@@ -192,7 +192,7 @@ class StaticTiers:
                 kept = np.where(scored, rows.shadow[which], kept)
                 ran = ran | scored
             deepest = int(self._depths.max())
-            signals.observe(rows.rows, np.minimum(seen, deepest), np.minimum(kept, deepest))
+            signals.observe(rows.rows, rows.tasks, np.minimum(seen, deepest), np.minimum(kept, deepest))
             self.observed[which] += int(np.count_nonzero(ran))
 
     def _columns(self, which: int) -> slice:

@@ -23,7 +23,7 @@ class LastRun:
         self._first = min(first, deepest)
         self._depth: IntArray = np.zeros(rows, dtype=np.int64)  # by row
 
-    def start(self, row: int, task: int) -> None:  # noqa: ARG002 - all tasks begin alike
+    def start(self, row: int) -> None:
         """A request begins decoding in `row`."""
         self._depth[row] = self._first
 

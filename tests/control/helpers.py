@@ -26,11 +26,12 @@ def signals(
     *,
     prefill: int = 0,
     offered: Sequence[int] | None = None,
+    tasks: Sequence[int] | None = None,
 ) -> BatchSignals:
     size = len(limits)
     return BatchSignals(
         rows=np.array(range(size) if rows is None else rows, dtype=np.int64),
-        tasks=np.zeros(size, dtype=np.int64),
+        tasks=np.array([0] * size if tasks is None else tasks, dtype=np.int64),
         context=np.full(size, 100),
         limits=np.array(limits, dtype=np.int64),
         lag=np.zeros((2, size), dtype=np.int64) if lag is None else np.array([lag, [0] * size]),
@@ -51,6 +52,7 @@ def record(
     depths: Sequence[int] | None = None,
     drafter: Sequence[int] | None = None,
     prefill: int = 0,
+    tasks: Sequence[int] | None = None,
 ) -> RoundRecord:
     """A round whose passes took `slower` times what the quiet machine takes."""
     size, deepest = len(drafted), max(drafted)
@@ -80,4 +82,5 @@ def record(
         draft_seconds=draft,
         verify_seconds=verify,
         total_seconds=draft + verify + QUIET.overhead_ms / 1e3 * slower,
+        tasks=np.array([0] * size if tasks is None else tasks, dtype=np.int64),
     )

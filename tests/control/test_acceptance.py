@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,12 +17,12 @@ ROW = np.array([0])
 
 def observe(signals: Acceptance, drafted: int, accepted: int, times: int = 1, row: int = 0) -> None:
     for _ in range(times):
-        signals.observe(np.array([row]), np.array([drafted]), np.array([accepted]))
+        signals.observe(np.array([row]), np.zeros(1, np.int64), np.array([drafted]), np.array([accepted]))
 
 
 def test_starts_at_the_prior() -> None:
     signals = Acceptance(2, 1, 4, AcceptanceSettings(prior=0.7))
-    assert signals.acceptance(np.array([0, 1])) == pytest.approx(np.full((2, 4), 0.7))
+    assert signals.acceptance(np.array([0, 1]), np.zeros(2, np.int64)) == pytest.approx(np.full((2, 4), 0.7))
 
 
 def test_a_round_says_nothing_of_positions_it_did_not_reach() -> None:
@@ -35,14 +37,14 @@ def test_shallow_rounds_raise_the_estimate_of_deep_positions() -> None:
     """A cautious prior for positions never reached would keep every chooser shallow for ever."""
     signals = Acceptance(1, 1, 7)
     observe(signals, 1, 1, 60)
-    assert signals.acceptance(ROW)[0, 6] > 0.85
+    assert signals.acceptance(ROW, ROW)[0, 6] > 0.85
 
 
 def test_rows_differ_and_new_requests_inherit_from_all_traffic() -> None:
     signals = Acceptance(3, 1, 3)
     for _ in range(60):
-        signals.observe(np.array([0, 1]), np.array([1, 1]), np.array([1, 0]))
-    good, bad, new = signals.acceptance(np.array([0, 1, 2]))[:, 0]
+        signals.observe(np.array([0, 1]), np.zeros(2, np.int64), np.array([1, 1]), np.array([1, 0]))
+    good, bad, new = signals.acceptance(np.array([0, 1, 2]), np.zeros(3, np.int64))[:, 0]
     assert good > 0.75
     assert bad < 0.25
     assert bad < new < good
@@ -50,11 +52,10 @@ def test_rows_differ_and_new_requests_inherit_from_all_traffic() -> None:
 
 def test_tasks_are_told_apart() -> None:
     signals = Acceptance(4, 3, 2)
-    for row, task in enumerate((1, 2, 1, 2)):
-        signals.start(row, task)
+    tasks = np.array([1, 2])
     for _ in range(80):
-        signals.observe(np.array([0, 1]), np.array([1, 1]), np.array([1, 0]))
-    fresh = signals.acceptance(np.array([2, 3]))[:, 0]
+        signals.observe(np.array([0, 1]), tasks, np.array([1, 1]), np.array([1, 0]))
+    fresh = signals.acceptance(np.array([2, 3]), tasks)[:, 0]
     assert fresh[0] > fresh[1] + 0.4
 
 
@@ -62,15 +63,15 @@ def test_a_row_that_fails_at_once_is_not_trusted_deeper() -> None:
     """Those that came as far elsewhere were the good ones."""
     signals = Acceptance(2, 1, 4)
     for _ in range(60):
-        signals.observe(np.array([0, 1]), np.array([4, 1]), np.array([4, 0]))
-    assert signals.acceptance(np.array([1]))[0, 1] < 0.75
+        signals.observe(np.array([0, 1]), np.zeros(2, np.int64), np.array([4, 1]), np.array([4, 0]))
+    assert signals.acceptance(np.array([1]), ROW)[0, 1] < 0.75
 
 
 def test_start_forgets_the_row() -> None:
     signals = Acceptance(2, 1, 2)
     observe(signals, 1, 0, 30)
-    signals.start(0, 0)
-    assert signals.acceptance(np.array([0])) == pytest.approx(signals.acceptance(np.array([1])))
+    signals.start(0)
+    assert signals.acceptance(np.array([0]), ROW) == pytest.approx(signals.acceptance(np.array([1]), ROW))
 
 
 @given(rounds=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12))
@@ -81,10 +82,10 @@ def test_several_rounds_of_a_row_at_once_equal_them_one_by_one(rounds: list[tupl
     accepted = np.array([min(d, a) for d, a in rounds])
     one, lot = Acceptance(1, 1, 4, still), Acceptance(1, 1, 4, still)
     for d, a in zip(drafted, accepted, strict=True):
-        one.observe(ROW, np.array([d]), np.array([a]))
-    lot.observe(np.zeros(len(rounds), dtype=np.int64), drafted, accepted)
+        one.observe(ROW, ROW, np.array([d]), np.array([a]))
+    lot.observe(*np.zeros((2, len(rounds)), dtype=np.int64), drafted, accepted)
     assert lot.seen() == pytest.approx(one.seen())
-    assert lot.acceptance(ROW) == pytest.approx(one.acceptance(ROW))
+    assert lot.acceptance(ROW, ROW) == pytest.approx(one.acceptance(ROW, ROW))
 
 
 @given(
@@ -94,7 +95,7 @@ def test_estimates_are_probabilities(rounds: list[tuple[int, int]]) -> None:
     signals = Acceptance(1, 1, 5)
     for d, a in rounds:
         observe(signals, d, min(d, a))
-    acceptance = signals.acceptance(ROW)
+    acceptance = signals.acceptance(ROW, ROW)
     assert ((acceptance > 0.0) & (acceptance < 1.0)).all()
 
 
@@ -128,17 +129,20 @@ def test_what_a_lookup_teaches_stays_with_its_task() -> None:
 def test_rounds_are_of_the_requests_that_ran_them() -> None:
     """What is learned later, when another request has the row, is not that one's: its task's alone."""
     notes = Notes(2, 3)
-    notes.start(0, 1)
-    notes.start(1, 1)
-    notes.note(record([2, 2], [1, 1]))
-    notes.start(0, 2)
-    notes.note(record([2, 2], [1, 1]))
+    notes.start(0)
+    notes.start(1)
+    notes.note(replace(record([2, 2], [1, 1], tasks=[1, 1]), decision=1))
+    notes.decided(2)
+    notes.start(0)
+    notes.decided(3)
+    for number, task in ((2, 1), (3, 2)):  # the outcome of the second comes late
+        notes.note(replace(record([2, 2], [1, 1], tasks=[task, 1]), decision=number))
     lot = notes.taken()
     assert lot is not None
-    assert lot.rows.tolist() == [-1, 1, 0, 1]
-    assert lot.tasks.tolist() == [1, 1, 2, 1]
+    assert lot.rows.tolist() == [-1, 1, -1, 1, 0, 1]
+    assert lot.tasks.tolist() == [1, 1, 1, 1, 2, 1]
     assert notes.taken() is None
     known = Acceptance(2, 3, 3)
-    known.observe(lot.rows[:1], np.array([1]), np.array([0]), lot.tasks[:1])
+    known.observe(lot.rows[:1], lot.tasks[:1], np.array([1]), np.array([0]))
     assert known.rejections(np.array([0, 1])).tolist() == [0.0, 0.0]
     assert known.of_tasks(np.array([1]))[0, 0] < known.of_tasks(np.array([2]))[0, 0]

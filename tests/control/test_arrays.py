@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.control.arrays import alike, chosen, number, some, total, within
+from adaptspec.control.arrays import alike, number, some, total, within
 
 
 @given(values=st.lists(st.integers(-3, 3), min_size=1, max_size=4), value=st.integers(-3, 3))
@@ -17,12 +17,3 @@ def test_one_or_many(values: list[int], value: int) -> None:
     assert alike(array, value) == all(v == value for v in values)
     assert number(array) == sum(v != 0 for v in values)
     assert within(array, np.full(len(values), value)) == all(v <= value for v in values)
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=4))
-def test_one_or_the_other(rows: list[tuple[bool, int, int]]) -> None:
-    mask, these, others = (np.array(column) for column in zip(*rows, strict=True))
-    before = others.copy()
-    assert np.array_equal(chosen(mask, these, others), np.where(mask, these, others))
-    assert np.array_equal(chosen(mask, these[:1], others), np.where(mask, these[:1], others))
-    assert np.array_equal(others, before)

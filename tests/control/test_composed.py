@@ -27,7 +27,7 @@ from tests.control.stopping.asking import ask, drafted
 
 
 def test_plain_composition_passes_the_chooser_through() -> None:
-    policy = ComposedPolicy(Static(3), ("draft-model",), 2)
+    policy = ComposedPolicy(Static(3), ("draft-model",))
     decision = policy.decide(signals([7, 2]))
     assert decision.depths.tolist() == [3, 2]
     assert decision.reasons.tolist() == [Reason.FIXED, Reason.FIXED]
@@ -37,7 +37,7 @@ def test_plain_composition_passes_the_chooser_through() -> None:
 
 def test_a_batch_beyond_the_ceiling_does_not_speculate() -> None:
     """Rows under other policies count: they share the round."""
-    policy = ComposedPolicy(Static(3), ("draft-model",), 4, ceilings=Ceilings(Bounds(max_batch_size=2), {}, 1))
+    policy = ComposedPolicy(Static(3), ("draft-model",), ceilings=Ceilings(Bounds(max_batch_size=2), {}, 1))
     assert policy.decide(signals([7, 7])).depths.tolist() == [3, 3]
     beyond = policy.decide(signals([7, 7], beside=1))
     assert beyond.depths.tolist() == [0, 0]
@@ -49,8 +49,8 @@ def test_a_ceiling_holds_for_what_a_lookup_offers(rows: int) -> None:
     """However much it found: a request that is a long copy of its prompt is no exception."""
     chooser = Goodput(table(), rows, 1, GoodputSettings(drafters=("ngram",)))
     ceilings = Ceilings(Bounds(by_batch_size=BatchSchedule([[1, 8, 2]])), {}, 1)
-    policy = ComposedPolicy(chooser, ("ngram",), rows, ceilings=ceilings)
-    policy.start(0, 0)
+    policy = ComposedPolicy(chooser, ("ngram",), ceilings=ceilings)
+    policy.start(0)
     seen = signals([7] * rows)
     decision = policy.decide(replace(seen, offered=np.full((2, rows), 7)))
     assert decision.depths.tolist() == [2] * rows
@@ -58,7 +58,7 @@ def test_a_ceiling_holds_for_what_a_lookup_offers(rows: int) -> None:
 
 def test_the_guard_overrules_with_its_reason() -> None:
     guard = SwitchGuard(GuardSettings(NeverSlower()), table())
-    policy = ComposedPolicy(Static(3), ("draft-model",), 1, guard=guard)
+    policy = ComposedPolicy(Static(3), ("draft-model",), guard=guard)
     for _ in range(50):
         decision = policy.decide(signals([7]))
         policy.learn(record(decision.depths.tolist(), [0]))
@@ -74,21 +74,21 @@ def test_the_guard_overrules_with_its_reason() -> None:
 
 def test_dwell_and_task_stops() -> None:
     strict = {1: ThresholdStop(confidence=0.9)}
-    policy = ComposedPolicy(Static(3), ("draft-model",), 2, dwell=Dwell(2, 2), task_stops=strict)
-    policy.start(0, 1)
-    policy.start(1, 0)
-    decision = policy.decide(signals([7, 7]))
+    policy = ComposedPolicy(Static(3), ("draft-model",), dwell=Dwell(2, 2), task_stops=strict)
+    policy.start(0)
+    policy.start(1)
+    decision = policy.decide(signals([7, 7], tasks=[1, 0]))
     assert ask(decision.stop, [0.5, 0.5]) == [False, True]
-    assert policy.decide(signals([7, 7])).stop is decision.stop, "kept while nothing changes"
-    assert ask(policy.decide(signals([7, 7], rows=[1, 0])).stop, [0.5, 0.5]) == [True, False]
+    assert policy.decide(signals([7, 7], tasks=[1, 0])).stop is decision.stop, "kept while nothing changes"
+    assert ask(policy.decide(signals([7, 7], rows=[1, 0], tasks=[0, 1])).stop, [0.5, 0.5]) == [True, False]
     policy.finish(0)
 
 
 def test_the_ratio_rule_works_with_a_chooser_that_knows_no_costs() -> None:
     """A keeper has the outlook: sure drafts go on, hopeless ones do not."""
     keeper = Goodput(table(), 1, 1)
-    policy = ComposedPolicy(Static(7), ("draft-model",), 1, stop=MarginalGoodputStop(), keeper=keeper)
-    policy.start(0, 0)
+    policy = ComposedPolicy(Static(7), ("draft-model",), stop=MarginalGoodputStop(), keeper=keeper)
+    policy.start(0)
     for _ in range(40):
         policy.decide(signals([7]))
         policy.learn(record([5], [4]))
@@ -98,18 +98,18 @@ def test_the_ratio_rule_works_with_a_chooser_that_knows_no_costs() -> None:
 
 def test_the_stop_of_a_task_learns_from_its_own_rows() -> None:
     rule = AdaEdlStop()
-    policy = ComposedPolicy(Static(3), ("draft-model",), 2, task_stops={1: rule})
-    policy.start(0, 1)
-    policy.start(1, 0)
+    policy = ComposedPolicy(Static(3), ("draft-model",), task_stops={1: rule})
+    policy.start(0)
+    policy.start(1)
     start = rule.threshold
-    policy.learn(record([3], [0], rows=[1]))
+    policy.learn(record([3], [0], rows=[1], tasks=[0]))
     assert rule.threshold == start
-    policy.learn(record([3, 3], [0, 3], rows=[0, 1]))
+    policy.learn(record([3, 3], [0, 3], rows=[0, 1], tasks=[1, 0]))
     assert rule.threshold > start
 
 
 def test_a_draft_temperature_is_set_only_where_something_is_drafted() -> None:
-    policy = ComposedPolicy(Static(3), ("draft-model",), 1, temperature=FixedTemperature(0.8))
+    policy = ComposedPolicy(Static(3), ("draft-model",), temperature=FixedTemperature(0.8))
     warm = policy.decide(signals([7])).temperature
     assert warm is not None
     assert warm.at(np.zeros(2, dtype=np.int64), np.zeros(2)).tolist() == [0.8, 0.8]
@@ -127,13 +127,13 @@ LEARNING = (
 def taught() -> Policy:
     """A chooser that learns nothing, among parts that do: stop rules, outlook, draft temperature."""
     policy = build_policy(parse_policy_spec(LEARNING), table(), 2, CODE)
-    policy.start(0, 1)
-    policy.start(1, 0)
+    policy.start(0)
+    policy.start(1)
     for number in range(40):
-        policy.decide(signals([7, 7]))
+        policy.decide(signals([7, 7], tasks=[1, 0]))
         scores = np.full((2, 3, 8), np.nan)
         scores[:, 0] = np.linspace(0.2, 0.9, 16).reshape(2, 8)
-        policy.learn(replace(record([3, 3], [3, number % 3]), temperature_scores=scores))
+        policy.learn(replace(record([3, 3], [3, number % 3], tasks=[1, 0]), temperature_scores=scores))
     return policy
 
 

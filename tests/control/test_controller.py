@@ -32,10 +32,10 @@ class Recorder(ComposedPolicy):
     def __init__(
         self, depth: int, drafters: tuple[str, ...] = ("draft-model",), stop: ThresholdStop | None = None
     ) -> None:
-        super().__init__(Static(depth), drafters, 8, stop=stop)
+        super().__init__(Static(depth), drafters, stop=stop)
         self.asked: list[BatchSignals] = []
         self.told: list[RoundRecord] = []
-        self.log: list[tuple[str, int, int]] = []
+        self.log: list[tuple[str, int]] = []
 
     def decide(self, signals: BatchSignals) -> Decision:
         self.asked.append(signals)
@@ -44,11 +44,11 @@ class Recorder(ComposedPolicy):
     def learn(self, record: RoundRecord) -> None:
         self.told.append(record)
 
-    def start(self, row: int, task: int) -> None:
-        self.log.append(("start", row, task))
+    def start(self, row: int) -> None:
+        self.log.append(("start", row))
 
     def finish(self, row: int) -> None:
-        self.log.append(("finish", row, 0))
+        self.log.append(("finish", row))
 
 
 def request(policy: str | None = None, max_depth: int | None = None, task: str | None = None) -> Request:
@@ -75,9 +75,10 @@ def test_one_policy_gets_the_whole_batch() -> None:
     batch = signals([7, 7], rows=[0, 3])
     decision = controller.decide(batch)
     assert decision.depths.tolist() == [5, 5]
-    assert deep.asked == [replace(batch, number=decision.number)]
+    assert deep.asked == [replace(batch, number=decision.number, tasks=decision.tasks)]
+    assert decision.tasks.tolist() == [0, 1]
     assert not shallow.asked
-    assert deep.log == [("start", 0, 0), ("start", 3, 1)]
+    assert deep.log == [("start", 0), ("start", 3)]
 
 
 def test_two_policies_share_a_round_without_meeting() -> None:
@@ -107,6 +108,18 @@ def test_a_round_is_learned_by_the_policy_of_a_request_that_just_ended() -> None
     assert len(deep.told) == 1
 
 
+def test_a_late_outcome_is_its_own_requests() -> None:
+    """Whoever has the row by then, its policy and its task are those of the decision."""
+    controller, deep, shallow = two()
+    controller.start(0, request("shallow", task="code"))
+    decision = controller.decide(signals([7]))
+    controller.start(0, request("deep"))
+    told = replace(record([1], [1]), tasks=decision.tasks, policies=decision.policies, decision=decision.number)
+    controller.learn(told)
+    assert not deep.told
+    assert shallow.told[0].tasks.tolist() == [1]
+
+
 def test_limits_have_reasons() -> None:
     """The request's own ceiling and the lack of room read differently in a trace."""
     controller, _, _ = two()
@@ -122,11 +135,11 @@ def test_a_reused_row_starts_anew() -> None:
     controller, deep, _ = two()
     controller.start(0, request(max_depth=0))
     controller.start(0, request())
-    assert deep.log == [("start", 0, 0), ("finish", 0, 0), ("start", 0, 0)]
+    assert deep.log == [("start", 0), ("finish", 0), ("start", 0)]
     assert controller.decide(signals([7])).reasons.tolist() == [Reason.FIXED]
     controller.finish(0)
     controller.finish(0)
-    assert deep.log.count(("finish", 0, 0)) == 2
+    assert deep.log.count(("finish", 0)) == 2
 
 
 def test_a_round_without_decoding_rows_asks_nobody() -> None:
@@ -171,7 +184,7 @@ def test_a_threshold_works_where_the_policy_stops_nothing() -> None:
 
 
 def test_draft_temperatures_stay_with_their_policies() -> None:
-    sharp = ComposedPolicy(Static(3), ("draft-model",), 4, temperature=FixedTemperature(0.8))
+    sharp = ComposedPolicy(Static(3), ("draft-model",), temperature=FixedTemperature(0.8))
     controller = Controller({"sharp": sharp, "plain": Recorder(3)}, "sharp", ("draft-model",), 4)
     controller.start(0, request())
     alone = controller.decide(signals([7])).temperature
@@ -208,7 +221,7 @@ def looking(depth: int) -> ComposedPolicy:
     """A policy that takes up to so many tokens of what a lookup offers."""
     cost = table()
     tiers = tuple(range(1, depth + 1))
-    return ComposedPolicy(Goodput(cost, 8, 2, GoodputSettings(tiers, ("ngram",))), ("ngram",), 8)
+    return ComposedPolicy(Goodput(cost, 8, 2, GoodputSettings(tiers, ("ngram",))), ("ngram",))
 
 
 def test_offers_are_asked_for_only_by_policies_that_have_rows() -> None:

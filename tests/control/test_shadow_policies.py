@@ -26,13 +26,13 @@ class Watcher(ComposedPolicy):
     """A fixed depth that remembers its rows, and fails when told to."""
 
     def __init__(self, depth: int = 2, failing: str = "", drafters: tuple[str, ...] = ("draft-model",)) -> None:
-        super().__init__(Static(depth), drafters, 8)
+        super().__init__(Static(depth), drafters)
         self.live: set[int] = set()
         self.asked: list[list[int]] = []
         self.told: list[RoundRecord] = []
         self.failing = failing
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         self.live.add(row)
 
     def finish(self, row: int) -> None:

@@ -73,8 +73,8 @@ def test_task_stops_are_built() -> None:
         + "  tasks: {code: {stop: {rule: confidence, threshold: 0.75}}}\n"
     )
     policy = build_policy(parse_policy_spec(text), table(), 1, Labels(Names(("code",))))
-    policy.start(0, 1)
-    assert policy.decide(signals([7])).stop is not None
+    policy.start(0)
+    assert policy.decide(signals([7], tasks=[1])).stop is not None
 
 
 def test_tasks_of_ones_own_are_told_apart() -> None:

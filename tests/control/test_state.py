@@ -162,10 +162,10 @@ def test_a_signature_tells_arms_apart_and_not_settings() -> None:
 
 def taught(rounds: int) -> Goodput:
     chooser = Goodput(table(), 4, 2, GoodputSettings())
-    chooser.start(0, 1)
+    chooser.start(0)
     for _ in range(rounds):
-        chooser.learn(record([4], [3], rows=[0]))
-    chooser.start(0, 1)
+        chooser.learn(record([4], [3], rows=[0], tasks=[1]))
+    chooser.start(0)
     return chooser
 
 
@@ -177,14 +177,14 @@ def test_goodput_goes_on_where_it_stopped() -> None:
     for key, array in old.learned().items():
         assert array.any(), key
         assert np.array_equal(new.learned()[key], array)
-    first = np.array([0])
-    new.start(0, 1)
+    first = np.array([0]), np.array([1])
+    new.start(0)
     assert np.allclose(
-        new._models[0].acceptance.acceptance(first), old._models[0].acceptance.acceptance(first), atol=0.02
+        new._models[0].acceptance.acceptance(*first), old._models[0].acceptance.acceptance(*first), atol=0.02
     )
     assert (
-        new._models[0].acceptance.acceptance(first)[0, 0]
-        > taught(0)._models[0].acceptance.acceptance(first)[0, 0] + 0.1
+        new._models[0].acceptance.acceptance(*first)[0, 0]
+        > taught(0)._models[0].acceptance.acceptance(*first)[0, 0] + 0.1
     )
 
 

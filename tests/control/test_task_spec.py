@@ -17,6 +17,7 @@ from tests.control.helpers import signals, table
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
 LABELS = Labels(Names(("code", "story")))
 CODE, STORY = 1, 2
+TASKS = (CODE, STORY, 0)
 
 
 def parsed(tasks: str, more: str = "", choose: str = "{algorithm: static, depth: 5}") -> str:
@@ -26,18 +27,18 @@ def parsed(tasks: str, more: str = "", choose: str = "{algorithm: static, depth:
 def built(tasks: str, more: str = "") -> Policy:
     """A policy at depth 5 with a row of code, one of stories and one of no task."""
     policy = build_policy(parse_policy_spec(parsed(tasks, more), "p", LABELS), table(), 4, LABELS)
-    for row, task in enumerate((CODE, STORY, 0)):
-        policy.start(row, task)
+    for row in range(3):
+        policy.start(row)
     return policy
 
 
 def test_tiers_of_a_task_keep_its_rows_to_them() -> None:
     """Also where a limit lies between two of them; the reason says whose doing it was."""
     policy = built("{code: {tiers: [0, 1, 3]}}")
-    decision = policy.decide(signals([7, 7, 7]))
+    decision = policy.decide(signals([7, 7, 7], tasks=TASKS))
     assert decision.depths.tolist() == [3, 5, 5]
     assert decision.reasons.tolist() == [Reason.CEILING, Reason.FIXED, Reason.FIXED]
-    assert policy.decide(signals([2, 2, 2])).depths.tolist() == [1, 2, 2]
+    assert policy.decide(signals([2, 2, 2], tasks=TASKS)).depths.tolist() == [1, 2, 2]
 
 
 def test_the_guard_of_a_task_takes_the_place_of_the_policys() -> None:
@@ -45,14 +46,14 @@ def test_the_guard_of_a_task_takes_the_place_of_the_policys() -> None:
     policy = built(
         "{code: {guard: {max-batch-size: 2}}, story: {guard: {max-batch-size: 8}}}", "  guard: {max-batch-size: 4}\n"
     )
-    assert policy.decide(signals([7, 7, 7])).depths.tolist() == [0, 5, 5]
-    assert policy.decide(signals([7, 7, 7], beside=2)).depths.tolist() == [0, 5, 0]
+    assert policy.decide(signals([7, 7, 7], tasks=TASKS)).depths.tolist() == [0, 5, 5]
+    assert policy.decide(signals([7, 7, 7], tasks=TASKS, beside=2)).depths.tolist() == [0, 5, 0]
     policy = built(
         "{code: {guard: {depth-by-batch-size: [[1, 8, 2]]}}, story: {guard: {min-free-memory: 0.0}}}",
         "  guard: {min-free-memory: 0.1}\n",
     )
-    assert policy.decide(replace(signals([7, 7, 7]), free_memory=0.05)).depths.tolist() == [0, 5, 0]
-    assert policy.decide(signals([7, 7, 7])).depths.tolist() == [2, 5, 5]
+    assert policy.decide(replace(signals([7, 7, 7], tasks=TASKS), free_memory=0.05)).depths.tolist() == [0, 5, 0]
+    assert policy.decide(signals([7, 7, 7], tasks=TASKS)).depths.tolist() == [2, 5, 5]
 
 
 def test_a_task_dwells_as_long_as_it_says() -> None:
@@ -60,10 +61,10 @@ def test_a_task_dwells_as_long_as_it_says() -> None:
     choose = "{algorithm: batch-table, schedule: [[1, 3, 5], [4, 8, 1]]}"
     text = parsed("{code: {guard: {dwell-rounds: 3}}}", choose=choose)
     policy = build_policy(parse_policy_spec(text, "p", LABELS), table(), 4, LABELS)
-    for row, task in enumerate((CODE, STORY)):
-        policy.start(row, task)
-    assert policy.decide(signals([7, 7])).depths.tolist() == [5, 5]
-    full = [policy.decide(signals([7, 7], beside=2)) for _ in range(3)]
+    for row in range(2):
+        policy.start(row)
+    assert policy.decide(signals([7, 7], tasks=TASKS[:2])).depths.tolist() == [5, 5]
+    full = [policy.decide(signals([7, 7], tasks=TASKS[:2], beside=2)) for _ in range(3)]
     assert [decision.depths.tolist() for decision in full] == [[5, 1], [5, 1], [1, 1]]
     assert full[0].reasons.tolist() == [Reason.DWELL, Reason.FIXED]
 

@@ -31,7 +31,7 @@ class Dictated:
         self._choose = choose
         self._round = 0
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         assert row not in self.live
         self.live.add(row)
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.labels import MOST_OWN
+from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.tasks import TASKS, TaskDetector
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.by_task import ByTask
@@ -103,9 +104,9 @@ class Watching(Dictated):
         super().__init__(("ngram",), lambda _, size: [0] * size)
         self.tasks: list[int] = []
 
-    def start(self, row: int, task: int) -> None:
-        super().start(row, task)
-        self.tasks.append(task)
+    def decide(self, signals: BatchSignals) -> Decision:
+        self.tasks += signals.tasks[signals.position == 1].tolist()  # the first token comes with the prompt
+        return super().decide(signals)
 
 
 def _core(tokenizer: PreTrainedTokenizerFast, policy: Watching, detector: TaskDetector | None) -> EngineCore:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adaptspec.control.labels import Names
 from adaptspec.telemetry.earnings import Earnings, EarningsSnapshot
 from adaptspec.types import Completion, FinishReason, Reason, Request, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record, table
@@ -21,7 +20,7 @@ def ending(name: str) -> Completion:
 def served(requests: int, rounds: int, one: RoundRecord, *, read_every: int = 10**9) -> EarningsSnapshot:
     """Requests one after the other, all in row 0; the first round of each is plain, in the next the draft reads it."""
     earnings = Earnings(pause=60.0)
-    earnings.begin(table(), ("draft-model",), 1, Names(("code",)))
+    earnings.begin(table(), ("draft-model",), 1, 2)
     for number in range(requests):
         request = Request(f"r{number}", (1, 2, 3))
         earnings.started(request)
@@ -80,7 +79,7 @@ def test_what_never_ran_is_no_reference() -> None:
 
 def test_a_table_that_rounds_contradict_is_said_to_be() -> None:
     costs, earnings = table(), Earnings(pause=60.0)
-    earnings.begin(costs, ("draft-model",), 1, Names())
+    earnings.begin(costs, ("draft-model",), 1, 1)
     assert not earnings.snapshot().unsure
     costs._unsure[False, 0] = 0
     costs.doubts = 1
@@ -90,7 +89,7 @@ def test_a_table_that_rounds_contradict_is_said_to_be() -> None:
 
 def test_what_guards_do_is_counted() -> None:
     earnings = Earnings(pause=60.0)
-    earnings.begin(table(), ("draft-model",), 1, Names())
+    earnings.begin(table(), ("draft-model",), 1, 1)
     for reason, rounds in ((Reason.POLICY, 2), (Reason.GUARD, 5), (Reason.PROBE, 2), (Reason.POLICY, 1)):
         one = record([1], [0])
         one.reasons[:] = int(reason)
@@ -108,14 +107,14 @@ def test_nothing_is_said_before_it_knows_the_machine() -> None:
     before = earnings.snapshot()
     assert (before.totals.rounds, before.tiers) == (0, ())
     assert (before.speedup, before.regret) == (None, None)
-    earnings.begin(table(), ("draft-model",), 1, Names())
+    earnings.begin(table(), ("draft-model",), 1, 1)
     assert earnings.snapshot().totals.rounds == 1
     earnings.close()
 
 
 def test_a_queue_that_overflows_says_so() -> None:
     earnings = Earnings(waiting=5, pause=60.0)
-    earnings.begin(table(), ("draft-model",), 1, Names())
+    earnings.begin(table(), ("draft-model",), 1, 1)
     for _ in range(9):
         earnings.emit(record([1], [1]))
     assert earnings.snapshot().dropped == 4
@@ -125,7 +124,7 @@ def test_a_queue_that_overflows_says_so() -> None:
 def test_a_request_that_failed_spoils_no_figure() -> None:
     """It emits nothing in its last round."""
     earnings = Earnings(pause=60.0)
-    earnings.begin(table(), ("draft-model",), 1, Names())
+    earnings.begin(table(), ("draft-model",), 1, 1)
     for number in range(300):
         one = record([number % 2 * 3], [number % 2 * 2])
         earnings.emit(replace(one, emitted=np.array([0])) if number == 100 else one)

@@ -37,7 +37,7 @@ def estimated(records: Sequence[RoundRecord], lot: int = 64) -> StaticTiers:
     rows = RequestRows(len(names))
     tiers = StaticTiers(("draft-model",), rows.size, 1, reading=("draft-model",))
     for name in names:
-        tiers.start(rows.enter(name), 0, 0)
+        tiers.start(rows.enter(name), 0)
     for start in range(0, len(records), lot):
         part = Lot()
         for one in records[start : start + lot]:

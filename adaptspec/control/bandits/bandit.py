@@ -153,15 +153,15 @@ class Bandit(OffersOfParts):
         self._awaited: Awaited[tuple[_Plan, BatchSignals, IntArray]] = Awaited()  # and the depths wished for
         self._unsettled: list[_Plan] = []
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """See `Chooser.start`."""
         self._settle()
-        context = self._ledger.start(row, task)
+        context = self._ledger.start(row)
         if self._ledger.scope == "request":
             self._episodes.start(context, self._now)
             self._index.start(context)
         for nested in self._nested:
-            nested.policy.start(row, task)
+            nested.policy.start(row)
         self._room[row], self._plan = 0, None
 
     def finish(self, row: int) -> None:
@@ -225,7 +225,7 @@ class Bandit(OffersOfParts):
             nested.policy.restore(under(f"{nested.name}/", learned))
 
     def _replan(self, signals: BatchSignals) -> _Plan:
-        contexts = self._ledger.of(signals.rows)
+        contexts = self._ledger.of(signals.rows, signals.tasks)
         # A request that nears its end has little room, but the arm chosen then is kept for those after it.
         self._room[signals.rows] = np.maximum(self._room[signals.rows], signals.limits)
         bucket = self._ledger.bucket(signals.round_size)

@@ -57,23 +57,23 @@ class Ledger:
         self._sums: FloatArray = np.zeros((sum(sizes), self.buckets, arms, 6))
         self._of_row: IntArray = np.arange(rows) if scope == "request" else np.zeros(rows, dtype=np.int64)
         self._task_of: IntArray = np.arange(self.count) if scope == "task" else np.zeros(self.count, dtype=np.int64)
-        self._tasks: IntArray = np.zeros(rows, dtype=np.int64)  # of each row
         self._entropy, self._length = (np.zeros(rows) for _ in range(2))
 
-    def start(self, row: int, task: int) -> int:
-        """A request begins, which has seen nothing; its context."""
-        self._tasks[row], self._entropy[row], self._length[row] = task, 0.0, 0.0
-        if self.scope == "task":
-            self._of_row[row] = task
-        elif self.scope == "request":
+    def start(self, row: int) -> int:
+        """A request begins, which has seen nothing; its context, where each has one of its own."""
+        self._entropy[row], self._length[row] = 0.0, 0.0
+        if self.scope == "request":
             context = self._of_row[row] = (self._of_row[row] + self._rows) % (2 * self._rows)
-            self._task_of[context] = task
             self._sums[self._first + context] = 0.0
         return int(self._of_row[row])
 
-    def of(self, rows: IntArray) -> IntArray:
-        """The context of each row."""
+    def of(self, rows: IntArray, tasks: IntArray) -> IntArray:
+        """The context of each row, whose request is of one of these tasks; both [B]."""
+        if self.scope == "task":
+            return tasks
         found: IntArray = self._of_row[rows]
+        if self.scope == "request":
+            self._task_of[found] = tasks
         return found
 
     def bucket(self, size: int) -> int:
@@ -109,7 +109,7 @@ class Ledger:
 
     def note(self, rows: IntArray, contexts: IntArray, records: Sequence[RoundRecord]) -> None:
         """How sure drafts were at their ends, and how long they held, of rows whose request is still the same."""
-        same = self.of(rows) == contexts
+        same = self._of_row[rows] == contexts if self.scope == "request" else np.ones(len(rows), dtype=np.bool_)
         for record in (record for record in records if record.entropy.shape[1]):
             last = record.entropy[np.arange(len(rows)), record.drafted - 1]
             known = same & (record.drafted > 0) & ~np.isnan(last)
@@ -124,8 +124,7 @@ class Ledger:
         emitted so far, and the acceptance length (tokens accepted per draft), all about 0 to 1.
         """
         rows, at = np.zeros((len(signals.rows), self.features)), self.kinds
-        tasks = self._tasks[signals.rows]
-        rows[np.arange(len(rows)), np.where(tasks < self.kinds, tasks, 0)] = 1.0
+        rows[np.arange(len(rows)), np.where(signals.tasks < self.kinds, signals.tasks, 0)] = 1.0
         rows[:, at] = math.log2(signals.round_size) / _BATCH
         rows[:, at + 1] = self._entropy[signals.rows] / _ENTROPY
         rows[:, at + 2] = np.log2(signals.context + 1.0) / _CONTEXT

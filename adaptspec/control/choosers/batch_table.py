@@ -31,7 +31,7 @@ class BatchTable:
         self.max_depth = self._schedule.max_depth
         self._alike = Alike()
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """Nothing is kept per row."""
 
     def finish(self, row: int) -> None:

@@ -92,7 +92,7 @@ class Chooser(Protocol):
     def max_depth(self) -> int:
         """The deepest draft it will ever ask for."""
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """A request begins decoding in `row`."""
 
     def finish(self, row: int) -> None:

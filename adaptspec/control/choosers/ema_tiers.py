@@ -67,7 +67,7 @@ class EmaTiers:
         self.max_depth = max(max(ladder.tiers) for ladder in ladders.values())
         self._alike = Alike()
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """Nothing is kept per row."""
 
     def finish(self, row: int) -> None:

@@ -91,7 +91,7 @@ class Goodput:
             which: {
                 "acceptance": np.zeros((rows, depth)),
                 "gains": np.zeros((rows, depth + 1)),
-                "calibration": model.calibration.of_rows(np.arange(rows)),
+                "calibration": model.calibration.of_rows(*np.zeros((2, rows), dtype=np.int64)),
             }
             for which, model in self._models.items()
         }
@@ -119,10 +119,10 @@ class Goodput:
         """See `OfferWatcher`. Every round while looking finds what is right, else one in some."""
         return self._in_vain < _LOOKS_IN_VAIN or self._in_vain % _LOOKS_EVERY == 0
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """See `Chooser.start`."""
         self._depth[row] = -1
-        self._notes.start(row, task)
+        self._notes.start(row)
         self._exploration.forget(row)
         plan = self._plan
         if plan is not None:
@@ -130,7 +130,7 @@ class Goodput:
             if plan.deepest:  # else nothing is seen of the new row, but by tries
                 self._patience = min(self._patience, _FIRST_SERVE * plan.market.size)
         for model in self._models.values():
-            model.start(row, task)
+            model.start(row)
         for lookup in self._lookups.values():
             lookup.start(row)
 
@@ -141,6 +141,7 @@ class Goodput:
         """See `Chooser.choose`."""
         if not self.max_depth:
             return Choice(np.zeros_like(signals.rows), np.full_like(signals.rows, int(Reason.OFF)))
+        self._notes.decided(signals.number)
         plan = self._current(signals)
         choice = self._one(plan, signals) if len(signals.rows) == 1 else self._many(plan, signals)
         if self._models:
@@ -157,10 +158,10 @@ class Goodput:
         """See `Chooser.learn`."""
         if not self.max_depth:
             return
-        tasks = self._notes.note(record)
+        self._notes.note(record)
         if self._notes.many:  # no plan was made for long
             self._settle()
-        right = [self._score(which, lookup, record, tasks) for which, lookup in self._lookups.items()]
+        right = [self._score(which, lookup, record) for which, lookup in self._lookups.items()]
         self._in_vain = 0 if any(right) else self._in_vain + 1
         plan = self._plan
         if plan is None:
@@ -195,21 +196,21 @@ class Goodput:
             lookup.settle()
 
     @staticmethod
-    def _score(which: int, lookup: LookupSignals, record: RoundRecord, tasks: IntArray) -> bool:
+    def _score(which: int, lookup: LookupSignals, record: RoundRecord) -> bool:
         """What a lookup found counts whether or not it was taken, beyond the token that came anyway.
 
         Returns whether any of it was right.
         """
         if len(record.rows) == 1:
             seen = _scored_one(which, record)
-            lookup.note_one(record.rows.item(), tasks, *seen)
+            lookup.note_one(record.rows.item(), record.tasks, *seen)
             return seen[1] > 0
         ran = (record.drafter == which) & (record.depths > 0)
         nobody = np.full(len(ran), -1)
         found = nobody if record.shadow_drafted is None else record.shadow_drafted[which]
         right = nobody if record.shadow is None else record.shadow[which]
         found, right = np.where(ran, record.drafted, found), np.where(ran, record.emitted - 1, right)
-        lookup.note(record.rows, tasks, found, right)
+        lookup.note(record.rows, record.tasks, found, right)
         return bool(np.count_nonzero(right > 0))
 
     def _serves(self, plan: _Plan, signals: BatchSignals) -> bool:
@@ -315,7 +316,7 @@ class Goodput:
 
     def _model(self, which: int, known: ModelSignals, signals: BatchSignals) -> ModelTerms:
         cost, name = self._cost, self._settings.drafters[which]
-        sure = known.acceptance.acceptance(signals.rows)
+        sure = known.acceptance.acceptance(signals.rows, signals.tasks)
         hope = self._settings.optimism / np.sqrt(1.0 + known.acceptance.seen())
         acceptance = np.minimum(sure + hope, np.maximum(sure, _HOPED))
         kept, drafted = known.continuation.rates()
@@ -331,7 +332,7 @@ class Goodput:
             per_row,
             cost.start_seconds(name),
             cost.catch_up_seconds(name, 1.0) * signals.lag[which] / self._settings.horizon_rounds,
-            known.calibration.of_rows(signals.rows),
+            known.calibration.of_rows(signals.rows, signals.tasks),
         )
 
     def _outlook(self, plan: _Plan, rows: IntArray) -> Outlook | None:
@@ -387,7 +388,7 @@ class Goodput:
         return [
             Offer(
                 which,
-                lookup.gains(signals.rows, self._notes.tasks(signals.rows)),
+                lookup.gains(signals.rows, signals.tasks),
                 self._allowed & (n <= signals.offered[which][:, None]),
                 self._cost.lookup_seconds(self._settings.drafters[which]),
             )

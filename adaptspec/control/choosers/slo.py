@@ -68,9 +68,9 @@ class Slo:
         self._hurried, self._rounds_left = False, 0
         self._size, self._joined = 0, 0  # rows at the last review, and how many have joined them since
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """See `Chooser.start`."""
-        self._goodput.start(row, task)
+        self._goodput.start(row)
         self._seconds[row] = self._tokens[row] = 0.0
         self._depths[row] = -1
         self._joined += 1

@@ -25,7 +25,7 @@ class Static:
         self.max_depth = depth
         self._alike = Alike()
 
-    def start(self, row: int, task: int) -> None:
+    def start(self, row: int) -> None:
         """Nothing is kept per row."""
 
     def finish(self, row: int) -> None:

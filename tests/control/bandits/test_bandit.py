@@ -16,11 +16,11 @@ from tests.control.bandits.makers import ladder, ledger, parts, scripted
 from tests.control.helpers import record, signals
 
 
-def play(bandit: Bandit, rounds: int, accepted: int = 7, rows: int = 1) -> list[int]:
+def play(bandit: Bandit, rounds: int, accepted: int = 7, rows: int = 1, task: int = 0) -> list[int]:
     """Rounds of a draft that is right up to `accepted` tokens; the first row's depths."""
     depths = []
     for _ in range(rounds):
-        chosen = bandit.choose(signals([7] * rows)).depths.tolist()
+        chosen = bandit.choose(signals([7] * rows, tasks=[task] * rows)).depths.tolist()
         depths.append(chosen[0])
         bandit.learn(record(chosen, [min(accepted, depth) for depth in chosen]))
     return depths
@@ -28,13 +28,13 @@ def play(bandit: Bandit, rounds: int, accepted: int = 7, rows: int = 1) -> list[
 
 def test_an_arm_is_locked_for_its_episode() -> None:
     bandit, _ = scripted([1, 3, 2])
-    bandit.start(0, 0)
+    bandit.start(0)
     assert play(bandit, 24) == [1] * 8 + [7] * 8 + [3] * 8
 
 
 def test_what_an_episode_earned_is_known_when_the_next_arm_is_chosen() -> None:
     bandit, learner = scripted([3, 1])
-    bandit.start(0, 0)
+    bandit.start(0)
     play(bandit, 9, accepted=2)
     seen = learner.views[1]
     assert seen.seen[0].tolist() == [np.inf, 8.0, 8.0, 8.0]
@@ -44,7 +44,7 @@ def test_what_an_episode_earned_is_known_when_the_next_arm_is_chosen() -> None:
 
 def test_limits_bind_for_a_round_without_ending_the_episode() -> None:
     bandit, _ = scripted([3])
-    bandit.start(0, 0)
+    bandit.start(0)
     assert bandit.choose(signals([2])).depths.tolist() == [2]
     assert bandit.choose(signals([7])).depths.tolist() == [7]
 
@@ -52,7 +52,7 @@ def test_limits_bind_for_a_round_without_ending_the_episode() -> None:
 def test_rounds_a_guard_took_over_teach_nothing() -> None:
     """`learn` without `choose` (a guard decided), and rounds run at another depth than chosen."""
     bandit, _ = scripted([3])
-    bandit.start(0, 0)
+    bandit.start(0)
     bandit.learn(record([7], [7]))
     for _ in range(12):
         bandit.choose(signals([7]))
@@ -63,9 +63,9 @@ def test_rounds_a_guard_took_over_teach_nothing() -> None:
 def test_one_that_chose_for_some_rows_learns_from_these() -> None:
     """As an arm of another policy, whose other arms ran in the rest of the batch."""
     bandit, _ = scripted([3], "task")
-    bandit.start(0, 0)
-    bandit.start(1, 1)
-    bandit.choose(signals([7], rows=[1]))
+    bandit.start(0)
+    bandit.start(1)
+    bandit.choose(signals([7], rows=[1], tasks=[1]))
     bandit.learn(record([7, 7], [7, 2]))
     assert bandit.learned()["sums.task"][:, :, 3, 0].sum(axis=1).tolist() == [0.0, 1.0]
     assert bandit.learned()["sums.task"][1, 0, 3, 1] == 3.0
@@ -77,10 +77,11 @@ def test_an_outcome_counts_for_the_decision_that_it_is_of() -> None:
     records = []
     for number in range(1, 40):
         if number % 13 == 1:
-            late.start(0, number % 2)
-            at_once.start(0, number % 2)
+            task = number % 2
+            late.start(0)
+            at_once.start(0)
         for bandit in (late, at_once):
-            depth = bandit.choose(replace(signals([7]), number=number)).depths.tolist()
+            depth = bandit.choose(replace(signals([7], tasks=[task]), number=number)).depths.tolist()
             told = replace(record(depth, [min(2, depth[0])]), decision=number)
             if bandit is at_once:
                 bandit.learn(told)
@@ -96,10 +97,10 @@ def test_an_outcome_counts_for_the_decision_that_it_is_of() -> None:
 
 def test_a_finished_requests_rounds_count_for_its_task_and_not_for_the_rows_next() -> None:
     bandit, learner = scripted([3, 1], "request")
-    bandit.start(0, 1)
-    play(bandit, 3)
+    bandit.start(0)
+    play(bandit, 3, task=1)
     bandit.finish(0)
-    bandit.start(0, 0)
+    bandit.start(0)
     assert bandit.learned()["sums.task"][1, 0, 3, 0] == 3.0
     play(bandit, 12, accepted=0)
     assert bandit.learned()["sums.task"][1, 0, 3, 0] == 3.0
@@ -109,9 +110,9 @@ def test_a_finished_requests_rounds_count_for_its_task_and_not_for_the_rows_next
 
 def test_requests_of_other_tasks_have_other_arms() -> None:
     bandit, _ = scripted([2], "task")
-    bandit.start(0, 0)
-    bandit.start(1, 1)
-    choice = bandit.choose(signals([7, 7]))
+    bandit.start(0)
+    bandit.start(1)
+    choice = bandit.choose(signals([7, 7], tasks=[0, 1]))
     assert choice.provenance is not None
     assert choice.provenance.arms.tolist() == [2, 2]
     assert choice.reasons.tolist() == [int(Reason.POLICY)] * 2
@@ -119,7 +120,7 @@ def test_requests_of_other_tasks_have_other_arms() -> None:
 
 def test_a_lagging_drafter_is_charged_to_the_arms_that_need_it() -> None:
     bandit, learner = scripted([0])
-    bandit.start(0, 0)
+    bandit.start(0)
     bandit.choose(signals([7], lag=[2000]))
     view = learner.views[0]
     assert view.entry[0, 0] == 0.0
@@ -128,7 +129,7 @@ def test_a_lagging_drafter_is_charged_to_the_arms_that_need_it() -> None:
 
 def test_arms_of_drafters_say_which_drafts() -> None:
     bandit, _ = scripted([2], arms=Arms([0, 3, 5], drafters=[0, 0, 1]))
-    bandit.start(0, 0)
+    bandit.start(0)
     choice = bandit.choose(signals([7]))
     assert choice.drafter is not None
     assert (choice.depths.tolist(), choice.drafter.tolist()) == ([5], [1])
@@ -142,7 +143,7 @@ def thompson(seed: int = 0) -> Bandit:
 def test_decisions_repeat_with_the_seed() -> None:
     def depths(seed: int) -> list[int]:
         bandit = thompson(seed)
-        bandit.start(0, 0)
+        bandit.start(0)
         return play(bandit, 200, accepted=1)
 
     assert depths(1) == depths(1)
@@ -150,7 +151,7 @@ def test_decisions_repeat_with_the_seed() -> None:
 
 def test_a_restored_state_goes_on_and_another_is_refused() -> None:
     bandit, fresh = thompson(), thompson()
-    bandit.start(0, 1)
+    bandit.start(0)
     play(bandit, 100, accepted=3)
     state = bandit.learned()
     fresh.restore(state)
@@ -165,6 +166,6 @@ def test_a_restored_state_goes_on_and_another_is_refused() -> None:
 
 def test_a_bandit_of_nothing_but_off_never_drafts() -> None:
     bandit, _ = scripted([0], arms=Arms([0]))
-    bandit.start(0, 0)
+    bandit.start(0)
     assert play(bandit, 20) == [0] * 20
     assert bandit.max_depth == 0

@@ -54,9 +54,11 @@ def test_a_new_context_leans_on_the_level_above_by_a_bounded_weight() -> None:
 
 def test_a_new_request_knows_its_task_and_not_the_rows_last_request() -> None:
     own = ledger("request")
-    first = own.start(2, 1)
+    first = own.start(2)
+    own.of(at(2), at(1))
     own.add(at(first), 0, told(2.0, 100))
-    second = own.start(2, 1)
+    second = own.start(2)
+    own.of(at(2), at(1))
     assert second != first
     assert own.read(at(first), 0)[0, 0, N] == pytest.approx(116.0)
     assert own.read(at(second), 0)[0, 0, N] == pytest.approx(16.0)
@@ -81,11 +83,11 @@ def test_states_of_replicas_add_and_bad_ones_change_nothing() -> None:
 def test_contexts_are_described_by_their_rows() -> None:
     """Task, batch size, entropy and length of the drafts, context, position; a new request starts blank."""
     own = ledger("task", tasks=3)
-    own.start(0, 1)
-    own.start(1, 2)
+    own.start(0)
+    own.start(1)
     rows = at(0, 1)
-    own.note(rows, own.of(rows), [record([2, 0], [1, 0], confidence=1.0), record([0, 0], [0, 0])])
-    seen = replace(signals([7, 7]), position=np.array([0, 255]))
+    own.note(rows, at(1, 2), [record([2, 0], [1, 0], confidence=1.0), record([0, 0], [0, 0])])
+    seen = replace(signals([7, 7], tasks=[1, 2]), position=np.array([0, 255]))
     got = own.describe(seen, np.eye(2))
     assert got.shape == (2, own.features)
     assert got[:, :3].tolist() == [[0, 1, 0], [0, 0, 1]]
@@ -94,5 +96,5 @@ def test_contexts_are_described_by_their_rows() -> None:
     assert got[:, 7].tolist() == [0.25 / 8.0, 0.0]
     both = own.describe(seen, np.full((1, 2), 0.5))
     assert both[0] == pytest.approx(got.mean(axis=0))
-    own.start(0, 1)
+    own.start(0)
     assert not own.describe(seen, np.eye(2))[0, [4, 7]].any()

@@ -42,15 +42,16 @@ def test_arms_of_every_kind_are_played_and_kept(algorithm: str, scope: str) -> N
     for number in range(1200):
         if number % 40 == 0:
             for row in range(4):
-                policy.start(row, int(rng.integers(2)))
+                policy.start(row)
+            tasks = rng.integers(2, size=4).tolist()
         limits = rng.integers(0, 8, 4)
-        decision = policy.decide(signals(limits.tolist()))
+        decision = policy.decide(signals(limits.tolist(), tasks=tasks))
         assert (decision.depths <= limits).all()
         assert decision.provenance is not None
         assert ((decision.provenance.propensities > 0) & (decision.provenance.propensities <= 1 + 1e-9)).all()
         played.update(decision.provenance.arms.tolist())
         accepted = [int(rng.integers(0, d + 1)) for d in decision.depths]
-        policy.learn(record(decision.depths.tolist(), accepted, drafter=decision.drafter.tolist()))
+        policy.learn(record(decision.depths.tolist(), accepted, drafter=decision.drafter.tolist(), tasks=tasks))
     assert len(played) >= 3
     state = policy.learned()
     fresh = build(BODY % (algorithm, scope))

@@ -60,7 +60,7 @@ def test_a_try_that_only_read_goes_on_reading() -> None:
 def test_a_try_is_paid_for_once() -> None:
     """Rounds that were decided without asking follow it, as where a guard switches off."""
     made = Goodput(table(), 1, 1)
-    made.start(0, 0)
+    made.start(0)
     while (choice := made.choose(signals([7]))).reasons[0] != int(Reason.EXPLORE):
         made.learn(record([choice.depths.item()], [0]))
     made.learn(record([1], [0]))

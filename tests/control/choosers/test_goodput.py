@@ -16,7 +16,7 @@ from tests.control.helpers import QUIET, record, signals, table
 def chooser(rows: int = 1, **settings: object) -> Goodput:
     made = Goodput(table(), rows, 1, GoodputSettings(**settings))  # type: ignore[arg-type]
     for row in range(rows):
-        made.start(row, 0)
+        made.start(row)
     return made
 
 
@@ -60,11 +60,11 @@ def test_what_one_request_may_not_do_is_no_plan_for_the_next() -> None:
     live(made, 80, accepts=7)
     for _ in range(20):
         made.finish(0)
-        made.start(0, 0)
+        made.start(0)
         made.choose(signals([0]))
         made.learn(record([0], [0]))
         made.finish(0)
-        made.start(0, 0)
+        made.start(0)
         assert made.choose(signals([7])).depths[0] > 1
         made.learn(record([7], [7]))
 
@@ -88,7 +88,7 @@ def test_a_lagging_cache_raises_the_bar() -> None:
         for accepted in (0, 1, 0):
             made.learn(record([1], [accepted]))
     near = made.choose(signals([7]))
-    made.start(0, 0)
+    made.start(0)
     far = made.choose(signals([7], lag=[20_000]))
     assert near.depths[0] > 0
     assert far.depths[0] == 0
@@ -136,12 +136,14 @@ def test_a_new_request_alone_begins_as_others_of_its_task() -> None:
     firsts: dict[int, list[int]] = {1: [], 2: []}
     for request in range(40):
         task = 1 + request % 2
-        made.start(0, task)
+        made.start(0)
         for turn in range(12):
-            depth = int(made.choose(signals([7])).depths[0])
+            number = 1 + 12 * request + turn
+            depth = int(made.choose(replace(signals([7], tasks=[task]), number=number)).depths[0])
             if not turn:
                 firsts[task].append(depth)
-            made.learn(record([depth], [depth if task == 1 else 0]))
+            told = record([depth], [depth if task == 1 else 0], tasks=[task])
+            made.learn(replace(told, decision=number))
         made.finish(0)
     assert firsts[1][-1] == 7
     assert firsts[2][-1] <= 1  # a try
@@ -168,7 +170,7 @@ def test_a_third_drafter_counts(small: int) -> None:
         replace(QUIET.profile(), drafters=dict.fromkeys(("small", "large"), QUIET.profile().drafters["draft-model"]))
     )
     made = Goodput(cost, 1, 1, GoodputSettings(drafters=("small", "ngram", "large")))
-    made.start(0, 0)
+    made.start(0)
     lag = np.zeros((3, 1), dtype=np.int64)
     drafted = []
     for _ in range(900):
@@ -186,7 +188,7 @@ def test_what_is_off_is_tried_whatever_the_table_says() -> None:
     wrong = replace(QUIET.profile(), drafters={"draft-model": DrafterCost((1,), (0.1,), 0.0)})
     cost = CostTable(wrong)
     made = Goodput(cost, 1, 1)
-    made.start(0, 0)
+    made.start(0)
     drafting = []
     for _ in range(1500):
         depth = int(made.choose(signals([7])).depths[0])
@@ -211,7 +213,7 @@ def test_a_newcomer_pays_for_reading_its_prompt() -> None:
     depths = {}
     for unread in (0, 20_000):
         made.finish(15)
-        made.start(15, 0)
+        made.start(15)
         plan = made._plan
         depths[unread] = made.choose(signals([7] * 16, lag=[0] * 15 + [unread])).depths.tolist()
         assert made._plan is plan, "the plan should have served it"
@@ -224,7 +226,7 @@ def test_its_outlook_serves_choosers_that_have_none() -> None:
     """While another's choices run, it learns what to expect: by row, for the same batch the same object."""
     made = chooser(3)
     for row in range(3):
-        made.start(row, 0)
+        made.start(row)
     before = made.outlook(signals([7, 7]))
     assert before is not None
     for _ in range(48):
@@ -240,7 +242,7 @@ def test_its_outlook_serves_choosers_that_have_none() -> None:
 def test_an_outlook_promises_at_least_plain_decoding() -> None:
     """A draft that is always wrong is not worth weighing against: plain decoding is."""
     made = chooser()
-    made.start(0, 0)
+    made.start(0)
     for _ in range(200):
         made.learn(record([7], [0]))
         outlook = made.outlook(signals([7]))
@@ -254,7 +256,7 @@ def test_an_outlook_promises_at_least_plain_decoding() -> None:
 def test_rounds_that_others_decided_do_not_pile_up(tiers: tuple[int, ...]) -> None:
     """A guard that is off, or a policy that is one of several, learns for hours without planning."""
     made = Goodput(table(), 1, 1, GoodputSettings(tiers=tiers))
-    made.start(0, 0)
+    made.start(0)
     made.choose(signals([7]))
     for _ in range(2000):
         made.learn(record([0], [0]))

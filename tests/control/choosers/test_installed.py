@@ -39,8 +39,8 @@ def test_the_example_drafts_one_more_than_was_accepted() -> None:
     spec = load([point("last-run", "last_run:LastRunSpec")]).specs["last-run"]
     parts = Parts(table(), max_rows=2, tasks=1, tiers=(1, 2, 3), drafters=("draft-model",), stops=False)
     chooser = spec.model_validate({"algorithm": "last-run"}).build(parts)  # type: ignore[attr-defined]
-    chooser.start(0, 0)
-    chooser.start(1, 0)
+    chooser.start(0)
+    chooser.start(1)
     assert chooser.choose(signals([7, 2])).depths.tolist() == [3, 2]
     chooser.learn(record([3, 2], [3, 0]))
     assert chooser.choose(signals([7, 7])).depths.tolist() == [3, 1]

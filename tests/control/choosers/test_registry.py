@@ -33,8 +33,8 @@ def test_each_lives_through_rounds(algorithm: str) -> None:
     spec = TypeAdapter(ChooseSpec).validate_python({"algorithm": algorithm, **SHORTEST[algorithm]})
     parts = Parts(table(), max_rows=2, tasks=1, tiers=(1, 2, 3), drafters=("draft-model",), stops=False)
     chooser = spec.build(parts)
-    chooser.start(0, 0)
-    chooser.start(1, 0)
+    chooser.start(0)
+    chooser.start(1)
     for _ in range(30):
         depths = chooser.choose(signals([2, 1])).depths.tolist()
         assert 0 <= depths[0] <= 2

@@ -66,7 +66,7 @@ def test_the_row_that_is_behind_is_preferred() -> None:
     """Measured pace decides who hurries: two rows alike, one of which has lost time."""
     made = Slo(table(), 2, 1, SloSettings(2.5e-3, margin=0.0))
     for row in (0, 1):
-        made.start(row, 0)
+        made.start(row)
     for _ in range(60):
         made.learn(record([3, 3], [2, 2]))
     for _ in range(20):
@@ -88,7 +88,7 @@ def test_goodput_is_asked_once_a_round_and_its_tries_are_kept(monkeypatch: pytes
     monkeypatch.setattr(Goodput, "choose", noted)
     made = Slo(table(), 2, 1, SloSettings(1e-4))  # a promise that nobody can keep: always hurried
     for row in (0, 1):
-        made.start(row, 0)
+        made.start(row)
     tries = 0
     for number in range(400):
         choice = made.choose(signals([7, 7]))
@@ -103,7 +103,7 @@ def test_goodput_is_asked_once_a_round_and_its_tries_are_kept(monkeypatch: pytes
 
 def test_state_is_that_of_goodput() -> None:
     made, other = (Slo(table(), 1, 1, SloSettings(1e-3)) for _ in range(2))
-    made.start(0, 0)
+    made.start(0)
     for _ in range(50):
         made.choose(signals([7]))
         made.learn(record([3], [1]))
@@ -114,7 +114,7 @@ def test_state_is_that_of_goodput() -> None:
 def test_lookups_alone_are_goodputs_affair() -> None:
     """What a lookup finds is known beforehand, and costs no row its pace."""
     made = Slo(table(), 1, 1, SloSettings(1e-4, goodput=GoodputSettings(drafters=("ngram",))))
-    made.start(0, 0)
+    made.start(0)
     for _ in range(20):
         choice = made.choose(replace(signals([7]), offered=np.array([[4], [0]])))
         made.learn(record([choice.depths.item()], [choice.depths.item()]))

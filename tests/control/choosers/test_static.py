@@ -9,7 +9,7 @@ from tests.control.helpers import record, signals
 
 def test_always_the_same_within_limits() -> None:
     chooser = Static(3)
-    chooser.start(0, 0)
+    chooser.start(0)
     choice = chooser.choose(signals([7, 2, 0]))
     assert choice.depths.tolist() == [3, 2, 0]
     assert set(choice.reasons.tolist()) == {int(Reason.FIXED)}
