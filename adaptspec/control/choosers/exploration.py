@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -19,8 +18,6 @@ from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 _MOST = 3.0
 # Tokens, emitted while no model drafts, after which all rows are tried whatever is expected; twice as many each time.
 _FIRST_WAIT, _LONGEST = 64, 65536
-# Where tries are in vain this much of the share is used, in the end.
-_LEAST = 0.25
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class TryCosts:
 class Tries:
     """An allowance of time for rows that are off to draft one token, and when to use it.
 
-    Rows are tried as far as the allowance goes, those that failed least first. When no model has drafted for some
+    Rows are tried as far as the allowance goes, those with least to read first. When no model has drafted for some
     tokens all are tried, as soon as the last tries are paid off: what a wrong cost table makes too dear to be tried is
     tried all the same. A try is paid for by what it took, less what it won. Rows that win go on until they lose.
     """
@@ -44,7 +41,6 @@ class Tries:
     def __init__(self, share: float) -> None:
         """`share` of the time may be lost."""
         self._share = share
-        self._eager = 1.0
         self._allowance = 0.0
         self._idle, self._wait = 0, _FIRST_WAIT
         self._again: IntArray = np.zeros(0, dtype=np.int64)  # rows that won, or have read a part of what they missed
@@ -63,17 +59,12 @@ class Tries:
 
     def note(self, seconds: float, plain: float, idle: int) -> None:
         """A round took so long, a plain one `plain`; `idle` tokens were emitted without a model, 0 if one drafted."""
-        self._allowance = min(self._allowance + self._share * self._eager * seconds, _MOST * plain)
+        self._allowance = min(self._allowance + self._share * seconds, _MOST * plain)
         self._idle = self._idle + idle if idle else 0
 
     def possible(self, least: float) -> bool:
         """Whether any row may be tried where that takes more than `least` seconds."""
-        return max(least, self._needed) < self._allowance or self.due or self.going
-
-    @property
-    def going(self) -> bool:
-        """Whether rows of the last try go on."""
-        return len(self._again) > 0
+        return max(least, self._needed) < self._allowance or self.due or len(self._again) > 0
 
     @property
     def due(self) -> bool:
@@ -85,18 +76,16 @@ class Tries:
         """Whether even rows that another drafter drafts for are to be tried."""
         return self.due and self._idle >= 2 * self._wait
 
-    def begin(self, rows: IntArray, failed: FloatArray, costs: TryCosts) -> IntArray:
-        """Which of these rows [N], by place, are tried now; they have failed so often."""
-        again = np.isin(rows, self._again)
-        order = np.lexsort((costs.reading, failed, ~again))
+    def begin(self, rows: IntArray, costs: TryCosts) -> IntArray:
+        """Which of these rows [N], by place, are tried now."""
+        going = np.isin(rows, self._again)
+        order = np.lexsort((costs.reading, ~going))
         spent = costs.fixed + np.cumsum((costs.each + costs.reading)[order])
-        # Rows that have failed wait until there is more to spend: a new request may differ from the last.
-        needed = spent + (failed[order] >= 1.0) * costs.plain
-        enough = (needed <= self._allowance) | again[order]
+        enough = (spent <= self._allowance) | going[order]
         count = len(rows) if enough.all() else int(np.argmin(enough))
         if self.due:
             self._wait, self._idle, count = min(2 * self._wait, _LONGEST), 0, len(rows)
-        self._needed = 0.0 if count else float(needed[0])
+        self._needed = 0.0 if count else float(spent[0])
         who: IntArray = order[:count]
         self._tried, self._cost = rows[who], costs.fixed + costs.each * count
         return who
@@ -107,7 +96,7 @@ class Tries:
         won.
         """
         mine = np.isin(record.rows, self._tried)
-        kept = np.minimum(record.accepted, np.maximum(record.emitted - 1, 0)) * mine
+        kept = record.kept * mine
         unread = mine & (record.drafted == 0) & (record.caught_up > 0)
         won = float(kept.sum()) * token
         spent = min(self._cost + reading, record.total_seconds)  # whatever a table says of it
@@ -115,32 +104,17 @@ class Tries:
         self._again = record.rows[(kept > 0) | unread]
         if unread.any():
             return False
-        self._eager = min(1.0, max(_LEAST, self._eager * 0.8 ** ((spent - won) / max(spent, won, 1e-12))))
         if won:
             self._wait = _FIRST_WAIT
         return won > 0.0
 
 
-class Serving(Protocol):
-    """The plan that serves: what a round costs, and how deep each model that it enters goes."""
-
-    market: RoundTerms
-    deepest: dict[int, int]
-
-
 class Exploration:
     """Tries of all models: rows that leave one off draft a token with it."""
 
-    def __init__(
-        self,
-        share: float,
-        cost: CostTable,
-        models: Mapping[int, str],
-        failed: Mapping[int, Callable[[IntArray], FloatArray]],
-        tiers: Sequence[int],
-    ) -> None:
-        """`share` of the time may be lost in all; `models` by number, which have `failed` for rows so many times."""
-        self._cost, self._models, self._failed, self._tiers = cost, models, failed, tiers
+    def __init__(self, share: float, cost: CostTable, models: Mapping[int, str], tiers: Sequence[int]) -> None:
+        """`share` of the time may be lost in all; `models` by number."""
+        self._cost, self._models, self._tiers = cost, models, tiers
         self._tries = {which: Tries(share / len(models)) for which in models}
         self._trying: int | None = None  # the model that rows of this round try
 
@@ -154,33 +128,34 @@ class Exploration:
         for tries in self._tries.values():
             tries.renew()
 
-    def explored(self, choice: Choice, plan: Serving, signals: BatchSignals) -> Choice:
-        """The choice, with what is to be tried now."""
+    def explored(self, choice: Choice, terms: RoundTerms, entered: Collection[int], signals: BatchSignals) -> Choice:
+        """The choice, with what is to be tried now; `entered` are the models that the plan drafts with."""
         self._trying = None
-        for model in plan.market.models:
-            found = self._tried(model, choice, plan, signals)
+        for model in terms.models:
+            found = self._tried(model, choice, terms, entered, signals)
             if found is not None:
                 return found
         return choice
 
-    def learn(self, record: RoundRecord, plan: Serving) -> bool:
+    def learn(self, record: RoundRecord, terms: RoundTerms) -> bool:
         """Take note of a round; whether what was off won."""
-        market = plan.market
         ran = set(record.drafter[record.drafted > 0].tolist()) if record.drafting else ()
-        emitted, token = total(record.emitted), market.plain / market.size
+        emitted, token = total(record.emitted), terms.plain / terms.size
         for which, tries in self._tries.items():
-            tries.note(record.total_seconds, market.plain, 0 if which in ran else emitted)
+            tries.note(record.total_seconds, terms.plain, 0 if which in ran else emitted)
         trying, self._trying = self._trying, None  # paid for once, however long nothing is asked then
         if trying is None:
             return False
         reading = self._cost.catch_up_seconds(self._models[trying], float(record.caught_up))
         return self._tries[trying].won(record, reading, token)
 
-    def _tried(self, model: ModelTerms, choice: Choice, plan: Serving, signals: BatchSignals) -> Choice | None:
+    def _tried(
+        self, model: ModelTerms, choice: Choice, terms: RoundTerms, entered: Collection[int], signals: BatchSignals
+    ) -> Choice | None:
         """Some rows draft one token with a model that they leave off, where that can be paid."""
-        which, market, tries = model.which, plan.market, self._tries[model.which]
-        fixed = 0.0 if which in plan.deepest else model.per_step + model.start + market.beside
-        each = model.per_row + float(market.verify[1])
+        which, tries = model.which, self._tries[model.which]
+        fixed = 0.0 if which in entered else model.per_step + model.start + terms.beside
+        each = model.per_row + float(terms.verify[1])
         if not tries.possible(fixed + each):
             return None
         off = choice.depths == 0
@@ -191,8 +166,8 @@ class Exploration:
             return None
         rows = signals.rows[idle]
         reading = self._cost.catch_up_seconds(self._models[which], 1.0) * signals.lag[which, idle]
-        costs = TryCosts(fixed, each, reading, market.plain)
-        who = idle[tries.begin(rows, self._failed[which](rows), costs)]
+        costs = TryCosts(fixed, each, reading, terms.plain)
+        who = idle[tries.begin(rows, costs)]
         if not len(who):
             return None
         self._trying = which

@@ -20,7 +20,7 @@ def live(tries: Tries, rounds: int, cost: float, accepts: int = 0) -> list[bool]
     for _ in range(rounds):
         who = np.zeros(0)
         if tries.possible(cost):
-            who = tries.begin(ROW, np.array([2.0]), TryCosts(cost, 0.0, np.zeros(1), 1.0))
+            who = tries.begin(ROW, TryCosts(cost, 0.0, np.zeros(1), 1.0))
         tried = len(who) > 0
         seen.append(tried)
         tries.note(1.0, 1.0, 0 if tried else 1)
@@ -41,6 +41,7 @@ def test_what_is_believed_too_dear_is_tried_all_the_same() -> None:
 
 
 def test_rows_that_win_go_on() -> None:
+    """What a try wins is there for the next."""
     tries = Tries(0.01)
     seen = live(tries, 400, 0.5, accepts=1)
     first = seen.index(True)
@@ -51,10 +52,10 @@ def test_a_try_that_only_read_goes_on_reading() -> None:
     tries = Tries(0.01)
     tries.note(1000.0, 1.0, 100)
     costs = TryCosts(0.5, 0.0, np.array([2.0]), 1.0)
-    assert len(tries.begin(ROW, np.zeros(1), costs))
+    assert len(tries.begin(ROW, costs))
     assert not tries.won(replace(record([0], [0], depths=[1]), caught_up=512), 3.0, 1.0)
     assert tries.possible(100.0)
-    assert len(tries.begin(ROW, np.zeros(1), costs))
+    assert len(tries.begin(ROW, costs))
 
 
 def test_a_try_is_paid_for_once() -> None:

@@ -173,7 +173,7 @@ def test_a_third_drafter_counts(small: int) -> None:
     made.start(0)
     lag = np.zeros((3, 1), dtype=np.int64)
     drafted = []
-    for _ in range(900):
+    for _ in range(1400):
         choice = made.choose(replace(signals([7]), lag=lag, offered=lag))
         depth, who = int(choice.depths[0]), 0 if choice.drafter is None else int(choice.drafter[0])
         drafted.append(who if depth else -1)
