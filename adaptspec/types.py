@@ -357,6 +357,11 @@ class RoundRecord:
             known = self.__dict__["_drafting"] = bool(np.count_nonzero(self.drafted))
         return known
 
+    @property
+    def kept(self) -> IntArray:
+        """Accepted tokens that the client got [B]: the token that every pass brings is none of them."""
+        return np.minimum(self.accepted, np.maximum(self.emitted - 1, 0))
+
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch; what the whole round cost stays."""
         drafted = self.drafted[index]

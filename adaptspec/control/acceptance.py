@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.calibration import Calibration
-from adaptspec.control.continuation import Continuation
 from adaptspec.control.learned import counts
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 
@@ -20,7 +18,9 @@ from adaptspec.types import FloatArray, IntArray, RoundRecord
 _LEAST, _MOST = 0.005, 0.995
 # Of lookups by runs of 0, 1, 2-3, 4-7, 8-15 and more: a small model's greedy answers to held-out prompts of ten tasks.
 _RUNS = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])
-_RUNS_WEIGHT, _LONGEST = 16.0, 16
+_LONGEST = 16
+# Bins of confidence, and how sure a draft is at least.
+_BINS, _LEAST_SURE = 10, 0.35
 # Rounds that are learned together at most: of lookups, of models.
 _LOT, _MOST_NOTED = 32, 256
 
@@ -29,16 +29,15 @@ _LOT, _MOST_NOTED = 32, 256
 class AcceptanceSettings:
     """How fast counts fade and how strongly each level leans on the one above.
 
-    `row` is per round of a request, `task` and `everything` per observation. `prior` is believed like `prior_weight`
-    observations. `pull` is how many expected rejections the level above is worth when a level's overall rate is
-    estimated; `class_pull` how many observations it is worth in one class.
+    `row` is per round of a request, `traffic` per observation of a task, or of all. `prior` is believed like
+    `prior_weight` observations. `pull` is how many expected rejections the level above is worth when a level's overall
+    rate is estimated; `class_pull` how many observations it is worth in one class.
     """
 
-    prior: float = 0.6
-    prior_weight: float = 20.0
+    prior: float = 0.5
+    prior_weight: float = 8.0
     row: float = 0.99
-    task: float = 0.995
-    everything: float = 0.998
+    traffic: float = 0.998
     pull: float = 8.0
     class_pull: float = 20.0
 
@@ -47,9 +46,9 @@ class Acceptance:
     """P(a token is kept | all before it were) by class, in levels: all traffic, the tasks, the rows.
 
     Each level is estimated as its parent's hazards times one factor, how much more often it rejects than its parent,
-    blended with its mean rate, then class by class from its own counts: a few shallow drafts already say much about a
-    row's deeper positions, which is what keeps a cautious prior from staying shallow for ever. The counts of a row fade
-    with every round, drafted or not, so a row that was given up is tried again.
+    then class by class from its own counts: a few shallow drafts already say much about a row's deeper positions, which
+    is what keeps a cautious prior from staying shallow for ever. The counts of a row fade with every round, drafted or
+    not, so a row that was given up is tried again.
     """
 
     def __init__(
@@ -95,9 +94,9 @@ class Acceptance:
             for at, what in enumerate((None, wrong)):
                 seen[:, at] += np.bincount(level * size + key, what, (levels + 1) * size).reshape(-1, size)
         tried = drafted > 0
-        fade = self.settings.task ** np.bincount(1 + tasks[tried], minlength=levels)
+        fade = self.settings.traffic ** np.bincount(1 + tasks[tried], minlength=levels)
         fade[self._first_row :] = self.settings.row ** np.bincount(ours, minlength=levels)[self._first_row : levels]
-        fade[0] = self.settings.everything ** np.count_nonzero(tried)
+        fade[0] = self.settings.traffic ** np.count_nonzero(tried)
         seen[0] = seen[1 : self._first_row].sum(axis=0)
         self._counts *= fade[:, None, None]
         self._counts += seen[:-1]
@@ -112,11 +111,6 @@ class Acceptance:
     def of_tasks(self, tasks: IntArray) -> FloatArray:
         """[N, classes] of tasks [N], after shrinkage."""
         return np.asarray(1.0 - self._of_tasks()[tasks], dtype=np.float64)
-
-    def rejections(self, rows: IntArray) -> FloatArray:
-        """Decayed number of rejections of each row [B]: 0 for one that was never tried."""
-        rejected: FloatArray = self._counts[self._first_row + rows, 1].sum(axis=1)
-        return rejected
 
     def seen(self) -> FloatArray:
         """Decayed number of times each class was reached [classes], all traffic."""
@@ -145,14 +139,69 @@ class Acceptance:
     def _shrunk(self, own: FloatArray, parent: FloatArray, class_pull: float) -> FloatArray:
         reached, rejected = own[:, 0], own[:, 1]
         pull = self.settings.pull
-        seen, lost = reached.sum(axis=1, keepdims=True), rejected.sum(axis=1, keepdims=True)
-        factor = (lost + pull) / ((reached * parent).sum(axis=1, keepdims=True) + pull)
-        # Half by the parent's profile, half flat: a row that fails at the first position is not sure of the second only
-        # because those that came so far elsewhere were.
-        flat = (lost + pull * parent) / (seen + pull)
-        lean = 0.5 * class_pull * (np.minimum(parent * factor, 1.0) + flat)
-        hazards = (rejected + lean) / (reached + class_pull)
+        lost, expected = rejected.sum(axis=1, keepdims=True), (reached * parent).sum(axis=1, keepdims=True)
+        usual = np.minimum(parent * (lost + pull) / (expected + pull), 1.0)
+        hazards = (rejected + class_pull * usual) / (reached + class_pull)
         return np.asarray(np.minimum(np.maximum(hazards, _LEAST), _MOST), dtype=np.float64)
+
+
+class Calibration:
+    """P(a token is kept | the draft's confidence in it, the row): acceptance whose classes are bins of confidence.
+
+    At first `_LEAST_SURE` + (1 - `_LEAST_SURE`) x confidence: small drafts are right more often than unsure ones
+    believe. A row that repeats itself is surer than its draft knows, one that copies rare names less so.
+    """
+
+    def __init__(self, rows: int, tasks: int, bins: int = _BINS) -> None:
+        prior = _LEAST_SURE + (1.0 - _LEAST_SURE) * (np.arange(bins) + 0.5) / bins
+        self.acceptance = Acceptance(rows, tasks, bins, prior=prior)
+        self._bins = bins
+
+    @property
+    def informed(self) -> bool:
+        """Whether this drafter states its confidence at all."""
+        return bool(self.acceptance.seen().any())
+
+    def observe(
+        self, confidence: FloatArray, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray
+    ) -> None:
+        """Note N row-rounds as `Acceptance.observe` does; `confidence` [N, D], NaN where unknown: that says nothing."""
+        unknown = np.isnan(confidence)
+        reached = np.arange(confidence.shape[1]) < np.minimum(accepted + 1, drafted)[:, None]
+        told = np.where((unknown & reached).any(axis=1), 0, drafted)
+        bins = np.minimum(np.where(unknown, 0.0, confidence) * self._bins, self._bins - 1).astype(np.int64)
+        self.acceptance.observe_classes(rows, tasks, bins, told, accepted)
+
+
+class Continuation:
+    """P(position j is drafted | j - 1 was, and the depth allowed it): acceptance where going on is to be accepted.
+
+    Short of 1 where a stop rule cuts drafts. Two rates: among all drafts, which says what drafting costs, and among
+    those still accepted, which says what it earns.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._everyone, self._alive = (Acceptance(0, 1, depth, prior=np.ones(depth)) for _ in range(2))
+
+    def observe(self, depths: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """Note rounds of N rows: depth decided (0: says nothing), tokens drafted and accepted, all [N]."""
+        nobody, any_task = np.full(len(depths), -1), np.zeros(len(depths), dtype=np.int64)
+        for known, allowed in ((self._everyone, depths), (self._alive, np.minimum(depths, accepted + 1))):
+            known.observe(nobody, any_task, allowed, np.minimum(drafted, allowed))
+
+    def rates(self) -> tuple[FloatArray, FloatArray]:
+        """Two [depth]: P(not stopped before position j | accepted so far), P(position j is drafted)."""
+        any_task = np.zeros(1, dtype=np.int64)
+        return self._alive.of_tasks(any_task)[0].cumprod(), self._everyone.of_tasks(any_task)[0].cumprod()
+
+    def learned(self) -> FloatArray:
+        """A copy of the counts of all drafts and of those still accepted [2, 2, 2, depth]."""
+        return np.array([self._everyone.learned(), self._alive.learned()])
+
+    def restore(self, counts: FloatArray) -> None:
+        """Go on from counts that `learned` once gave."""
+        for known, own in zip((self._everyone, self._alive), counts, strict=True):
+            known.restore(own)
 
 
 class ModelSignals:
@@ -166,21 +215,21 @@ class ModelSignals:
     def start(self, row: int) -> None:
         """A request begins in `row`."""
         self.acceptance.start(row)
-        self.calibration.start(row)
+        self.calibration.acceptance.start(row)
 
     def observe(self, lot: Lot, mine: IntArray) -> None:
         """Row-rounds, of which this drafter ran `mine` [N]."""
         drafted, kept = lot.drafted * mine, lot.kept * mine
         self.acceptance.observe(lot.rows, lot.tasks, drafted, kept)
         self.continuation.observe(lot.depths * mine, drafted, kept)
-        self.calibration.observe(lot.confidence, drafted, kept, lot.rows, lot.tasks)
+        self.calibration.observe(lot.confidence, lot.rows, lot.tasks, drafted, kept)
 
     def learned(self) -> dict[str, FloatArray]:
         """See `Chooser.learned`."""
         return {
             "acceptance": self.acceptance.learned(),
             "continuation": self.continuation.learned(),
-            "calibration": self.calibration.learned(),
+            "calibration": self.calibration.acceptance.learned(),
         }
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
@@ -188,15 +237,14 @@ class ModelSignals:
         known = {name: counts(learned, name, now.shape) for name, now in self.learned().items()}
         self.acceptance.restore(known["acceptance"])
         self.continuation.restore(known["continuation"])
-        self.calibration.restore(known["calibration"])
+        self.calibration.acceptance.restore(known["calibration"])
 
 
 class LookupSignals:
     """What is known of a lookup: acceptance by the run it is in the middle of. It is scored where it does not run."""
 
-    def __init__(self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings) -> None:
-        own = AcceptanceSettings(prior_weight=_RUNS_WEIGHT, task=settings.everything, everything=0.999)
-        self.acceptance = Acceptance(0, tasks, len(_RUNS), own, _RUNS)
+    def __init__(self, rows: int, tasks: int, depth: int) -> None:
+        self.acceptance = Acceptance(0, tasks, len(_RUNS), prior=_RUNS)
         self.run: IntArray = np.zeros(rows, dtype=np.int64)
         ahead = np.arange(_LONGEST + 1)[:, None] + np.arange(depth + 1)
         self._class: IntArray = np.array([min(run.bit_length(), len(_RUNS) - 1) for run in range(ahead.max() + 1)])[
@@ -299,9 +347,9 @@ class Notes:
         if not records:
             return None
         counts = [len(r.rows) for r in records]
-        rows, tasks, drafter, depths, drafted, accepted, emitted = (
+        rows, tasks, drafter, depths, drafted, kept = (
             np.concatenate([getattr(r, name) for r in records])
-            for name in ("rows", "tasks", "drafter", "depths", "drafted", "accepted", "emitted")
+            for name in ("rows", "tasks", "drafter", "depths", "drafted", "kept")
         )
         decided = np.repeat([r.decision for r in records], counts)
         ended = (decided > 0) & (decided <= self._began[rows])  # 0: nobody numbers decisions, and none comes late
@@ -320,6 +368,6 @@ class Notes:
             drafter,
             np.where((drafted == 0) & read, 0, np.minimum(depths, depth)),  # who only caught up was not stopped
             drafted,
-            np.minimum(np.minimum(accepted, np.maximum(emitted - 1, 0)), drafted),
+            np.minimum(kept, drafted),
             confidence,
         )

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.control.acceptance import Acceptance, AcceptanceSettings, LookupSignals, Notes
+from adaptspec.control.acceptance import (
+    Acceptance,
+    AcceptanceSettings,
+    Calibration,
+    Continuation,
+    LookupSignals,
+    Notes,
+)
+from adaptspec.types import FloatArray, IntArray
 from tests.control.helpers import record
 
 ROW = np.array([0])
@@ -30,7 +38,6 @@ def test_a_round_says_nothing_of_positions_it_did_not_reach() -> None:
     signals = Acceptance(1, 1, 4)
     observe(signals, 4, 1)
     assert signals.seen().tolist() == [1.0, 1.0, 0.0, 0.0]
-    assert signals.rejections(ROW).tolist() == [1.0]
 
 
 def test_shallow_rounds_raise_the_estimate_of_deep_positions() -> None:
@@ -60,11 +67,12 @@ def test_tasks_are_told_apart() -> None:
 
 
 def test_a_row_that_fails_at_once_is_not_trusted_deeper() -> None:
-    """Those that came as far elsewhere were the good ones."""
+    """However sure those who came further were: its drafts are worth no more for being longer."""
     signals = Acceptance(2, 1, 4)
     for _ in range(60):
         signals.observe(np.array([0, 1]), np.zeros(2, np.int64), np.array([4, 1]), np.array([4, 0]))
-    assert signals.acceptance(np.array([1]), ROW)[0, 1] < 0.75
+    survival = signals.acceptance(np.array([1]), ROW)[0].cumprod()
+    assert survival[1:].sum() < 0.5
 
 
 def test_start_forgets_the_row() -> None:
@@ -77,7 +85,7 @@ def test_start_forgets_the_row() -> None:
 @given(rounds=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12))
 def test_several_rounds_of_a_row_at_once_equal_them_one_by_one(rounds: list[tuple[int, int]]) -> None:
     """Without fading the two ways of learning are the same sum."""
-    still = AcceptanceSettings(row=1.0, task=1.0, everything=1.0)
+    still = AcceptanceSettings(row=1.0, traffic=1.0)
     drafted = np.array([d for d, _ in rounds])
     accepted = np.array([min(d, a) for d, a in rounds])
     one, lot = Acceptance(1, 1, 4, still), Acceptance(1, 1, 4, still)
@@ -101,7 +109,7 @@ def test_estimates_are_probabilities(rounds: list[tuple[int, int]]) -> None:
 
 def test_a_lookup_that_was_right_is_trusted_further() -> None:
     """Text that repeats other text does so in runs: whoever is in the middle of one can be sure of the next token."""
-    known = LookupSignals(2, 1, 4, AcceptanceSettings())
+    known = LookupSignals(2, 1, 4)
     rows, tasks = np.array([0, 1]), np.array([0, 0])
     for _ in range(4):
         known.note(rows, tasks, np.array([4, 4]), np.array([4, 0]))
@@ -113,7 +121,7 @@ def test_a_lookup_that_was_right_is_trusted_further() -> None:
 
 
 def test_what_a_lookup_teaches_stays_with_its_task() -> None:
-    known = LookupSignals(2, 3, 4, AcceptanceSettings())
+    known = LookupSignals(2, 3, 4)
     rows, tasks = np.array([0, 1]), np.array([1, 2])
     for _ in range(200):
         known.note(rows, tasks, np.array([2, 2]), np.array([0, 1]))
@@ -121,7 +129,7 @@ def test_what_a_lookup_teaches_stays_with_its_task() -> None:
     never, once = known.gains(rows, tasks)
     assert never[1] < 0.2
     assert once[1] > 0.8
-    other = LookupSignals(2, 3, 4, AcceptanceSettings())
+    other = LookupSignals(2, 3, 4)
     other.restore(known.learned())
     assert np.allclose(other.gains(np.array([0]), tasks[1:]), known.gains(np.array([1]), tasks[1:]))
 
@@ -144,5 +152,72 @@ def test_rounds_are_of_the_requests_that_ran_them() -> None:
     assert notes.taken() is None
     known = Acceptance(2, 3, 3)
     known.observe(lot.rows[:1], lot.tasks[:1], np.array([1]), np.array([0]))
-    assert known.rejections(np.array([0, 1])).tolist() == [0.0, 0.0]
+    usual = known.of_tasks(np.array([0, 0]))
+    assert np.allclose(known.acceptance(np.array([0, 1]), np.array([0, 0])), usual)
     assert known.of_tasks(np.array([1]))[0, 0] < known.of_tasks(np.array([2]))[0, 0]
+
+
+def sure(calibration: Calibration, rows: IntArray = ROW, tasks: IntArray = ROW) -> FloatArray:
+    return calibration.acceptance.acceptance(rows, tasks)
+
+
+def test_calibration_begins_near_the_drafts_own_word_and_learns() -> None:
+    calibration = Calibration(1, 1)
+    assert sure(calibration)[0, 9] == pytest.approx(0.35 + 0.65 * 0.95)
+    assert not calibration.informed
+    for _ in range(100):
+        calibration.observe(np.array([[0.95]]), ROW, ROW, np.array([1]), np.array([0]))
+    assert sure(calibration)[0, 9] < 0.05
+    assert calibration.informed
+
+
+def test_calibration_ignores_what_verification_never_reached() -> None:
+    """After a rejection at the first token the second's agreement is unknown; so is a token of no stated confidence."""
+    calibration = Calibration(1, 1)
+    calibration.observe(np.array([[0.25, 0.95]]), ROW, ROW, np.array([2]), np.array([0]))
+    assert calibration.acceptance.seen()[[2, 9]].tolist() == [1.0, 0.0]
+    calibration.observe(np.array([[np.nan, 0.95]]), ROW, ROW, np.array([2]), np.array([2]))
+    assert calibration.acceptance.seen()[9] == 0.0
+
+
+def test_rows_that_fare_better_or_worse_than_their_confidence_are_told_apart() -> None:
+    """And a new request in the row is like any other of its task again."""
+    calibration, rows, tasks = Calibration(2, 1), np.array([0, 1]), np.array([0, 0])
+    for _ in range(30):
+        calibration.observe(np.full((2, 1), 0.5), rows, tasks, np.array([1, 1]), np.array([1, 0]))
+    better, worse = sure(calibration, rows, tasks)[:, 5]
+    assert better > worse + 0.3
+    calibration.acceptance.start(1)
+    assert worse + 0.1 < sure(calibration, rows, tasks)[1, 5] < better - 0.1
+
+
+def test_a_request_begins_as_sure_as_its_task() -> None:
+    """Answers of few tokens have no time to tell what their draft's confidence is worth: their task knows."""
+    calibration, rows, tasks = Calibration(2, 3), np.array([0, 1]), np.array([2, 1])
+    for _ in range(100):
+        calibration.observe(np.full((2, 1), 0.25), rows, tasks, np.array([1, 1]), np.array([0, 1]))
+    for row in rows:
+        calibration.acceptance.start(row)
+    fresh = sure(calibration, rows, tasks)
+    assert fresh[1, 2] > fresh[0, 2] + 0.3
+    again = Calibration(2, 3)
+    again.acceptance.restore(calibration.acceptance.learned())
+    assert np.array_equal(sure(again, rows, tasks), fresh)
+
+
+def test_continuation_tells_cost_from_gain() -> None:
+    """A stop rule that cuts only drafts that were to be rejected costs less and loses nothing."""
+    continuation = Continuation(2)
+    for _ in range(200):
+        continuation.observe(np.array([2, 2]), np.array([2, 1]), np.array([2, 0]))
+    kept, drafted = continuation.rates()
+    assert kept[1] > 0.95
+    assert drafted[1] == pytest.approx(0.5, abs=0.05)
+
+
+def test_rows_without_a_depth_say_nothing_of_how_far_drafts_go_on() -> None:
+    """Whatever they drafted."""
+    alone, beside = Continuation(3), Continuation(3)
+    alone.observe(np.array([3]), np.array([1]), np.array([1]))
+    beside.observe(np.array([3, 0, 0]), np.array([1, 2, 3]), np.array([1, 2, 0]))
+    np.testing.assert_array_equal(alone.learned(), beside.learned())

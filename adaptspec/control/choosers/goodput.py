@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adaptspec.control.acceptance import AcceptanceSettings, LookupSignals, ModelSignals, Notes
-from adaptspec.control.calibration import Calibration
+from adaptspec.control.acceptance import AcceptanceSettings, Calibration, LookupSignals, ModelSignals, Notes
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.exploration import Exploration
 from adaptspec.control.choosers.pacing import Market
@@ -19,14 +18,12 @@ from adaptspec.control.policy import BatchSignals
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
-# A plan serves this many rounds; those of new requests fewer, those without drafts so many times as many.
-_SERVES, _FIRST_SERVE, _OFF_SERVES = 32, 4, 2
+# A plan serves this many rounds; those of new requests fewer.
+_SERVES, _FIRST_SERVE = 32, 4
 # After so many rounds in which lookups found nothing right they look in one of some rounds: looking takes time, too.
 _LOOKS_IN_VAIN, _LOOKS_EVERY = 16, 4
 # One row in so many may be new to a plan, or gone.
 _FEW = 8
-# What was seen too rarely is never hoped to be surer than this.
-_HOPED = 0.98
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class GoodputSettings:
     stops: bool = True
     horizon_rounds: float = 32.0  # catching up is spread over so many rounds
     optimism: float = 0.1  # added to acceptance: optimism / sqrt(1 + times seen)
-    tries: float = 0.01  # share of time that may be lost on trying what is off
+    tries: float = 0.005  # share of time that may be lost on trying what is off
 
 
 @dataclass
@@ -67,9 +64,11 @@ class Goodput:
     share; every subset of them is tried. What a lookup found is known before the round and taken at the same price.
 
     Exploration: prices are hopeful where costs are unsure, acceptance where little was seen. Rows that are off are
-    tried from an allowance of 1 % of time; when it has gone unused for some tokens all of them are, whatever that is
-    expected to cost. Source: AdaptSpec design; the objective is vLLM's and SmartSpec's goodput (Liu et al. 2024,
-    "Optimizing Speculative Decoding for Serving Large Language Models Using Goodput").
+    tried from an allowance of half a percent of time; when it has gone unused for some tokens all of them are, whatever
+    that is expected to cost.
+
+    Source: AdaptSpec design; the objective is vLLM's and SmartSpec's goodput (Liu et al. 2024, "Optimizing Speculative
+    Decoding for Serving Large Language Models Using Goodput").
     """
 
     def __init__(self, cost: CostTable, rows: int, tasks: int, settings: GoodputSettings = GoodputSettings()) -> None:
@@ -83,7 +82,7 @@ class Goodput:
         names = list(enumerate(settings.drafters))
         lookups = {name for name in settings.drafters if kind_of(name) is Kind.LOOKUP}
         self._models = {i: ModelSignals(rows, tasks, depth, settings.acceptance) for i, n in names if n not in lookups}
-        self._lookups = {i: LookupSignals(rows, tasks, depth, settings.acceptance) for i, n in names if n in lookups}
+        self._lookups = {i: LookupSignals(rows, tasks, depth) for i, n in names if n in lookups}
         self._depth: IntArray = np.full(rows, -1, dtype=np.int64)  # planned with a model, by row; -1: not yet
         self._bids: FloatArray = np.zeros((3, rows))  # what it is expected to keep, draft, and take beside verifying
         # What is expected of each model by row, as planned.
@@ -91,7 +90,7 @@ class Goodput:
             which: {
                 "acceptance": np.zeros((rows, depth)),
                 "gains": np.zeros((rows, depth + 1)),
-                "calibration": model.calibration.of_rows(*np.zeros((2, rows), dtype=np.int64)),
+                "calibration": model.calibration.acceptance.acceptance(*np.zeros((2, rows), dtype=np.int64)),
             }
             for which, model in self._models.items()
         }
@@ -100,8 +99,7 @@ class Goodput:
         self._patience = 1  # rounds that the next plan serves
         self._notes = Notes(rows, depth)
         models = {i: settings.drafters[i] for i in self._models}
-        failed = {i: model.acceptance.rejections for i, model in self._models.items()}
-        self._exploration = Exploration(settings.tries, cost, models, failed, tiers)
+        self._exploration = Exploration(settings.tries, cost, models, tiers)
         self._in_vain = 0  # rounds in which no lookup was right
 
     @property
@@ -145,7 +143,7 @@ class Goodput:
         plan = self._current(signals)
         choice = self._one(plan, signals) if len(signals.rows) == 1 else self._many(plan, signals)
         if self._models:
-            choice = self._exploration.explored(choice, plan, signals)
+            choice = self._exploration.explored(choice, plan.market, plan.deepest, signals)
         return choice if signals.least_limit >= self.max_depth else choice.within(signals.limits)
 
     def outlook(self, signals: BatchSignals) -> Outlook | None:
@@ -167,7 +165,7 @@ class Goodput:
         if plan is None:
             return
         plan.left -= 1
-        if self._exploration.learn(record, plan):
+        if self._exploration.learn(record, plan.market):
             plan.left = 0
 
     def learned(self) -> dict[str, FloatArray]:
@@ -246,9 +244,7 @@ class Goodput:
         self._exploration.renew()
         market = self._market(signals)
         best = best_plan(market)
-        # Without drafts little is seen that could change it, and a round is shortest.
-        serves = self._patience if best.deepest else _OFF_SERVES * self._patience
-        plan = _Plan(best.goodput, best.line, best.deepest, market, serves, best.goodput, best.share)
+        plan = _Plan(best.goodput, best.line, best.deepest, market, self._patience, best.goodput, best.share)
         self._patience = min(2 * self._patience, _SERVES)
         self._seat(plan, market, signals.rows)
         self._stand(plan, signals.rows)
@@ -318,7 +314,7 @@ class Goodput:
         cost, name = self._cost, self._settings.drafters[which]
         sure = known.acceptance.acceptance(signals.rows, signals.tasks)
         hope = self._settings.optimism / np.sqrt(1.0 + known.acceptance.seen())
-        acceptance = np.minimum(sure + hope, np.maximum(sure, _HOPED))
+        acceptance = np.minimum(sure + hope, 1.0)
         kept, drafted = known.continuation.rates()
         per_step, per_row = cost.step_line(name, signals.round_size)
         gains = np.cumsum(acceptance.cumprod(axis=1) * kept, axis=1)
@@ -332,7 +328,7 @@ class Goodput:
             per_row,
             cost.start_seconds(name),
             cost.catch_up_seconds(name, 1.0) * signals.lag[which] / self._settings.horizon_rounds,
-            known.calibration.of_rows(signals.rows, signals.tasks),
+            known.calibration.acceptance.acceptance(signals.rows, signals.tasks),
         )
 
     def _outlook(self, plan: _Plan, rows: IntArray) -> Outlook | None:
