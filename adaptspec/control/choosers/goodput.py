@@ -10,7 +10,6 @@ import numpy as np
 from adaptspec.control.acceptance import AcceptanceSettings, Calibration, LookupSignals, ModelSignals, Notes
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.exploration import Exploration
-from adaptspec.control.choosers.pacing import Market
 from adaptspec.control.choosers.planning import ModelTerms, Offer, RoundTerms, best_plan, mixed, modelled
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
@@ -77,7 +76,6 @@ class Goodput:
         self._settings = settings
         tiers = sorted(set(settings.tiers) - {0})
         self.max_depth = depth = tiers[-1] if tiers else 0
-        self._tiers = tiers
         self._allowed: BoolArray = np.isin(np.arange(depth + 1), [0, *tiers])
         names = list(enumerate(settings.drafters))
         lookups = {name for name in settings.drafters if kind_of(name) is Kind.LOOKUP}
@@ -286,29 +284,9 @@ class Goodput:
     def _terms(self, signals: BatchSignals) -> tuple[ModelTerms, ...]:
         return tuple(self._model(which, known, signals) for which, known in self._models.items())
 
-    def market(self, signals: BatchSignals) -> Market | None:
-        """What drafting with the first model brings and costs these rows, by what was known at the last plan.
-
-        None where no drafter runs a model.
-        """
-        if not self._models:
-            return None
-        now = self._market(signals)
-        model = now.models[0]
-        gains = np.diff(model.gains, axis=1)
-        return Market(
-            gains=gains,
-            sizes=np.broadcast_to(model.drafted, gains.shape),
-            tiers=np.array(self._tiers),
-            limits=signals.limits,
-            entry=model.entry,
-            base_tokens=float(now.size),
-            plain=now.plain,
-            overhead=now.plain + now.beside + model.start,
-            per_step=model.per_step,
-            per_row=model.per_row,
-            verify=now.verify,
-        )
+    def terms(self, signals: BatchSignals) -> RoundTerms | None:
+        """What drafting brings and costs these rows, by what was known at the last plan; None without a model."""
+        return self._market(signals) if self._models and self.max_depth else None
 
     def _model(self, which: int, known: ModelSignals, signals: BatchSignals) -> ModelTerms:
         cost, name = self._cost, self._settings.drafters[which]

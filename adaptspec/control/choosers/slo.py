@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -13,28 +12,15 @@ from adaptspec.control.acceptance import AcceptanceSettings
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.goodput_spec import PriorSpec
-from adaptspec.control.choosers.pacing import Market, keep_pace, seconds_of, worst_pace
-from adaptspec.control.cost import CostTable
+from adaptspec.control.choosers.planning import RoundTerms
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
-# One row in so many may join before paces are reviewed.
-_FEW = 8
-
-
-@dataclass(frozen=True)
-class SloSettings:
-    """`seconds_per_token` is promised to every request. What a row is behind or ahead by is made up for over
-
-    `horizon_tokens`; `margin` of the time is kept in reserve, since rounds vary.
-    """
-
-    seconds_per_token: float
-    horizon_tokens: float = 16.0
-    margin: float = 0.05
-    review_rounds: int = 4
-    goodput: GoodputSettings = field(default_factory=GoodputSettings)
+# Paces are reviewed once in so many rounds.
+_REVIEW_ROUNDS = 4
+# A row ahead of its target may idle, one behind may hurry, up to these multiples of the target.
+_MOST, _LEAST = 4.0, 0.25
 
 
 class Slo:
@@ -54,49 +40,46 @@ class Slo:
     draft trees for each request's target before it spends what is left on throughput.
     """
 
-    # A row ahead of its target may idle, one behind may hurry, up to these multiples of the target.
-    _MOST, _LEAST = 4.0, 0.25
+    def __init__(
+        self, goodput: Goodput, rows: int, seconds_per_token: float, horizon_tokens: float = 16.0, margin: float = 0.05
+    ) -> None:
+        """`seconds_per_token` is promised; `margin` of it is kept in reserve, since rounds vary.
 
-    def __init__(self, cost: CostTable, rows: int, tasks: int, settings: SloSettings) -> None:
-        """`tasks` counts the known tasks and task 0, unknown."""
-        self._settings = settings
-        self._goodput = Goodput(cost, rows, tasks, settings.goodput)
-        self.max_depth = self._goodput.max_depth
+        What a row is behind or ahead by is made up for over `horizon_tokens`.
+        """
+        self._goodput = goodput
+        self._target = seconds_per_token * (1.0 - margin)
+        self._horizon = horizon_tokens
+        self.max_depth = goodput.max_depth
         self._seconds: FloatArray = np.zeros(rows)
         self._tokens: FloatArray = np.zeros(rows)
         self._depths: IntArray = np.full(rows, -1, dtype=np.int64)  # -1: goodput's own will do
-        self._hurried, self._rounds_left = False, 0
-        self._size, self._joined = 0, 0  # rows at the last review, and how many have joined them since
+        self._rounds_left = 0
 
     def start(self, row: int) -> None:
         """See `Chooser.start`."""
         self._goodput.start(row)
         self._seconds[row] = self._tokens[row] = 0.0
         self._depths[row] = -1
-        self._joined += 1
-        if _FEW * self._joined > self._size:
-            self._rounds_left = min(self._rounds_left, self._settings.review_rounds // 2)
 
     def finish(self, row: int) -> None:
         """See `Goodput.finish`."""
         self._goodput.finish(row)
 
     def choose(self, signals: BatchSignals) -> Choice:
-        """See `Chooser.choose`. A plan serves for a few rounds; rows that join meanwhile follow goodput."""
+        """See `Chooser.choose`. A review serves for a few rounds; rows that join meanwhile follow goodput."""
         choice = self._goodput.choose(signals)
-        if self.max_depth == 0:
-            return choice
         if self._rounds_left <= 0:
-            self._rounds_left = self._settings.review_rounds
-            self._size, self._joined = len(signals.rows), 0
-            self._hurried = self._review(signals, choice)
+            self._rounds_left = _REVIEW_ROUNDS
+            self._review(signals, choice)
         self._rounds_left -= 1
-        if not self._hurried:
-            return choice
         own = self._depths[signals.rows]
         # A try has been paid for, and is settled by what its round brings.
         tried = choice.reasons == int(Reason.EXPLORE)
-        depths = np.minimum(np.where((own < 0) | tried, choice.depths, own), signals.limits)
+        kept = (own < 0) | tried
+        if kept.all():
+            return choice
+        depths = np.minimum(np.where(kept, choice.depths, own), signals.limits)
         reasons = np.where(tried, choice.reasons, np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF)))
         return Choice(depths, reasons, choice.outlook)
 
@@ -114,38 +97,84 @@ class Slo:
         """See `Chooser.restore`."""
         self._goodput.restore(learned)
 
-    def _review(self, signals: BatchSignals, choice: Choice) -> bool:
-        """Whether goodput's own depths would make a row late; `_depths` then hold better ones for these rows."""
-        market = self._goodput.market(signals)
-        if market is None:
-            return False
+    def _review(self, signals: BatchSignals, choice: Choice) -> None:
+        """Where goodput's own depths would make a row late, give these rows better ones."""
+        self._depths[:] = -1
+        terms = self._goodput.terms(signals)
+        if terms is None:
+            return
         wish = np.minimum(choice.depths, signals.limits)
         allowed = self._allowed(signals.rows)
-        if worst_pace(market, wish[None], allowed)[0] >= 1.0:
-            return False
-        plan = keep_pace(market, allowed)
-        self._depths[:] = -1
-        self._depths[signals.rows] = (
-            self._with_spare(market, plan.depths, wish, allowed) if plan.worst >= 1.0 else plan.depths
-        )
-        return True
+        if worst_pace(terms, wish[None], allowed)[0] < 1.0:
+            least, worst = keep_pace(terms, allowed)
+            self._depths[signals.rows] = _with_spare(terms, least, wish, allowed) if worst >= 1.0 else least
 
     def _allowed(self, rows: IntArray) -> FloatArray:
         """Seconds per token from here on [B], so that the whole meets the target at the horizon."""
-        settings = self._settings
-        target = settings.seconds_per_token * (1.0 - settings.margin)
+        target = self._target
         ahead = target * self._tokens[rows] - self._seconds[rows]
-        return np.clip(target + ahead / settings.horizon_tokens, self._LEAST * target, self._MOST * target)
+        return np.clip(target + ahead / self._horizon, _LEAST * target, _MOST * target)
 
-    def _with_spare(self, market: Market, least: IntArray, wish: IntArray, allowed: FloatArray) -> IntArray:
-        """The most goodput between the least depths that keep all paces and goodput's own, cut at each depth."""
-        cuts = np.concatenate(([0], market.tiers))
-        candidates = np.maximum(least, np.minimum(wish, cuts[:, None]))
-        gained = np.concatenate((np.zeros((len(wish), 1)), np.cumsum(market.gains, axis=1)), axis=1)
-        emitted = market.base_tokens + gained[np.arange(len(wish)), candidates].sum(axis=1)
-        goodput = emitted / seconds_of(market, candidates)
-        fits = worst_pace(market, candidates, allowed) >= 1.0
-        return candidates[int(np.argmax(np.where(fits, goodput, -1.0)))] if fits.any() else least
+
+def keep_pace(terms: RoundTerms, allowed: FloatArray) -> tuple[IntArray, float]:
+    """The least drafting [B] that lets the slowest row be as fast as it must be, or as it can be; and its pace then.
+
+    Rows are raised a depth at a time, always the one that is worst off: the order of emitted tokens x allowed seconds.
+    The depths after each step are the cheapest with which no row is worse off than the next to be raised, so the
+    first that keep the pace are the least that do (each row's demand grows with T, and T with all depths: the least
+    fixed point, as in power control, Yates 1995), and the best of them all is the least violation.
+    """
+    depths = np.flatnonzero(terms.fits.any(axis=0))  # 0 is always among them
+    open_ = terms.fits[:, depths[1:]]
+    levels = (1.0 + terms.models[0].gains[:, depths[:-1]]) * allowed[:, None]
+    order = np.argsort(np.where(open_, levels, np.inf), axis=None, kind="stable")[: np.count_nonzero(open_)]
+    raised = order[:, None] // max(1, len(depths) - 1) == np.arange(len(open_))
+    steps = np.concatenate((np.zeros((1, len(open_)), np.int64), np.cumsum(raised, axis=0)))
+    plans: IntArray = depths[steps]
+    paces = worst_pace(terms, plans, allowed)
+    kept = paces >= 1.0
+    best = int(np.argmax(kept if kept.any() else paces))
+    return plans[best], float(paces[best])
+
+
+def worst_pace(terms: RoundTerms, depths: IntArray, allowed: FloatArray) -> FloatArray:
+    """The slowest row's pace under each of N batches of depths [N, B], as a share of what it must be.
+
+    A row emits 1 + its gains in a round of T seconds, all rows the same T, and is to need at most `allowed` [B] seconds
+    per token: at least 1 means that every row does.
+    """
+    paces: FloatArray = (emitted_of(terms, depths) * allowed).min(axis=1) / seconds_of(terms, depths)
+    return paces
+
+
+def emitted_of(terms: RoundTerms, depths: IntArray) -> FloatArray:
+    """Tokens that rows are expected to emit under each of N batches of depths [N, B]."""
+    emitted: FloatArray = 1.0 + terms.models[0].gains[np.arange(depths.shape[1]), depths]
+    return emitted
+
+
+def seconds_of(terms: RoundTerms, depths: IntArray) -> FloatArray:
+    """T of N batches of depths [N, B], in seconds, all drafts by the first model."""
+    model = terms.models[0]
+    tokens = model.sizes[depths].sum(axis=1)
+    # A step is paid while any row is still drafting.
+    steps = np.cumsum(np.concatenate(([0.0], 1.0 - (1.0 - model.drafted) ** depths.shape[1])))
+    drafting = terms.beside + model.start + model.per_step * steps[depths.max(axis=1)] + model.per_row * tokens
+    drafting += np.where(depths > 0, model.entry, 0.0).sum(axis=1)
+    drafting += np.interp(tokens, np.arange(len(terms.verify)), terms.verify)
+    seconds: FloatArray = terms.plain + np.where(tokens > 0.0, drafting, 0.0)
+    return seconds
+
+
+def _with_spare(terms: RoundTerms, least: IntArray, wish: IntArray, allowed: FloatArray) -> IntArray:
+    """The most goodput between the least depths that keep all paces and goodput's own, cut at each depth."""
+    cuts = np.flatnonzero(terms.fits.any(axis=0))
+    plans = np.maximum(least, np.minimum(wish, cuts[:, None]))
+    others = terms.size - len(least)
+    goodput = (others + emitted_of(terms, plans).sum(axis=1)) / seconds_of(terms, plans)
+    fits = worst_pace(terms, plans, allowed) >= 1.0
+    best: IntArray = plans[int(np.argmax(np.where(fits, goodput, -1.0)))] if fits.any() else least
+    return best
 
 
 class SloSpec(Part):
@@ -164,10 +193,7 @@ class SloSpec(Part):
     def build(self, parts: Parts) -> Chooser:
         """The chooser."""
         acceptance = AcceptanceSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
-        settings = SloSettings(
-            self.time_per_output_token_ms / 1e3,
-            self.horizon_tokens,
-            self.margin,
-            goodput=GoodputSettings(parts.tiers, parts.drafters[:1], acceptance, stops=parts.stops),
-        )
-        return Slo(parts.cost, parts.max_rows, parts.tasks, settings)
+        settings = GoodputSettings(parts.tiers, parts.drafters[:1], acceptance, stops=parts.stops)
+        goodput = Goodput(parts.cost, parts.max_rows, parts.tasks, settings)
+        seconds = self.time_per_output_token_ms / 1e3
+        return Slo(goodput, parts.max_rows, seconds, self.horizon_tokens, self.margin)

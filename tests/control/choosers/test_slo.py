@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
-from adaptspec.control.choosers.slo import Slo, SloSettings
+from adaptspec.control.choosers.planning import ModelTerms, RoundTerms
+from adaptspec.control.choosers.slo import Slo, keep_pace, seconds_of, worst_pace
 from adaptspec.control.policy import BatchSignals
 from adaptspec.replay.simulator import Tally
 from adaptspec.replay.tape import tape_of
@@ -22,6 +26,39 @@ from tests.control.two_drafters import GOODPUT, OFF, alike, request, serve
 SLO = HEADER + "  choose: {algorithm: slo, time-per-output-token-ms: %s}\n"
 # Half of the rows accept most tokens, half few: goodput lets the first draft deep, at the expense of the others.
 UNEQUAL = tape_of([request(f"r{i}", (0.35, 0.85)[i % 2], 0.0, 300, i) for i in range(24)])
+
+
+def promised(seconds: float, rows: int = 1, margin: float = 0.05, drafter: str = "draft-model") -> Slo:
+    return Slo(Goodput(table(), rows, 1, GoodputSettings(drafters=(drafter,))), rows, seconds, margin=margin)
+
+
+def terms(
+    acceptance: list[float], limits: list[int], verify: float = 0.1, tiers: tuple[int, ...] = (1, 2, 3)
+) -> RoundTerms:
+    """Rows that accept every token with their own chance; times in units of a plain round's fixed part."""
+    rows, deepest = len(acceptance), max(tiers)
+    chances = np.repeat(np.array(acceptance)[:, None], deepest, axis=1)
+    depths = np.arange(deepest + 1)
+    model = ModelTerms(
+        which=0,
+        acceptance=chances,
+        gains=np.concatenate((np.zeros((rows, 1)), np.cumsum(np.cumprod(chances, axis=1), axis=1)), axis=1),
+        sizes=depths.astype(np.float64),
+        drafted=np.ones(deepest),
+        per_step=0.1,
+        per_row=0.02,
+        start=0.05,
+        entry=np.zeros(rows),
+        calibration=np.zeros((rows, 1)),
+    )
+    return RoundTerms(
+        size=rows,
+        plain=1.2,
+        beside=0.05,
+        verify=verify * np.arange(rows * deepest + 1, dtype=np.float64),
+        fits=np.isin(depths, (0, *tiers)) & (depths <= np.array(limits)[:, None]),
+        models=(model,),
+    )
 
 
 def paces(served: Tally) -> list[float]:
@@ -64,7 +101,7 @@ def test_a_promise_that_cannot_be_kept_leaves_the_least_violation() -> None:
 
 def test_the_row_that_is_behind_is_preferred() -> None:
     """Measured pace decides who hurries: two rows alike, one of which has lost time."""
-    made = Slo(table(), 2, 1, SloSettings(2.5e-3, margin=0.0))
+    made = promised(2.5e-3, rows=2, margin=0.0)
     for row in (0, 1):
         made.start(row)
     for _ in range(60):
@@ -86,7 +123,7 @@ def test_goodput_is_asked_once_a_round_and_its_tries_are_kept(monkeypatch: pytes
         return asked[-1]
 
     monkeypatch.setattr(Goodput, "choose", noted)
-    made = Slo(table(), 2, 1, SloSettings(1e-4))  # a promise that nobody can keep: always hurried
+    made = promised(1e-4, rows=2)  # a promise that nobody can keep: always hurried
     for row in (0, 1):
         made.start(row)
     tries = 0
@@ -102,7 +139,7 @@ def test_goodput_is_asked_once_a_round_and_its_tries_are_kept(monkeypatch: pytes
 
 
 def test_state_is_that_of_goodput() -> None:
-    made, other = (Slo(table(), 1, 1, SloSettings(1e-3)) for _ in range(2))
+    made, other = (promised(1e-3) for _ in range(2))
     made.start(0)
     for _ in range(50):
         made.choose(signals([7]))
@@ -113,9 +150,41 @@ def test_state_is_that_of_goodput() -> None:
 
 def test_lookups_alone_are_goodputs_affair() -> None:
     """What a lookup finds is known beforehand, and costs no row its pace."""
-    made = Slo(table(), 1, 1, SloSettings(1e-4, goodput=GoodputSettings(drafters=("ngram",))))
+    made = promised(1e-4, drafter="ngram")
     made.start(0)
     for _ in range(20):
         choice = made.choose(replace(signals([7]), offered=np.array([[4], [0]])))
         made.learn(record([choice.depths.item()], [choice.depths.item()]))
     assert choice.depths.tolist() == [4]
+
+
+ROWS = st.lists(st.tuples(st.floats(0.0, 0.99), st.integers(0, 3), st.floats(0.2, 3.0)), min_size=1, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS, verify=st.floats(0.0, 0.4))
+def test_nothing_keeps_the_worst_row_faster(rows: list[tuple[float, int, float]], verify: float) -> None:
+    """Kept where any depths keep it, and with the least time; where none do, the least violation of all."""
+    acceptance, limits, allowed = ([row[k] for row in rows] for k in range(3))
+    made = terms(acceptance, limits, verify)  # type: ignore[arg-type]
+    every = np.array(list(product(*(range(limit + 1) for limit in limits))))  # type: ignore[arg-type]
+    paces, seconds = worst_pace(made, every, np.array(allowed)), seconds_of(made, every)
+    depths, worst = keep_pace(made, np.array(allowed))
+    assert (depths <= np.array(limits)).all()
+    assert worst == worst_pace(made, depths[None], np.array(allowed))[0]
+    if (paces >= 1.0 + 1e-9).any():
+        assert worst >= 1.0 - 1e-9
+        assert seconds_of(made, depths[None])[0] <= seconds[paces >= 1.0 + 1e-9].min() + 1e-9
+    else:
+        assert worst >= paces.max() - 1e-9
+
+
+def test_only_the_row_in_a_hurry_is_raised() -> None:
+    depths, worst = keep_pace(terms([0.8, 0.8], [3, 3], 0.01), np.array([0.8, 9.0]))
+    assert depths[0] > 0 == depths[1]
+    assert worst >= 1.0
+
+
+def test_tiers_are_kept() -> None:
+    depths, _ = keep_pace(terms([0.9, 0.9], [3, 2], 0.01, tiers=(1, 3)), np.array([0.55, 0.9]))
+    assert set(depths.tolist()) <= {0, 1, 3}
