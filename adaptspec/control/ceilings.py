@@ -1,34 +1,95 @@
 """Ceilings: how deep a round may draft at all, by batch size, free memory and task.
 
-Knows limits, not choices: a chooser plans below them, so that nothing it decides is cut off afterwards.
+Knows limits, not choices: a chooser plans below them, so that nothing it decides is cut off afterwards; the exception
+are the tiers of tasks, to which a choice is lowered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import bisect
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated
 
 import numpy as np
+from pydantic import AfterValidator, Field
 
-from adaptspec.control.batch_schedule import BatchSchedule
 from adaptspec.control.policy import BatchSignals
+from adaptspec.control.schema import Part
+from adaptspec.errors import ConfigError
 from adaptspec.types import IntArray
 
+LARGEST_BATCH = 65_536
+DEEPEST = 64
 _UNBOUND = 2**31
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What bounds all rows of a round alike; None leaves a bound out."""
+class BatchSchedule:
+    """depth = K of the range [first, last, K] that the batch size falls in.
 
-    max_batch_size: int | None = None
-    by_batch_size: BatchSchedule | None = None
-    min_free_memory: float | None = None
+    Ranges as in vLLM's `num_speculative_tokens_per_batch_size`: [[1, 4, 3], [5, 16, 1], [17, 512, 0]]. They start at 1
+    and do not overlap; a batch size in a gap, or beyond the last range, takes the K of the range before it.
+    """
+
+    def __init__(self, ranges: Sequence[Sequence[int]]) -> None:
+        """
+        Raises:
+            ConfigError: the ranges do not start at 1, overlap, or are no ranges.
+        """
+        ordered = sorted(tuple(entry) for entry in ranges)
+        if not ordered:
+            raise ConfigError("the schedule is empty; give ranges such as [1, 8, 3]")
+        end = 0
+        for entry in ordered:
+            if len(entry) != 3 or not (1 <= entry[0] <= entry[1] <= LARGEST_BATCH and 0 <= entry[2] <= DEEPEST):
+                raise ConfigError(
+                    f"{list(entry)} is no [first batch size, last batch size, depth]; "
+                    f"batch sizes go from 1 to {LARGEST_BATCH}, depths from 0 to {DEEPEST}"
+                )
+            if entry[0] <= end:
+                raise ConfigError(f"the range {list(entry)} overlaps the one that ends at {end}")
+            if not end and entry[0] != 1:
+                raise ConfigError(f"the first range must start at batch size 1, not {entry[0]}")
+            end = entry[1]
+        self._firsts = [entry[0] for entry in ordered]
+        self._depths = [entry[2] for entry in ordered]
 
     @property
-    def any(self) -> bool:
-        """Whether there is anything to look at."""
-        return self != Bounds()
+    def max_depth(self) -> int:
+        """The deepest draft of any batch size."""
+        return max(self._depths)
+
+    def depth(self, batch_size: int) -> int:
+        """The depth of a round of this many rows."""
+        return self._depths[max(bisect.bisect_right(self._firsts, batch_size) - 1, 0)]
+
+
+def _checked(ranges: list[list[int]]) -> list[list[int]]:
+    try:
+        BatchSchedule(ranges)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return ranges
+
+
+Ranges = Annotated[list[list[int]], Field(min_length=1, max_length=256), AfterValidator(_checked)]
+
+
+class Bounds(Part):
+    """What bounds all rows of a round alike; None leaves a bound out."""
+
+    max_batch_size: int | None = Field(default=None, ge=1, description="No drafts in rounds of more requests.")
+    depth_by_batch_size: Ranges | None = Field(
+        default=None, description="Ceilings as [first batch size, last batch size, deepest draft] ranges."
+    )
+    min_free_memory: float | None = Field(
+        default=None, ge=0.0, le=1.0, description="No drafts while less than this share of the cache is free."
+    )
+
+    @cached_property
+    def schedule(self) -> BatchSchedule | None:
+        """The ranges, to be asked every round."""
+        return None if self.depth_by_batch_size is None else BatchSchedule(self.depth_by_batch_size)
 
     def of(self, signals: BatchSignals) -> int:
         """The deepest draft any row may have in this round."""
@@ -36,7 +97,14 @@ class Bounds:
             return 0
         if self.min_free_memory is not None and signals.free_memory < self.min_free_memory:
             return 0
-        return _UNBOUND if self.by_batch_size is None else self.by_batch_size.depth(signals.round_size)
+        return _UNBOUND if self.schedule is None else self.schedule.depth(signals.round_size)
+
+    def over(self, usual: Bounds) -> Bounds:
+        """These, and those of `usual` where these say nothing."""
+        own = {name: getattr(self, name) for name in Bounds.model_fields}
+        return Bounds.model_construct(
+            **{name: getattr(usual, name) if value is None else value for name, value in own.items()}
+        )
 
 
 class Ceilings:
@@ -58,8 +126,7 @@ class Ceilings:
         self._by_task: IntArray | None = None
         if task_depths:
             self._by_task = np.full(tasks, _UNBOUND, dtype=np.int64)
-            for task, depth in task_depths.items():
-                self._by_task[task] = depth
+            self._by_task[list(task_depths)] = list(task_depths.values())
 
     def limits(self, signals: BatchSignals) -> IntArray:
         """What the rows may draft [B]: `signals.limits` itself where nothing bounds them."""
@@ -74,3 +141,19 @@ class Ceilings:
         if self._by_task is not None:
             limits = np.minimum(limits, self._by_task[tasks])
         return limits
+
+
+class TaskTiers:
+    """depth -> the deepest allowed depth that is not deeper, 0 if there is none."""
+
+    def __init__(self, tiers: Mapping[int, Sequence[int]], tasks: int, deepest: int) -> None:
+        """`tiers`: by task number, below `tasks`; a task that is not there may have any depth up to `deepest`."""
+        self._lowered: IntArray = np.tile(np.arange(deepest + 1), (tasks, 1))
+        for task, allowed in tiers.items():
+            steps = np.unique([0, *allowed])
+            self._lowered[task] = steps[np.searchsorted(steps, self._lowered[task], side="right") - 1]
+
+    def lower(self, depths: IntArray, tasks: IntArray) -> IntArray:
+        """Depths [B] of rows of these tasks [B], none above what it was."""
+        lowered: IntArray = self._lowered[tasks, depths]
+        return lowered

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from adaptspec.control.arrays import some
-from adaptspec.control.ceilings import Ceilings
+from adaptspec.control.ceilings import Ceilings, TaskTiers
 from adaptspec.control.choosers.chooser import Choice, Chooser, Outlook
 from adaptspec.control.choosers.goodput import Goodput
 from adaptspec.control.copies import changed
@@ -17,7 +17,6 @@ from adaptspec.control.guards import Dwell, Stance, SwitchGuard
 from adaptspec.control.learned import Remembers, restore_all, under
 from adaptspec.control.policy import BatchSignals, Decision, watches_offers
 from adaptspec.control.stopping.stop import StopRule
-from adaptspec.control.task_tiers import TaskTiers
 from adaptspec.draft_tables import StopTable
 from adaptspec.types import Expected, FloatArray, IntArray, Reason, RoundRecord
 

@@ -1,4 +1,4 @@
-"""Guards: what keeps a policy from ever losing for long, whatever its chooser believes.
+"""Guards: what keeps a policy from ever losing for long, whatever its chooser believes; `guard:` of a policy file.
 
 Knows rounds as tokens and seconds. A guard overrules depths; it never picks a depth of its own.
 """
@@ -6,46 +6,66 @@ Knows rounds as tokens and seconds. A guard overrules depths; it never picks a d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
+from pydantic import Field
 
 from adaptspec.control.arrays import number, total
+from adaptspec.control.ceilings import Bounds
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.cost import CostTable, batch_bucket
 from adaptspec.control.policy import BatchSignals
+from adaptspec.control.schema import Part
 from adaptspec.types import IntArray, Reason, RoundRecord
 
-
-@dataclass(frozen=True)
-class NeverSlower:
-    """Lost: `losing_windows` windows in a row of `window_rounds` speculating rounds below (1 - margin) x plain."""
-
-    margin: float = 0.03
-    window_rounds: int = 16
-    losing_windows: int = 2
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Off, then tried again after `after_tokens` emitted tokens; each try in vain multiplies the wait by `backoff`."""
-
-    after_tokens: int = 64
-    backoff: float = 2.0
-    rounds: int = 6
-    longest: int = 65536
+# A window or probe that has lost this many plain rounds' time is judged at once.
+_BUDGET_ROUNDS = 4.0
+# Rounds with drafts that a probe takes, and tokens that its wait is never longer than.
+_PROBE_ROUNDS, _LONGEST_WAIT = 6, 65_536.0
+# The baseline is renewed after so many rounds with drafts, later after more, up to the last.
+_FIRST_REFRESH, _REFRESH = 64, 256
+# A baseline is as of so many plain rounds.
+_PLAIN_ROUNDS = 16
 
 
-@dataclass(frozen=True)
-class GuardSettings:
-    """When speculation is switched off, and tried again; None leaves a rule out."""
+class NeverSlowerSpec(Part):
+    """Switch speculation off while it delivers less than plain decoding."""
 
-    never_slower: NeverSlower | None = None
-    disable_below_acceptance: float | None = None
-    probe: Probe = Probe()
-    refresh_rounds: int = 256  # speculating rounds after which one plain round renews the baseline
+    margin: float = Field(
+        default=0.03, ge=0.0, lt=1.0, description="A window is lost below (1 - margin) x plain decoding."
+    )
+    window_rounds: int = Field(default=16, ge=1, le=10_000, description="Drafting rounds that are judged together.")
+    losing_windows: int = Field(default=2, ge=1, le=1000, description="Lost windows in a row that switch it off.")
+
+
+class ProbeSpec(Part):
+    """When speculation that is off is tried again."""
+
+    after_tokens: int = Field(default=64, ge=1, le=1_000_000, description="Tokens to emit before the first try.")
+    backoff: float = Field(default=2.0, ge=1.0, le=100.0, description="Each try in vain makes the wait so much longer.")
+
+
+class GuardSpec(Bounds):
+    """What keeps a policy from losing for long."""
+
+    never_slower: NeverSlowerSpec | None = Field(
+        default=None, description="Measure what is delivered against plain decoding; off where it is less."
+    )
+    disable_below_acceptance: float | None = Field(
+        default=None, ge=0.0, le=1.0, description="Off where fewer first drafted tokens than this share are accepted."
+    )
+    probe: ProbeSpec = Field(default=ProbeSpec(), description="How speculation that was switched off comes back.")
+    dwell_rounds: int = Field(
+        default=0, ge=0, le=10_000, description="Rounds a request keeps a depth before the next change."
+    )
+
+    def switch(self, cost: CostTable) -> SwitchGuard | None:
+        """What switches a policy off and on again; None where nothing may."""
+        asked = self.never_slower is not None or self.disable_below_acceptance is not None
+        return SwitchGuard(self, cost) if asked else None
 
 
 class Stance(Enum):
@@ -62,214 +82,119 @@ class SwitchGuard:
 
     States: running, off, probing. Running becomes off when windows of delivered goodput (emitted tokens over
     seconds, sums) fall below plain decoding's at the same batch size, or acceptance at the first position falls below
-    its floor. Off becomes probing after a number of emitted tokens that grows with each probe in vain. A probe that
-    wins is on trial: the first window it wins resets the wait, losing before that lengthens it like a probe in vain,
-    so that luck in a few rounds starts no oscillation. A window or probe ends early once it has cost as much as it
-    may, so that even a hopeless draft costs little. A new request shortens what is left of the wait by its share of
-    the batch, by half where it is alone: what lost on the last may pay on this one.
+    its floor. Off becomes probing after a number of emitted tokens that grows each time, until a window is won while
+    running: luck in the few rounds of a probe starts no oscillation. A window or probe ends early once it has cost as
+    much as it may, so that even a hopeless draft costs little. A new request shortens what is left of the wait by its
+    share of the batch, by half where it is alone: what lost on the last may pay on this one.
 
     Nothing of it is kept over a restart: to find out anew costs some plain rounds' time, to believe what another hour
     or machine measured could cost an hour.
     """
 
-    # A probe or window may lose this many plain rounds' time before it is cut short.
-    _BUDGET_ROUNDS = 4.0
-    # A round that had to catch up this many tokens measures the catching up, not speculation.
-    _CATCH_UP = 8
-    # Unless most rounds with drafts do: where requests come and go, catching up is part of what drafts cost.
-    _READING = 8
-    # So many rounds without drafts end a window.
-    _IDLE_ROUNDS = 8
-    # The baseline is renewed after this many speculating rounds, then twice as many, and so on.
-    _FIRST_REFRESH = 64
-    # Rounds are measured so many at a time, or as many as a window takes: one by one they take twice as long. From
-    # `_LARGE` rows on each tells more, and a policy does more in each: every eighth round does all that can wait.
-    _LOT, _LARGE, _LARGE_LOT = 3, 32, 8
-
-    def __init__(self, settings: GuardSettings, cost: CostTable) -> None:
-        self._settings = settings
+    def __init__(self, spec: GuardSpec, cost: CostTable) -> None:
+        self._spec = spec
         self._cost = cost
         self._stance = Stance.RUN
-        self._wait = float(settings.probe.after_tokens)
+        self._wait = float(spec.probe.after_tokens)
         self._left = 0.0
         self._probed = 0
         self._losses = 0
-        self._idle = 0
-        self._rows, self._bucket = 1, batch_bucket(1)
-        self._on_trial = False
-        self._reading = 0  # rounds that caught up, less those that did not
-        self._stale: dict[int, int] = {}
-        self._refresh: dict[int, int] = {}
-        self._doubts = cost.doubts
+        self._rows = 0
         self._alone = True
-        self._noted: list[RoundRecord] = []
-        self._told = 0  # rounds, whatever they did
-        self._lot = self._lot_of(1)
+        self._doubts = cost.doubts
         self._window = _Window()
-        self._plain = _Plain()
+        self._baselines: dict[int, _Baseline] = {}
+        self._baseline = _Baseline()
 
     def start(self) -> None:
         """A new request begins."""
-        self._left *= 1.0 - 0.5 / self._rows
+        self._left *= 1.0 - 0.5 / max(1, self._rows)
 
     def stance(self, signals: BatchSignals) -> Stance:
         """What the coming round may do."""
         self._alone = not signals.beside and not signals.prefill_tokens
-        rows = signals.round_size
-        if rows != self._rows:
-            self._rows, self._bucket, self._lot = max(1, rows), batch_bucket(rows), self._lot_of(rows)
+        if signals.round_size != self._rows:
+            self._rows = signals.round_size
+            self._baseline = self._baselines.setdefault(batch_bucket(self._rows), _Baseline())
         if self._stance is Stance.OFF and self._left <= 0.0:
             self._stance, self._probed, self._window = Stance.PROBE, 0, _Window()
-        if self._stance is Stance.RUN and self._settings.never_slower is not None:
-            return Stance.PLAIN_ONCE if self._until_plain <= 0 else Stance.RUN
+        if self._stance is Stance.RUN and self._spec.never_slower is not None and self._baseline.due:
+            return Stance.PLAIN_ONCE
         return self._stance
 
     def after(self, record: RoundRecord) -> None:
-        """Note a round."""
-        drafted = record.drafting
-        self._told += 1
+        """Note a round. It counts for the batch that `stance` saw: rows of other policies are not in the record."""
         if self._cost.doubts != self._doubts:  # plain rounds measure best
             self._doubts = self._cost.doubts
-            self._refresh.clear()
-        # That of the rows that `stance` saw: those under other policies are not in the record.
-        bucket = self._bucket
-        if (
-            self._alone
-            and not drafted
-            and not record.caught_up
-            and (self._told % self._lot == 0 or self._plain.unsure(bucket))
-        ):
-            plain = self._cost.plain_seconds(len(record.rows), total(record.context))
-            self._plain.add(bucket, record.total_seconds / plain)
+            for baseline in self._baselines.values():
+                baseline.rounds = min(baseline.rounds, 1)
+        drafted = record.drafting
         if drafted:
-            self._stale[bucket] = self._stale.get(bucket, 0) + 1
-        elif self._stale.get(bucket):
-            self._stale[bucket] = 0
-            due = 2 * self._refresh.get(bucket, self._FIRST_REFRESH)
-            self._refresh[bucket] = min(due, self._settings.refresh_rounds)
+            self._baseline.stale += 1
+        else:
+            self._after_plain(record)
         if self._stance is Stance.OFF:
             if not drafted:  # else it was decided before the switch, and is told of afterwards
                 self._left -= total(record.emitted)
-        elif self._stance is Stance.PROBE:
-            self._after_probe(record, drafted)
-        elif drafted:
-            self._idle = 0
-            if self._tells(record):
-                self._noted.append(record)
-                if self._due:
-                    self._measure_noted()
-                    self._judge()
-        else:
-            self._after_idle()
-
-    def _after_probe(self, record: RoundRecord, drafted: bool) -> None:
-        if record.caught_up and not drafted:
-            return  # a long pause takes several rounds to catch up; the probe begins when it is over
-        # The chooser may not want to draft now; a probe that never comes about must not last for ever.
-        self._probed += 1
-        if drafted and self._tells(record):
-            self._measure(record)
-        window, rounds = self._window, self._settings.probe.rounds
-        declined = self._probed >= 4 * rounds and window.rounds < rounds
-        if window.rounds < rounds and not declined and window.lost <= self._BUDGET_ROUNDS:
             return
-        slow = self._settings.never_slower is not None and window.ratio < 1.0 - self._margin
-        # A chooser that would not draft for long needs no guard now.
-        if declined or not (slow or self._low(window)):
-            self._stance, self._on_trial = Stance.RUN, True
-        else:
-            self._lengthen_wait()
+        if drafted and self._alone:
+            rows = len(record.rows)
+            spent = record.total_seconds / (self._plain_seconds(record) * self._baseline.ratio)
+            self._window.add(total(record.emitted) / rows, spent, number(record.accepted), number(record.drafted))
+        if self._stance is Stance.PROBE:
+            self._after_probe(drafted or not record.caught_up)
+        elif drafted:
+            self._judge()
+
+    def _plain_seconds(self, record: RoundRecord) -> float:
+        return self._cost.plain_seconds(len(record.rows), total(record.context))
+
+    def _after_plain(self, record: RoundRecord) -> None:
+        self._baseline.stale = 0
+        if self._alone and not record.caught_up:
+            self._baseline.add(record.total_seconds / self._plain_seconds(record))
+
+    def _after_probe(self, begun: bool) -> None:
+        # A long pause takes several rounds to catch up; the probe begins when it is over.
+        self._probed += begun
+        window = self._window
+        # The chooser may not want to draft now; a probe that never comes about must not last for ever.
+        declined = self._probed >= 4 * _PROBE_ROUNDS and window.rounds < _PROBE_ROUNDS
+        if declined:  # a chooser that would not draft for long needs no guard now
+            self._stance = Stance.RUN
+        elif window.rounds < _PROBE_ROUNDS and window.lost <= _BUDGET_ROUNDS:
+            return
+        elif self._lost(window):
             self._switch_off()
+        else:
+            self._stance = Stance.RUN
         self._window, self._losses = _Window(), 0
 
-    def _lengthen_wait(self) -> None:
-        probe = self._settings.probe
-        self._wait = min(self._wait * probe.backoff, float(probe.longest))
-
-    def _low(self, window: _Window) -> bool:
-        floor = self._settings.disable_below_acceptance
-        return floor is not None and window.first_acceptance < floor
-
-    def _after_idle(self) -> None:
-        # A chooser that stopped by itself is not to be blamed later for what made it stop.
-        self._idle += 1
-        if self._idle == self._IDLE_ROUNDS:
-            self._noted.clear()
-            self._window, self._losses = _Window(), 0
-
-    def _switch_off(self) -> None:
-        if self._on_trial:
-            self._lengthen_wait()
-        self._stance, self._left, self._losses = Stance.OFF, self._wait, 0
-        self._on_trial = False
-
-    @property
-    def _until_plain(self) -> int:
-        """Speculating rounds until one without renews the baseline."""
-        return self._refresh.get(self._bucket, self._FIRST_REFRESH) - self._stale.get(self._bucket, 0)
-
-    def _tells(self, record: RoundRecord) -> bool:
-        """Whether a round's seconds are those of speculation."""
-        if record.caught_up <= self._CATCH_UP:
-            self._reading = max(0, self._reading - 1)
-            return self._alone
-        self._reading = min(self._reading + 1, 2 * self._READING)
-        return self._alone and self._reading > self._READING
-
-    def _lot_of(self, rows: int) -> int:
-        """How many rounds of a batch are measured at a time."""
-        rules, lot = self._settings.never_slower, self._LOT if rows < self._LARGE else self._LARGE_LOT
-        return lot if rules is None else min(lot, rules.window_rounds)
-
-    @property
-    def _due(self) -> bool:
-        """Whether what was noted is to be measured."""
-        if self._lot < self._LARGE_LOT:
-            return len(self._noted) >= self._lot
-        return self._told % self._lot == 1 or len(self._noted) >= 2 * self._lot
-
-    def _measure_noted(self) -> None:
-        for record in self._noted:
-            self._measure(record)
-        self._noted.clear()
-
-    def _measure(self, record: RoundRecord) -> None:
-        rows = len(record.rows)
-        plain = self._cost.plain_seconds(rows, total(record.context)) * self._plain.of(self._bucket)
-        kept, drafting = number(record.accepted), number(record.drafted)
-        self._window.add(total(record.emitted) / rows, record.total_seconds / plain, kept, drafting)
-
     def _judge(self) -> None:
-        rules, window = self._settings.never_slower, self._window
-        size = rules.window_rounds if rules else 32
-        hopeless = rules is not None and window.lost > self._BUDGET_ROUNDS and window.ratio < 1.0 - 2.0 * self._margin
-        if window.rounds < size and not hopeless:
+        rules, window = self._spec.never_slower, self._window
+        if window.rounds < (rules.window_rounds if rules else 32) and window.lost <= _BUDGET_ROUNDS:
             return
+        self._window = _Window()
+        if not self._lost(window):
+            self._losses, self._wait = 0, float(self._spec.probe.after_tokens)
+            return
+        self._losses += 1
+        if self._losses >= (rules.losing_windows if rules else 1):
+            self._switch_off()
+
+    def _lost(self, window: _Window) -> bool:
+        rules, floor = self._spec.never_slower, self._spec.disable_below_acceptance
         # Beyond its own noise: unlucky rounds come in windows, too.
         slow = rules is not None and window.ratio + window.error < 1.0 - rules.margin
-        if slow or self._low(window):
-            self._losses += 1
-            if self._losses >= (rules.losing_windows if rules else 1):
-                self._switch_off()
-        else:
-            self._losses = 0
-            if self._on_trial:
-                self._on_trial, self._wait = False, float(self._settings.probe.after_tokens)
-        self._window = _Window()
+        return slow or (floor is not None and window.first_acceptance < floor)
 
-    @property
-    def _margin(self) -> float:
-        return self._settings.never_slower.margin if self._settings.never_slower else 0.0
+    def _switch_off(self) -> None:
+        self._stance, self._left, self._losses = Stance.OFF, self._wait, 0
+        self._wait = min(self._wait * self._spec.probe.backoff, _LONGEST_WAIT)
 
 
 class _Window:
-    """Sums over some rounds, in units of plain rounds.
-
-    The slowest round counts as `_ODD` times the second slowest at most: where the machine hesitates for a hundred
-    rounds' time, as when another process takes the core, that says nothing of drafts.
-    """
-
-    _ODD = 2.0
+    """Sums over some rounds, in units of plain rounds."""
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -278,79 +203,54 @@ class _Window:
         self._squares = 0.0
         self._kept = 0
         self._drafting = 0
-        self._slowest, self._second = (0.0, 0.0), 0.0  # seconds and tokens of the slowest, seconds of the next
 
     def add(self, earned: float, spent: float, kept: int, drafting: int) -> None:
         self.rounds += 1
-        if spent > self._slowest[0]:
-            self._settle(*self._slowest)
-            self._slowest, self._second = (spent, earned), self._slowest[0]
-        else:
-            self._second = max(self._second, spent)
-            self._settle(spent, earned)
-        self._kept += kept
-        self._drafting += drafting
-
-    def _settle(self, spent: float, earned: float) -> None:
         self._earned += earned
         self._spent += spent
         self._squares += (earned - spent) ** 2
-
-    @property
-    def _sums(self) -> tuple[float, float, float]:
-        """Earned, spent, and squares of what was lost, the slowest round with them."""
-        spent, earned = self._slowest
-        spent = min(spent, self._ODD * self._second) if self._second else spent
-        return self._earned + earned, self._spent + spent, self._squares + (earned - spent) ** 2
+        self._kept += kept
+        self._drafting += drafting
 
     @property
     def ratio(self) -> float:
-        earned, spent, _ = self._sums
-        return earned / spent if spent else 1.0
+        return self._earned / self._spent if self._spent else 1.0
 
     @property
     def error(self) -> float:
-        """One standard error of `ratio`."""
-        earned, spent, squares = self._sums
-        if self.rounds < 2 or not spent:
+        """One standard error of `ratio`: about 1 where a single round took nearly all the time."""
+        if self.rounds < 2 or not self._spent:
             return 0.0
-        spread = squares - (spent - earned) ** 2 / self.rounds
-        return math.sqrt(max(spread, 0.0) * self.rounds / (self.rounds - 1)) / spent
+        spread = self._squares - (self._spent - self._earned) ** 2 / self.rounds
+        return math.sqrt(max(spread, 0.0) * self.rounds / (self.rounds - 1)) / self._spent
 
     @property
     def lost(self) -> float:
         """0 after a single round: nobody can tell yet whether it was the machine's."""
-        earned, spent, _ = self._sums
-        return spent - earned if self.rounds > 1 else 0.0
+        return self._spent - self._earned if self.rounds > 1 else 0.0
 
     @property
     def first_acceptance(self) -> float:
         return self._kept / self._drafting if self._drafting else 1.0
 
 
-class _Plain:
-    """What plain rounds really took over what the cost table has them take, by batch size."""
-
-    # The first rounds count in full, later ones as of so many.
-    _LAST = 16
+class _Baseline:
+    """What plain rounds really took over what the cost table has them take, at batch sizes that are alike."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[float, int]] = {}
+        self.ratio = 1.0
+        self.rounds = 0  # that it rests on
+        self.stale = 0  # rounds with drafts since the last plain one
 
-    def add(self, bucket: int, ratio: float) -> None:
+    def add(self, ratio: float) -> None:
         """A plain round; one that hesitated counts as twice as long at most."""
-        mean, count = self._known.get(bucket, (1.0, 0))
-        count = min(count + 1, self._LAST)
-        ratio = min(2.0 * mean, max(0.5 * mean, ratio))
-        self._known[bucket] = mean + (ratio - mean) / count, count
+        self.rounds = min(self.rounds + 1, _PLAIN_ROUNDS)
+        self.ratio += (min(2.0 * self.ratio, max(0.5 * self.ratio, ratio)) - self.ratio) / self.rounds
 
-    def unsure(self, bucket: int) -> bool:
-        """Whether every plain round still tells much."""
-        return self._known.get(bucket, (1.0, 0))[1] < self._LAST
-
-    def of(self, bucket: int) -> float:
-        """1 where none has run yet."""
-        return self._known.get(bucket, (1.0, 0))[0]
+    @property
+    def due(self) -> bool:
+        """Whether a plain round is to be run."""
+        return self.stale >= min(_FIRST_REFRESH * max(1, self.rounds), _REFRESH)
 
 
 class Dwell:
@@ -388,3 +288,39 @@ class Dwell:
         depths = np.minimum(np.where(young, held, depths), signals.limits)
         drafter = np.where(young, self._drafter[rows], drafter)
         return replace(choice, depths=depths, reasons=reasons, drafter=drafter, expected=None)
+
+
+_GUARD, _PROBE = int(Reason.GUARD), int(Reason.PROBE)
+
+
+@dataclass
+class Guarding:
+    """How often speculation was switched off and tried again, from how stretches of rounds follow each other.
+
+    A single guarded round between others is no switch: it renews the baseline that rounds are measured against.
+    """
+
+    switched_off: int = 0
+    probes: int = 0
+    came_back: int = 0
+    baselines: int = 0
+    _stance: Reason = Reason.POLICY
+    _stretch: int = 0
+    _tried: bool = False  # a probe came before this stretch of the guard
+
+    def add(self, reasons: Collection[int]) -> None:
+        """One round's reasons."""
+        stance = Reason.GUARD if _GUARD in reasons else Reason.PROBE if _PROBE in reasons else Reason.POLICY
+        if stance is self._stance:
+            self._stretch += 1
+        else:
+            self._turn(self._stance, stance)
+            self._stance, self._stretch = stance, 1
+        if stance is Reason.GUARD and self._stretch == 2 and not self._tried:
+            self.switched_off += 1
+
+    def _turn(self, before: Reason, after: Reason) -> None:
+        self.baselines += before is Reason.GUARD and after is Reason.POLICY and self._stretch == 1
+        self.probes += after is Reason.PROBE
+        self.came_back += before is Reason.PROBE and after is Reason.POLICY
+        self._tried = before is Reason.PROBE

@@ -15,16 +15,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from adaptspec.control.batch_schedule import DEEPEST
-from adaptspec.control.ceilings import Ceilings
+from adaptspec.control.ceilings import DEEPEST, Bounds, Ceilings, TaskTiers
 from adaptspec.control.choosers.chooser import Parts
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.registry import ChooseSpec
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.cost import CostTable
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
-from adaptspec.control.guard_spec import GuardSpec
-from adaptspec.control.guards import Dwell
+from adaptspec.control.guards import Dwell, GuardSpec
 from adaptspec.control.labels import MOST_OWN, OTHER, Labels
 from adaptspec.control.library import find_policy
 from adaptspec.control.policy import Policy
@@ -34,7 +32,6 @@ from adaptspec.control.spec_errors import problems_of
 from adaptspec.control.stopping.registry import StopSpec
 from adaptspec.control.stopping.stop import NoStopSpec
 from adaptspec.control.task_spec import TaskSpec, Tiers
-from adaptspec.control.task_tiers import TaskTiers
 from adaptspec.control.tasks import TASKS
 from adaptspec.control.verification_spec import CoupledSpec, VerificationSpec
 from adaptspec.control.when import Switched, WhenSpec, case
@@ -272,12 +269,12 @@ def _switched(spec: PolicySpec, usual: Policy, parts: Parts) -> Policy:
 
 
 def _ceilings(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:
-    usual = spec.spec.guard.bounds()
+    usual = Bounds().over(spec.spec.guard)
     deepest = {task: override.deepest for task, override in overrides.items()}
     bound = {task: depth for task, depth in deepest.items() if depth is not None}
-    own = {task: override.guard.bounds(usual) for task, override in overrides.items()}
+    own = {task: override.guard.over(usual) for task, override in overrides.items()}
     differing = {task: bounds for task, bounds in own.items() if bounds != usual}
-    return Ceilings(usual, bound, tasks, differing) if bound or differing or usual.any else None
+    return Ceilings(usual, bound, tasks, differing) if bound or differing or usual != Bounds() else None
 
 
 def _dwell(spec: PolicySpec, overrides: Mapping[int, TaskSpec], max_rows: int) -> Dwell | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from adaptspec.control.batch_schedule import DEEPEST, BatchSchedule, Ranges
-from adaptspec.control.ceilings import Bounds
+from adaptspec.control.ceilings import DEEPEST, Bounds
 from adaptspec.control.schema import Part
 from adaptspec.control.stopping.registry import StopSpec
 from adaptspec.control.verification_spec import VerificationSpec
@@ -40,18 +38,11 @@ Tiers = Annotated[
 ]
 
 
-class TaskGuardSpec(Part):
+class TaskGuardSpec(Bounds):
     """What may overrule the algorithm for one task; what is absent is as the policy's guard has it."""
 
     dwell_rounds: int | None = Field(
         default=None, ge=0, le=10_000, description="Rounds a request keeps a depth before the next change."
-    )
-    max_batch_size: int | None = Field(default=None, ge=1, description="No drafts in rounds of more requests.")
-    depth_by_batch_size: Ranges | None = Field(
-        default=None, description="Ceilings as [first batch size, last batch size, deepest draft] ranges."
-    )
-    min_free_memory: float | None = Field(
-        default=None, ge=0.0, le=1.0, description="No drafts while less than this share of the cache is free."
     )
 
     @model_validator(mode="before")
@@ -64,16 +55,6 @@ class TaskGuardSpec(Part):
                     "for one task there are off, max-depth, tiers and stop"
                 )
         return data
-
-    def bounds(self, usual: Bounds) -> Bounds:
-        """The ceilings of the task's rows, from those of the policy."""
-        schedule = None if self.depth_by_batch_size is None else BatchSchedule(self.depth_by_batch_size)
-        return replace(
-            usual,
-            max_batch_size=self.max_batch_size or usual.max_batch_size,
-            by_batch_size=schedule or usual.by_batch_size,
-            min_free_memory=usual.min_free_memory if self.min_free_memory is None else self.min_free_memory,
-        )
 
 
 class TaskSpec(Part):

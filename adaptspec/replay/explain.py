@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.control.cost import CostTable
-from adaptspec.control.guarding import Guarding
+from adaptspec.control.guards import Guarding
 from adaptspec.errors import JournalError
 from adaptspec.replay.journal import JournalLog, LoggedRound, nothing_of
 from adaptspec.types import Reason

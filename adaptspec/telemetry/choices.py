@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.guarding import Guarding
+from adaptspec.control.guards import Guarding
 from adaptspec.types import IntArray, RoundRecord
 
 

@@ -17,7 +17,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from adaptspec import __version__
-from adaptspec.control.guarding import Guarding
+from adaptspec.control.guards import Guarding
 from adaptspec.telemetry.mailbox import Mailbox
 from adaptspec.telemetry.span_attributes import messages, of_answers, of_model, of_request
 from adaptspec.telemetry.span_queue import SpanQueue

@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adaptspec.control.batch_schedule import BatchSchedule
 from adaptspec.control.ceilings import Bounds, Ceilings
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.draft_temperature import FixedTemperature
-from adaptspec.control.guards import Dwell, GuardSettings, NeverSlower, SwitchGuard
+from adaptspec.control.guards import Dwell, GuardSpec, SwitchGuard
 from adaptspec.control.labels import Labels, Names
 from adaptspec.control.policy import Policy
 from adaptspec.control.spec import build_policy, parse_policy_spec
@@ -37,7 +36,8 @@ def test_plain_composition_passes_the_chooser_through() -> None:
 
 def test_a_batch_beyond_the_ceiling_does_not_speculate() -> None:
     """Rows under other policies count: they share the round."""
-    policy = ComposedPolicy(Static(3), ("draft-model",), ceilings=Ceilings(Bounds(max_batch_size=2), {}, 1))
+    ceilings = Ceilings(Bounds.model_validate({"max-batch-size": 2}), {}, 1)
+    policy = ComposedPolicy(Static(3), ("draft-model",), ceilings=ceilings)
     assert policy.decide(signals([7, 7])).depths.tolist() == [3, 3]
     beyond = policy.decide(signals([7, 7], beside=1))
     assert beyond.depths.tolist() == [0, 0]
@@ -48,7 +48,7 @@ def test_a_batch_beyond_the_ceiling_does_not_speculate() -> None:
 def test_a_ceiling_holds_for_what_a_lookup_offers(rows: int) -> None:
     """However much it found: a request that is a long copy of its prompt is no exception."""
     chooser = Goodput(table(), rows, 1, GoodputSettings(drafters=("ngram",)))
-    ceilings = Ceilings(Bounds(by_batch_size=BatchSchedule([[1, 8, 2]])), {}, 1)
+    ceilings = Ceilings(Bounds.model_validate({"depth-by-batch-size": [[1, 8, 2]]}), {}, 1)
     policy = ComposedPolicy(chooser, ("ngram",), ceilings=ceilings)
     policy.start(0)
     seen = signals([7] * rows)
@@ -57,7 +57,7 @@ def test_a_ceiling_holds_for_what_a_lookup_offers(rows: int) -> None:
 
 
 def test_the_guard_overrules_with_its_reason() -> None:
-    guard = SwitchGuard(GuardSettings(NeverSlower()), table())
+    guard = SwitchGuard(GuardSpec.model_validate({"never-slower": {}}), table())
     policy = ComposedPolicy(Static(3), ("draft-model",), guard=guard)
     for _ in range(50):
         decision = policy.decide(signals([7]))

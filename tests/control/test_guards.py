@@ -1,4 +1,4 @@
-"""Guards: off when slower, back when it pays, no oscillation, no permanent disable."""
+"""Guards: off when slower, back when it pays, no oscillation, no permanent disable; and policy files reach them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from adaptspec.control.ceilings import Bounds
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.cost import CostTable
-from adaptspec.control.guards import Dwell, GuardSettings, NeverSlower, Probe, Stance, SwitchGuard
+from adaptspec.control.guards import Dwell, Guarding, GuardSpec, Stance, SwitchGuard
+from adaptspec.control.labels import Labels, Names
+from adaptspec.control.spec import build_policy, parse_policy_spec
 from adaptspec.types import Reason, RoundRecord
 from tests.control.helpers import QUIET, record, signals, table
 from tests.fakes import array
 
-SLOWER = GuardSettings(NeverSlower(0.03, 16, 2), probe=Probe(after_tokens=64, rounds=6))
+SLOWER = GuardSpec.model_validate({"never-slower": {}})
+FLOOR = GuardSpec.model_validate({"disable-below-acceptance": 0.5})
 LOSING, WINNING, PLAIN = record([3], [0]), record([3], [3]), record([0], [0])
 
 
@@ -36,7 +40,8 @@ def test_losing_windows_switch_off() -> None:
 
 def test_drafts_that_were_under_way_do_not_count_as_waiting() -> None:
     """Rounds may be told of together: some of those that were decided before the switch are told of after it."""
-    settings = GuardSettings(NeverSlower(0.03, 3, 1), probe=Probe(after_tokens=8))
+    rules = {"never-slower": {"window-rounds": 3, "losing-windows": 1}, "probe": {"after-tokens": 8}}
+    settings = GuardSpec.model_validate(rules)
     prompt, late = SwitchGuard(settings, table()), SwitchGuard(settings, table())
     for guard, more in ((prompt, 0), (late, 5)):
         guard.stance(signals([7]))
@@ -53,7 +58,8 @@ def test_drafts_that_were_under_way_do_not_count_as_waiting() -> None:
 
 
 def test_a_window_of_one_round_is_judged_after_it() -> None:
-    guard = SwitchGuard(GuardSettings(NeverSlower(0.03, 1, 1)), table())
+    rules = {"never-slower": {"window-rounds": 1, "losing-windows": 1}}
+    guard = SwitchGuard(GuardSpec.model_validate(rules), table())
     assert drive(guard, 2, LOSING) == [Stance.RUN, Stance.OFF]
 
 
@@ -137,17 +143,15 @@ def test_catching_up_counts_where_every_round_does() -> None:
 
 
 def test_low_acceptance_switches_off_where_asked() -> None:
-    guard = SwitchGuard(GuardSettings(disable_below_acceptance=0.5), table())
-    assert Stance.OFF in drive(guard, 60, LOSING)
-    assert Stance.OFF not in drive(SwitchGuard(GuardSettings(disable_below_acceptance=0.5), table()), 60, WINNING)
+    assert Stance.OFF in drive(SwitchGuard(FLOOR, table()), 60, LOSING)
+    assert Stance.OFF not in drive(SwitchGuard(FLOOR, table()), 60, WINNING)
 
 
 def test_a_probe_must_meet_the_floor_too() -> None:
     """Else it would go on and off for ever where drafts pay but are rarely accepted, or the other way round."""
-    rules = GuardSettings(disable_below_acceptance=0.5, probe=Probe(after_tokens=64))
-    stances = drive(SwitchGuard(rules, table()), 3000, LOSING)
+    stances = drive(SwitchGuard(FLOOR, table()), 3000, LOSING)
     assert stances.count(Stance.RUN) < 40
-    back = SwitchGuard(rules, table())
+    back = SwitchGuard(FLOOR, table())
     drive(back, 60, LOSING)
     assert drive(back, 400, WINNING)[-1] is Stance.RUN
 
@@ -208,7 +212,7 @@ def test_what_plain_rounds_really_take_is_what_drafts_must_beat() -> None:
 
 
 def test_without_rules_it_never_interferes() -> None:
-    assert set(drive(SwitchGuard(GuardSettings(), table()), 300, LOSING)) == {Stance.RUN}
+    assert set(drive(SwitchGuard(GuardSpec(), table()), 300, LOSING)) == {Stance.RUN}
 
 
 def chosen(depth: int, drafter: int | None = None) -> Choice:
@@ -250,7 +254,76 @@ def test_dwell_bows_to_limits_and_forgets_with_the_request() -> None:
 def test_costs_in_doubt_have_plain_rounds_run_sooner() -> None:
     """They measure best; else the next might be hundreds of rounds away."""
     cost = table()
-    guard = SwitchGuard(GuardSettings(NeverSlower(0.03, 16, 2)), cost)
+    guard = SwitchGuard(SLOWER, cost)
     drive(guard, 400, WINNING)  # the baseline is renewed seldom by now
     cost.doubt()
     assert Stance.PLAIN_ONCE in drive(guard, 66, WINNING)
+
+
+POLICY, GUARD, PROBE = int(Reason.POLICY), int(Reason.GUARD), int(Reason.PROBE)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([POLICY] * 3 + [GUARD] + [POLICY] * 3, (0, 0, 0, 1)),
+        ([POLICY] + [GUARD] * 9 + [PROBE] * 6 + [POLICY] * 2, (1, 1, 1, 0)),
+        ([POLICY] + [GUARD] * 9 + [PROBE] * 2 + [GUARD] * 20 + [PROBE] * 2 + [GUARD], (1, 2, 0, 0)),
+        ([POLICY] + [GUARD] * 2 + [PROBE] + [POLICY] + [GUARD] * 5, (2, 1, 1, 0)),
+    ],
+)
+def test_guards_are_counted_by_stretches(rounds: list[int], expected: tuple[int, int, int, int]) -> None:
+    """A round that renews the baseline is no switch; a probe in vain goes back to the same off."""
+    guarding = Guarding()
+    for reason in rounds:
+        guarding.add([reason])
+    assert (guarding.switched_off, guarding.probes, guarding.came_back, guarding.baselines) == expected
+
+
+HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
+
+
+def decided(body: str, limits: list[int], tasks: list[int] | None = None) -> tuple[list[int], list[int]]:
+    spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}, {body}}}")
+    policy = build_policy(spec, table(), len(limits), Labels(Names(("code", "story"))))
+    for row, task in enumerate(tasks or [0] * len(limits)):
+        policy.start(row, task)
+    decision = policy.decide(signals(limits))
+    return decision.depths.tolist(), decision.reasons.tolist()
+
+
+def test_ceilings_lower_depths_and_say_so() -> None:
+    """The whole round by its size, single rows by their task; the others keep their own reason."""
+    assert decided("guard: {max-batch-size: 1}", [7, 7]) == ([0, 0], [Reason.CEILING] * 2)
+    assert decided("guard: {depth-by-batch-size: [[1, 1, 3], [2, 8, 2]]}", [7, 1]) == (
+        [2, 1],
+        [Reason.CEILING, Reason.FIXED],
+    )
+    assert decided("tasks: {code: {max-depth: 1}, story: {off: true}}", [7, 7, 7], [0, 1, 2]) == (
+        [3, 1, 0],
+        [Reason.FIXED, Reason.CEILING, Reason.CEILING],
+    )
+
+
+def test_rules_that_are_not_asked_for_never_interfere() -> None:
+    """No guard at all, rather than one that watches for nothing."""
+    spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}}}")
+    assert spec.spec.guard.switch(table()) is None
+    assert Bounds().over(spec.spec.guard) == Bounds()
+
+
+def test_the_switch_waits_while_a_ceiling_holds() -> None:
+    """Rounds that could not draft are neither idling nor a probe that was declined."""
+    body = "guard: {max-batch-size: 1, never-slower: {}, probe: {after-tokens: 64}}"
+    spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}, {body}}}")
+    policy = build_policy(spec, table(), 2)
+    reasons = []
+    for number in range(400):
+        limits = [7, 7] if 100 <= number < 300 else [7]
+        decision = policy.decide(signals(limits))
+        reasons.append(int(decision.reasons[0]))
+        policy.learn(record(decision.depths.tolist(), [0] * len(limits)))
+    assert set(reasons[100:300]) == {int(Reason.CEILING)}
+    assert Reason.GUARD in reasons[:100]
+    assert reasons[300] in (Reason.GUARD, Reason.PROBE)
+    assert np.mean([reason == Reason.FIXED for reason in reasons[300:]]) < 0.5

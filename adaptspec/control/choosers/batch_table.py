@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from adaptspec.control.batch_schedule import BatchSchedule, Ranges
+from adaptspec.control.ceilings import BatchSchedule, Ranges
 from adaptspec.control.choosers.chooser import Alike, Choice, Chooser, Parts
 from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from adaptspec.control.batch_schedule import DEEPEST
+from adaptspec.control.ceilings import DEEPEST
 from adaptspec.control.choosers.ema_tiers import SHIPPED
 from adaptspec.control.importing.foreign import Foreign, Imported, read_foreign, validated
 

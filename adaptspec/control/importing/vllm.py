@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from adaptspec.control.batch_schedule import DEEPEST, Ranges
+from adaptspec.control.ceilings import DEEPEST, Ranges
 from adaptspec.control.importing.foreign import Foreign, Imported, read_foreign, validated
 
 
