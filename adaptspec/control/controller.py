@@ -29,8 +29,7 @@ from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import BatchSignals, Decision, Policy, watches_offers
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
 from adaptspec.control.rows import Rows
-from adaptspec.control.shadow_policies import ShadowPolicies
-from adaptspec.control.shadow_policy import ShadowEstimate, ShadowPolicy
+from adaptspec.control.shadow import ShadowEstimate, ShadowPolicies, ShadowPolicy
 from adaptspec.draft_tables import StopTable
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import FloatArray, IntArray, Reason, Request, RoundRecord, nobody

@@ -17,7 +17,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.labels import OTHER, Labels
 from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import LIVE, Rollout
-from adaptspec.control.shadow_policy import ShadowEstimate
+from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.tolerant import tolerant

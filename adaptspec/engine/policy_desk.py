@@ -15,7 +15,7 @@ from pathlib import Path
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import ShadowSpec
-from adaptspec.control.shadow_policy import ShadowEstimate
+from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.control.spec import PolicySpec, build_policy, parse_policy_spec
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.control.yaml_source import read_text

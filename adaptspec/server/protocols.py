@@ -111,7 +111,7 @@ class ServedPolicy(Protocol):
 
 
 class Estimate(Protocol):
-    """What a shadow policy would have earned; see `adaptspec.control.shadow_policy.ShadowEstimate`."""
+    """What a shadow policy would have earned; see `adaptspec.control.shadow.ShadowEstimate`."""
 
     @property
     def policy(self) -> str:

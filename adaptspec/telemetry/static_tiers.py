@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptspec.control.acceptance import Acceptance
 from adaptspec.control.cost import batch_bucket
-from adaptspec.control.counterfactual import Counterfactual
+from adaptspec.control.shadow import Counterfactual
 from adaptspec.telemetry.lots import together
 from adaptspec.telemetry.round_seconds import RoundSeconds, features
 from adaptspec.types import FloatArray, IntArray, RoundRecord

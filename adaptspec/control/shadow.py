@@ -1,0 +1,379 @@
+"""Policies on trial: they decide beside the one that acts, and what their decisions would have earned is estimated.
+
+Knows rounds as they were and the cost table; it touches no request, and what a shadow does wrong costs none anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from adaptspec.control.acceptance import Acceptance
+from adaptspec.control.arrays import places_of, some, total
+from adaptspec.control.cost import CostTable
+from adaptspec.control.numbering import DrafterNumbers
+from adaptspec.control.policy import Awaited, BatchSignals, Decision, Policy
+from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
+
+_log = logging.getLogger(__name__)
+
+# Estimates are over about the last thousand rounds, so that they follow traffic and what has been learned.
+_FADE = 0.999
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """What a round that was run tells of the tokens some drafter would have proposed, per row. All [B] or [B, D].
+
+    The first `seen` of them were compared with what the target wrote, and `kept` of those agreed before the first that
+    did not. `open`: all that were seen agreed, and what would have come next is unknown. `most` bounds the draft where
+    the drafter had nothing more to say (a lookup without a match). Confidence and entropy are NaN where unknown.
+    """
+
+    seen: IntArray
+    kept: IntArray
+    open: BoolArray
+    most: IntArray
+    confidence: FloatArray
+    entropy: FloatArray
+
+    @classmethod
+    def of(cls, record: RoundRecord, drafter: IntArray, deepest: int) -> Counterfactual:
+        """Of the drafters [B] in the round's own numbers: from what ran, else from what was scored in hindsight.
+
+        `deepest` is D, the most tokens that will be asked about.
+        """
+        ran = (record.drafter == drafter) & (record.depths > 0)
+        silent = np.isnan(record.confidence).all(axis=1)
+        seen, kept = np.where(ran, record.drafted, 0), np.where(ran, record.accepted, 0)
+        ran_out = ran & silent & (record.drafted < record.depths)
+        if record.shadow is not None and record.shadow_drafted is not None:
+            at = np.arange(len(drafter))
+            agreed, said = record.shadow[drafter, at], record.shadow_drafted[drafter, at]
+            scored = ~ran & (agreed >= 0)
+            seen, kept = np.where(scored, said, seen), np.where(scored, agreed, kept)
+            ran_out = ran_out | (scored & (said < record.emitted))
+        return cls(
+            seen=seen,
+            kept=kept,
+            open=(kept == seen) & ~ran_out,
+            most=np.where(ran_out, seen, np.iinfo(np.int64).max),
+            confidence=_widened(record.confidence, ran, deepest),
+            entropy=_widened(record.entropy, ran, deepest),
+        )
+
+    def drafted(self, decision: Decision) -> IntArray:
+        """Tokens [B] that would have been drafted under a decision, its stop rule heeded."""
+        wished = np.minimum(decision.depths, self.most)
+        if decision.stop is None:
+            return wished
+        drafted = np.zeros_like(wished)
+        active, step = np.flatnonzero(wished), 0
+        stop = decision.stop.begin(active)
+        while len(active):
+            drafted[active] += 1
+            sure, entropy = self.confidence[active, step], self.entropy[active, step]
+            step += 1
+            going = wished[active] > step
+            if going.any():
+                going &= stop(step, active, sure, entropy)
+            active = active[going]
+        return drafted
+
+    def accepted(
+        self, drafted: IntArray, acceptance: FloatArray, dice: FloatArray
+    ) -> tuple[IntArray, FloatArray, IntArray]:
+        """Of so many drafted tokens: how many surely, how many more expected, and how many more by a throw of `dice`.
+
+        `acceptance` [B, D] is conditional, by position; `dice` [B, D] in [0, 1).
+        """
+        surely = np.minimum(self.kept, drafted)
+        positions = np.arange(acceptance.shape[1])
+        beyond = self.open[:, None] & (positions >= self.seen[:, None]) & (positions < drafted[:, None])
+        survival = np.cumprod(np.where(beyond, acceptance, 1.0), axis=1)
+        held = np.cumprod(np.where(beyond, dice < acceptance, True), axis=1)
+        return surely, (survival * beyond).sum(axis=1), (held * beyond).sum(axis=1)
+
+
+def _widened(values: FloatArray, known: BoolArray, deepest: int) -> FloatArray:
+    """[B, D], NaN where unknown."""
+    wide: FloatArray = np.full((len(values), deepest), np.nan)
+    width = min(deepest, values.shape[1])
+    wide[known, :width] = values[known, :width]
+    return wide
+
+
+@dataclass(frozen=True)
+class ShadowEstimate:
+    """What a shadow would have earned against the policy that acted, over the same rounds.
+
+    `goodput_ratio` is its estimated goodput over the acting policy's (1.0 before the first round). `guessed` is the
+    share of its tokens that nothing observed says it would have got: those it would have drafted beyond all that was
+    accepted.
+    """
+
+    policy: str
+    against: str
+    rounds: int
+    goodput_ratio: float
+    guessed: float
+
+
+class ShadowPolicy:
+    """Estimated goodput = sum(tokens) / sum(seconds), round by round from where the acting policy really stood.
+
+    Tokens: a round run at depth d tells exactly what depths up to d would have earned, and deeper ones too where a
+    token was rejected. Where all d were accepted, those beyond are estimated from the acceptance seen on this traffic
+    (their expected number counts). Of a drafter that did not run, the round tells what its hindsight says, or nothing.
+    Seconds: those measured, plus what the cost table says of the difference. Catching up is charged for the tokens
+    that the shadow itself would not have drafted through. Whole rounds are compared, rows of other policies included.
+
+    The shadow learns from the rounds it would have had; unknown acceptances are drawn (seeded), so that it learns the
+    estimate, and no more. One round is a different one at most: it never meets the text position, nor the batch, that
+    its own choices would have led to, so that effects over many rounds are seen only as far as each round shows them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        against: str,
+        drafters: Sequence[str],
+        max_rows: int,
+        *,
+        cost: CostTable,
+        tasks: int,
+    ) -> None:
+        """`drafters` are the engine's; `tasks` counts the known tasks and task 0, unknown."""
+        self.name = name
+        self.against = against
+        self.policy = policy
+        self._cost = cost
+        self._drafters = tuple(drafters)
+        self._numbers = DrafterNumbers(policy.drafters if policy.max_depth else (), drafters)
+        self.watched = self._numbers.watched  # the engine's numbers of its drafters
+        self._depth = max(1, policy.max_depth)
+        self._signals = [Acceptance(max_rows, tasks, self._depth) for _ in drafters]
+        self._mine: BoolArray = np.zeros(max_rows, dtype=np.bool_)
+        self._lag: IntArray = np.full((len(drafters), max_rows), -1, dtype=np.int64)
+        self._awaited: Awaited[_Pending] = Awaited()
+        self._dice = np.random.default_rng(0)
+        self._rounds = 0
+        self._sums: FloatArray = np.zeros(5)  # its tokens, guessed ones, its seconds, acting tokens, acting seconds
+
+    @property
+    def estimate(self) -> ShadowEstimate:
+        """What it would have earned so far; may be asked from any thread."""
+        tokens, guessed, seconds, acting_tokens, acting_seconds = self._sums.tolist()
+        ratio = tokens * acting_seconds / (seconds * acting_tokens) if seconds * acting_tokens else 1.0
+        return ShadowEstimate(self.name, self.against, self._rounds, ratio, guessed / tokens if tokens else 0.0)
+
+    def start(self, row: int) -> None:
+        """A request of the policy it watches begins decoding in `row`."""
+        self._mine[row] = True
+        self._lag[:, row] = -1
+        for signals in self._signals:
+            signals.start(row)
+        self.policy.start(row)
+
+    def finish(self, row: int) -> None:
+        """The request in `row` has ended; rows of others are left alone."""
+        if self._mine[row]:
+            self._mine[row] = False
+            self.policy.finish(row)
+
+    def decide(self, signals: BatchSignals) -> None:
+        """What it would do in the coming round; `signals` are those of the whole batch."""
+        positions = np.flatnonzero(self._mine[signals.rows])
+        if not len(positions):
+            return
+        mine = signals.take(positions)
+        held = self._lag[:, mine.rows]
+        lag = np.where(held < 0, mine.lag[: len(held)], held)
+        decision = self.policy.decide(self._numbers.signals(replace(mine, lag=lag)))
+        depths = np.minimum(decision.depths, mine.limits)
+        decision = replace(decision, depths=depths, drafter=self._numbers.drafter(decision.drafter))
+        self._awaited.put(signals.number, _Pending(decision, lag, mine))
+
+    def learn(self, record: RoundRecord) -> None:
+        """What the round it decided for came to."""
+        pending = self._awaited.take(record.decision)
+        at = None if pending is None else places_of(pending.signals.rows, record.rows)
+        if pending is None or at is None:
+            return  # nothing was decided, or some of its rows did not run
+        acted, decision = record.take(at), pending.decision
+        known = Counterfactual.of(acted, decision.drafter, self._depth)
+        drafted = known.drafted(decision)
+        acceptance = np.zeros((len(at), self._depth))
+        for which, signals in enumerate(self._signals):
+            of = decision.drafter == which
+            acceptance[of] = signals.acceptance(acted.rows[of], acted.tasks[of])
+        kept, expected, drawn = known.accepted(drafted, acceptance, self._dice.random(acceptance.shape))
+        # A request that ended in this round would have ended with any depth.
+        ended = acted.emitted < acted.accepted + 1
+        most = np.where(ended, acted.emitted, pending.signals.limits + 1)
+        tokens = np.minimum(kept + expected + 1.0, most)
+        guessed = tokens - np.minimum(kept + 1.0, most)
+        seconds = self._seconds(record, acted, at, pending, drafted)
+        acting = float(total(record.emitted))
+        others = acting - total(acted.emitted)
+        new = np.array([others + tokens.sum(), guessed.sum(), seconds, acting, record.total_seconds])
+        self._sums = self._sums * _FADE + new
+        self._rounds += 1
+        emitted = np.minimum(kept + drawn + 1, most)
+        round_ = _as_if(acted, pending, known, drafted=drafted, accepted=kept + drawn, emitted=emitted, seconds=seconds)
+        self.policy.learn(self._numbers.record(round_))
+        self._note(acted, pending, drafted)
+
+    def _seconds(
+        self, record: RoundRecord, acted: RoundRecord, at: IntArray, pending: _Pending, drafted: IntArray
+    ) -> float:
+        """The round's time, had this policy decided for its rows."""
+        all_drafted, all_drafters = record.drafted.copy(), record.drafter.copy()
+        all_drafted[at], all_drafters[at] = drafted, pending.decision.drafter
+        change = self._modelled(record, all_drafted, all_drafters)
+        change -= self._modelled(record, record.drafted, record.drafter)
+        change += self._catching_up(pending.decision.drafter, drafted, pending.lag)
+        change -= self._catching_up(acted.drafter, acted.drafted, pending.signals.lag)
+        # The table may be wrong by more than a short round takes; time never runs backwards.
+        return max(record.total_seconds + change, 0.1 * record.total_seconds)
+
+    def _modelled(self, record: RoundRecord, drafted: IntArray, drafter: IntArray) -> float:
+        cost, rows = self._cost, len(record.rows)
+        tokens = rows + total(drafted) + record.prefill_tokens
+        seconds = cost.overhead_seconds(rows, drafting=some(drafted))
+        seconds += cost.verify_seconds(rows, tokens, float(total(record.context)))
+        for which in np.unique(drafter[drafted > 0]).tolist():
+            per_step, per_row = cost.step_line(self._drafters[which], rows)
+            counts = drafted[drafter == which]
+            seconds += per_step * int(counts.max()) + per_row * int(counts.sum())
+            seconds += cost.start_seconds(self._drafters[which])
+        return seconds
+
+    def _catching_up(self, drafter: IntArray, drafted: IntArray, lag: IntArray) -> float:
+        drafting = np.flatnonzero(drafted)
+        return sum(
+            self._cost.catch_up_seconds(self._drafters[which], float(lag[which, i]))
+            for which, i in zip(drafter[drafting].tolist(), drafting.tolist(), strict=True)
+        )
+
+    def _note(self, acted: RoundRecord, pending: _Pending, drafted: IntArray) -> None:
+        """What was really seen, for later estimates, and how far each drafter would be behind now."""
+        for which in np.unique(acted.drafter[acted.drafted > 0]).tolist():
+            of = np.flatnonzero((acted.drafter == which) & (acted.drafted > 0))
+            seen, kept = np.minimum(acted.drafted[of], self._depth), np.minimum(acted.accepted[of], self._depth)
+            self._signals[which].observe(acted.rows[of], acted.tasks[of], seen, kept)
+        lag = pending.lag + acted.emitted
+        drafting = np.flatnonzero(drafted)
+        lag[pending.decision.drafter[drafting], drafting] = 0
+        self._lag[:, acted.rows] = lag
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A decision that waits for its round, in the engine's numbers, what it saw, and its own lag [drafters, B]."""
+
+    decision: Decision
+    lag: IntArray
+    signals: BatchSignals
+
+
+def _as_if(
+    acted: RoundRecord,
+    pending: _Pending,
+    known: Counterfactual,
+    *,
+    drafted: IntArray,
+    accepted: IntArray,
+    emitted: IntArray,
+    seconds: float,
+) -> RoundRecord:
+    """The round as the shadow would have had it, with tokens [B] that its rows would have drafted, got and emitted."""
+    decision = pending.decision
+    deepest = int(drafted.max(initial=0))
+    unknown = np.arange(deepest) >= drafted[:, None]
+    agreed, said = acted.shadow, acted.shadow_drafted
+    if agreed is not None and said is not None:
+        # What was scored of drafters that it would not have run, as far as its round would have come.
+        ran = (np.arange(len(agreed))[:, None] == decision.drafter) & (decision.depths > 0)
+        scored = (agreed >= 0) & ~ran
+        agreed, said = (np.where(scored, np.minimum(tokens, emitted), -1) for tokens in (agreed, said))
+    return replace(
+        acted,
+        depths=decision.depths,
+        reasons=decision.reasons,
+        drafter=decision.drafter,
+        drafted=drafted,
+        accepted=accepted,
+        emitted=emitted,
+        confidence=np.where(unknown, np.nan, known.confidence[:, :deepest]),
+        entropy=np.where(unknown, np.nan, known.entropy[:, :deepest]),
+        draft_steps=deepest,
+        caught_up=int(pending.lag[decision.drafter, np.arange(len(drafted))][drafted > 0].sum()),
+        verify_tokens=acted.verify_tokens + total(drafted) - total(acted.drafted),
+        draft_seconds=max(0.0, acted.draft_seconds + seconds - acted.total_seconds),
+        total_seconds=seconds,
+        provenance=decision.provenance,
+        expected=decision.expected,
+        shadow=agreed,
+        shadow_drafted=said,
+        temperature_scores=None,  # of tokens that it might not have drafted
+    )
+
+
+class ShadowPolicies:
+    """All that watch. One that raises is left out from then on, and the log says why."""
+
+    def __init__(self, shadows: Sequence[ShadowPolicy] = ()) -> None:
+        self._shadows = {shadow.name: shadow for shadow in shadows}
+
+    @property
+    def any(self) -> bool:
+        """Whether anyone watches."""
+        return bool(self._shadows)
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """Those that watch, by name."""
+        return {name: shadow.policy for name, shadow in self._shadows.items()}
+
+    def estimates(self) -> tuple[ShadowEstimate, ...]:
+        """What each would have earned; may be asked from any thread."""
+        return tuple(shadow.estimate for shadow in self._shadows.values())
+
+    def put(self, shadow: ShadowPolicy) -> None:
+        """Add a shadow, in place of one of its name."""
+        # Others may be reading: the mapping they have stays as it is.
+        self._shadows = {**self._shadows, shadow.name: shadow}
+
+    def drop(self, name: str) -> None:
+        """Leave one out, if it is there."""
+        self._shadows = {other: shadow for other, shadow in self._shadows.items() if other != name}
+
+    def start(self, row: int, policy: str) -> None:
+        """A request of `policy` begins decoding in `row`."""
+        self._each(lambda shadow: shadow.start(row) if shadow.against == policy else None)
+
+    def finish(self, row: int) -> None:
+        """The request in `row` has ended."""
+        self._each(lambda shadow: shadow.finish(row))
+
+    def decide(self, signals: BatchSignals) -> tuple[int, ...]:
+        """A round begins. Returns the engine's drafters to be scored where they do not draft."""
+        self._each(lambda shadow: shadow.decide(signals))
+        return tuple(which for shadow in self._shadows.values() for which in shadow.watched)
+
+    def learn(self, record: RoundRecord) -> None:
+        """A round has ended."""
+        self._each(lambda shadow: shadow.learn(record))
+
+    def _each(self, call: Callable[[ShadowPolicy], None]) -> None:
+        for shadow in self._shadows.values():
+            try:
+                call(shadow)
+            except Exception:  # noqa: BLE001 - a policy on trial must never cost a request its answer
+                _log.exception("the shadow policy %s failed; it no longer watches", shadow.name)
+                self.drop(shadow.name)
