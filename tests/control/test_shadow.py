@@ -1,4 +1,4 @@
-"""Policies on trial: estimates are what they earn when they serve, exact up to what was seen, and they learn meanwhile."""
+"""Policies on trial: an estimate is what one earns when it serves, exact up to what was seen; they learn meanwhile."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.goodput_spec import PriorSpec
 from adaptspec.control.choosers.planning import RoundTerms
+from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.schema import Part
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
@@ -23,7 +23,7 @@ _REVIEW_ROUNDS = 4
 _MOST, _LEAST = 4.0, 0.25
 
 
-class Slo:
+class Slo(Goodput):
     """Goodput's depths where they keep every row's pace; else the depths of the most goodput among those that do:
 
     maximise (B + sum of gains) / T  subject to  T / (1 + gains of row r) <= allowed_r  for every row r.
@@ -41,75 +41,70 @@ class Slo:
     """
 
     def __init__(
-        self, goodput: Goodput, rows: int, seconds_per_token: float, horizon_tokens: float = 16.0, margin: float = 0.05
+        self,
+        cost: CostTable,
+        rows: int,
+        tasks: int,
+        settings: GoodputSettings,
+        seconds_per_token: float,
+        *,
+        horizon_tokens: float = 16.0,
+        margin: float = 0.05,
     ) -> None:
         """`seconds_per_token` is promised; `margin` of it is kept in reserve, since rounds vary.
 
         What a row is behind or ahead by is made up for over `horizon_tokens`.
         """
-        self._goodput = goodput
+        super().__init__(cost, rows, tasks, settings)
         self._target = seconds_per_token * (1.0 - margin)
         self._horizon = horizon_tokens
-        self.max_depth = goodput.max_depth
         self._seconds: FloatArray = np.zeros(rows)
         self._tokens: FloatArray = np.zeros(rows)
-        self._depths: IntArray = np.full(rows, -1, dtype=np.int64)  # -1: goodput's own will do
+        self._kept: IntArray = np.full(rows, -1, dtype=np.int64)  # depths that keep the pace; -1: goodput's own will do
         self._rounds_left = 0
 
     def start(self, row: int) -> None:
         """See `Chooser.start`."""
-        self._goodput.start(row)
+        super().start(row)
         self._seconds[row] = self._tokens[row] = 0.0
-        self._depths[row] = -1
-
-    def finish(self, row: int) -> None:
-        """See `Goodput.finish`."""
-        self._goodput.finish(row)
+        self._kept[row] = -1
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`. A review serves for a few rounds; rows that join meanwhile follow goodput."""
-        choice = self._goodput.choose(signals)
+        choice = super().choose(signals)
         if self._rounds_left <= 0:
             self._rounds_left = _REVIEW_ROUNDS
             self._review(signals, choice)
         self._rounds_left -= 1
-        own = self._depths[signals.rows]
+        own = self._kept[signals.rows]
         # A try has been paid for, and is settled by what its round brings.
         tried = choice.reasons == int(Reason.EXPLORE)
-        kept = (own < 0) | tried
-        if kept.all():
+        as_wished = (own < 0) | tried
+        if as_wished.all():
             return choice
-        depths = np.minimum(np.where(kept, choice.depths, own), signals.limits)
+        depths = np.minimum(np.where(as_wished, choice.depths, own), signals.limits)
         reasons = np.where(tried, choice.reasons, np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF)))
         return Choice(depths, reasons, choice.outlook)
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
-        self._goodput.learn(record)
+        super().learn(record)
         self._seconds[record.rows] += record.total_seconds
         self._tokens[record.rows] += record.emitted
 
-    def learned(self) -> dict[str, FloatArray]:
-        """What goodput learned: paces are of requests that run."""
-        return self._goodput.learned()
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Chooser.restore`."""
-        self._goodput.restore(learned)
-
     def _review(self, signals: BatchSignals, choice: Choice) -> None:
         """Where goodput's own depths would make a row late, give these rows better ones."""
-        self._depths[:] = -1
-        terms = self._goodput.terms(signals)
+        self._kept[:] = -1
+        terms = self.terms(signals)
         if terms is None:
             return
         wish = np.minimum(choice.depths, signals.limits)
-        allowed = self._allowed(signals.rows)
+        allowed = self._seconds_allowed(signals.rows)
         if worst_pace(terms, wish[None], allowed)[0] < 1.0:
             least, worst = keep_pace(terms, allowed)
-            self._depths[signals.rows] = _with_spare(terms, least, wish, allowed) if worst >= 1.0 else least
+            self._kept[signals.rows] = _with_spare(terms, least, wish, allowed) if worst >= 1.0 else least
 
-    def _allowed(self, rows: IntArray) -> FloatArray:
+    def _seconds_allowed(self, rows: IntArray) -> FloatArray:
         """Seconds per token from here on [B], so that the whole meets the target at the horizon."""
         target = self._target
         ahead = target * self._tokens[rows] - self._seconds[rows]
@@ -194,6 +189,7 @@ class SloSpec(Part):
         """The chooser."""
         acceptance = AcceptanceSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
         settings = GoodputSettings(parts.tiers, parts.drafters[:1], acceptance, stops=parts.stops)
-        goodput = Goodput(parts.cost, parts.max_rows, parts.tasks, settings)
-        seconds = self.time_per_output_token_ms / 1e3
-        return Slo(goodput, parts.max_rows, seconds, self.horizon_tokens, self.margin)
+        seconds, horizon = self.time_per_output_token_ms / 1e3, self.horizon_tokens
+        return Slo(
+            parts.cost, parts.max_rows, parts.tasks, settings, seconds, horizon_tokens=horizon, margin=self.margin
+        )

@@ -29,7 +29,7 @@ UNEQUAL = tape_of([request(f"r{i}", (0.35, 0.85)[i % 2], 0.0, 300, i) for i in r
 
 
 def promised(seconds: float, rows: int = 1, margin: float = 0.05, drafter: str = "draft-model") -> Slo:
-    return Slo(Goodput(table(), rows, 1, GoodputSettings(drafters=(drafter,))), rows, seconds, margin=margin)
+    return Slo(table(), rows, 1, GoodputSettings(drafters=(drafter,)), seconds, margin=margin)
 
 
 def terms(
