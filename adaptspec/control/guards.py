@@ -138,13 +138,20 @@ class SwitchGuard:
                 self._left -= total(record.emitted)
             return
         if drafted and self._alone:
-            rows = len(record.rows)
-            spent = record.total_seconds / (self._plain_seconds(record) * self._baseline.ratio)
-            self._window.add(total(record.emitted) / rows, spent, number(record.accepted), number(record.drafted))
+            self._measure(record)
         if self._stance is Stance.PROBE:
             self._after_probe(drafted or not record.caught_up)
         elif drafted:
             self._judge()
+
+    def _measure(self, record: RoundRecord) -> None:
+        window, rows = self._window, len(record.rows)
+        if rows != window.rows:  # once for a window as a rule: contexts grow little meanwhile
+            window.rows, window.plain = rows, self._plain_seconds(record) * self._baseline.ratio
+        window.add(total(record.emitted) / rows, record.total_seconds / window.plain)
+        if self._spec.disable_below_acceptance is not None:
+            window.kept += number(record.accepted)
+            window.drafting += number(record.drafted)
 
     def _plain_seconds(self, record: RoundRecord) -> float:
         return self._cost.plain_seconds(len(record.rows), total(record.context))
@@ -197,20 +204,18 @@ class _Window:
     """Sums over some rounds, in units of plain rounds."""
 
     def __init__(self) -> None:
+        self.rows, self.plain = 0, 0.0  # seconds that a plain round of so many rows takes
+        self.kept, self.drafting = 0, 0  # rows whose first token was accepted, of those that drafted
         self.rounds = 0
         self._earned = 0.0
         self._spent = 0.0
         self._squares = 0.0
-        self._kept = 0
-        self._drafting = 0
 
-    def add(self, earned: float, spent: float, kept: int, drafting: int) -> None:
+    def add(self, earned: float, spent: float) -> None:
         self.rounds += 1
         self._earned += earned
         self._spent += spent
         self._squares += (earned - spent) ** 2
-        self._kept += kept
-        self._drafting += drafting
 
     @property
     def ratio(self) -> float:
@@ -231,7 +236,7 @@ class _Window:
 
     @property
     def first_acceptance(self) -> float:
-        return self._kept / self._drafting if self._drafting else 1.0
+        return self.kept / self.drafting if self.drafting else 1.0
 
 
 class _Baseline:
