@@ -217,7 +217,7 @@ class ShadowPolicy:
         most = np.where(ended, acted.emitted, pending.signals.limits + 1)
         tokens = np.minimum(kept + expected + 1.0, most)
         guessed = tokens - np.minimum(kept + 1.0, most)
-        seconds = self._seconds(record, acted, at, pending, drafted)
+        seconds = self._seconds(record, at, pending, drafted)
         acting = float(total(record.emitted))
         others = acting - total(acted.emitted)
         new = np.array([others + tokens.sum(), guessed.sum(), seconds, acting, record.total_seconds])
@@ -228,37 +228,30 @@ class ShadowPolicy:
         self.policy.learn(self._numbers.record(round_))
         self._note(acted, pending, drafted)
 
-    def _seconds(
-        self, record: RoundRecord, acted: RoundRecord, at: IntArray, pending: _Pending, drafted: IntArray
-    ) -> float:
-        """The round's time, had this policy decided for its rows."""
+    def _seconds(self, record: RoundRecord, at: IntArray, pending: _Pending, drafted: IntArray) -> float:
+        """The round's time, had this policy decided for its rows, which stand `at` [B] among the round's."""
         all_drafted, all_drafters = record.drafted.copy(), record.drafter.copy()
         all_drafted[at], all_drafters[at] = drafted, pending.decision.drafter
-        change = self._modelled(record, all_drafted, all_drafters)
-        change -= self._modelled(record, record.drafted, record.drafter)
-        change += self._catching_up(pending.decision.drafter, drafted, pending.lag)
-        change -= self._catching_up(acted.drafter, acted.drafted, pending.signals.lag)
+        own, acting = np.zeros((2, len(self._drafters), len(record.rows)))
+        own[:, at], acting[:, at] = pending.lag, pending.signals.lag[: len(acting)]
+        change = self._modelled(record, all_drafted, all_drafters, own)
+        change -= self._modelled(record, record.drafted, record.drafter, acting)
         # The table may be wrong by more than a short round takes; time never runs backwards.
         return max(record.total_seconds + change, 0.1 * record.total_seconds)
 
-    def _modelled(self, record: RoundRecord, drafted: IntArray, drafter: IntArray) -> float:
+    def _modelled(self, record: RoundRecord, drafted: IntArray, drafter: IntArray, lag: FloatArray) -> float:
+        """What the cost table has the round take at these drafts [B]; rows that draft catch up `lag` [drafters, B]."""
         cost, rows = self._cost, len(record.rows)
         tokens = rows + total(drafted) + record.prefill_tokens
         seconds = cost.overhead_seconds(rows, drafting=some(drafted))
         seconds += cost.verify_seconds(rows, tokens, float(total(record.context)))
         for which in np.unique(drafter[drafted > 0]).tolist():
-            per_step, per_row = cost.step_line(self._drafters[which], rows)
-            counts = drafted[drafter == which]
-            seconds += per_step * int(counts.max()) + per_row * int(counts.sum())
-            seconds += cost.start_seconds(self._drafters[which])
+            name, drafting = self._drafters[which], (drafter == which) & (drafted > 0)
+            per_step, per_row = cost.step_line(name, rows)
+            counts = drafted[drafting]
+            seconds += cost.start_seconds(name) + per_step * int(counts.max()) + per_row * int(counts.sum())
+            seconds += cost.catch_up_seconds(name, float(lag[which, drafting].sum()))
         return seconds
-
-    def _catching_up(self, drafter: IntArray, drafted: IntArray, lag: IntArray) -> float:
-        drafting = np.flatnonzero(drafted)
-        return sum(
-            self._cost.catch_up_seconds(self._drafters[which], float(lag[which, i]))
-            for which, i in zip(drafter[drafting].tolist(), drafting.tolist(), strict=True)
-        )
 
     def _note(self, acted: RoundRecord, pending: _Pending, drafted: IntArray) -> None:
         """What was really seen, for later estimates, and how far each drafter would be behind now."""
