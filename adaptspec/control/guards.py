@@ -27,8 +27,8 @@ _BUDGET_ROUNDS = 4.0
 _PROBE_ROUNDS, _LONGEST_WAIT = 6, 65_536.0
 # The baseline is renewed after so many rounds with drafts, later after more, up to the last.
 _FIRST_REFRESH, _REFRESH = 64, 256
-# A baseline is as of so many plain rounds.
-_PLAIN_ROUNDS = 16
+# A baseline is as of so many plain rounds, and what a plain round takes is worked out once in so many: contexts grow.
+_PLAIN_ROUNDS, _PRICED_ROUNDS = 16, 16
 
 
 class NeverSlowerSpec(Part):
@@ -108,6 +108,7 @@ class SwitchGuard:
 
     def start(self) -> None:
         """A new request begins."""
+        self._window.rows = 0  # its context may be another
         self._left *= 1.0 - 0.5 / max(1, self._rows)
 
     def stance(self, signals: BatchSignals) -> Stance:
@@ -146,7 +147,7 @@ class SwitchGuard:
 
     def _measure(self, record: RoundRecord) -> None:
         window, rows = self._window, len(record.rows)
-        if rows != window.rows:  # once for a window as a rule: contexts grow little meanwhile
+        if rows != window.rows or window.rounds % _PRICED_ROUNDS == 0:
             window.rows, window.plain = rows, self._plain_seconds(record) * self._baseline.ratio
         window.add(total(record.emitted) / rows, record.total_seconds / window.plain)
         if self._spec.disable_below_acceptance is not None:
