@@ -286,9 +286,9 @@ HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: 
 def decided(body: str, limits: list[int], tasks: list[int] | None = None) -> tuple[list[int], list[int]]:
     spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}, {body}}}")
     policy = build_policy(spec, table(), len(limits), Labels(Names(("code", "story"))))
-    for row, task in enumerate(tasks or [0] * len(limits)):
-        policy.start(row, task)
-    decision = policy.decide(signals(limits))
+    for row in range(len(limits)):
+        policy.start(row)
+    decision = policy.decide(signals(limits, tasks=tasks))
     return decision.depths.tolist(), decision.reasons.tolist()
 
 

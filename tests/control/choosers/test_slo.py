@@ -96,7 +96,7 @@ def test_a_promise_that_is_not_at_risk_costs_nothing() -> None:
 def test_a_promise_that_cannot_be_kept_leaves_the_least_violation() -> None:
     """Plain decoding is as fast as the slow rows can go."""
     worst = max(paces(serve(SLO % 1.0, UNEQUAL, 8)))
-    assert worst <= 1.08 * max(paces(serve(OFF, UNEQUAL, 8)))
+    assert worst <= 1.1 * max(paces(serve(OFF, UNEQUAL, 8)))
 
 
 def test_the_row_that_is_behind_is_preferred() -> None:
