@@ -5,8 +5,8 @@ A label is a line in tables of counts, so there is room for so many; what finds 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from adaptspec.control.tasks import TASKS
@@ -16,13 +16,15 @@ MOST_OWN = 64  # names of users' own, of each kind
 
 
 class Names:
-    """Names and their numbers: `known` from 1 on, then others in the order they come, `room` of them. Thread-safe."""
+    """Names and their numbers: `known` from 1 on, then others in the order they come, `room` of them.
+
+    One thread adds names, any may read them.
+    """
 
     def __init__(self, known: Iterable[str] = (), room: int = MOST_OWN) -> None:
         self._numbers = {name: 1 + i for i, name in enumerate(known)}
         self._known = len(self._numbers)
         self._room = room
-        self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._numbers))
@@ -51,11 +53,14 @@ class Names:
 
     def add(self, name: str) -> int:
         """The number of a name, which gets one if there is room; else 0."""
-        if name not in self:
-            with self._lock:
-                if self.left > 0:
-                    self._numbers.setdefault(name, 1 + len(self._numbers))
+        if name not in self and self.left > 0:
+            self._numbers[name] = 1 + len(self._numbers)
         return self.number(name)
+
+    def forget(self, count: int) -> None:
+        """Forget the newest own names, all but the first `count`."""
+        for name in self.own[count:]:
+            del self._numbers[name]
 
     def follow(self, own: Sequence[str]) -> bool:
         """Add names as they once came; whether they have the numbers that they had then."""
@@ -78,3 +83,14 @@ class Labels:
     def copy(self) -> Labels:
         """The same, to try a policy with."""
         return Labels(self.tasks.copy(), self.keys.copy())
+
+    @contextmanager
+    def kept_if_done(self) -> Iterator[None]:
+        """Names that are added inside stay only if nothing is raised there."""
+        before = [(names, len(names.own)) for names in (self.tasks, self.keys)]
+        try:
+            yield
+        except BaseException:
+            for names, count in before:
+                names.forget(count)
+            raise

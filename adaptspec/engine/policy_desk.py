@@ -13,17 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adaptspec.control.cost import CostTable
-from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.control.spec import PolicySpec, build_policy, parse_policy_spec
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.control.yaml_source import read_text
-from adaptspec.engine.by_task import ByTask, methods_of
+from adaptspec.engine.by_task import methods_of
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.front import AsyncEngine
 from adaptspec.errors import ConfigError, StateError, UnknownModelError
-from adaptspec.verification.method import Method
 
 
 @dataclass(frozen=True)
@@ -199,15 +197,19 @@ class PolicyDesk:
         """Have every policy learn anew, from the next round on. Raises EngineError if the engine has stopped."""
         with self._lock:
             for policy in self.served:
-                spec, methods = policy.spec, methods_of(policy.spec)
-                fresh = build_policy(spec, self._costs, self._core.max_rows, self._core.labels)
-                self._adopt(spec, fresh, methods)
+                self._adopt(policy.spec)
             return [policy.name for policy in self.served]
 
-    def _adopt(self, spec: PolicySpec, policy: Policy, methods: ByTask[Method], *, carry: bool = False) -> bool:
-        return self._front.call(
-            lambda: self._core.adopt(spec.name, policy, methods, spec.rollout, carry=carry)
-        ).result()
+    def _adopt(self, spec: PolicySpec, *, carry: bool = False) -> bool:
+        """Build a policy and have it from the next round on. On the engine's thread, where requests name tasks too."""
+        methods, core = methods_of(spec), self._core
+
+        def adopted() -> bool:
+            with core.labels.kept_if_done():
+                policy = build_policy(spec, self._costs, core.max_rows, core.labels)
+                return core.adopt(spec.name, policy, methods, spec.rollout, carry=carry)
+
+        return self._front.call(adopted).result()
 
     def _apply(self, text: str, source: str, path: Path | None) -> Applied:
         spec = parse_policy_spec(text, source, self._core.labels, self._core.drafters)
@@ -216,10 +218,7 @@ class PolicyDesk:
             _check_owner(spec.name, path, before)
             self._check_room(spec.name)
             new = ServedPolicy(spec, text, path or (before.path if before is not None else None))
-            policy = build_policy(spec, self._costs, self._core.max_rows, self._core.labels)
-            methods = methods_of(spec)
-            same_arms = before is not None and before.signature == new.signature
-            carried = self._adopt(spec, policy, methods, carry=same_arms)
+            carried = self._adopt(spec, carry=before is not None and before.signature == new.signature)
             # Others may be reading: the mapping they have stays as it is.
             self._served = {**self._served, spec.name: new}
             now = self.reloads

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from adaptspec.control.labels import OTHER, Labels, Names
 from adaptspec.control.tasks import TASKS
 
@@ -25,6 +27,20 @@ def test_a_copy_is_on_trial() -> None:
     twin = labels.copy()
     assert twin.tasks.add("acme") == 1 + len(TASKS)
     assert (labels.tasks.own, twin.tasks.own, twin.tasks.size) == ((), ("acme",), labels.tasks.size)
+
+
+def test_names_of_what_fails_leave_no_trace() -> None:
+    """A refused policy must not use up the room."""
+    labels = Labels()
+    labels.tasks.add("acme")
+    with pytest.raises(ValueError, match="refused"), labels.kept_if_done():
+        labels.tasks.add("bolt")
+        labels.keys.add("gold")
+        raise ValueError("refused")
+    assert (labels.tasks.own, labels.keys.own) == (("acme",), ())
+    with labels.kept_if_done():
+        assert labels.keys.add("silver") == 1
+    assert labels.keys.own == ("silver",)
 
 
 def test_numbers_from_before_are_kept_or_told_to_be_others() -> None:
