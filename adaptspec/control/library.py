@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from pathlib import Path
 
+from adaptspec.control.yaml_source import shown
 from adaptspec.errors import PolicyError
 
 
@@ -32,6 +34,11 @@ def find_policy(name: str) -> Path:
     shipped = {path.stem: path for path in shipped_policies()}
     if name in shipped:
         return shipped[name]
-    close = difflib.get_close_matches(name, shipped, n=1)
+    raise unknown_policy(name, shipped, f"shipped are: {', '.join(shipped)}; or give a YAML file")
+
+
+def unknown_policy(name: str, known: Iterable[str], there: str) -> PolicyError:
+    """The error for a name that is none; `there` says what to write."""
+    close = difflib.get_close_matches(name[:80], list(known), n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    raise PolicyError(f"there is no policy {name!r}{hint}; shipped are: {', '.join(shipped)}; or give a YAML file")
+    return PolicyError(f"there is no policy {shown(name)}{hint}; {there}")

@@ -1,11 +1,19 @@
-"""The base of every part of a policy file: kebab-case keys, frozen, nothing unknown; and its JSON Schema."""
+"""The base of every part of a policy file: kebab-case keys, frozen, nothing unknown; and its JSON Schema.
+
+Knows that policies name others, not how these are found.
+"""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
 from pydantic.json_schema import GenerateJsonSchema
+
+from adaptspec.errors import PolicyError
 
 
 def kebab(name: str) -> str:
@@ -24,6 +32,27 @@ class Part(BaseModel):
 
     # Strict: text is never read as a number, nor true as 1.
     model_config = ConfigDict(alias_generator=kebab, frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The context that a policy is validated in: how policies that it names are found, and those that were."""
+
+    find: Callable[[str], Any]
+    found: dict[str, Any] = field(default_factory=dict)
+
+
+def _found(name: str, info: ValidationInfo) -> str:
+    uses = info.context
+    if isinstance(uses, Uses):
+        try:
+            uses.found[name] = uses.find(name)
+        except PolicyError as error:
+            raise ValueError("; ".join(str(error).splitlines())) from error
+    return name
+
+
+PolicyName = Annotated[str, AfterValidator(_found)]
 
 
 class EditorSchema(GenerateJsonSchema):

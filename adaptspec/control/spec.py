@@ -9,11 +9,11 @@ import difflib
 import functools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from adaptspec.control.ceilings import DEEPEST, Bounds, Ceilings, TaskTiers
 from adaptspec.control.choosers.chooser import Parts
@@ -24,10 +24,10 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
 from adaptspec.control.guards import Dwell, GuardSpec
 from adaptspec.control.labels import MOST_OWN, OTHER, Labels
-from adaptspec.control.library import find_policy
+from adaptspec.control.library import find_policy, shipped_policies, unknown_policy
 from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec
-from adaptspec.control.schema import EditorSchema, Part, suggestion
+from adaptspec.control.schema import EditorSchema, Part, Uses, suggestion
 from adaptspec.control.spec_errors import problems_of
 from adaptspec.control.stopping.registry import StopSpec
 from adaptspec.control.stopping.stop import NoStopSpec
@@ -125,6 +125,16 @@ class PolicySpec(Part):
     kind: Literal["SpeculationPolicy"] = Field(description="What the file holds.")
     metadata: MetadataSpec = Field(description="What it is called.")
     spec: BodySpec = Field(description="What it does.")
+    _used: Mapping[str, PolicySpec] = PrivateAttr(default_factory=dict)
+
+    def model_post_init(self, context: Any) -> None:
+        """Keep the policies that it names, which were found as it was read."""
+        self._used = dict(context.found) if isinstance(context, Uses) else {}
+
+    @property
+    def used(self) -> Mapping[str, PolicySpec]:
+        """The policies that it names in `when:` and as arms."""
+        return self._used
 
     @property
     def name(self) -> str:
@@ -177,32 +187,68 @@ class PolicySpec(Part):
         return next((tier for tier in task.tiers or () if tier and tier not in self.tiers), None)
 
 
-def load_policy_spec(path: str | Path, labels: Labels | None = None, here: Sequence[str] | None = None) -> PolicySpec:
+Find = Callable[[str], PolicySpec]
+
+
+def found_anywhere(name: str) -> PolicySpec:
+    """The policy that a file of this machine names: one that ships, or a file. Raises PolicyError."""
+    return load_policy_spec(find_policy(name), find=_found_no_further)
+
+
+def found_among(served: Mapping[str, PolicySpec]) -> Find:
+    """For a policy that somebody sends: it may name what is served and what ships, but no files of this machine."""
+
+    def find(name: str) -> PolicySpec:
+        shipped = {path.stem: path for path in shipped_policies()}
+        if name not in served and name not in shipped:
+            known = list(dict.fromkeys([*served, *shipped]))
+            there = (
+                "a policy that is sent uses others by their names, no files; here are: "
+                f"{', '.join(known)}; or serve the file first (--policy FILE)"
+            )
+            raise unknown_policy(name, known, there)
+        if name not in served:
+            return load_policy_spec(shipped[name], find=_found_no_further)
+        if served[name].used:
+            raise PolicyError(f"{name} uses {', '.join(served[name].used)}, so no other policy can use it")
+        return served[name]
+
+    return find
+
+
+def load_policy_spec(
+    path: str | Path,
+    labels: Labels | None = None,
+    here: Sequence[str] | None = None,
+    find: Find = found_anywhere,
+) -> PolicySpec:
     """Read a policy file. `labels` and the drafters that are `here`, where given, are what it will run with.
+
+    `find` gives the policies that it names.
 
     Raises:
         PolicyError: `file:line:column: path: what is wrong`, a line for each thing that is.
     """
-    return _validate(read_yaml(Path(path)), labels, here)
+    return _validate(read_yaml(Path(path)), labels, here, find)
 
 
 def parse_policy_spec(
-    text: str, name: str = "<policy>", labels: Labels | None = None, here: Sequence[str] | None = None
+    text: str,
+    name: str = "<policy>",
+    labels: Labels | None = None,
+    here: Sequence[str] | None = None,
+    find: Find = found_anywhere,
 ) -> PolicySpec:
     """The same for text; `name` stands for the file in errors.
 
     Raises:
         PolicyError: `name:line:column: path: what is wrong`, a line for each thing that is.
     """
-    return _validate(parse_yaml(text, name), labels, here)
+    return _validate(parse_yaml(text, name), labels, here, find)
 
 
-def build_policy(
-    spec: PolicySpec, cost: CostTable, max_rows: int, labels: Labels | None = None, *, nested: bool = False
-) -> Policy:
+def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Labels | None = None) -> Policy:
     """The policy a spec describes. `labels` are the controller's: names that are new to them are added.
-
-    A `nested` one is an arm of another policy, and cannot have policies as arms.
 
     Raises:
         PolicyError: it names more tasks than there is room for, or its arms do not fit.
@@ -210,7 +256,7 @@ def build_policy(
     body, labels = spec.spec, labels or Labels()
 
     def arm(name: str) -> Policy:
-        return build_policy(load_policy_spec(find_policy(name)), cost, max_rows, labels, nested=True)
+        return build_policy(spec.used[name], cost, max_rows, labels)
 
     parts = Parts(
         cost=cost,
@@ -219,7 +265,7 @@ def build_policy(
         tiers=spec.tiers,
         drafters=spec.drafters,
         stops=body.stop.rule != "none",
-        policy=None if nested else arm,
+        policy=arm,
         labels=labels,
     )
     chooser = body.choose.build(parts)
@@ -242,30 +288,16 @@ def build_policy(
         keeper=keeper,
         temperature=None if body.draft_temperature is None else body.draft_temperature.build(),
     )
-    return _switched(spec, usual, parts) if body.when else usual
+    if not body.when:
+        return usual
+    policies = {one.use: arm(one.use) for one in body.when}
+    return Switched(usual, [case(one, policies[one.use], labels.keys) for one in body.when])
 
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of policy files."""
     body = PolicySpec.model_json_schema(by_alias=True, schema_generator=EditorSchema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"https://{API_VERSION}/policy", **body}
-
-
-def _switched(spec: PolicySpec, usual: Policy, parts: Parts) -> Policy:
-    """The policy with those that `when` puts in its place, each built once."""
-    if parts.policy is None:
-        raise PolicyError(f"policy {spec.name!r}: spec.when: another policy uses this one, so it cannot use others")
-    names = {one.use for one in spec.spec.when}
-    for name in names:
-        other = load_policy_spec(find_policy(name))
-        if other.verification != spec.verification or other.task_verifications:
-            raise PolicyError(
-                f"policy {spec.name!r}: spec.when: {name} verifies otherwise; a request is verified in one way, which "
-                "is this policy's: give both the same verification"
-            )
-    policies = {name: parts.policy(name) for name in sorted(names)}
-    cases = [case(one, policies[one.use], parts.labels.keys) for one in spec.spec.when]
-    return Switched(usual, cases)
 
 
 def _ceilings(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:
@@ -317,35 +349,45 @@ def _not_here(drafter: str, here: Sequence[str]) -> str:
     )
 
 
-def _validate(source: Source, labels: Labels | None, here: Sequence[str] | None) -> PolicySpec:
+def _found_no_further(name: str) -> PolicySpec:
+    raise PolicyError(f"another policy uses this one, so it cannot use {name!r}: name that one there")
+
+
+def _validate(source: Source, labels: Labels | None, here: Sequence[str] | None, find: Find) -> PolicySpec:
     if not isinstance(source.data, dict):
         raise source.error((), "a policy is a mapping with apiVersion, kind, metadata and spec")
     try:
-        spec = PolicySpec.model_validate(source.data)
+        spec = PolicySpec.model_validate(source.data, context=Uses(find))
     except ValidationError as error:
         raise policy_error(problems_of(source, error, _schema())) from error
     own = [] if labels is None else [name for name in spec.spec.tasks if name not in labels.tasks]
     if labels is not None and len(own) > labels.tasks.left:
         where = ("spec", "tasks", own[labels.tasks.left])
         raise source.error(where, _no_room(labels), at_key=True)
-    for number, one in enumerate(spec.spec.when):
-        try:
-            find_policy(one.use)
-        except PolicyError as error:
-            raise source.error(("spec", "when", number, "use"), str(error)) from error
     missing = [] if here is None else [name for name in spec.needed if name not in here]
     if missing:
         raise source.error(("spec", "drafters", spec.drafters.index(missing[0])), _not_here(missing[0], here or ()))
-    beyond = {name: tier for name, task in spec.spec.tasks.items() if (tier := spec.refused_tier(task)) is not None}
-    if beyond:
-        known = ", ".join(map(str, (0, *spec.tiers)))
-        raise policy_error(
-            [
-                source.problem(("spec", "tasks", name, "tiers"), f"{tier} is none of the policy's depths ({known})")
-                for name, tier in beyond.items()
-            ]
-        )
+    problems = [source.problem(where, said) for where, said in _clashes(spec)]
+    if problems:
+        raise policy_error(problems)
     return spec
+
+
+def _clashes(spec: PolicySpec) -> Iterator[tuple[tuple[object, ...], str]]:
+    """What parts of a policy hold against each other: where, and what is wrong."""
+    for name, task in spec.spec.tasks.items():
+        tier = spec.refused_tier(task)
+        if tier is not None:
+            known = ", ".join(map(str, (0, *spec.tiers)))
+            yield ("spec", "tasks", name, "tiers"), f"{tier} is none of the policy's depths ({known})"
+    for number, one in enumerate(spec.spec.when):
+        other = spec.used[one.use]
+        if other.verification != spec.verification or other.task_verifications:
+            said = (
+                f"{one.use} verifies otherwise; a request is verified in one way, which is this policy's: give both "
+                "the same verification"
+            )
+            yield ("spec", "when", number, "use"), said
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from adaptspec.control.labels import OTHER, Names
 from adaptspec.control.learned import restore_all, under
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import Awaited, BatchSignals, Decision, OffersOfParts, Policy
-from adaptspec.control.schema import Part
+from adaptspec.control.schema import Part, PolicyName
 from adaptspec.errors import PolicyError
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord, nobody
 
@@ -53,7 +53,9 @@ class WhenSpec(Part):
     api_key: str | list[str] | None = Field(
         default=None, description="The name of the request's API key, or a list of names: see --api-key-file."
     )
-    use: str = Field(min_length=1, description="The policy that decides then: the name of one that ships, or a file.")
+    use: PolicyName = Field(
+        min_length=1, description="The policy that decides then: the name of one that ships, or a file."
+    )
 
     @model_validator(mode="after")
     def _some(self) -> WhenSpec:

@@ -15,7 +15,7 @@ from pathlib import Path
 from adaptspec.control.cost import CostTable
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.shadow import ShadowEstimate
-from adaptspec.control.spec import PolicySpec, build_policy, parse_policy_spec
+from adaptspec.control.spec import PolicySpec, build_policy, found_among, found_anywhere, parse_policy_spec
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.control.yaml_source import read_text
 from adaptspec.engine.by_task import methods_of
@@ -137,7 +137,7 @@ class PolicyDesk:
         Raises:
             PolicyError, ConfigError: it cannot be used; says why, and where.
         """
-        spec = parse_policy_spec(text, source, self._core.labels, self._core.drafters)
+        spec = self._parsed(text, source, None)
         policy = build_policy(spec, self._costs, self._core.max_rows, self._core.labels.copy())
         self._core.check_policy(spec.name, policy, methods_of(spec))
         self._check_room(spec.name)
@@ -212,7 +212,7 @@ class PolicyDesk:
         return self._front.call(adopted).result()
 
     def _apply(self, text: str, source: str, path: Path | None) -> Applied:
-        spec = parse_policy_spec(text, source, self._core.labels, self._core.drafters)
+        spec = self._parsed(text, source, path)
         with self._lock:
             before = self._served.get(spec.name)
             _check_owner(spec.name, path, before)
@@ -226,6 +226,12 @@ class PolicyDesk:
         for listener in self._listeners:
             listener(spec.name)
         return Applied(spec.name, before is not None, carried)
+
+    def _parsed(self, text: str, source: str, path: Path | None) -> PolicySpec:
+        """What was sent may name policies, but no files: whoever sends it might learn what is in them."""
+        served = {name: policy.spec for name, policy in self._served.items()}
+        find = found_anywhere if path is not None else found_among(served)
+        return parse_policy_spec(text, source, self._core.labels, self._core.drafters, find)
 
     def _check_room(self, name: str) -> None:
         if name not in self._served and len(self._served) >= self._most:

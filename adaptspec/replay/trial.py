@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from adaptspec.control.labels import Labels
-from adaptspec.control.spec import parse_policy_spec
+from adaptspec.control.spec import Find, PolicySpec, found_anywhere, parse_policy_spec
 from adaptspec.errors import AdaptSpecError, JournalError
 from adaptspec.files import open_file
 from adaptspec.records import read_journal
@@ -72,15 +73,23 @@ class Trial:
         return asdict(self)
 
 
-def try_policy(journal: Path, text: str, against: str | None) -> Trial:
+def try_policy(
+    journal: Path, text: str, against: str | None, served: Mapping[str, str] = MappingProxyType({})
+) -> Trial:
     """Replay the policy in `text` and the one in `against` over the newest `RECENT_BYTES` of a journal.
+
+    `served` are texts of policies that they may use, by name.
 
     Raises:
         PolicyError, ConfigError: the policy cannot be used.
         JournalError: the journal holds no request from beginning to end, or knows too little of them.
         TapeError: the policy verifies in a way that no tape can follow.
     """
-    edited = parse_policy_spec(text, "<body>", Labels())
+
+    def find(name: str) -> PolicySpec:
+        return parse_policy_spec(served[name], name) if name in served else found_anywhere(name)
+
+    edited = parse_policy_spec(text, "<body>", Labels(), find=find)
     with tempfile.TemporaryDirectory() as folder:
         recent = Path(folder) / journal.name
         _copy_newest(journal, recent)
@@ -95,7 +104,7 @@ def try_policy(journal: Path, text: str, against: str | None) -> Trial:
     fixed = {depth: replay(static_spec(depth), work, read.costs) for depth in _DEPTHS}
     best = max(fixed, key=lambda depth: fixed[depth].goodput)
     known = tuple(read.tape.drafters)
-    current, reason = _current(against, known, work, read.costs, off)
+    current, reason = _current(against, known, work, read.costs, off=off, find=find)
     return Trial(
         edited=Run.of(edited.name, replay(narrowed(edited, known), work, read.costs), off),
         current=current,
@@ -119,12 +128,12 @@ def _thinned(tape: Tape) -> Tape:
 
 
 def _current(
-    text: str | None, known: Sequence[str], work: Stream, costs: MachineCosts, off: Tally
+    text: str | None, known: Sequence[str], work: Stream, costs: MachineCosts, *, off: Tally, find: Find
 ) -> tuple[Run | None, str | None]:
     if text is None:
         return None, None
     try:
-        spec = parse_policy_spec(text, "<served>")
+        spec = parse_policy_spec(text, "<served>", find=find)
         return Run.of(spec.name, replay(narrowed(spec, known), work, costs), off), None
     except AdaptSpecError as error:
         return None, str(error)

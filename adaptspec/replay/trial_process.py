@@ -1,6 +1,7 @@
 """`python -m adaptspec.replay.trial_process`: one trial in a process of its own, so that a server can wait or give up.
 
-Reads {"journal", "policy", "against"} as JSON from standard input, and writes {"trial": ...} or {"error": ...}.
+Reads {"journal", "policy", "against", "served"} as JSON from standard input, and writes {"trial": ...} or
+{"error": ...}.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def main() -> int:
     os.nice(5)  # whoever is served now comes first
     asked, answer = json.load(sys.stdin), dict[str, Any]()
     try:
-        answer = {"trial": try_policy(Path(asked["journal"]), asked["policy"], asked["against"]).to_json()}
+        journal = Path(asked["journal"])
+        answer = {"trial": try_policy(journal, asked["policy"], asked["against"], asked["served"]).to_json()}
     except AdaptSpecError as error:
         answer = {"error": str(error)}
     json.dump(answer, sys.stdout, allow_nan=False)

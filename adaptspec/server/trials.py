@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ class Trials:
         self._seconds = seconds
         self._running = False
 
-    async def run(self, policy: str, against: str | None) -> dict[str, Any]:
-        """The outcome for a policy's YAML, beside that of another.
+    async def run(self, policy: str, against: str | None, served: Mapping[str, str]) -> dict[str, Any]:
+        """The outcome for a policy's YAML, beside that of another; they may use those that are `served`.
 
         Raises:
             RequestError: there is no journal, the policy or the journal cannot be used, or it took too long.
@@ -48,7 +49,8 @@ class Trials:
             raise OverloadedError("another trial is running; try again in a moment")
         self._running = True
         try:
-            return await self._ask({"journal": str(self._journal), "policy": policy, "against": against})
+            question = {"journal": str(self._journal), "policy": policy, "against": against, "served": dict(served)}
+            return await self._ask(question)
         finally:
             self._running = False
 
@@ -105,7 +107,7 @@ async def simulate(http: web.Request) -> web.Response:
     except ConfigError as error:
         raise RequestError(str(error)) from error
     served = {policy.name: policy.text for policy in desk.served}
-    return web.json_response(await http.app[TRIALS].run(text, served.get(name, served.get(desk.default))))
+    return web.json_response(await http.app[TRIALS].run(text, served.get(name, served.get(desk.default)), served))
 
 
 def _problem(line: str) -> dict[str, Any]:

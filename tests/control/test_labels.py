@@ -33,10 +33,15 @@ def test_names_of_what_fails_leave_no_trace() -> None:
     """A refused policy must not use up the room."""
     labels = Labels()
     labels.tasks.add("acme")
-    with pytest.raises(ValueError, match="refused"), labels.kept_if_done():
-        labels.tasks.add("bolt")
-        labels.keys.add("gold")
-        raise ValueError("refused")
+
+    def refused() -> None:
+        with labels.kept_if_done():
+            labels.tasks.add("bolt")
+            labels.keys.add("gold")
+            raise ValueError("refused")
+
+    with pytest.raises(ValueError, match="refused"):
+        refused()
     assert (labels.tasks.own, labels.keys.own) == (("acme",), ())
     with labels.kept_if_done():
         assert labels.keys.add("silver") == 1

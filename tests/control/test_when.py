@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.labels import Labels
-from adaptspec.control.spec import build_policy, parse_policy_spec
+from adaptspec.control.spec import build_policy, found_among, parse_policy_spec
 from adaptspec.control.state import signature
 from adaptspec.errors import PolicyError, StateError
 from adaptspec.types import Request
@@ -119,24 +120,55 @@ def test_what_does_not_fit_is_located(when: str, column: int, said: str) -> None
         parse_policy_spec(f"{HEAD}{STATIC}  when: {when}\n", "p")
 
 
-def test_policies_that_verify_otherwise_or_use_others_are_refused() -> None:
-    with pytest.raises(PolicyError, match="static-3 verifies otherwise"):
+def test_policies_that_verify_otherwise_or_use_others_are_refused(tmp_path: Path) -> None:
+    """A file that uses itself as well: none is read for ever."""
+    with pytest.raises(PolicyError, match=r"^p:7:43: spec\.when\.0\.use: static-3 verifies otherwise"):
         controller(
             "[{batch-size: {at-least: 2}, use: static-3}]", choose=f"{STATIC}  verification: {{method: rejection}}\n"
         )
-    spec = parse_policy_spec(f"{HEAD}{STATIC}  when: [{{batch-size: {{at-least: 2}}, use: off}}]\n")
-    with pytest.raises(PolicyError, match="cannot use others"):
-        build_policy(spec, table(), 1, nested=True)
+    inner = tmp_path / "inner.yaml"
+    for used in ("static-3", inner):
+        inner.write_text(f"{HEAD}{STATIC}  when: [{{batch-size: {{at-least: 2}}, use: {used}}}]\n")
+        with pytest.raises(PolicyError, match=rf"^p:6:43: .*inner\.yaml:6:43: .*cannot use '.*{used}'"):
+            controller(f"[{{batch-size: {{at-least: 2}}, use: {inner}}}]")
+    arms = f"  choose: {{algorithm: ucb, arms: [{{policy: {inner}}}, {{depth: 0}}]}}\n"
+    with pytest.raises(PolicyError, match=r"^p:5:44: .*inner\.yaml:6:43: .*cannot use"):
+        parse_policy_spec(HEAD + arms, "p")
 
 
-def test_the_signature_tells_who_may_decide() -> None:
-    """What was counted for one policy is nothing to another; conditions are settings."""
-    texts = [
-        f"{HEAD}{STATIC}  when: [{{batch-size: {{at-least: {n}}}, use: {u}}}]\n"
-        for n, u in ((2, "off"), (3, "off"), (2, "ucb"))
-    ]
-    first, tuned, other = (signature(parse_policy_spec(text)) for text in texts)
-    assert first == tuned != other
+def test_a_policy_that_is_sent_names_no_files(tmp_path: Path) -> None:
+    """Whoever may send one must not learn what else is on the machine, nor have it read."""
+    mine = parse_policy_spec(f"{HEAD}{STATIC}")
+    using = parse_policy_spec(f"{HEAD}{STATIC}  when: [{{batch-size: {{at-least: 2}}, use: off}}]\n")
+    find = found_among({"mine": mine, "using": using})
+    secret = tmp_path / "secret.yaml"
+    secret.write_text("password")
+    when = f"{HEAD}{STATIC}  when: [{{batch-size: {{at-least: 2}}, use: %s}}]\n"
+    arms = f"{HEAD}  choose: {{algorithm: ucb, arms: [{{policy: %s}}, {{depth: 0}}]}}\n"
+    for text in (when, arms):
+        for path in (str(secret), str(tmp_path / "gone.yaml"), "/etc/passwd"):
+            with pytest.raises(PolicyError, match=r"^p:\d:\d+: .*uses others by their names, no files") as refused:
+                parse_policy_spec(text % path, "p", find=find)
+            assert "mine, using, draft-temperature" in str(refused.value)
+            assert "--policy FILE" in str(refused.value)
+        with pytest.raises(PolicyError, match="using uses off, so no other policy can use it"):
+            parse_policy_spec(text % "using", "p", find=find)
+        assert parse_policy_spec(text % "mine", "p", find=find).used == {"mine": mine}
+        assert parse_policy_spec(text % "off", "p", find=find).used.keys() == {"off"}
+
+
+def test_the_signature_tells_who_decides_and_when(tmp_path: Path) -> None:
+    """Each has learned from the rounds that the others left to it: other conditions or policies leave it others."""
+    inner = tmp_path / "inner.yaml"
+
+    def of(depth: int, least: int = 2, arm: bool = False) -> str:
+        inner.write_text(f"{HEAD}  choose: {{algorithm: static, depth: {depth}}}\n")
+        when = f"{HEAD}{STATIC}  when: [{{batch-size: {{at-least: {least}}}, use: {inner}}}]\n"
+        arms = f"{HEAD}  choose: {{algorithm: ucb, arms: [{{policy: {inner}}}, {{depth: 0}}]}}\n"
+        return signature(parse_policy_spec(arms if arm else when))
+
+    assert of(2) == of(2)
+    assert len({of(2), of(3), of(2, least=3), of(2, arm=True), of(3, arm=True)}) == 5
 
 
 def test_a_key_cannot_be_called_as_all_others_are() -> None:

@@ -71,6 +71,10 @@ async def test_a_new_name_is_a_new_policy(tokenizer: PreTrainedTokenizerFast, tm
         (static("x", 3, "  rollout: {mode: shadow, against: nobody}\n"), "nobody"),
         (static("x", 3, "  rollout: {mode: canary}\n"), "'percent' is missing"),
         (static("x", 3, "  rollout: {mode: live, percent: 5}\n"), "unknown key"),
+        (
+            static("x", 3, "  when: [{batch-size: {at-least: 2}, use: 1.yaml}]\n"),
+            "sent:6:43: .*by their names",
+        ),
         (static("main", 12, "  tasks: {acme: {off: true}}\n"), "up to 12 tokens.*restart"),
         (static("main", 3, "  rollout: {mode: shadow}\n  tasks: {acme: {off: true}}\n"), "serves requests"),
         (static("x", 3, "  when: [{api-key: [gold, other], use: off}]\n"), "give the key another name"),
@@ -79,7 +83,7 @@ async def test_a_new_name_is_a_new_policy(tokenizer: PreTrainedTokenizerFast, tm
 async def test_what_cannot_be_used_changes_nothing(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, text: str, problem: str
 ) -> None:
-    """The error says what is wrong and where; the last good policy stays, and names of tasks and keys leave no trace."""
+    """The error says what is wrong and where; the last good policy stays, and new names leave no trace."""
     async with desk_of(tokenizer, tmp_path, [static("main", 3), goodput("other")]) as one:
         before = one.desk.served
         with pytest.raises(ConfigError, match=problem):

@@ -48,6 +48,17 @@ def test_a_drafter_that_no_journal_replays_is_left_out_and_named(tmp_path: Path)
     assert "ngram only" in found.current_error
 
 
+def test_policies_that_are_served_may_be_used(tmp_path: Path) -> None:
+    """They are known by name only, and may be nowhere on this machine."""
+    journal = _journal(tmp_path / "j", 4, made_tape(count=3))
+    using = policy("edited", "choose: {algorithm: static, depth: 2}\n  when: [{batch-size: {at-least: 1}, use: mine}]")
+    found = try_policy(journal, using, using, {"mine": policy("mine", "choose: {algorithm: static, depth: 0}")})
+    assert found.current is not None
+    assert (found.edited.over_off, found.current.over_off) == (1.0, 1.0)
+    with pytest.raises(PolicyError, match=r"<body>:6:.*there is no policy 'mine'"):
+        try_policy(journal, using, None)
+
+
 def test_only_the_newest_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The header comes from the beginning; requests cut in half are left out."""
     journal = _journal(tmp_path / "j", 4, made_tape(count=12))
@@ -83,7 +94,7 @@ def test_what_cannot_be_tried_is_said_in_the_users_words(tmp_path: Path) -> None
 @pytest.mark.parametrize(("text", "key"), [(STATIC, "trial"), ("nonsense", "error")])
 def test_the_process_answers_in_json(tmp_path: Path, text: str, key: str) -> None:
     journal = _journal(tmp_path / "j", 4, made_tape(count=2))
-    question = json.dumps({"journal": str(journal), "policy": text, "against": None})
+    question = json.dumps({"journal": str(journal), "policy": text, "against": None, "served": {}})
     command = [sys.executable, "-m", "adaptspec.replay.trial_process"]
     done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=60, check=True)
     assert list(json.loads(done.stdout)) == [key]

@@ -54,12 +54,17 @@ async def test_a_trial_compares_with_what_serves_under_its_name(
 ) -> None:
     admin.app[TRIALS]._journal, admin.app[TRIALS]._program = tmp_path, _ECHO  # type: ignore[index]
     async with admin.post("/admin/policies/simulate", data="main", headers=BEARER) as response:
-        assert await response.json() == {"journal": str(tmp_path), "policy": "main", "against": "spec: {}"}
+        assert await response.json() == {
+            "journal": str(tmp_path),
+            "policy": "main",
+            "against": "spec: {}",
+            "served": dict.fromkeys(("main", "new", "watch"), "spec: {}"),
+        }
 
 
 async def test_without_a_journal_it_says_so() -> None:
     with pytest.raises(RequestError, match="--journal"):
-        await Trials(None).run("", None)
+        await Trials(None).run("", None, {})
 
 
 async def test_a_trial_that_takes_too_long_is_ended(tmp_path: Path) -> None:
@@ -67,7 +72,7 @@ async def test_a_trial_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     trials = Trials(tmp_path, _SLEEPS, seconds=0.3)
     for _ in range(2):
         with pytest.raises(RequestError, match=r"more than 0\.3 s"):
-            await trials.run("", None)
+            await trials.run("", None, {})
 
 
 async def test_there_is_one_at_a_time_and_none_outlives_who_asked(tmp_path: Path) -> None:
@@ -78,11 +83,11 @@ async def test_there_is_one_at_a_time_and_none_outlives_who_asked(tmp_path: Path
         f"import os,time; open({str(started)!r},'w').write(str(os.getpid())); time.sleep(60)",
     )
     trials = Trials(tmp_path, program)
-    asking = asyncio.create_task(trials.run("", None))
+    asking = asyncio.create_task(trials.run("", None, {}))
     while not (started.exists() and started.read_text()):
         await asyncio.sleep(0.02)
     with pytest.raises(OverloadedError):
-        await trials.run("", None)
+        await trials.run("", None, {})
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     with pytest.raises(ProcessLookupError):
@@ -96,4 +101,4 @@ async def test_there_is_one_at_a_time_and_none_outlives_who_asked(tmp_path: Path
 async def test_a_trial_that_fails_says_why(tmp_path: Path, code: str, said: str) -> None:
     program: Any = (sys.executable, "-c", f"import sys; sys.stdin.read(); {code}")
     with pytest.raises(RequestError, match=said):
-        await Trials(tmp_path, program).run("", None)
+        await Trials(tmp_path, program).run("", None, {})

@@ -12,7 +12,7 @@ from adaptspec.control.arrays import some
 from adaptspec.control.choosers.chooser import Choice, Parts
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import BatchSignals, Policy
-from adaptspec.control.schema import Part
+from adaptspec.control.schema import Part, PolicyName
 from adaptspec.control.stopping.registry import StopSpec
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.draft_tables import StopTable
@@ -26,7 +26,9 @@ class ArmSpec(Part):
     depth: int | None = Field(default=None, ge=0, le=64, description="Tokens drafted per request and round; 0 is off.")
     stop: StopSpec | None = Field(default=None, description="A stop rule of this arm's own.")
     drafter: str | None = Field(default=None, description="One of the policy's drafters; absent: the first.")
-    policy: str | None = Field(default=None, description="Leave the round to this policy: a shipped one, or a file.")
+    policy: PolicyName | None = Field(
+        default=None, description="Leave the round to this policy: a shipped one, or a file."
+    )
 
     @model_validator(mode="after")
     def _one_kind(self) -> ArmSpec:

@@ -128,5 +128,7 @@ class Parts:
     tiers: tuple[int, ...]  # depths allowed beside 0, ascending
     drafters: tuple[str, ...]  # preferred first
     stops: bool  # a stop rule will cut drafts short
-    policy: Callable[[str], Policy] | None = None  # builds a policy by name or file; None where none may be nested
+    policy: Callable[[str], Policy] | None = (
+        None  # builds one that the file names as a `PolicyName`; None: there is none
+    )
     labels: Labels = field(default_factory=Labels)  # names of tasks and API keys by their numbers
