@@ -12,8 +12,10 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
 from adaptspec.control.arrays import total
 from adaptspec.control.grid import LearnedGrid, Part, Quantity, look
@@ -33,6 +35,7 @@ _MOST_KINDS = 1024
 _UNSURE, _TELLING = math.log(1.3), 8
 _PASSES = 1024  # rounds after which a kind that never ran again speaks against nothing, and the log says it again
 
+_Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]  # checked where a profile is read
 _log = logging.getLogger(__name__)
 
 
@@ -45,9 +48,9 @@ class DrafterCost:
     """
 
     rows: tuple[int, ...] = (1,)
-    step_seconds: tuple[float, ...] = ()
-    catch_up_per_token: float = 0.0
-    start_seconds: float = 0.0
+    step_seconds: tuple[_Seconds, ...] = ()
+    catch_up_per_token: _Seconds = 0.0
+    start_seconds: _Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,13 @@ class CostProfile:
 
     rows: tuple[int, ...]
     tokens: tuple[int, ...]
-    verify: tuple[tuple[float, ...], ...]
+    verify: tuple[tuple[_Seconds, ...], ...]
     drafters: Mapping[str, DrafterCost] = field(default_factory=dict)
-    per_cached_token: float = 0.0  # seconds more for each token that the rows attend to, all rows together
-    overhead: float = 0.0  # seconds of a round spent neither drafting nor verifying
+    per_cached_token: _Seconds = 0.0  # seconds more for each token that the rows attend to, all rows together
+    overhead: _Seconds = 0.0  # seconds of a round spent neither drafting nor verifying
+
+
+_PROFILE = TypeAdapter(CostProfile)
 
 
 class CostTable:
@@ -249,25 +255,7 @@ class CostTable:
 
     def to_json(self) -> str:
         """The profile (not what was learned since: that belongs to the day, not to the machine)."""
-        profile = self.profile
-        body = {
-            "version": _VERSION,
-            "rows": profile.rows,
-            "tokens": profile.tokens,
-            "verify": profile.verify,
-            "per_cached_token": profile.per_cached_token,
-            "overhead": profile.overhead,
-            "drafters": {
-                name: {
-                    "rows": c.rows,
-                    "step_seconds": c.step_seconds,
-                    "catch_up_per_token": c.catch_up_per_token,
-                    "start_seconds": c.start_seconds,
-                }
-                for name, c in profile.drafters.items()
-            },
-        }
-        return json.dumps(body, indent=1)
+        return json.dumps({"version": _VERSION, **_PROFILE.dump_python(self.profile, mode="json")}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> CostTable:
@@ -276,27 +264,14 @@ class CostTable:
             ConfigError: not what `to_json` writes.
         """
         try:
-            body = json.loads(text)
-            if body["version"] != _VERSION:
-                raise ConfigError(f"a cost table of version {body['version']}, not {_VERSION}: profile again")
-            profile = CostProfile(
-                rows=tuple(body["rows"]),
-                tokens=tuple(body["tokens"]),
-                verify=tuple(tuple(float(x) for x in line) for line in body["verify"]),
-                per_cached_token=float(body["per_cached_token"]),
-                overhead=float(body["overhead"]),
-                drafters={
-                    name: DrafterCost(
-                        tuple(c["rows"]),
-                        tuple(c["step_seconds"]),
-                        float(c["catch_up_per_token"]),
-                        float(c["start_seconds"]),
-                    )
-                    for name, c in body["drafters"].items()
-                },
-            )
-            return cls(profile)
-        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            version = json.loads(text)["version"]
+            if version != _VERSION:
+                raise ConfigError(f"a cost table of version {version}, not {_VERSION}: profile again")
+            return cls(_PROFILE.validate_json(text))
+        except ValidationError as error:
+            said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors()[:3])
+            raise ConfigError(f"not a cost table ({said}): profile again") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"not a cost table ({error}): profile again") from error
 
     def _proposing(self, record: RoundRecord, drafters: Sequence[str]) -> list[Part]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -104,6 +106,24 @@ def test_json_round_trip() -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 99}', '{"version": 1, "rows": [1]}'])
 def test_foreign_files_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="profile again"):
+        CostTable.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"overhead": math.nan}, "overhead"),
+        ({"per_cached_token": -1e-9}, "per_cached_token"),
+        ({"verify": [[math.inf]]}, r"verify\.0\.0"),
+        ({"drafters": {"ngram": {"start_seconds": math.nan}}}, r"drafters\.ngram\.start_seconds"),
+        ({"drafters": {"ngram": {"catch_up_per_token": "fast"}}}, r"drafters\.ngram\.catch_up_per_token"),
+        ({"drafters": {"ngram": {"rows": [1.5]}}}, r"drafters\.ngram\.rows\.0"),
+    ],
+)
+def test_what_is_no_time_is_refused_by_its_name(changed: dict[str, object], named: str) -> None:
+    """A NaN in a small field would make every price NaN: nothing compares with it, so nothing is ever chosen."""
+    text = json.dumps(json.loads(table().to_json()) | changed)
+    with pytest.raises(ConfigError, match=rf"not a cost table \({named}: input should be .*: profile again"):
         CostTable.from_json(text)
 
 

@@ -128,7 +128,5 @@ class Parts:
     tiers: tuple[int, ...]  # depths allowed beside 0, ascending
     drafters: tuple[str, ...]  # preferred first
     stops: bool  # a stop rule will cut drafts short
-    policy: Callable[[str], Policy] | None = (
-        None  # builds one that the file names as a `PolicyName`; None: there is none
-    )
+    policy: Callable[[str], Policy] | None = None  # builds one that the file names as a `PolicyName`
     labels: Labels = field(default_factory=Labels)  # names of tasks and API keys by their numbers
