@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from adaptspec.control.cost import CostProfile
-from adaptspec.control.cost_files import CostFile, cost_files, costs_folder, read_cost_file
+from adaptspec.engine.cost_files import CostFile, cost_files, costs_folder, read_cost_file
 from adaptspec.errors import ConfigError
 from adaptspec.tables import Table, show
 

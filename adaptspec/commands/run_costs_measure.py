@@ -9,8 +9,8 @@ from rich.console import Console
 
 from adaptspec.commands.engine_settings import engine_config
 from adaptspec.commands.run_costs import print_costs
-from adaptspec.control.cost_files import read_cost_file
 from adaptspec.engine.build import build
+from adaptspec.engine.cost_files import read_cost_file
 from adaptspec.engine.profile import cost_path, measured_costs
 from adaptspec.errors import ConfigError
 

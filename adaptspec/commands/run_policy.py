@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from adaptspec.commands.policy_differences import differences
 from adaptspec.control.cost import CostProfile, CostTable
-from adaptspec.control.differences import differences
 from adaptspec.control.importing.foreign import Imported, policy_text
 from adaptspec.control.importing.sglang import import_sglang
 from adaptspec.control.importing.vllm import import_vllm

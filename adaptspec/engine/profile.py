@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
-from adaptspec.control.cost_files import costs_folder, read_cost_file, write_cost_file
 from adaptspec.control.grid import LearnedGrid
 from adaptspec.drafting.drafter import Drafter, RunsModel
+from adaptspec.engine.cost_files import costs_folder, read_cost_file, write_cost_file
 from adaptspec.engine.rehearsal import Rehearsal, fill, packed_rows
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Runner

@@ -14,8 +14,8 @@ from pydantic.fields import FieldInfo
 
 from adaptspec.control.schema import Part, kebab
 from adaptspec.control.spec import PolicySpec
-from adaptspec.control.yaml_edit import Path, Value
 from adaptspec.errors import ConfigError
+from adaptspec.replay.yaml_edit import Path, Value
 
 # A parameter is tried within this factor of its value, unless the user gives a range.
 _FACTOR = 4.0

@@ -14,13 +14,13 @@ import numpy as np
 from scipy.special import stdtrit
 
 from adaptspec.control.spec import PolicySpec, parse_policy_spec
-from adaptspec.control.yaml_edit import Path, Value, with_values
 from adaptspec.errors import PolicyError, TapeError
 from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.search_space import Parameter, draw
 from adaptspec.replay.simulator import replay
 from adaptspec.replay.streams import Schedule, in_turn, stream
 from adaptspec.replay.tape import Tape
+from adaptspec.replay.yaml_edit import Path, Value, with_values
 from adaptspec.types import FloatArray
 
 # Each half is dealt into so many streams; they are what gains are averaged over, and how their error is known.

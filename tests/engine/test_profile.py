@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
-from adaptspec.control.cost_files import write_cost_file
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine import profile
+from adaptspec.engine.cost_files import write_cost_file
 from adaptspec.engine.profile import (
     Extent,
     Stopwatch,

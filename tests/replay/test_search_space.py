@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from adaptspec.control.library import shipped_policies
 from adaptspec.control.spec import load_policy_spec, parse_policy_spec
-from adaptspec.control.yaml_edit import with_values
 from adaptspec.errors import ConfigError
 from adaptspec.replay.search_space import OneOf, Range, draw, parameters_of, parse_parameter
+from adaptspec.replay.yaml_edit import with_values
 
 POLICIES = {path.stem: path for path in shipped_policies()}
 

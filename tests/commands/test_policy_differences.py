@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adaptspec.control.differences import differences
+from adaptspec.commands.policy_differences import differences
 from adaptspec.control.spec import parse_policy_spec
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
