@@ -18,8 +18,8 @@ import pytest
 
 import adaptspec
 from adaptspec.command_line import Parser
+from adaptspec.commands.policy_import import import_vllm
 from adaptspec.commands.serve import add_arguments
-from adaptspec.control.importing.vllm import import_vllm
 from adaptspec.control.library import find_policy
 from adaptspec.control.spec import load_policy_spec
 from adaptspec.control.state import read_state

@@ -5,22 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from adaptspec.commands.policy_differences import differences
+from adaptspec.commands.policy_import import IMPORTERS
 from adaptspec.control.cost import CostProfile, CostTable
-from adaptspec.control.importing.foreign import Imported, policy_text
-from adaptspec.control.importing.sglang import import_sglang
-from adaptspec.control.importing.vllm import import_vllm
 from adaptspec.control.labels import Labels
 from adaptspec.control.library import find_policy, shipped_policies
 from adaptspec.control.spec import build_policy, load_policy_spec, schema
 from adaptspec.control.yaml_source import read_text
 from adaptspec.errors import ConfigError, PolicyError
 from adaptspec.tables import Table, show
-
-IMPORTERS: Mapping[str, Callable[[Path], Imported]] = {"sglang": import_sglang, "vllm": import_vllm}
 
 
 def run_list(arguments: argparse.Namespace) -> int:
@@ -83,7 +78,7 @@ def run_diff(arguments: argparse.Namespace) -> int:
 
 def run_import(arguments: argparse.Namespace) -> int:
     """Make a policy of another engine's configuration."""
-    text = policy_text(IMPORTERS[arguments.engine](arguments.file))
+    text = IMPORTERS[arguments.engine](arguments.file)
     if arguments.output is None:
         print(text, end="")
         return 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from adaptspec.command_line import Parser
 from adaptspec.commands.policy import add_arguments
+from adaptspec.commands.policy_import import IMPORTERS
 from adaptspec.commands.policy_replay import MACHINES
-from adaptspec.commands.run_policy import IMPORTERS
 from adaptspec.replay.costs import shipped_costs
 from adaptspec.replay.tape_file import BUNDLED
 

@@ -1,1 +1,0 @@
-"""Policies from other engines' configuration files, one module per engine."""
