@@ -20,12 +20,12 @@ from rich.console import Console
 
 from adaptspec import __version__
 from adaptspec.control.labels import Labels
-from adaptspec.control.state_store import StateStore, tasks_in
 from adaptspec.engine.build import BUNDLED, Built, EngineConfig, build
 from adaptspec.engine.front import AsyncEngine
 from adaptspec.engine.policy_desk import PolicyDesk
 from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.state_keeper import StateKeeper
+from adaptspec.engine.state_store import StateStore, tasks_in
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app

@@ -1,13 +1,43 @@
-"""Opening files so that nobody waits, and writing them whole or not at all. Does not know what is in a file."""
+"""Opening files so that nobody waits, writing them whole or not at all, and reading archives of arrays from anybody.
+
+Does not know what is in a file, nor what arrays mean.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import stat
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+from numpy.lib import format as npy
 
 from adaptspec.errors import FileError
+
+_MOST_PACKED, _MOST_UNPACKED = 2**30, 4 * 2**30  # bytes of an archive
+# All that numpy and zipfile raise for bytes that are no archive of arrays, and users of the arrays for wrong ones.
+DAMAGE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    RuntimeError,
+    SyntaxError,
+    ArithmeticError,
+    MemoryError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -69,6 +99,23 @@ def read_text(path: Path, most: int) -> str:
     return io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding="utf-8").read()
 
 
+def read_arrays(path: Path) -> Mapping[str, npt.NDArray[Any]]:
+    """The arrays of an .npz archive, by name: plain ones only, and no more than there is room for.
+
+    Raises:
+        FileError: it is no such archive, or damaged.
+        OSError: it cannot be read.
+    """
+    packed = io.BytesIO(read_bytes(path, _MOST_PACKED))
+    try:
+        with zipfile.ZipFile(packed) as archive:
+            if sum(member.file_size for member in archive.infolist()) > _MOST_UNPACKED:
+                raise FileError(path, f"its arrays take more than {_MOST_UNPACKED // 2**30} GiB")
+            return {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
+    except DAMAGE as error:
+        raise FileError(path, f"it is no archive of arrays, or damaged ({error or type(error).__name__})") from error
+
+
 def write_file(path: Path, data: bytes | memoryview, *, alone: bool = True) -> None:
     """Replace a file so that whoever reads it, whenever the machine stops, finds the old content or the new.
 
@@ -103,6 +150,15 @@ def _refuse_irregular(path: Path, mode: int) -> None:
         return
     kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no file")
     raise FileError(path, f"it is {kind}, not a regular file")
+
+
+def _array(content: bytes) -> npt.NDArray[Any]:
+    """The array of an .npy file; ValueError if it is not all of it, or holds anything but plain numbers or text."""
+    file = io.BytesIO(content)
+    array: npt.NDArray[Any] = npy.read_array(file, allow_pickle=False)
+    if file.read(1):
+        raise ValueError("there is more than the array that its header tells of")
+    return array
 
 
 def _size(count: int) -> str:

@@ -97,7 +97,8 @@ def test_every_command_is_listed() -> None:
     modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
     assert set(COMMANDS) <= modules
     assert all(hasattr(import_module(f"adaptspec.commands.{name}"), "add_arguments") for name in COMMANDS)
-    shared = {"arguments", "values", "engine_settings", "config_file", "policy_replay", "policy_reference"}
+    shared = {"arguments", "values", "engine_settings", "config_file"}
+    shared |= {"policy_import", "policy_replay", "policy_reference"}
     runs = {*(f"run_{name}" for name in COMMANDS), "run_costs_measure"}
     assert modules - set(COMMANDS) - shared <= runs
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from adaptspec.commands.policy_differences import differences
 from adaptspec.commands.policy_import import IMPORTERS
 from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.control.labels import Labels
 from adaptspec.control.library import find_policy, shipped_policies
-from adaptspec.control.spec import build_policy, load_policy_spec, schema
+from adaptspec.control.spec import PolicySpec, build_policy, load_policy_spec, schema
 from adaptspec.control.yaml_source import read_text
 from adaptspec.errors import ConfigError, PolicyError
 from adaptspec.tables import Table, show
@@ -68,12 +69,30 @@ def run_schema(_: argparse.Namespace) -> int:
 def run_diff(arguments: argparse.Namespace) -> int:
     """Print what differs."""
     left, right = (load_policy_spec(find_policy(name)) for name in (arguments.left, arguments.right))
-    found = differences(left, right)
-    for difference in found:
-        print(difference)
-    if not found:
-        print("the two mean the same")
+    print("\n".join(differences(left, right)) or "the two mean the same")
     return 0
+
+
+def differences(left: PolicySpec, right: PolicySpec) -> list[str]:
+    """Every difference of meaning once defaults are filled in, by path: names and descriptions too, layout not."""
+    one, other = (dict(_leaves(spec.model_dump(by_alias=True), "")) for spec in (left, right))
+    found = {path: (one.get(path), other.get(path)) for path in {**one, **other}}
+    return [_told(path, *both) for path, both in found.items() if both[0] != both[1]]
+
+
+def _told(path: str, left: object, right: object) -> str:
+    if left is None:
+        return f"{path}: + {right}"
+    return f"{path}: - {left}" if right is None else f"{path}: {left} -> {right}"
+
+
+def _leaves(value: Mapping[Any, object], path: str) -> Iterator[tuple[str, object]]:
+    for key, below in value.items():
+        here = f"{path}.{key}" if path else str(key)
+        if isinstance(below, dict):
+            yield from _leaves(below, here)
+        else:
+            yield here, below
 
 
 def run_import(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
-from adaptspec.control.yaml_source import shown
 from adaptspec.errors import PolicyError
 
 
@@ -41,4 +40,4 @@ def unknown_policy(name: str, known: Iterable[str], there: str) -> PolicyError:
     """The error for a name that is none; `there` says what to write."""
     close = difflib.get_close_matches(name[:80], list(known), n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    return PolicyError(f"there is no policy {shown(name)}{hint}; {there}")
+    return PolicyError(f"there is no policy {name[:80]!r}{hint}; {there}")

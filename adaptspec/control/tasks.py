@@ -1,26 +1,41 @@
 """The tasks that acceptance is learned apart for, and telling them from the text of a prompt.
 
-A request names its task as a hint, else `TaskDetector` reads it off the prompt. Knows nothing of how the detector was
-trained (`training.tasks`), and nothing of tokens.
+A request names its task as a hint, else `TaskDetector` reads it off the prompt, from hashed character n-grams: these
+are the same on every machine, since they are of UTF-8 bytes, with arithmetic of our own. Knows nothing of how the
+detector was trained (`training.tasks`), and nothing of tokens.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from adaptspec.control.array_file import DAMAGE, read_arrays
-from adaptspec.control.ngrams import SIZE, ngrams
 from adaptspec.errors import ConfigError
-from adaptspec.types import FloatArray
+from adaptspec.files import DAMAGE, read_arrays
+from adaptspec.types import FloatArray, IntArray
 
 TASKS = ("chat", "code", "instruction", "json", "math", "rag", "story", "summarize", "template", "translate")
 
 MIN_CONFIDENCE = 0.5  # below it a guess is more often wrong than right
 SHIPPED = Path(__file__).parent / "data" / "tasks.npz"
+
+_BITS = 15
+SIZE = 2**_BITS  # different indices
+HEAD, TAIL = 500, 300  # characters that are looked at: what to do is said at the beginning or at the end
+_EDGE = 48  # bytes at either end whose n-grams count apart as well
+_LONGEST = 5
+_EVERYWHERE, _FIRST, _LAST = 0, 37, 74  # where an n-gram stands enters its hash
+
+# Capitals, the value of numbers and the kind of white space tell little about a task.
+_FOLD = bytes.maketrans(bytes(range(65, 91)) + b"123456789\t\r", bytes(range(97, 123)) + b"0" * 9 + b" \n")
+# Chat templates leave these behind when their special tokens are dropped.
+_ROLE_LINE = re.compile(r"^ *(?:system|user|assistant|model|developer) *$", re.MULTILINE)
+
+_Hashes = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -100,3 +115,42 @@ class TaskDetector:
                 "or do without (--no-task-detection)"
             ) from error
         return cls(tasks, weights, scale, bias)
+
+
+def ngrams(text: str) -> IntArray:
+    """Indices (ascending, each once, 0 <= index < SIZE) of the n-grams of 2 to 5 bytes in the text's head and tail.
+
+    Every n-gram counts once; those of the first and the last 48 bytes have one more index for being there. Lone
+    surrogates count as question marks. An empty text has none.
+    """
+    if len(text) > HEAD + TAIL:
+        text = f"{text[:HEAD]}\n{text[-TAIL:]}"
+    text = _ROLE_LINE.sub("", text).strip()
+    if not text:
+        return np.zeros(0, dtype=np.int64)
+    folded = np.frombuffer(b"\n" + text.encode("utf-8", "replace").translate(_FOLD) + b"\n", np.uint8)
+    present = np.zeros(SIZE, dtype=np.bool_)
+    for part, place in ((folded, _EVERYWHERE), (folded[:_EDGE], _FIRST), (folded[-_EDGE:], _LAST)):
+        for index in _indices(part, place):
+            present[index] = True
+    return np.flatnonzero(present)
+
+
+def _indices(part: npt.NDArray[np.uint8], place: int) -> list[_Hashes]:
+    """h(b_1 ... b_n) = sum of (b_i + 1) m^(n - i) modulo 2^32, then bits mixed until the highest depend on all."""
+    symbols = part.astype(np.uint32) + np.uint32(1)
+    rolling, found = symbols, []
+    for length in range(2, min(_LONGEST, len(part)) + 1):
+        rolling = rolling[:-1] * np.uint32(0x9E3779B1) + symbols[length - 1 :]
+        found.append(_mix(rolling, np.uint32((place + length) * 0x27D4EB2F % 2**32)))
+    return found
+
+
+def _mix(hashes: _Hashes, salt: np.uint32) -> _Hashes:
+    """The finishing steps of MurmurHash3 (public domain), with shifts that suit 15 bits of result."""
+    mixed = (hashes ^ salt) * np.uint32(0x85EBCA6B)
+    mixed ^= mixed >> np.uint32(15)
+    mixed *= np.uint32(0xC2B2AE35)
+    mixed ^= mixed >> np.uint32(13)
+    shortened: _Hashes = mixed >> np.uint32(32 - _BITS)
+    return shortened

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control.ngrams import HEAD, TAIL
-from adaptspec.control.tasks import TaskDetector
+from adaptspec.control.tasks import HEAD, TAIL, TaskDetector
 from adaptspec.types import Request
 
 # The detector looks at HEAD and TAIL characters; few tokenizers need more than a token for two of them.

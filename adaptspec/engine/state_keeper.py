@@ -9,8 +9,8 @@ import logging
 import threading
 
 from adaptspec.control.state import PolicyState
-from adaptspec.control.state_store import StateStore
 from adaptspec.engine.policy_desk import PolicyDesk
+from adaptspec.engine.state_store import StateStore
 from adaptspec.errors import EngineError, StateError
 
 _log = logging.getLogger(__name__)

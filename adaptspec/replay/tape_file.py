@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from adaptspec.control.array_file import DAMAGE, read_arrays
 from adaptspec.errors import TapeError
-from adaptspec.files import write_file
+from adaptspec.files import DAMAGE, read_arrays, write_file
 from adaptspec.replay.tape import Astray, DraftView, Tape
 
 BUNDLED = "bundled"

@@ -19,8 +19,7 @@ from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 
 from adaptspec.command_line import TEXT
-from adaptspec.control.ngrams import SIZE, ngrams
-from adaptspec.control.tasks import MIN_CONFIDENCE, TASKS, TaskDetector
+from adaptspec.control.tasks import MIN_CONFIDENCE, SIZE, TASKS, TaskDetector, ngrams
 from adaptspec.files import write_file
 from adaptspec.tables import show
 from adaptspec.training.corpus import read_corpus

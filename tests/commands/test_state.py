@@ -9,7 +9,7 @@ import pytest
 
 from adaptspec.cli import main
 from adaptspec.control.state import LearnedState, PolicyState, read_state, to_bytes
-from adaptspec.control.state_store import FILE, StateStore
+from adaptspec.engine.state_store import FILE, StateStore
 
 
 def replica(folder: Path, value: float, pair: str = "pair") -> Path:

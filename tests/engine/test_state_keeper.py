@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control import state_store
 from adaptspec.control.state import LearnedState, PolicyState, read_state, to_bytes
-from adaptspec.control.state_store import FILE, StateStore
+from adaptspec.engine import state_store
 from adaptspec.engine.state_keeper import StateKeeper
+from adaptspec.engine.state_store import FILE, StateStore
 from tests.engine.policies import Desk, asking, desk_of, goodput, static
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adaptspec.control.ngrams import SIZE, ngrams
-from adaptspec.control.tasks import TaskDetector
+from adaptspec.control.tasks import SIZE, TaskDetector, ngrams
 from adaptspec.training.prompts import Prompt
 from adaptspec.training.task_report import KINDS, score_sources
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from adaptspec.control.ngrams import ngrams
-from adaptspec.control.tasks import TASKS, TaskDetector
+from adaptspec.control.tasks import TASKS, TaskDetector, ngrams
 from adaptspec.training import task_examples as task_examples_module
 from adaptspec.training.corpus import read_corpus
 from adaptspec.training.task_card import digest

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.state import LearnedState, PolicyState, to_bytes
-from adaptspec.control.state_store import FILE, StateStore
+from adaptspec.engine.state_store import FILE, StateStore
 from adaptspec.errors import StateError
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from adaptspec.commands.policy_differences import differences
+from adaptspec.commands.run_policy import differences
 from adaptspec.control.spec import parse_policy_spec
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
 
 
 def told(left: str, right: str) -> list[str]:
-    return [str(d) for d in differences(parse_policy_spec(HEAD + left), parse_policy_spec(HEAD + right))]
+    return differences(parse_policy_spec(HEAD + left), parse_policy_spec(HEAD + right))
 
 
 def test_defaults_that_are_written_out_differ_from_nothing() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptspec.control import array_file
-from adaptspec.control.array_file import read_arrays
+from adaptspec import files
 from adaptspec.errors import FileError
+from adaptspec.files import read_arrays
 
 
 def member(header: str, body: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
@@ -75,6 +75,6 @@ def test_what_unpacks_to_too_much_is_not_unpacked(tmp_path: Path, monkeypatch: p
     """A thousand bytes may hold a million."""
     path = archive(tmp_path / "a.npz", member(header("(125000,)"), b"\0" * 1_000_000))
     assert len(read_arrays(path)["a"]) == 125_000
-    monkeypatch.setattr(array_file, "_MOST_UNPACKED", 100_000)
+    monkeypatch.setattr(files, "_MOST_UNPACKED", 100_000)
     with pytest.raises(FileError, match="its arrays take more than"):
         read_arrays(path)
