@@ -14,8 +14,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from adaptspec.control.ceilings import DEEPEST, Ranges
+from adaptspec.control.build import parse_policy_spec
 from adaptspec.control.choosers.ema_tiers import SHIPPED
-from adaptspec.control.spec import API_VERSION, parse_policy_spec
+from adaptspec.control.spec import API_VERSION
 from adaptspec.control.spec_errors import problems_of
 from adaptspec.control.yaml_source import Source, parse_yaml, policy_error, read_text
 

@@ -1,46 +1,33 @@
-"""The YAML language of policies: parse, validate with line and column, build a Policy.
+"""The YAML language of policies: all that a file may say, and what of it does not go together.
 
-`python -m adaptspec.control.spec` prints the JSON Schema that is committed as policies/policy.schema.json.
+Knows specs; reading files into them, and building policies of them, is `build`'s affair.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
-import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
-from adaptspec.control.ceilings import DEEPEST, Bounds, Ceilings, TaskTiers
-from adaptspec.control.choosers.chooser import Parts
-from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
+from adaptspec.control.ceilings import DEEPEST, Bounds
 from adaptspec.control.choosers.registry import ChooseSpec
-from adaptspec.control.composed import ComposedPolicy
-from adaptspec.control.cost import CostTable
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
-from adaptspec.control.guards import Dwell, GuardSpec
-from adaptspec.control.labels import MOST_OWN, OTHER, Labels
-from adaptspec.control.library import find_policy, shipped_policies, unknown_policy
-from adaptspec.control.policy import Policy
+from adaptspec.control.guards import GuardSpec
+from adaptspec.control.labels import MOST_OWN, OTHER
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec
 from adaptspec.control.schema import EditorSchema, Part, Uses, suggestion
-from adaptspec.control.spec_errors import problems_of
 from adaptspec.control.stopping.registry import StopSpec
 from adaptspec.control.stopping.stop import NoStopSpec
-from adaptspec.control.task_spec import TaskSpec, Tiers
 from adaptspec.control.tasks import TASKS
-from adaptspec.control.verification_spec import CoupledSpec, VerificationSpec
-from adaptspec.control.when import Switched, WhenSpec, case
-from adaptspec.control.yaml_source import Source, parse_yaml, policy_error, read_yaml, shown
+from adaptspec.control.when import WhenSpec
+from adaptspec.control.yaml_source import shown
 from adaptspec.drafters import DRAFTERS
-from adaptspec.errors import PolicyError
 from adaptspec.types import LABEL_WORDS, is_label
 
 API_VERSION = "adaptspec.dev/v1"
+_OF_WHOLE_ROUNDS = ("never-slower", "disable-below-acceptance", "probe")
 
 
 def _label(name: str) -> str:
@@ -66,8 +53,145 @@ def _each_once(drafters: list[str]) -> list[str]:
     return drafters
 
 
+def _depth(tier: Any) -> Any:
+    """A tier as a depth. YAML 1.1 reads `off` as false, so what other programs send may be either."""
+    if tier == "off" or tier is False:
+        return 0
+    if not isinstance(tier, int) or isinstance(tier, bool):
+        raise ValueError(f"a tier is a number of tokens, or off for none, not {shown(tier)}")
+    return tier
+
+
+def _ascending(tiers: list[int]) -> list[int]:
+    if tiers != sorted(set(tiers)):
+        raise ValueError("tiers must ascend, each once, such as [off, 1, 3, 7]")
+    return tiers
+
+
+_A_TIER = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": DEEPEST}, {"enum": ["off", False]}]}
+Tiers = Annotated[
+    list[Annotated[int, Field(ge=0, le=DEEPEST), BeforeValidator(_depth), WithJsonSchema(_A_TIER)]],
+    Field(min_length=1, max_length=DEEPEST + 1),
+    AfterValidator(_ascending),
+]
 Drafter = Annotated[str, AfterValidator(_drafter), Field(json_schema_extra=lambda s: s.update(enum=list(DRAFTERS)))]
 TaskName = Annotated[str, AfterValidator(_label), Field(examples=[*TASKS, OTHER])]
+
+
+class _Method(Part):
+    @property
+    def parameters(self) -> Mapping[str, float]:
+        """What the method is built with, by name."""
+        return self.model_dump(exclude={"method", "lossy"})
+
+
+class CoupledSpec(_Method):
+    """Lossless: a drafted token is kept iff it is the very token the target draws there."""
+
+    method: Literal["coupled"] = "coupled"
+
+
+class RejectionSpec(_Method):
+    """Lossless in distribution: speculative sampling, token by token."""
+
+    method: Literal["rejection"]
+
+
+class BlockSpec(_Method):
+    """Lossless in distribution: speculative sampling of whole drafts, never accepts fewer than token by token."""
+
+    method: Literal["block"]
+
+
+class _LossyMethod(_Method):
+    lossy: Literal[True] = Field(description="Must be said: the text may differ from what the target would write.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _said(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("lossy") is not True:
+            raise ValueError(
+                f"method {data.get('method')!r} may change the text: write 'lossy: true' beside it to accept that, "
+                "or use coupled, rejection or block"
+            )
+        return data
+
+
+class ThresholdSpec(_LossyMethod):
+    """Lossy: keep what the target finds likely enough."""
+
+    method: Literal["threshold"]
+    high: float = Field(default=0.3, ge=0.0, le=1.0, description="Target probability from which a token is kept.")
+    low: float = Field(default=0.05, ge=0.0, le=1.0, description="Target probability below which it is rejected.")
+    top: int = Field(default=3, ge=1, le=1000, description="Between the marks: kept if among so many top choices.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ThresholdSpec:
+        if self.low > self.high:
+            raise ValueError(f"low is {self.low}, above high ({self.high}); it must not be")
+        return self
+
+
+class TypicalSpec(_LossyMethod):
+    """Lossy: keep what is typical of the target's distribution."""
+
+    method: Literal["typical"]
+    epsilon: float = Field(default=0.09, gt=0.0, le=1.0, description="Probability that is always enough.")
+    delta: float = Field(default=0.3, gt=0.0, le=1.0, description="Share of exp(-entropy) that is enough.")
+
+
+VerificationSpec = Annotated[
+    CoupledSpec | RejectionSpec | BlockSpec | ThresholdSpec | TypicalSpec, Field(discriminator="method")
+]
+
+
+class TaskGuardSpec(Bounds):
+    """What may overrule the algorithm for one task; what is absent is as the policy's guard has it."""
+
+    dwell_rounds: int | None = Field(
+        default=None, ge=0, le=10_000, description="Rounds a request keeps a depth before the next change."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_task(cls, data: Any) -> Any:
+        for key in _OF_WHOLE_ROUNDS:
+            if isinstance(data, dict) and key in data:
+                raise ValueError(
+                    f"{key} judges whole rounds, which tasks share: write it under spec.guard; "
+                    "for one task there are off, max-depth, tiers and stop"
+                )
+        return data
+
+
+class TaskSpec(Part):
+    """What is different for one task."""
+
+    stop: StopSpec | None = Field(default=None, description="A stop rule of its own; absent: the policy's.")
+    tiers: Tiers | None = Field(
+        default=None, description="The depths it is kept to: what lies between two is lowered. Absent: the policy's."
+    )
+    max_depth: int | None = Field(default=None, ge=0, le=DEEPEST, description="Its deepest draft.")
+    off: bool = Field(default=False, description="Never draft for it.")
+    guard: TaskGuardSpec = Field(default=TaskGuardSpec(), description="Ceilings and dwelling of its own.")
+    verification: VerificationSpec | None = Field(
+        default=None, description="Which of its drafted tokens are kept; absent: as the policy says."
+    )
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> TaskSpec:
+        bounds = {"tiers": self.tiers is not None, "max-depth": self.max_depth is not None, "off": self.off}
+        given = [name for name, is_there in bounds.items() if is_there]
+        if len(given) > 1:
+            raise ValueError(f"give one of {', '.join(given)}, not {len(given)}")
+        return self
+
+    @property
+    def deepest(self) -> int | None:
+        """Its ceiling; None if it has none."""
+        if self.tiers is not None:
+            return self.tiers[-1]
+        return 0 if self.off else self.max_depth
 
 
 class MetadataSpec(Part):
@@ -180,215 +304,25 @@ class PolicySpec(Part):
         tiers = default if self.spec.max_depth is None else range(1, self.spec.max_depth + 1)
         return tuple(tier for tier in tiers if tier)
 
-    def refused_tier(self, task: TaskSpec) -> int | None:
-        """A tier of a task that the policy itself never runs at; None if there is none."""
-        if not getattr(self.spec.choose, "takes_tiers", False):
-            return None  # its algorithm has depths of its own
-        return next((tier for tier in task.tiers or () if tier and tier not in self.tiers), None)
-
-
-Find = Callable[[str], PolicySpec]
-
-
-def found_anywhere(name: str) -> PolicySpec:
-    """The policy that a file of this machine names: one that ships, or a file. Raises PolicyError."""
-    return load_policy_spec(find_policy(name), find=_found_no_further)
-
-
-def found_among(served: Mapping[str, PolicySpec]) -> Find:
-    """For a policy that somebody sends: it may name what is served and what ships, but no files of this machine."""
-
-    def find(name: str) -> PolicySpec:
-        shipped = {path.stem: path for path in shipped_policies()}
-        if name not in served and name not in shipped:
-            known = list(dict.fromkeys([*served, *shipped]))
-            there = (
-                "a policy that is sent uses others by their names, no files; here are: "
-                f"{', '.join(known)}; or serve the file first (--policy FILE)"
-            )
-            raise unknown_policy(name, known, there)
-        if name not in served:
-            return load_policy_spec(shipped[name], find=_found_no_further)
-        if served[name].used:
-            raise PolicyError(f"{name} uses {', '.join(served[name].used)}, so no other policy can use it")
-        return served[name]
-
-    return find
-
-
-def load_policy_spec(
-    path: str | Path,
-    labels: Labels | None = None,
-    here: Sequence[str] | None = None,
-    find: Find = found_anywhere,
-) -> PolicySpec:
-    """Read a policy file. `labels` and the drafters that are `here`, where given, are what it will run with.
-
-    `find` gives the policies that it names.
-
-    Raises:
-        PolicyError: `file:line:column: path: what is wrong`, a line for each thing that is.
-    """
-    return _validate(read_yaml(Path(path)), labels, here, find)
-
-
-def parse_policy_spec(
-    text: str,
-    name: str = "<policy>",
-    labels: Labels | None = None,
-    here: Sequence[str] | None = None,
-    find: Find = found_anywhere,
-) -> PolicySpec:
-    """The same for text; `name` stands for the file in errors.
-
-    Raises:
-        PolicyError: `name:line:column: path: what is wrong`, a line for each thing that is.
-    """
-    return _validate(parse_yaml(text, name), labels, here, find)
-
-
-def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Labels | None = None) -> Policy:
-    """The policy a spec describes. `labels` are the controller's: names that are new to them are added.
-
-    Raises:
-        PolicyError: it names more tasks than there is room for, or its arms do not fit.
-    """
-    body, labels = spec.spec, labels or Labels()
-
-    def arm(name: str) -> Policy:
-        return build_policy(spec.used[name], cost, max_rows, labels)
-
-    parts = Parts(
-        cost=cost,
-        max_rows=max_rows,
-        tasks=labels.tasks.size,
-        tiers=spec.tiers,
-        drafters=spec.drafters,
-        stops=body.stop.rule != "none",
-        policy=arm,
-        labels=labels,
-    )
-    chooser = body.choose.build(parts)
-    overrides = {_task(spec, name, labels): task for name, task in body.tasks.items()}
-    stops = {task: override.stop for task, override in overrides.items() if override.stop is not None}
-    weighs = "marginal-goodput" in {body.stop.rule, *(stop.rule for stop in stops.values())}
-    keeper = None
-    if weighs and chooser.max_depth and not getattr(body.choose, "has_outlook", False):
-        settings = GoodputSettings(tuple(range(1, 1 + chooser.max_depth)), spec.drafters)
-        keeper = Goodput(cost, max_rows, parts.tasks, settings)
-    usual = ComposedPolicy(
-        chooser,
-        spec.drafters,
-        stop=body.stop.build(),
-        guard=body.guard.switch(cost) if chooser.max_depth else None,
-        dwell=_dwell(spec, overrides, max_rows),
-        ceilings=_ceilings(spec, overrides, parts.tasks) if chooser.max_depth else None,
-        task_tiers=_task_tiers(overrides, parts.tasks, chooser.max_depth),
-        task_stops={task: stop.build() for task, stop in stops.items()},
-        keeper=keeper,
-        temperature=None if body.draft_temperature is None else body.draft_temperature.build(),
-    )
-    if not body.when:
-        return usual
-    policies = {one.use: arm(one.use) for one in body.when}
-    return Switched(usual, [case(one, policies[one.use], labels.keys) for one in body.when])
+    def clashes(self) -> Iterator[tuple[tuple[object, ...], str]]:
+        """What does not go together, and no part knows alone: where, and what is wrong."""
+        takes_tiers = getattr(self.spec.choose, "takes_tiers", False)  # else it has depths of its own
+        for name, task in self.spec.tasks.items():
+            beyond = [tier for tier in task.tiers or () if tier and tier not in self.tiers]
+            if takes_tiers and beyond:
+                known = ", ".join(map(str, (0, *self.tiers)))
+                yield ("spec", "tasks", name, "tiers"), f"{beyond[0]} is none of the policy's depths ({known})"
+        for number, one in enumerate(self.spec.when):
+            other = self.used[one.use]
+            if other.verification != self.verification or other.task_verifications:
+                yield (
+                    ("spec", "when", number, "use"),
+                    f"{one.use} verifies otherwise; a request is verified in one way, which is this policy's: give "
+                    "both the same verification",
+                )
 
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of policy files."""
     body = PolicySpec.model_json_schema(by_alias=True, schema_generator=EditorSchema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"https://{API_VERSION}/policy", **body}
-
-
-def _ceilings(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:
-    usual = Bounds().over(spec.spec.guard)
-    deepest = {task: override.deepest for task, override in overrides.items()}
-    bound = {task: depth for task, depth in deepest.items() if depth is not None}
-    own = {task: override.guard.over(usual) for task, override in overrides.items()}
-    differing = {task: bounds for task, bounds in own.items() if bounds != usual}
-    return Ceilings(usual, bound, tasks, differing) if bound or differing or usual != Bounds() else None
-
-
-def _dwell(spec: PolicySpec, overrides: Mapping[int, TaskSpec], max_rows: int) -> Dwell | None:
-    usual = spec.spec.guard.dwell_rounds
-    own = {task: override.guard.dwell_rounds for task, override in overrides.items()}
-    differing = {task: rounds for task, rounds in own.items() if rounds is not None}
-    return Dwell(usual, max_rows, differing) if usual or any(differing.values()) else None
-
-
-def _task_tiers(overrides: Mapping[int, TaskSpec], tasks: int, deepest: int) -> TaskTiers | None:
-    own = {task: override.tiers for task, override in overrides.items() if override.tiers is not None}
-    return TaskTiers(own, tasks, deepest) if own else None
-
-
-@functools.cache
-def _schema() -> dict[str, Any]:
-    return schema()
-
-
-def _task(spec: PolicySpec, name: str, labels: Labels) -> int:
-    number = labels.tasks.add(name)
-    if not number and name != OTHER:
-        raise PolicyError(f"policy {spec.name!r}: spec.tasks.{name}: {_no_room(labels)}")
-    return number
-
-
-def _no_room(labels: Labels) -> str:
-    own = labels.tasks.own
-    return (
-        f"there is no room for one more task: requests and policies have named {len(own)} of their own already "
-        f"({', '.join(own[:5])}{' ...' if len(own) > 5 else ''}); write {OTHER!r}, or start anew without them"
-    )
-
-
-def _not_here(drafter: str, here: Sequence[str]) -> str:
-    model = "give a draft model (--draft DIR), or " if DRAFTERS[drafter].needs_draft else ""
-    return (
-        f"drafts with {drafter}, which this server does not have: {model}choose a policy that does without, such as "
-        f"goodput-ngram or off; it has: {', '.join(here) or 'none'}"
-    )
-
-
-def _found_no_further(name: str) -> PolicySpec:
-    raise PolicyError(f"another policy uses this one, so it cannot use {name!r}: name that one there")
-
-
-def _validate(source: Source, labels: Labels | None, here: Sequence[str] | None, find: Find) -> PolicySpec:
-    if not isinstance(source.data, dict):
-        raise source.error((), "a policy is a mapping with apiVersion, kind, metadata and spec")
-    try:
-        spec = PolicySpec.model_validate(source.data, context=Uses(find))
-    except ValidationError as error:
-        raise policy_error(problems_of(source, error, _schema())) from error
-    own = [] if labels is None else [name for name in spec.spec.tasks if name not in labels.tasks]
-    if labels is not None and len(own) > labels.tasks.left:
-        where = ("spec", "tasks", own[labels.tasks.left])
-        raise source.error(where, _no_room(labels), at_key=True)
-    missing = [] if here is None else [name for name in spec.needed if name not in here]
-    if missing:
-        raise source.error(("spec", "drafters", spec.drafters.index(missing[0])), _not_here(missing[0], here or ()))
-    problems = [source.problem(where, said) for where, said in _clashes(spec)]
-    if problems:
-        raise policy_error(problems)
-    return spec
-
-
-def _clashes(spec: PolicySpec) -> Iterator[tuple[tuple[object, ...], str]]:
-    """What parts of a policy hold against each other: where, and what is wrong."""
-    for name, task in spec.spec.tasks.items():
-        tier = spec.refused_tier(task)
-        if tier is not None:
-            known = ", ".join(map(str, (0, *spec.tiers)))
-            yield ("spec", "tasks", name, "tiers"), f"{tier} is none of the policy's depths ({known})"
-    for number, one in enumerate(spec.spec.when):
-        other = spec.used[one.use]
-        if other.verification != spec.verification or other.task_verifications:
-            said = (
-                f"{one.use} verifies otherwise; a request is verified in one way, which is this policy's: give both "
-                "the same verification"
-            )
-            yield ("spec", "when", number, "use"), said
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(schema(), indent=2) + "\n")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from adaptspec.control.build import build_policy, parse_policy_spec
 from adaptspec.control.ceilings import Bounds, Ceilings
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.static import Static
@@ -15,7 +16,6 @@ from adaptspec.control.draft_temperature import FixedTemperature
 from adaptspec.control.guards import Dwell, GuardSpec, SwitchGuard
 from adaptspec.control.labels import Labels, Names
 from adaptspec.control.policy import Policy
-from adaptspec.control.spec import build_policy, parse_policy_spec
 from adaptspec.control.stopping.adaedl import AdaEdlStop
 from adaptspec.control.stopping.marginal import MarginalGoodputStop
 from adaptspec.control.stopping.thresholds import ThresholdStop

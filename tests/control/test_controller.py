@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from adaptspec.control.build import build_policy, load_policy_spec
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
@@ -16,7 +17,6 @@ from adaptspec.control.labels import Labels, Names
 from adaptspec.control.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rollout import ShadowSpec
-from adaptspec.control.spec import build_policy, load_policy_spec
 from adaptspec.control.stopping.thresholds import ThresholdStop
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import Reason, Request, RoundRecord, SpeculationParams

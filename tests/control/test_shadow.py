@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.control.build import build_policy, parse_policy_spec
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import Decision
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.shadow import Counterfactual, ShadowEstimate
-from adaptspec.control.spec import build_policy, parse_policy_spec
 from adaptspec.draft_tables import StopTable
 from adaptspec.replay.costs import of_profile
 from adaptspec.replay.simulator import Tally

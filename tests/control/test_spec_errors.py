@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.control.spec import parse_policy_spec, schema
+from adaptspec.control.build import parse_policy_spec
+from adaptspec.control.spec import schema
 from adaptspec.control.spec_errors import known_keys
 from adaptspec.errors import PolicyError
 from tests.control.simulator import HEADER

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from adaptspec.control.build import build_policy, parse_policy_spec
 from adaptspec.control.labels import Labels, Names
 from adaptspec.control.policy import Policy
-from adaptspec.control.spec import build_policy, parse_policy_spec
 from adaptspec.control.state import signature
 from adaptspec.errors import PolicyError
 from adaptspec.types import Reason

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.control.build import parse_policy_spec
 from adaptspec.control.library import shipped_policies
-from adaptspec.control.spec import parse_policy_spec
 from adaptspec.control.yaml_source import parse_yaml
 from adaptspec.errors import PolicyError
 from adaptspec.replay.yaml_edit import with_values

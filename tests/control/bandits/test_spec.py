@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from adaptspec.control.build import build_policy, parse_policy_spec
 from adaptspec.control.labels import Labels, Names
 from adaptspec.control.policy import Policy
-from adaptspec.control.spec import build_policy, parse_policy_spec
 from adaptspec.errors import PolicyError
 from tests.control.helpers import record, signals, table
 from tests.control.simulator import HEADER

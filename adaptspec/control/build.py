@@ -1,0 +1,206 @@
+"""Policies of YAML: read and validated with line and column, then built."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from adaptspec.control.ceilings import Bounds, Ceilings, TaskTiers
+from adaptspec.control.choosers.chooser import Parts
+from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
+from adaptspec.control.composed import ComposedPolicy
+from adaptspec.control.cost import CostTable
+from adaptspec.control.guards import Dwell
+from adaptspec.control.labels import OTHER, Labels
+from adaptspec.control.library import find_policy, shipped_policies, unknown_policy
+from adaptspec.control.policy import Policy
+from adaptspec.control.schema import Uses
+from adaptspec.control.spec import PolicySpec, TaskSpec, schema
+from adaptspec.control.spec_errors import problems_of
+from adaptspec.control.when import Switched, case
+from adaptspec.control.yaml_source import Source, parse_yaml, policy_error, read_yaml
+from adaptspec.drafters import DRAFTERS
+from adaptspec.errors import PolicyError
+
+Find = Callable[[str], PolicySpec]
+
+
+def found_anywhere(name: str) -> PolicySpec:
+    """The policy that a file of this machine names: one that ships, or a file. Raises PolicyError."""
+    return load_policy_spec(find_policy(name), find=_found_no_further)
+
+
+def found_among(served: Mapping[str, PolicySpec]) -> Find:
+    """For a policy that somebody sends: it may name what is served and what ships, but no files of this machine."""
+
+    def find(name: str) -> PolicySpec:
+        shipped = {path.stem: path for path in shipped_policies()}
+        if name not in served and name not in shipped:
+            known = list(dict.fromkeys([*served, *shipped]))
+            there = (
+                "a policy that is sent uses others by their names, no files; here are: "
+                f"{', '.join(known)}; or serve the file first (--policy FILE)"
+            )
+            raise unknown_policy(name, known, there)
+        if name not in served:
+            return load_policy_spec(shipped[name], find=_found_no_further)
+        if served[name].used:
+            raise PolicyError(f"{name} uses {', '.join(served[name].used)}, so no other policy can use it")
+        return served[name]
+
+    return find
+
+
+def load_policy_spec(
+    path: str | Path,
+    labels: Labels | None = None,
+    here: Sequence[str] | None = None,
+    find: Find = found_anywhere,
+) -> PolicySpec:
+    """Read a policy file. `labels` and the drafters that are `here`, where given, are what it will run with.
+
+    `find` gives the policies that it names.
+
+    Raises:
+        PolicyError: `file:line:column: path: what is wrong`, a line for each thing that is.
+    """
+    return _validate(read_yaml(Path(path)), labels, here, find)
+
+
+def parse_policy_spec(
+    text: str,
+    name: str = "<policy>",
+    labels: Labels | None = None,
+    here: Sequence[str] | None = None,
+    find: Find = found_anywhere,
+) -> PolicySpec:
+    """The same for text; `name` stands for the file in errors.
+
+    Raises:
+        PolicyError: `name:line:column: path: what is wrong`, a line for each thing that is.
+    """
+    return _validate(parse_yaml(text, name), labels, here, find)
+
+
+def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Labels | None = None) -> Policy:
+    """The policy a spec describes. `labels` are the controller's: names that are new to them are added.
+
+    Raises:
+        PolicyError: it names more tasks than there is room for, or its arms do not fit.
+    """
+    body, labels = spec.spec, labels or Labels()
+
+    def arm(name: str) -> Policy:
+        return build_policy(spec.used[name], cost, max_rows, labels)
+
+    parts = Parts(
+        cost=cost,
+        max_rows=max_rows,
+        tasks=labels.tasks.size,
+        tiers=spec.tiers,
+        drafters=spec.drafters,
+        stops=body.stop.rule != "none",
+        policy=arm,
+        labels=labels,
+    )
+    chooser = body.choose.build(parts)
+    overrides = {_task(spec, name, labels): task for name, task in body.tasks.items()}
+    stops = {task: override.stop for task, override in overrides.items() if override.stop is not None}
+    weighs = "marginal-goodput" in {body.stop.rule, *(stop.rule for stop in stops.values())}
+    keeper = None
+    if weighs and chooser.max_depth and not getattr(body.choose, "has_outlook", False):
+        settings = GoodputSettings(tuple(range(1, 1 + chooser.max_depth)), spec.drafters)
+        keeper = Goodput(cost, max_rows, parts.tasks, settings)
+    usual = ComposedPolicy(
+        chooser,
+        spec.drafters,
+        stop=body.stop.build(),
+        guard=body.guard.switch(cost) if chooser.max_depth else None,
+        dwell=_dwell(spec, overrides, max_rows),
+        ceilings=_ceilings(spec, overrides, parts.tasks) if chooser.max_depth else None,
+        task_tiers=_task_tiers(overrides, parts.tasks, chooser.max_depth),
+        task_stops={task: stop.build() for task, stop in stops.items()},
+        keeper=keeper,
+        temperature=None if body.draft_temperature is None else body.draft_temperature.build(),
+    )
+    if not body.when:
+        return usual
+    policies = {one.use: arm(one.use) for one in body.when}
+    return Switched(usual, [case(one, policies[one.use], labels.keys) for one in body.when])
+
+
+def _ceilings(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:
+    usual = Bounds().over(spec.spec.guard)
+    deepest = {task: override.deepest for task, override in overrides.items()}
+    bound = {task: depth for task, depth in deepest.items() if depth is not None}
+    own = {task: override.guard.over(usual) for task, override in overrides.items()}
+    differing = {task: bounds for task, bounds in own.items() if bounds != usual}
+    return Ceilings(usual, bound, tasks, differing) if bound or differing or usual != Bounds() else None
+
+
+def _dwell(spec: PolicySpec, overrides: Mapping[int, TaskSpec], max_rows: int) -> Dwell | None:
+    usual = spec.spec.guard.dwell_rounds
+    own = {task: override.guard.dwell_rounds for task, override in overrides.items()}
+    differing = {task: rounds for task, rounds in own.items() if rounds is not None}
+    return Dwell(usual, max_rows, differing) if usual or any(differing.values()) else None
+
+
+def _task_tiers(overrides: Mapping[int, TaskSpec], tasks: int, deepest: int) -> TaskTiers | None:
+    own = {task: override.tiers for task, override in overrides.items() if override.tiers is not None}
+    return TaskTiers(own, tasks, deepest) if own else None
+
+
+@functools.cache
+def _schema() -> dict[str, Any]:
+    return schema()
+
+
+def _task(spec: PolicySpec, name: str, labels: Labels) -> int:
+    number = labels.tasks.add(name)
+    if not number and name != OTHER:
+        raise PolicyError(f"policy {spec.name!r}: spec.tasks.{name}: {_no_room(labels)}")
+    return number
+
+
+def _no_room(labels: Labels) -> str:
+    own = labels.tasks.own
+    return (
+        f"there is no room for one more task: requests and policies have named {len(own)} of their own already "
+        f"({', '.join(own[:5])}{' ...' if len(own) > 5 else ''}); write {OTHER!r}, or start anew without them"
+    )
+
+
+def _not_here(drafter: str, here: Sequence[str]) -> str:
+    model = "give a draft model (--draft DIR), or " if DRAFTERS[drafter].needs_draft else ""
+    return (
+        f"drafts with {drafter}, which this server does not have: {model}choose a policy that does without, such as "
+        f"goodput-ngram or off; it has: {', '.join(here) or 'none'}"
+    )
+
+
+def _found_no_further(name: str) -> PolicySpec:
+    raise PolicyError(f"another policy uses this one, so it cannot use {name!r}: name that one there")
+
+
+def _validate(source: Source, labels: Labels | None, here: Sequence[str] | None, find: Find) -> PolicySpec:
+    if not isinstance(source.data, dict):
+        raise source.error((), "a policy is a mapping with apiVersion, kind, metadata and spec")
+    try:
+        spec = PolicySpec.model_validate(source.data, context=Uses(find))
+    except ValidationError as error:
+        raise policy_error(problems_of(source, error, _schema())) from error
+    own = [] if labels is None else [name for name in spec.spec.tasks if name not in labels.tasks]
+    if labels is not None and len(own) > labels.tasks.left:
+        where = ("spec", "tasks", own[labels.tasks.left])
+        raise source.error(where, _no_room(labels), at_key=True)
+    missing = [] if here is None else [name for name in spec.needed if name not in here]
+    if missing:
+        raise source.error(("spec", "drafters", spec.drafters.index(missing[0])), _not_here(missing[0], here or ()))
+    problems = [source.problem(where, said) for where, said in spec.clashes()]
+    if problems:
+        raise policy_error(problems)
+    return spec
