@@ -6,8 +6,8 @@ Safe only: plain scalars, lists and mappings; bounded in size, depth and aliases
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ MAX_BYTES = 64 * 1024
 _MAX_VALUES = 5_000
 _MAX_DEPTH = 24
 _MOST_SHOWN = 10
+_TOO_MANY = f"too many or too deeply nested values; a policy has at most {_MAX_VALUES}, {_MAX_DEPTH} levels deep"
 
 _BOOLEAN = "tag:yaml.org,2002:bool"
 _SCALARS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str")}
@@ -62,8 +63,8 @@ class Source:
 
     path: str
     data: object
-    keys: dict[tuple[object, ...], yaml.Mark] = field(default_factory=dict)
-    values: dict[tuple[object, ...], yaml.Mark] = field(default_factory=dict)
+    keys: Mapping[tuple[object, ...], yaml.Mark]
+    values: Mapping[tuple[object, ...], yaml.Mark]
 
     def problem(self, where: Sequence[object], message: str, at_key: bool = False) -> Problem:
         """A problem at `where`: the nearest place that exists in the file, steps that do not are skipped."""
@@ -116,7 +117,7 @@ def parse_yaml(text: str, name: str) -> Source:
     if len(text) > MAX_BYTES:
         raise _too_large(name)
     try:
-        loader = _Loader(text)
+        loader = _Loader(text, name)
     except yaml.reader.ReaderError as error:
         place, code = _place(text[: error.position]), f"U+{ord(text[error.position]):04X}"
         raise PolicyError(f"{name}:{place}: not YAML: {code} is not a printable character") from error
@@ -124,66 +125,51 @@ def parse_yaml(text: str, name: str) -> Source:
         node = loader.get_single_node()
         if node is None:
             raise PolicyError(f"{name}:1:1: the file is empty; start from one of the shipped policies")
-        source = Source(name, None)
-        data = _Builder(loader, source).build(node, (), 0)
-        return Source(name, data, source.keys, source.values)
+        return Source(name, loader.build(node, (), 0), loader.keys, loader.values)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise PolicyError(str(_at(name, mark, (), f"not YAML: {error.problem or error.context}"))) from error
+        raise _error(name, mark, (), f"not YAML: {error.problem or error.context}") from error
     except (ValueError, OverflowError) as error:
         # The scanner lets this one through for escapes such as "\UFFFFFFFF".
-        mark = loader.get_mark()
-        raise PolicyError(str(_at(name, mark, (), f"not YAML: no such character ({error})"))) from error
+        raise _error(name, loader.get_mark(), (), f"not YAML: no such character ({error})") from error
     finally:
         loader.dispose()
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses depth and sheer number while it reads, before memory or recursion could run out.
+    """Plain data with the place of each value. Refuses depth and sheer number before memory or recursion run out.
 
     As in YAML 1.2, which editors follow, only true and false are booleans: on, off, yes and no are words.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, file: str) -> None:
         super().__init__(text)
+        self.keys: dict[tuple[object, ...], yaml.Mark] = {}
+        self.values: dict[tuple[object, ...], yaml.Mark] = {}
+        self._file = file
         self._depth = 0
-        self._count = 0
+        self._nodes = 0  # as they stand in the text
+        self._count = 0  # of values, with those that aliases repeat
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """See `yaml.composer.Composer`."""
         self._depth += 1
-        self._count += 1
-        if self._depth > _MAX_DEPTH or self._count > 2 * _MAX_VALUES:
+        self._nodes += 1
+        if self._depth > _MAX_DEPTH or self._nodes > 2 * _MAX_VALUES:
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs lack it
-            raise yaml.MarkedYAMLError(problem=_too_many(), problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(problem=_TOO_MANY, problem_mark=event.start_mark)
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         return node
 
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOLEAN]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(_BOOLEAN, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-
-
-class _Builder:
-    """Turns a node tree into plain data, counting every value an alias repeats."""
-
-    def __init__(self, loader: yaml.SafeLoader, source: Source) -> None:
-        self._loader = loader
-        self._source = source
-        self._count = 0
-
     def build(self, node: yaml.Node, path: tuple[object, ...], depth: int) -> object:
+        """The data of a node at `path`."""
         self._count += 1
         if self._count > _MAX_VALUES or depth > _MAX_DEPTH:
             # Only aliases get here, and what they stand for is elsewhere: the top-level key that holds them is told.
-            message = f"{_too_many()} (aliases count each time they are used)"
-            mark = self._source.keys.get(path[:1], node.start_mark)
-            raise PolicyError(str(_at(self._source.path, mark, path[:1], message)))
-        self._source.values[path] = node.start_mark
+            mark = self.keys.get(path[:1], node.start_mark)
+            raise _error(self._file, mark, path[:1], f"{_TOO_MANY} (aliases count each time they are used)")
+        self.values[path] = node.start_mark
         if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
             return self._mapping(node, path, depth)
         if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
@@ -193,34 +179,40 @@ class _Builder:
     def _mapping(self, node: yaml.MappingNode, path: tuple[object, ...], depth: int) -> dict[object, object]:
         data: dict[object, object] = {}
         for key_node, value_node in node.value:
-            key = self._scalar(key_node, path)
+            key, mark = self._scalar(key_node, path), key_node.start_mark
             if not isinstance(key, (str, int)) or isinstance(key, bool):
-                raise self._problem(
-                    key_node, path, f"the key {shown(key)} must be a word or a number; put it in quotes"
-                )
-            here = (*path, key)
+                message = f"the key {shown(key)} must be a word or a number; put it in quotes"
+                raise _error(self._file, mark, path, message)
             if key in data:
-                raise self._problem(key_node, here, "this key stands here twice; remove one")
-            self._source.keys[here] = key_node.start_mark
-            data[key] = self.build(value_node, here, depth + 1)
+                raise _error(self._file, mark, (*path, key), "this key stands here twice; remove one")
+            self.keys[(*path, key)] = mark
+            data[key] = self.build(value_node, (*path, key), depth + 1)
         return data
 
     def _scalar(self, node: yaml.Node, path: tuple[object, ...]) -> object:
         if not isinstance(node, yaml.ScalarNode) or node.tag not in _SCALARS:
-            what = node.tag.removeprefix("tag:yaml.org,2002:")
-            raise self._problem(
-                node, path, f"{shown(what)} is not allowed here; use plain text, numbers, lists and mappings"
-            )
+            what = shown(node.tag.removeprefix("tag:yaml.org,2002:"))
+            message = f"{what} is not allowed here; use plain text, numbers, lists and mappings"
+            raise _error(self._file, node.start_mark, path, message)
         try:
-            value: object = self._loader.construct_object(node)
+            value: object = self.construct_object(node)
             str(value).encode()
         except (ValueError, LookupError, ArithmeticError) as error:
             # What PyYAML raises for values such as `!!int ""`, `!!bool x` or a number of 5,000 digits.
-            raise self._problem(node, path, f"{shown(node.value)} cannot be read; write it another way") from error
+            message = f"{shown(node.value)} cannot be read; write it another way"
+            raise _error(self._file, node.start_mark, path, message) from error
         return value
 
-    def _problem(self, node: yaml.Node, path: tuple[object, ...], message: str) -> PolicyError:
-        return PolicyError(str(_at(self._source.path, node.start_mark, path, message)))
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOLEAN]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOLEAN, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+
+
+def _error(file: str, mark: yaml.Mark | None, where: Sequence[object], message: str) -> PolicyError:
+    return PolicyError(str(_at(file, mark, where, message)))
 
 
 def _at(file: str, mark: yaml.Mark | None, where: Sequence[object], message: str) -> Problem:
@@ -236,10 +228,6 @@ def _place(before: str) -> str:
 def _printable(text: str) -> str:
     """Without line breaks, control characters and endless words: keys of a file may hold anything."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:2000])
-
-
-def _too_many() -> str:
-    return f"too many or too deeply nested values; a policy has at most {_MAX_VALUES}, {_MAX_DEPTH} levels deep"
 
 
 def _too_large(name: str) -> PolicyError:
