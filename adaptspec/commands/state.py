@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from adaptspec.command_line import add_table_forms
-from adaptspec.control.state import merged, read_state, to_bytes
+from adaptspec.control.state import LearnedState, PolicyState, read_state, to_bytes
 from adaptspec.engine.state_store import FILE
-from adaptspec.errors import ConfigError
+from adaptspec.errors import ConfigError, StateError
 from adaptspec.files import write_file
 from adaptspec.tables import Table, show
 
@@ -47,3 +48,33 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 def _file(path: Path) -> Path:
     return path / FILE if path.is_dir() else path
+
+
+def merged(states: Sequence[LearnedState]) -> LearnedState:
+    """The states of several replicas as one: decayed counts add.
+
+    Raises:
+        StateError: they are of different models, or a policy has other arms in one than in another.
+    """
+    pairs = {state.pair for state in states}
+    if len(pairs) != 1:
+        raise StateError(
+            f"the states are of different models ({', '.join(sorted(pairs)) or 'none'}): merge like with like"
+        )
+    tasks = max((state.tasks for state in states), key=len)
+    if any(tasks[: len(state.tasks)] != state.tasks for state in states):
+        raise StateError("the replicas met tasks in different orders, which their counts go by: name them in a policy")
+    whole: dict[str, PolicyState] = {}
+    for state in states:
+        for name, policy in state.policies.items():
+            whole[name] = _added(name, whole[name], policy) if name in whole else policy
+    return LearnedState(pairs.pop(), whole, tasks)
+
+
+def _added(name: str, a: PolicyState, b: PolicyState) -> PolicyState:
+    shapes = [{key: array.shape for key, array in policy.arrays.items()} for policy in (a, b)]
+    if a.signature != b.signature or shapes[0] != shapes[1]:
+        raise StateError(
+            f"the policy {name!r} has other arms in one state than in another; merge states of one policy file"
+        )
+    return PolicyState(a.signature, {key: array + b.arrays[key] for key, array in a.arrays.items()})

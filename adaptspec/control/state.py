@@ -1,4 +1,4 @@
-"""What policies have learned, as bytes and back: checked when read, added when merged.
+"""What policies have learned, as bytes and back: checked when read.
 
 Knows arrays by name; what they count is the policies' affair, and where the bytes lie is the store's.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -77,13 +77,13 @@ def to_bytes(state: LearnedState) -> bytes:
     body: dict[str, Any] = {
         "version": VERSION,
         "pair": state.pair,
-        "tasks": list(state.tasks),
+        "tasks": state.tasks,
         "policies": {
             name: {
                 "signature": policy.signature,
-                "arrays": {key: {"shape": list(a.shape), "values": a.ravel().tolist()} for key, a in _sorted(policy)},
+                "arrays": {n: {"shape": a.shape, "values": a.ravel().tolist()} for n, a in policy.arrays.items()},
             }
-            for name, policy in sorted(state.policies.items())
+            for name, policy in state.policies.items()
         },
     }
     return _dumped({**body, "digest": _digest(body)})
@@ -127,37 +127,12 @@ def read_state(path: Path) -> LearnedState:
         raise StateError(f"{path}: {error}") from error
 
 
-def merged(states: Sequence[LearnedState]) -> LearnedState:
-    """The states of several replicas as one: decayed counts add.
-
-    Raises:
-        StateError: they are of different models, or a policy has other arms in one than in another.
-    """
-    pairs = {state.pair for state in states}
-    if len(pairs) != 1:
-        raise StateError(
-            f"the states are of different models ({', '.join(sorted(pairs)) or 'none'}): merge like with like"
-        )
-    tasks = max((state.tasks for state in states), key=len)
-    if any(tasks[: len(state.tasks)] != state.tasks for state in states):
-        raise StateError("the replicas met tasks in different orders, which their counts go by: name them in a policy")
-    whole: dict[str, PolicyState] = {}
-    for state in states:
-        for name, policy in state.policies.items():
-            whole[name] = _added(name, whole[name], policy) if name in whole else policy
-    return LearnedState(pairs.pop(), whole, tasks)
-
-
 def _arms(value: Any) -> Any:
     """Names and lists; numbers that stand alone are settings."""
     if isinstance(value, dict):
         kept = {key: _arms(item) for key, item in value.items() if not isinstance(item, (bool, int, float))}
         return {key: item for key, item in kept.items() if item not in ({}, None)}
     return value
-
-
-def _sorted(policy: PolicyState) -> list[tuple[str, FloatArray]]:
-    return sorted(policy.arrays.items())
 
 
 def _dumped(body: Mapping[str, Any]) -> bytes:
@@ -183,12 +158,3 @@ def _array(body: Mapping[str, Any]) -> FloatArray:
     if not (np.abs(values) <= _MOST).all():
         raise StateError("it holds a number that no count can be")
     return values.reshape(shape)
-
-
-def _added(name: str, a: PolicyState, b: PolicyState) -> PolicyState:
-    shapes = [{key: array.shape for key, array in policy.arrays.items()} for policy in (a, b)]
-    if a.signature != b.signature or shapes[0] != shapes[1]:
-        raise StateError(
-            f"the policy {name!r} has other arms in one state than in another; merge states of one policy file"
-        )
-    return PolicyState(a.signature, {key: array + b.arrays[key] for key, array in a.arrays.items()})

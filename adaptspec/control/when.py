@@ -54,7 +54,9 @@ class WhenSpec(Part):
         default=None, description="The name of the request's API key, or a list of names: see --api-key-file."
     )
     use: PolicyName = Field(
-        min_length=1, description="The policy that decides then: the name of one that ships, or a file."
+        min_length=1,
+        description="The policy that decides then: the name of one that ships, or a file. A policy that is sent to a "
+        "server names one that ships or is served.",
     )
 
     @model_validator(mode="after")

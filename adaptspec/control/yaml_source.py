@@ -183,10 +183,11 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, (str, int)) or isinstance(key, bool):
                 message = f"the key {shown(key)} must be a word or a number; put it in quotes"
                 raise _error(self._file, mark, path, message)
+            here = (*path, key)
             if key in data:
-                raise _error(self._file, mark, (*path, key), "this key stands here twice; remove one")
-            self.keys[(*path, key)] = mark
-            data[key] = self.build(value_node, (*path, key), depth + 1)
+                raise _error(self._file, mark, here, "this key stands here twice; remove one")
+            self.keys[here] = mark
+            data[key] = self.build(value_node, here, depth + 1)
         return data
 
     def _scalar(self, node: yaml.Node, path: tuple[object, ...]) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from adaptspec.control.build import build_policy, parse_policy_spec
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
-from adaptspec.control.state import LearnedState, PolicyState, _digest, from_bytes, merged, signature, to_bytes
+from adaptspec.control.state import LearnedState, PolicyState, _digest, from_bytes, signature, to_bytes
 from adaptspec.errors import StateError
 from tests.control.helpers import record, table
 from tests.control.simulator import GOODPUT, HEADER, STATIC
@@ -101,42 +100,6 @@ def test_what_is_not_finite_is_never_written() -> None:
     """A policy that computed NaN must not spoil the file of the others."""
     with pytest.raises(StateError, match="no finite"):
         to_bytes(LearnedState("pair", {"p": PolicyState("s", {"n": np.array([np.nan])})}))
-
-
-def test_states_of_replicas_add() -> None:
-    """Counts add; a policy only one replica served is kept; order does not matter."""
-    one, two = example(), LearnedState("pair", {**example().policies, "q": PolicyState("t", {"m": np.ones(3)})})
-    whole = merged([one, two])
-    assert same(whole, merged([two, one]))
-    assert whole.policies["p"].arrays["n"].tolist() == [[3.0, 4.0], [0.0, 2e-9]]
-    assert whole.policies["q"].arrays["m"].sum() == 3.0
-    assert example().policies["p"].arrays["n"][0, 0] == one.policies["p"].arrays["n"][0, 0]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        LearnedState("other pair", example().policies),
-        LearnedState("pair", {"p": PolicyState("other arms", example().policies["p"].arrays)}),
-        LearnedState("pair", {"p": PolicyState("s", {"n": np.ones(4)})}),
-        LearnedState("pair", {"p": PolicyState("s", {"m": np.ones((2, 2))})}),
-    ],
-)
-def test_states_that_do_not_belong_together_are_not_added(other: LearnedState) -> None:
-    """Sums of different things are nothing."""
-    with pytest.raises(StateError, match=r"different models|other arms"):
-        merged([example(), other])
-    with pytest.raises(StateError, match="none"):
-        merged([])
-
-
-def test_replicas_that_met_tasks_in_other_orders_are_not_added() -> None:
-    """Counts of tasks go by number: a replica that met more of them may be added, one that met others may not."""
-    fewer, more, others = (replace(example(), tasks=tasks) for tasks in (("a",), ("a", "b"), ("b",)))
-    assert merged([fewer, more]).tasks == ("a", "b")
-    assert from_bytes(to_bytes(more)).tasks == ("a", "b")
-    with pytest.raises(StateError, match="different orders"):
-        merged([more, others])
 
 
 def sign(text: str) -> str:

@@ -26,9 +26,7 @@ class ArmSpec(Part):
     depth: int | None = Field(default=None, ge=0, le=64, description="Tokens drafted per request and round; 0 is off.")
     stop: StopSpec | None = Field(default=None, description="A stop rule of this arm's own.")
     drafter: str | None = Field(default=None, description="One of the policy's drafters; absent: the first.")
-    policy: PolicyName | None = Field(
-        default=None, description="Leave the round to this policy: a shipped one, or a file."
-    )
+    policy: PolicyName | None = Field(default=None, description="Leave the round to this policy: named as in `when`.")
 
     @model_validator(mode="after")
     def _one_kind(self) -> ArmSpec:
