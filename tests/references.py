@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptspec.control.build import parse_policy_spec
+from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.simulator import replay
 from adaptspec.replay.streams import Stream

@@ -85,11 +85,15 @@ def default_path() -> list[Path]:
             goodput(POLICY, Cell.parse(cell), 0)
     finally:
         sys.setprofile(None)
-    return sorted(path for path in CONTROL.rglob("*.py") if str(path) in seen and path.name not in LANGUAGE)
+    return sorted(
+        path
+        for path in CONTROL.rglob("*.py")
+        if str(path) in seen and not LANGUAGE & set(path.relative_to(CONTROL).parts)
+    )
 
 
 # What only reads a policy file and builds the policy.
-LANGUAGE = {"spec.py", "build.py", "schema.py", "library.py", "yaml_source.py", "spec_errors.py", "registry.py"}
+LANGUAGE = {"language", "registry.py", "rollout.py"}
 
 
 def constants(path: Path) -> Iterator[Constant]:

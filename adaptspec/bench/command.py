@@ -20,8 +20,8 @@ from adaptspec.bench.exactness import DEPTHS, run_exactness
 from adaptspec.bench.quick import QuickSettings, run_quick
 from adaptspec.bench.telemetry import TelemetrySettings, run_telemetry, telemetry_report
 from adaptspec.bench.workloads import read_workloads
-from adaptspec.control.build import load_policy_spec
-from adaptspec.control.library import find_policy, shipped_policies
+from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.engine.build import EngineConfig
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.tape_file import find_tape, load_tape

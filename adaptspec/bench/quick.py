@@ -17,9 +17,9 @@ import torch
 from adaptspec.bench.contenders import Contender, OwnEngine, Run, TransformersGenerate
 from adaptspec.bench.hostile import wrong
 from adaptspec.bench.workloads import Workloads, encode
-from adaptspec.control.build import parse_policy_spec
 from adaptspec.control.cost import CostTable
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.engine.build import Built, EngineConfig, assemble, build, model_place

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from adaptspec.control.spec import schema
+from adaptspec.control.language.spec import schema
 
 MARK = "<!-- Below: python -m adaptspec.commands.policy_reference -->\n"
 README = Path(__file__).parents[2] / "policies" / "README.md"

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, Field
 
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.schema import Part
+from adaptspec.control.language.schema import Part
 from adaptspec.errors import ConfigError
 from adaptspec.types import IntArray
 

@@ -11,8 +11,8 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 from pydantic import Field, field_validator
 
+from adaptspec.control.language.schema import Part
 from adaptspec.control.learned import counts, sums
-from adaptspec.control.schema import Part
 from adaptspec.draft_tables import CANDIDATES, ENTROPY_BINS, TemperatureTable, entropy_bins
 from adaptspec.types import FloatArray, RoundRecord
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from adaptspec.control.schema import Part
+from adaptspec.control.language.schema import Part
 from adaptspec.errors import ConfigError
 
 

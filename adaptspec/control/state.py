@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.control.labels import MOST_OWN
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TASKS
 from adaptspec.errors import StateError
 from adaptspec.files import read_bytes

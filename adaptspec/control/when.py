@@ -14,10 +14,10 @@ from pydantic import Field, model_validator
 from adaptspec.control.arrays import alike, places_of
 from adaptspec.control.joined import joined
 from adaptspec.control.labels import OTHER, Names
+from adaptspec.control.language.schema import Part, PolicyName
 from adaptspec.control.learned import restore_all, under
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import Awaited, BatchSignals, Decision, OffersOfParts, Policy
-from adaptspec.control.schema import Part, PolicyName
 from adaptspec.errors import PolicyError
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord, nobody
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from adaptspec.control.labels import OTHER
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.verification.method import Method
 from adaptspec.verification.registry import method
 

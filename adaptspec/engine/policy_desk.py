@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adaptspec.control.build import build_policy, found_among, found_anywhere, parse_policy_spec
 from adaptspec.control.cost import CostTable
+from adaptspec.control.language.build import build_policy, found_among, found_anywhere, parse_policy_spec
+from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.language.yaml_source import read_text
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.shadow import ShadowEstimate
-from adaptspec.control.spec import PolicySpec
 from adaptspec.control.state import PolicyState, signature
-from adaptspec.control.yaml_source import read_text
 from adaptspec.engine.by_task import methods_of
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.front import AsyncEngine

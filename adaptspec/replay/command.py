@@ -9,9 +9,9 @@ import sys
 from rich.console import Console
 from rich.progress import Progress
 
-from adaptspec.control.build import load_policy_spec
-from adaptspec.control.library import find_policy
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError
 from adaptspec.replay.cells import mixed_cells, task_cells
 from adaptspec.replay.costs import MachineCosts, load_costs, shipped_costs

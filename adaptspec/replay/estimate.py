@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from adaptspec.control.build import build_policy
 from adaptspec.control.controller import Controller
 from adaptspec.control.labels import Labels, Names
+from adaptspec.control.language.build import build_policy
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.spec import PolicySpec
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.replay.journal import JournalLog, LoggedRound, nothing_of

@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from adaptspec.control.build import load_policy_spec
-from adaptspec.control.library import find_policy
+from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.library import find_policy
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.replay.estimate import OffPolicyEstimate, estimate, exploring_policies
 from adaptspec.replay.journal import JournalLog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.replay.explain import Explanation, Group, RowRound
 from adaptspec.tables import Table
 from adaptspec.types import REASON_WORDS

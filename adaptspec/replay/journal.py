@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from adaptspec.control.build import load_policy_spec
 from adaptspec.control.cost import CostTable
-from adaptspec.control.library import find_policy, shipped_policies
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.library import find_policy, shipped_policies
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import JournalError
 from adaptspec.records import JournalHeader, LinesDropped, RequestFinished, RequestStarted, read_entries
 from adaptspec.types import IntArray, RoundRecord

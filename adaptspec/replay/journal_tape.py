@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.records import RequestStarted
 from adaptspec.replay.costs import MachineCosts, of_table

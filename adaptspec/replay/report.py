@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError
 from adaptspec.replay.cells import WRONG, Cell
 from adaptspec.replay.costs import MachineCosts

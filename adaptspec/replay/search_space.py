@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic.fields import FieldInfo
 
-from adaptspec.control.schema import Part, kebab
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.schema import Part, kebab
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError
 from adaptspec.replay.yaml_edit import Path, Value
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adaptspec.control.build import build_policy, parse_policy_spec
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.control.labels import Labels
-from adaptspec.control.spec import BlockSpec, CoupledSpec, PolicySpec, RejectionSpec
+from adaptspec.control.language.build import build_policy, parse_policy_spec
+from adaptspec.control.language.spec import BlockSpec, CoupledSpec, PolicySpec, RejectionSpec
 from adaptspec.errors import TapeError
 from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.streams import Stream

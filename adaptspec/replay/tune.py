@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from adaptspec.control.build import parse_policy_spec
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import PolicyError, TapeError
 from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.search_space import Parameter, draw

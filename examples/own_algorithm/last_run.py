@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
+from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.schema import Part
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 

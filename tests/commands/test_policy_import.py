@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from adaptspec.commands.policy_import import import_sglang, import_vllm, policy_text
-from adaptspec.control.build import load_policy_spec, parse_policy_spec
 from adaptspec.control.choosers.ema_tiers import EmaTiersSpec
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.build import load_policy_spec, parse_policy_spec
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import PolicyError
 
 POLICIES = Path(__file__).parents[2] / "policies"

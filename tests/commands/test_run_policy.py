@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adaptspec.commands.run_policy import differences
-from adaptspec.control.build import parse_policy_spec
+from adaptspec.control.language.build import parse_policy_spec
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.build import parse_policy_spec
 from adaptspec.control.cost import CostProfile, DrafterCost
+from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.replay.costs import Curve, DraftCosts, MachineCosts, Packed
 from adaptspec.replay.simulator import Tally, replay
 from adaptspec.replay.streams import Schedule, Stream

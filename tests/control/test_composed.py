@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adaptspec.control.build import build_policy, parse_policy_spec
 from adaptspec.control.ceilings import Bounds, Ceilings
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.static import Static
@@ -15,6 +14,7 @@ from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.draft_temperature import FixedTemperature
 from adaptspec.control.guards import Dwell, GuardSpec, SwitchGuard
 from adaptspec.control.labels import Labels, Names
+from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
 from adaptspec.control.stopping.adaedl import AdaEdlStop
 from adaptspec.control.stopping.marginal import MarginalGoodputStop

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adaptspec.control.build import build_policy, load_policy_spec
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.draft_temperature import FixedTemperature
 from adaptspec.control.labels import Labels, Names
-from adaptspec.control.library import find_policy
+from adaptspec.control.language.build import build_policy, load_policy_spec
+from adaptspec.control.language.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.stopping.thresholds import ThresholdStop

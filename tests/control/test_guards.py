@@ -12,7 +12,7 @@ from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.cost import CostTable
 from adaptspec.control.guards import Dwell, Guarding, GuardSpec, Stance, SwitchGuard
 from adaptspec.control.labels import Labels, Names
-from adaptspec.control.build import build_policy, parse_policy_spec
+from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.types import Reason, RoundRecord
 from tests.control.helpers import QUIET, record, signals, table
 from tests.fakes import array

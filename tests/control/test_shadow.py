@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.build import build_policy, parse_policy_spec
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
+from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.policy import Decision
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.shadow import Counterfactual, ShadowEstimate

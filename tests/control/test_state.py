@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from adaptspec.control.build import build_policy, parse_policy_spec
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
+from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.state import LearnedState, PolicyState, _digest, from_bytes, signature, to_bytes
 from adaptspec.errors import StateError
 from tests.control.helpers import record, table

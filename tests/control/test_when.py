@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptspec.control.build import build_policy, found_among, parse_policy_spec
 from adaptspec.control.controller import Controller
 from adaptspec.control.labels import Labels
+from adaptspec.control.language.build import build_policy, found_among, parse_policy_spec
 from adaptspec.control.state import signature
 from adaptspec.errors import PolicyError, StateError
 from adaptspec.types import Request

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adaptspec.control.build import parse_policy_spec
+from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.replay.costs import of_profile
 from adaptspec.replay.simulator import Tally, replay
 from adaptspec.replay.streams import Schedule, Stream

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from adaptspec import drafters
-from adaptspec.control.build import parse_policy_spec
-from adaptspec.control.spec import schema
+from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.spec import schema
 from adaptspec.drafters import DRAFTERS, Entry, Kind, at_hand, kind_of
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, Loaded, Lookup, RunsModel

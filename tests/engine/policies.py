@@ -10,8 +10,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control.build import load_policy_spec
 from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
+from adaptspec.control.language.build import load_policy_spec
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.build import assemble

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control.build import parse_policy_spec
+from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.engine.by_task import ByTask, methods_of
 from adaptspec.types import Request
 from adaptspec.verification.registry import method

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control.build import load_policy_spec
 from adaptspec.control.cost import CostTable
+from adaptspec.control.language.build import load_policy_spec
 from adaptspec.engine.policy_desk import PolicyDesk, Reloads
 from adaptspec.errors import ConfigError, EngineError, PolicyError, StateError, UnknownModelError
 from tests.engine.policies import COSTS, asking, desk_of, goodput, static

@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.engine.policy_watch import PolicyWatch
-from tests.control.test_broken_policies import CASES
+from tests.control.language.test_broken_policies import CASES
 from tests.engine.policies import asking, desk_of, goodput, static
 
 

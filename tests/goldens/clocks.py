@@ -18,11 +18,11 @@ from functools import partial
 
 import numpy as np
 
-from adaptspec.control.build import build_policy, load_policy_spec
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostProfile, CostTable
-from adaptspec.control.library import find_policy
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.build import build_policy, load_policy_spec
+from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.replay.cells import WRONG
 from adaptspec.replay.costs import MachineCosts, load_costs
 from adaptspec.replay.simulator import Tally, static_spec

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.control.build import load_policy_spec
+from adaptspec.control.language.build import load_policy_spec
 from adaptspec.replay.streams import Schedule, in_turn, stream
 from tests.replay.logs import LOGGING, write_journal
 from tests.replay.worlds import made_tape

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from adaptspec.control.build import parse_policy_spec
 from adaptspec.control.cost import CostTable
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TASKS
 from adaptspec.records import JournalHeader, RequestStarted, to_line
 from adaptspec.replay.costs import MachineCosts, load_costs

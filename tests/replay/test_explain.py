@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.control.build import load_policy_spec
-from adaptspec.control.library import find_policy
+from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.library import find_policy
 from adaptspec.errors import JournalError
 from adaptspec.replay.explain import explain
 from adaptspec.replay.journal import JournalLog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.control.build import parse_policy_spec
+from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.errors import PolicyError, TapeError
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.search_space import Range, parse_parameter

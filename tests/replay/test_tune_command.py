@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.control.build import load_policy_spec
+from adaptspec.control.language.build import load_policy_spec
 from adaptspec.replay.tape_file import save_tape
 from tests.replay.test_tune import STATIC
 from tests.replay.worlds import made_tape

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.build import build_policy, load_policy_spec
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
-from adaptspec.control.library import find_policy
+from adaptspec.control.language.build import build_policy, load_policy_spec
+from adaptspec.control.language.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.errors import TapeError
 from adaptspec.replay.costs import MachineCosts, load_costs

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.build import build_policy, parse_policy_spec
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.build import build_policy, parse_policy_spec
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.replay.simulator import Tally, run, static_spec
 from adaptspec.replay.world import World, WorldSettings
 from adaptspec.telemetry.lots import Lot, RequestRows

@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 
 from adaptspec.control.arrays import some
 from adaptspec.control.choosers.chooser import Choice, Parts
+from adaptspec.control.language.schema import Part, PolicyName
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import BatchSignals, Policy
-from adaptspec.control.schema import Part, PolicyName
 from adaptspec.control.stopping.registry import StopSpec
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.draft_tables import StopTable

@@ -15,9 +15,9 @@ from adaptspec.control.bandits.index import Index, Pick, View, enterable, estima
 from adaptspec.control.bandits.ledger import Ledger, Scope
 from adaptspec.control.bandits.rewards import Note, Rewarder
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
+from adaptspec.control.language.schema import Part
 from adaptspec.control.learned import restore_all, under
 from adaptspec.control.policy import Awaited, BatchSignals, OffersOfParts
-from adaptspec.control.schema import Part
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, IntArray, Provenance, Reason, RoundRecord
 

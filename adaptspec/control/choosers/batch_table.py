@@ -9,9 +9,9 @@ from pydantic import Field
 
 from adaptspec.control.ceilings import BatchSchedule, Ranges
 from adaptspec.control.choosers.chooser import Alike, Choice, Chooser, Parts
+from adaptspec.control.language.schema import Part
 from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.schema import Part
 from adaptspec.types import FloatArray, Reason, RoundRecord
 
 

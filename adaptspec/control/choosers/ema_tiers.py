@@ -11,9 +11,9 @@ from pydantic import Field, field_validator
 
 from adaptspec.control.arrays import total
 from adaptspec.control.choosers.chooser import Alike, Choice, Chooser, Parts
+from adaptspec.control.language.schema import Part
 from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.schema import Part
 from adaptspec.errors import ConfigError
 from adaptspec.types import FloatArray, Reason, RoundRecord
 

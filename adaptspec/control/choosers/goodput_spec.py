@@ -9,7 +9,7 @@ from pydantic import Field
 from adaptspec.control.acceptance import AcceptanceSettings
 from adaptspec.control.choosers.chooser import Chooser, Parts
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
-from adaptspec.control.schema import Part
+from adaptspec.control.language.schema import Part
 
 
 class PriorSpec(Part):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_args
 
-from adaptspec.control.schema import Part
+from adaptspec.control.language.schema import Part
 
 GROUP = "adaptspec.policies"
 # What ships goes by these names (a test holds the registry to it).
@@ -48,7 +48,7 @@ def _checked(name: str, spec: Any) -> type[Part]:
     if name in OURS:
         raise TypeError("an algorithm that ships is called so; give yours another name")
     if not isinstance(spec, type) or not issubclass(spec, Part) or not callable(getattr(spec, "build", None)):
-        raise TypeError(f"{spec!r} is no subclass of adaptspec.control.schema.Part with a method build(parts)")
+        raise TypeError(f"{spec!r} is no subclass of adaptspec.control.language.schema.Part with a method build(parts)")
     field = spec.model_fields.get("algorithm")
     if field is None or get_args(field.annotation) != (name,):
         raise TypeError(f"its field `algorithm` must be Literal[{name!r}], as the entry point is called")

@@ -13,8 +13,8 @@ from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.goodput_spec import PriorSpec
 from adaptspec.control.choosers.planning import RoundTerms
 from adaptspec.control.cost import CostTable
+from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.schema import Part
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 # Paces are reviewed once in so many rounds.

@@ -8,9 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from adaptspec.control.choosers.chooser import Alike, Choice, Chooser, Parts
+from adaptspec.control.language.schema import Part
 from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.schema import Part
 from adaptspec.types import FloatArray, Reason, RoundRecord
 
 

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from adaptspec.control.arrays import total
 from adaptspec.control.choosers.chooser import Choice
+from adaptspec.control.language.schema import Part
 from adaptspec.control.learned import counts
-from adaptspec.control.schema import Part
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.control.stopping.thresholds import ThresholdStop
 from adaptspec.draft_tables import StopTable

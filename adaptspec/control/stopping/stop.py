@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from adaptspec.control.choosers.chooser import Choice
-from adaptspec.control.schema import Part
+from adaptspec.control.language.schema import Part
 from adaptspec.draft_tables import StopTable
 from adaptspec.types import RoundRecord
 

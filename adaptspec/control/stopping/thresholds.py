@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from adaptspec.control.choosers.chooser import Choice
-from adaptspec.control.schema import Part
+from adaptspec.control.language.schema import Part
 from adaptspec.control.stopping.stop import StopRule
 from adaptspec.draft_tables import StopTable
 from adaptspec.types import FloatArray

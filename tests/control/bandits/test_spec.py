@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adaptspec.control.build import build_policy, parse_policy_spec
 from adaptspec.control.labels import Labels, Names
+from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
 from adaptspec.errors import PolicyError
 from tests.control.helpers import record, signals, table

@@ -16,9 +16,9 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from adaptspec.control.build import load_policy_spec
-from adaptspec.control.library import find_policy
-from adaptspec.control.spec import PolicySpec
+from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.oracle import Tier, tier_seconds
 from adaptspec.replay.row_costs import alone

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.control.build import parse_policy_spec
-from adaptspec.control.spec import schema
-from adaptspec.control.spec_errors import known_keys
+from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.spec import schema
+from adaptspec.control.language.spec_errors import known_keys
 from adaptspec.errors import PolicyError
 from tests.control.simulator import HEADER
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptspec.control.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.controller import Controller
 from adaptspec.control.labels import Labels, Names
-from adaptspec.control.spec import schema
+from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
+from adaptspec.control.language.spec import schema
 from adaptspec.errors import PolicyError
 from adaptspec.types import Request, SpeculationParams
 from tests.control.helpers import record, signals, table
 
-POLICIES = Path(__file__).parents[2] / "policies"
+POLICIES = Path(__file__).parents[3] / "policies"
 SHIPPED = sorted(POLICIES.glob("*.yaml"))
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
 

@@ -16,13 +16,13 @@ from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.cost import CostTable
 from adaptspec.control.guards import Dwell
 from adaptspec.control.labels import OTHER, Labels
-from adaptspec.control.library import find_policy, shipped_policies, unknown_policy
+from adaptspec.control.language.library import find_policy, shipped_policies, unknown_policy
+from adaptspec.control.language.schema import Uses
+from adaptspec.control.language.spec import PolicySpec, TaskSpec, schema
+from adaptspec.control.language.spec_errors import problems_of
+from adaptspec.control.language.yaml_source import Source, parse_yaml, policy_error, read_yaml
 from adaptspec.control.policy import Policy
-from adaptspec.control.schema import Uses
-from adaptspec.control.spec import PolicySpec, TaskSpec, schema
-from adaptspec.control.spec_errors import problems_of
 from adaptspec.control.when import Switched, case
-from adaptspec.control.yaml_source import Source, parse_yaml, policy_error, read_yaml
 from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import PolicyError
 

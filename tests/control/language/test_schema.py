@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from adaptspec.control.schema import EditorSchema, Part, kebab, suggestion
-from adaptspec.control.spec import schema
+from adaptspec.control.language.schema import EditorSchema, Part, kebab, suggestion
+from adaptspec.control.language.spec import schema
 
 
 class Example(Part):

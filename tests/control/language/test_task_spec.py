@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from adaptspec.control.build import build_policy, parse_policy_spec
 from adaptspec.control.labels import Labels, Names
+from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
 from adaptspec.control.state import signature
 from adaptspec.errors import PolicyError

@@ -11,7 +11,7 @@ from adaptspec.errors import PolicyError
 
 def shipped_policies() -> list[Path]:
     """The YAML files that ship, by name. Installed they lie in the package, in a checkout beside it."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     for folder in (package / "policies", package.parent / "policies"):
         found = sorted(folder.glob("*.yaml"))
         if found:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.control.yaml_source import parse_yaml, read_yaml
+from adaptspec.control.language.yaml_source import parse_yaml, read_yaml
 from adaptspec.errors import PolicyError
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -16,13 +16,13 @@ from adaptspec.control.choosers.registry import ChooseSpec
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
 from adaptspec.control.guards import GuardSpec
 from adaptspec.control.labels import MOST_OWN, OTHER
+from adaptspec.control.language.schema import EditorSchema, Part, Uses, suggestion
+from adaptspec.control.language.yaml_source import shown
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec
-from adaptspec.control.schema import EditorSchema, Part, Uses, suggestion
 from adaptspec.control.stopping.registry import StopSpec
 from adaptspec.control.stopping.stop import NoStopSpec
 from adaptspec.control.tasks import TASKS
 from adaptspec.control.when import WhenSpec
-from adaptspec.control.yaml_source import shown
 from adaptspec.drafters import DRAFTERS
 from adaptspec.types import LABEL_WORDS, is_label
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.control.build import parse_policy_spec
+from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.errors import PolicyError
 from adaptspec.verification.registry import METHODS, method
 

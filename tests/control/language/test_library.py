@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.control.library import find_policy, shipped_policies
+from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.errors import PolicyError
 
 

@@ -1,0 +1,1 @@
+"""The policy language: YAML read with places, validated, and built."""
