@@ -58,6 +58,17 @@ async def test_a_new_name_is_a_new_policy(tokenizer: PreTrainedTokenizerFast, tm
         assert await one.served(asking(2)) == "main"
 
 
+async def test_what_is_sent_uses_what_is_served(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """By name, before what ships under it; what uses others itself cannot be used: none nest without end."""
+    async with desk_of(tokenizer, tmp_path, [static("main", 3), static("off", 2)]) as one:
+        using = static("using", 1, "  when: [{batch-size: {at-least: 1}, use: off}]\n")
+        assert one.desk.check(using) == "using"
+        await asyncio.to_thread(one.desk.apply, using)
+        assert one.desk.served[-1].spec.used["off"].spec.choose.model_dump()["depth"] == 2
+        with pytest.raises(PolicyError, match="using uses off, so no other policy can use it"):
+            await asyncio.to_thread(one.desk.apply, using.replace("use: off", "use: using"))
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
