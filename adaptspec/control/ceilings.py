@@ -14,8 +14,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from adaptspec.control.policy import BatchSignals
 from adaptspec.control.language.schema import Part
+from adaptspec.control.policy import BatchSignals
 from adaptspec.errors import ConfigError
 from adaptspec.types import IntArray
 

@@ -17,8 +17,8 @@ from adaptspec.control.arrays import number, total
 from adaptspec.control.ceilings import Bounds
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.cost import CostTable, batch_bucket
-from adaptspec.control.policy import BatchSignals
 from adaptspec.control.language.schema import Part
+from adaptspec.control.policy import BatchSignals
 from adaptspec.types import IntArray, Reason, RoundRecord
 
 # A window or probe that has lost this many plain rounds' time is judged at once.
