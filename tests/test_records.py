@@ -27,7 +27,7 @@ from adaptspec.records import (
     round_to_plain,
     to_line,
 )
-from adaptspec.types import Expected, Provenance, RoundRecord
+from adaptspec.types import Expected, Provenance, RoundRecord, nobody
 from tests.control.helpers import record
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=False)
@@ -87,7 +87,10 @@ def test_a_round_comes_back_exactly(original: RoundRecord) -> None:
 
 
 def test_every_field_of_a_round_is_written() -> None:
-    """A field added to RoundRecord and forgotten here would be lost in silence."""
+    """A field added to RoundRecord and forgotten here would be lost in silence.
+
+    But for numbers that mean something to the running controller only: who ran is told by the requests' own lines.
+    """
     full = replace(
         record([2], [1]),
         provenance=Provenance(np.array([3]), np.array([0.25]), np.array([2]), np.array([1.5])),
@@ -96,6 +99,8 @@ def test_every_field_of_a_round_is_written() -> None:
         expected=Expected(812.5, np.array([1.75])),
         temperature_scores=np.full((1, 2, len(CANDIDATES)), 0.5),
         ended=17.25,
+        tasks=nobody(),
+        policies=nobody(),
     )
     assert all(getattr(full, field.name) is not None for field in fields(RoundRecord))
     assert same(round_from_plain(round_to_plain(full)), full)
