@@ -16,7 +16,7 @@ from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, Stance, SwitchGuard
 from adaptspec.control.learned import Remembers, restore_all, under
 from adaptspec.control.policy import BatchSignals, Decision, watches_offers
-from adaptspec.control.stopping.stop import StopRule
+from adaptspec.control.stopping.rules import StopRule
 from adaptspec.draft_tables import StopTable
 from adaptspec.types import Expected, FloatArray, IntArray, Reason, RoundRecord
 

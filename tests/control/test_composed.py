@@ -16,9 +16,8 @@ from adaptspec.control.guards import Dwell, GuardSpec, SwitchGuard
 from adaptspec.control.labels import Labels, Names
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
-from adaptspec.control.stopping.adaedl import AdaEdlStop
 from adaptspec.control.stopping.marginal import MarginalGoodputStop
-from adaptspec.control.stopping.thresholds import ThresholdStop
+from adaptspec.control.stopping.rules import AdaEdlStop, ThresholdStop
 from adaptspec.errors import StateError
 from adaptspec.types import Reason
 from tests.control.helpers import record, signals, table

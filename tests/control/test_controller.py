@@ -17,7 +17,7 @@ from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rollout import ShadowSpec
-from adaptspec.control.stopping.thresholds import ThresholdStop
+from adaptspec.control.stopping.rules import ThresholdStop
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import Reason, Request, RoundRecord, SpeculationParams
 from tests.control.helpers import record, signals, table

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from adaptspec.control.choosers.chooser import Outlook
-from adaptspec.control.stopping.adaedl import AdaEdlStop
 from adaptspec.control.stopping.marginal import MarginalGoodputStop
-from adaptspec.control.stopping.thresholds import ThresholdStop, svip_stop
+from adaptspec.control.stopping.rules import AdaEdlStop, ThresholdStop, svip_stop
 from adaptspec.draft_tables import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch

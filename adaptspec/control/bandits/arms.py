@@ -13,8 +13,8 @@ from adaptspec.control.choosers.chooser import Choice, Parts
 from adaptspec.control.language.schema import Part, PolicyName
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import BatchSignals, Policy
-from adaptspec.control.stopping.registry import StopSpec
-from adaptspec.control.stopping.stop import StopRule
+from adaptspec.control.stopping import StopSpec
+from adaptspec.control.stopping.rules import StopRule
 from adaptspec.draft_tables import StopTable
 from adaptspec.errors import PolicyError
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord

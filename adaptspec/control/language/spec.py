@@ -19,8 +19,8 @@ from adaptspec.control.labels import MOST_OWN, OTHER
 from adaptspec.control.language.schema import EditorSchema, Part, Uses, suggestion
 from adaptspec.control.language.yaml_source import shown
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec
-from adaptspec.control.stopping.registry import StopSpec
-from adaptspec.control.stopping.stop import NoStopSpec
+from adaptspec.control.stopping import StopSpec
+from adaptspec.control.stopping.rules import NoStopSpec
 from adaptspec.control.tasks import TASKS
 from adaptspec.control.when import WhenSpec
 from adaptspec.drafters import DRAFTERS

@@ -12,7 +12,7 @@ import numpy as np
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.planning import ModelTerms
 from adaptspec.control.language.schema import Part
-from adaptspec.control.stopping.stop import StopRule
+from adaptspec.control.stopping.rules import StopRule
 from adaptspec.draft_tables import StopTable
 from adaptspec.types import FloatArray, IntArray
 

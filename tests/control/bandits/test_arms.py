@@ -12,7 +12,7 @@ from adaptspec.control.bandits.arms import Arms, ArmSpec, NestedPolicy, build_ar
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import BatchSignals, Decision, Policy
-from adaptspec.control.stopping.thresholds import ThresholdStop
+from adaptspec.control.stopping.rules import ThresholdStop
 from adaptspec.draft_tables import StopTable
 from adaptspec.errors import PolicyError
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
