@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from adaptspec.control.ceilings import Bounds, Ceilings
+from adaptspec.control.choosers.fixed import Static
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
-from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.draft_temperature import FixedTemperature
 from adaptspec.control.guards import Dwell, GuardSpec, SwitchGuard

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from adaptspec.control.choosers.fixed import Static
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
-from adaptspec.control.choosers.static import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.draft_temperature import FixedTemperature

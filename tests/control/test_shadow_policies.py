@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptspec.control.choosers.static import Static
+from adaptspec.control.choosers.fixed import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.labels import Labels, Names

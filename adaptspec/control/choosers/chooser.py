@@ -1,6 +1,6 @@
 """The protocol of a chooser: how deep each row should draft, before guards and limits.
 
-To add an algorithm: write one file with one class here, its settings and builder in the registry, a test and a YAML.
+To add an algorithm: one file with its class and its spec, a line in the registry, a test and a YAML.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from adaptspec.control.choosers.planning import ModelTerms
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.labels import Labels
+from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.draft_tables import StopTable
 from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord
@@ -65,26 +66,6 @@ class Choice:
         return self if within(self.depths, limits) else changed(self, depths=np.minimum(self.depths, limits))
 
 
-class Alike:
-    """Choices of one depth and reason for all rows: the same object while nothing changes, since making one takes as
-
-    long as all else that a simple rule does in a round.
-    """
-
-    def __init__(self) -> None:
-        self._depth, self._reason = -1, Reason.FIXED
-        self._choice = Choice(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-
-    def choice(self, signals: BatchSignals, depth: int, reason: Reason) -> Choice:
-        """`depth` for every row, as far as its limit allows."""
-        size = len(signals.rows)
-        if depth != self._depth or reason is not self._reason or len(self._choice.depths) != size:
-            depths: IntArray = np.full(size, depth, dtype=np.int64)
-            self._depth, self._reason = depth, reason
-            self._choice = Choice(depths, np.full(size, int(reason), dtype=np.int64))
-        return self._choice.within(signals.limits)
-
-
 class Chooser(Protocol):
     """One algorithm. Called once per round on one thread; `learn` only takes notes."""
 
@@ -116,6 +97,43 @@ class Chooser(Protocol):
         Raises:
             StateError: not of these shapes, or not possible; nothing has changed then.
         """
+
+
+class Plain:
+    """Base of choosers that keep nothing per row and nothing across restarts: one depth and reason for all rows.
+
+    A choice is the same object while nothing changes, since making one takes as long as all else that a simple rule
+    does in a round.
+    """
+
+    def __init__(self, max_depth: int) -> None:
+        self.max_depth = max_depth
+        self._alike: tuple[int, Reason, Choice] | None = None
+
+    def start(self, row: int) -> None:
+        """Nothing is kept per row."""
+
+    def finish(self, row: int) -> None:
+        """Nothing is kept per row."""
+
+    def learn(self, record: RoundRecord) -> None:
+        """Nothing is learned."""
+
+    def learned(self) -> dict[str, FloatArray]:
+        """Nothing."""
+        return {}
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Chooser.restore`."""
+        check_nothing(learned)
+
+    def alike(self, signals: BatchSignals, depth: int, reason: Reason) -> Choice:
+        """`depth` for every row, as far as its limit allows."""
+        size, known = len(signals.rows), self._alike
+        if known is None or known[0] != depth or known[1] is not reason or len(known[2].depths) != size:
+            depths: IntArray = np.full(size, depth, dtype=np.int64)
+            known = self._alike = depth, reason, Choice(depths, np.full(size, int(reason), dtype=np.int64))
+        return known[2].within(signals.limits)
 
 
 @dataclass(frozen=True)

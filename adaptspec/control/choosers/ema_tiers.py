@@ -10,12 +10,11 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from adaptspec.control.arrays import total
-from adaptspec.control.choosers.chooser import Alike, Choice, Chooser, Parts
+from adaptspec.control.choosers.chooser import Choice, Chooser, Parts, Plain
 from adaptspec.control.language.schema import Part
-from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals
 from adaptspec.errors import ConfigError
-from adaptspec.types import FloatArray, Reason, RoundRecord
+from adaptspec.types import Reason, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,13 @@ SHIPPED: Mapping[int, Ladder] = {
 }
 
 
-class EmaTiers:
+class EmaTiers(Plain):
     """e <- (1 - alpha) e + alpha * (mean accepted of the round); every `interval` rounds after `warmup`:
 
     down while e <= below - 0.5 + down_hysteresis (below = 0: 0.5 + down_hysteresis), else up while
     e > tier - 0.5 + up_hysteresis. From tier 0 it always tries the next one up, for one interval.
-    A range of batch sizes has its own ladder and its own e, which starts at tier - 1.
+    A range of batch sizes has its own ladder and its own e, which starts at tier - 1. Nothing is kept across restarts:
+    e forgets in a few rounds, a tier is found again in a dozen, and averages do not add.
 
     Regimes: follows acceptance where every tier above 0 pays; knows no costs, so where off is right it spends half
     its time on the lowest tier. Source: SGLang, adaptive speculative decoding (`adaptive_spec_params`).
@@ -64,33 +64,18 @@ class EmaTiers:
             raise ConfigError("ema-tiers needs tiers for every batch size: the first ladder must start at 1")
         self._firsts = sorted(ladders)
         self._slots = [_Slot(ladders[first], alpha, warmup, interval, start) for first in self._firsts]
-        self.max_depth = max(max(ladder.tiers) for ladder in ladders.values())
-        self._alike = Alike()
-
-    def start(self, row: int) -> None:
-        """Nothing is kept per row."""
-
-    def finish(self, row: int) -> None:
-        """Nothing is kept per row."""
+        super().__init__(max(max(ladder.tiers) for ladder in ladders.values()))
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
         tier = self._slot(signals.round_size).tier
-        return self._alike.choice(signals, tier, Reason.POLICY if tier else Reason.OFF)
+        return self.alike(signals, tier, Reason.POLICY if tier else Reason.OFF)
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
         rows = len(record.rows)
         if rows:
             self._slot(rows).update(total(record.accepted) / rows, record.drafting)
-
-    def learned(self) -> dict[str, FloatArray]:
-        """Nothing: the average forgets in a few rounds, a tier is found again in a dozen, and averages do not add."""
-        return {}
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Chooser.restore`."""
-        check_nothing(learned)
 
     def _slot(self, batch_size: int) -> _Slot:
         return self._slots[max(0, bisect.bisect_right(self._firsts, batch_size) - 1)]

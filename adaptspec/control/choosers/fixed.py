@@ -1,21 +1,32 @@
-"""Depth by batch size, from a schedule in vLLM's format."""
+"""Depths that do not follow what happens: always the same, or by batch size from a schedule in vLLM's format."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from adaptspec.control.ceilings import BatchSchedule, Ranges
-from adaptspec.control.choosers.chooser import Alike, Choice, Chooser, Parts
+from adaptspec.control.choosers.chooser import Choice, Chooser, Parts, Plain
 from adaptspec.control.language.schema import Part
-from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals
-from adaptspec.types import FloatArray, Reason, RoundRecord
+from adaptspec.types import Reason
 
 
-class BatchTable:
+class Static(Plain):
+    """depth = k for every row, every round.
+
+    Regimes: the right choice where traffic never changes and k was measured; the yardstick for all
+    others. k = 0 is plain decoding.
+    """
+
+    def choose(self, signals: BatchSignals) -> Choice:
+        """See `Chooser.choose`."""
+        return self.alike(signals, self.max_depth, Reason.FIXED)
+
+
+class BatchTable(Plain):
     """depth = K of the range [first, last] that the batch size falls in; see `BatchSchedule`.
 
     Regimes: right where acceptance is stable and only the load varies; blind to what is being written.
@@ -28,29 +39,22 @@ class BatchTable:
             ConfigError: the ranges do not start at 1, overlap, or are no ranges.
         """
         self._schedule = BatchSchedule(schedule)
-        self.max_depth = self._schedule.max_depth
-        self._alike = Alike()
-
-    def start(self, row: int) -> None:
-        """Nothing is kept per row."""
-
-    def finish(self, row: int) -> None:
-        """Nothing is kept per row."""
+        super().__init__(self._schedule.max_depth)
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Chooser.choose`."""
-        return self._alike.choice(signals, self._schedule.depth(signals.round_size), Reason.FIXED)
+        return self.alike(signals, self._schedule.depth(signals.round_size), Reason.FIXED)
 
-    def learn(self, record: RoundRecord) -> None:
-        """A table learns nothing."""
 
-    def learned(self) -> dict[str, FloatArray]:
-        """Nothing."""
-        return {}
+class StaticSpec(Part):
+    """`choose:` of a fixed depth."""
 
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Chooser.restore`."""
-        check_nothing(learned)
+    algorithm: Literal["static"]
+    depth: int = Field(ge=0, le=64, description="Tokens drafted per request and round; 0 is plain decoding.")
+
+    def build(self, parts: Parts) -> Chooser:  # noqa: ARG002 - every spec is built alike
+        """The chooser."""
+        return Static(self.depth)
 
 
 class BatchTableSpec(Part):

@@ -1,12 +1,24 @@
-"""vLLM's schedule format."""
+"""A fixed depth, and vLLM's schedule format."""
 
 from __future__ import annotations
 
 import pytest
 
-from adaptspec.control.choosers.batch_table import BatchTable
+from adaptspec.control.choosers.fixed import BatchTable, Static
 from adaptspec.errors import ConfigError
-from tests.control.helpers import signals
+from adaptspec.types import Reason
+from tests.control.helpers import record, signals
+
+
+def test_always_the_same_within_limits() -> None:
+    chooser = Static(3)
+    chooser.start(0)
+    choice = chooser.choose(signals([7, 2, 0]))
+    assert choice.depths.tolist() == [3, 2, 0]
+    assert set(choice.reasons.tolist()) == {int(Reason.FIXED)}
+    chooser.learn(record([3], [0]))
+    chooser.finish(0)
+    assert chooser.choose(signals([7])).depths.tolist() == [3]
 
 
 @pytest.mark.parametrize(("size", "depth"), [(1, 5), (2, 5), (3, 5), (4, 3), (6, 3), (7, 0), (20, 0)])
