@@ -6,7 +6,7 @@ Knows entropies and scores as numbers. Lossless: verification is told the distri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -21,34 +21,28 @@ _DISCOUNT = 0.999  # per scored token
 _LEAST_SEEN = 16.0
 
 
-class DraftTemperature(Protocol):
-    """Writes the temperature table of each round, and learns from rounds that were scored."""
+class DraftTemperature:
+    """Writes the temperature table of each round: by bins of entropy, on top of the request's own temperature."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        self.by_bin: FloatArray = np.full(ENTROPY_BINS, value)
+        self._tables: dict[tuple[int, bool], TemperatureTable] = {}
 
     def table(self, rows: int) -> TemperatureTable | None:
         """For a round of so many rows; the same object while nothing changes. None: tokens are drawn as they are."""
+        return self._written(rows, scored=False)
 
     def learn(self, record: RoundRecord) -> None:
-        """Take note of a round with `temperature_scores`."""
+        """Take note of a round with `temperature_scores`. A fixed temperature learns nothing."""
+
+    def _written(self, rows: int, *, scored: bool) -> TemperatureTable:
+        known = self._tables.get((rows, scored))
+        if known is None:
+            known = self._tables[rows, scored] = TemperatureTable(np.tile(self.by_bin, (rows, 1)), scored)
+        return known
 
 
-class FixedTemperature:
-    """The same temperature for every token, on top of the request's own."""
-
-    def __init__(self, value: float) -> None:
-        self._value = value
-        self._table = TemperatureTable(np.full((0, ENTROPY_BINS), value))
-
-    def table(self, rows: int) -> TemperatureTable:
-        """The same every round."""
-        if len(self._table.values) != rows:
-            self._table = TemperatureTable(np.full((rows, ENTROPY_BINS), self._value))
-        return self._table
-
-    def learn(self, record: RoundRecord) -> None:
-        """A fixed temperature learns nothing."""
-
-
-class DynamicTemperature:
+class DynamicTemperature(DraftTemperature):
     """The candidate temperature of each entropy bin that would have been accepted most.
 
     Drafting from q' = softmax(log q / tau) is accepted with probability sum(min(p, q')) under `rejection`, and under
@@ -68,28 +62,19 @@ class DynamicTemperature:
         self, score_every: int = 8, least: float = CANDIDATES[0], most: float = CANDIDATES[-1], gain: float = 1.0
     ) -> None:
         """Candidates from `least` to `most`, which hold 1 between them."""
-        self._score_every = score_every
-        self._rounds = 0
+        super().__init__()
+        self._score_every, self._gain = score_every, gain
+        self._rounds, self._neutral = 0, True
         self._seen: FloatArray = np.zeros((ENTROPY_BINS, 1))
-        self._sums: FloatArray = np.zeros((ENTROPY_BINS, len(CANDIDATES)))
-        self._squares: FloatArray = np.zeros((ENTROPY_BINS, len(CANDIDATES)))
+        self._sums, self._squares = (np.zeros((ENTROPY_BINS, len(CANDIDATES))) for _ in range(2))
         self._candidates: FloatArray = np.array(CANDIDATES)
         self._inside = (self._candidates >= least) & (self._candidates <= most)
-        self._gain = gain
-        self._tables: dict[tuple[int, bool], TemperatureTable] = {}
-        self._neutral = True
-        self.by_bin: FloatArray = np.ones(ENTROPY_BINS)
 
     def table(self, rows: int) -> TemperatureTable | None:
         """What was learned so far; every so many rounds one is scored. Others cost nothing while 1 is the best."""
         scored = self._rounds % self._score_every == 0
         self._rounds += 1
-        if self._neutral and not scored:
-            return None
-        known = self._tables.get((rows, scored))
-        if known is None:
-            known = self._tables[rows, scored] = TemperatureTable(np.tile(self.by_bin, (rows, 1)), scored)
-        return known
+        return None if self._neutral and not scored else self._written(rows, scored=scored)
 
     def learn(self, record: RoundRecord) -> None:
         """See `DraftTemperature.learn`."""
@@ -135,7 +120,7 @@ class FixedTemperatureSpec(Part):
 
     def build(self) -> DraftTemperature:
         """The temperature."""
-        return FixedTemperature(self.value)
+        return DraftTemperature(self.value)
 
 
 class DynamicTemperatureSpec(Part):

@@ -11,7 +11,7 @@ from adaptspec.control.ceilings import Bounds, Ceilings
 from adaptspec.control.choosers.fixed import Static
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.composed import ComposedPolicy
-from adaptspec.control.draft_temperature import FixedTemperature
+from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guards import Dwell, GuardSpec, SwitchGuard
 from adaptspec.control.labels import Labels, Names
 from adaptspec.control.language.build import build_policy, parse_policy_spec
@@ -108,7 +108,7 @@ def test_the_stop_of_a_task_learns_from_its_own_rows() -> None:
 
 
 def test_a_draft_temperature_is_set_only_where_something_is_drafted() -> None:
-    policy = ComposedPolicy(Static(3), ("draft-model",), temperature=FixedTemperature(0.8))
+    policy = ComposedPolicy(Static(3), ("draft-model",), temperature=DraftTemperature(0.8))
     warm = policy.decide(signals([7])).temperature
     assert warm is not None
     assert warm.at(np.zeros(2, dtype=np.int64), np.zeros(2)).tolist() == [0.8, 0.8]

@@ -11,7 +11,7 @@ from adaptspec.control.choosers.fixed import Static
 from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
-from adaptspec.control.draft_temperature import FixedTemperature
+from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.labels import Labels, Names
 from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
@@ -184,7 +184,7 @@ def test_a_threshold_works_where_the_policy_stops_nothing() -> None:
 
 
 def test_draft_temperatures_stay_with_their_policies() -> None:
-    sharp = ComposedPolicy(Static(3), ("draft-model",), temperature=FixedTemperature(0.8))
+    sharp = ComposedPolicy(Static(3), ("draft-model",), temperature=DraftTemperature(0.8))
     controller = Controller({"sharp": sharp, "plain": Recorder(3)}, "sharp", ("draft-model",), 4)
     controller.start(0, request())
     alone = controller.decide(signals([7])).temperature

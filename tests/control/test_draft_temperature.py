@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from adaptspec.control.draft_temperature import (
+    DraftTemperature,
     DraftTemperatureSpec,
     DynamicTemperature,
     DynamicTemperatureSpec,
-    FixedTemperature,
 )
 from adaptspec.draft_tables import CANDIDATES
 from adaptspec.types import FloatArray
@@ -30,7 +30,7 @@ def observe(tuner: DynamicTemperature, entropy: FloatArray, scores: FloatArray) 
     tuner.learn(replace(record([3] * 4, [3] * 4), entropy=spread, temperature_scores=told))
 
 
-def at(tuner: DynamicTemperature | FixedTemperature, entropy: list[float]) -> list[float]:
+def at(tuner: DraftTemperature, entropy: list[float]) -> list[float]:
     """Temperatures of one row's tokens of these entropies, in the coming round."""
     table = tuner.table(2)
     if table is None:
@@ -128,7 +128,7 @@ def test_learning_switches_nothing_before_the_next_round() -> None:
 
 def test_while_nothing_is_learned_the_table_is_the_same() -> None:
     """A decision that stands is the same object."""
-    tuner, fixed = DynamicTemperature(score_every=2), FixedTemperature(0.8)
+    tuner, fixed = DynamicTemperature(score_every=2), DraftTemperature(0.8)
     gain = np.zeros((4, len(CANDIDATES)))
     gain[:, 0] = 1.0
     for _ in range(20):
