@@ -11,7 +11,7 @@ import numpy as np
 
 from adaptspec.control.arrays import alike
 from adaptspec.control.copies import changed
-from adaptspec.control.policy import BatchSignals
+from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.types import IntArray, RoundRecord
 
 
@@ -32,6 +32,11 @@ class DrafterNumbers:
         if self.alike:
             return signals
         return changed(signals, lag=self._mine(signals.lag), offered=self._mine(signals.offered))
+
+    def decided(self, policy: Policy, signals: BatchSignals) -> Decision:
+        """What the policy decides, in the engine's numbers."""
+        decision = policy.decide(self.signals(signals))
+        return decision if self.alike else changed(decision, drafter=self.drafter(decision.drafter))
 
     def drafter(self, drafter: IntArray) -> IntArray:
         """For the engine: who drafts for each row [B]."""

@@ -6,13 +6,13 @@ Knows policies through their protocol, and what they are chosen by: prompt lengt
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from adaptspec.control.arrays import alike, places_of
-from adaptspec.control.joined import joined
+from adaptspec.control.arrays import places_of
+from adaptspec.control.joined import decided, taught
 from adaptspec.control.labels import OTHER, Names
 from adaptspec.control.language.schema import Part, PolicyName
 from adaptspec.control.learned import restore_all, under
@@ -147,10 +147,7 @@ class Switched(OffersOfParts):
         for turn, one in zip(reversed(self._turn), reversed(self._cases), strict=True):
             who[one.holds(signals)] = turn
         self._awaited.put(signals.number, (signals.rows, who))
-        if alike(who, who.item(0)):
-            return self._decided(who.item(0), signals)
-        parts = [(mine, self._decided(turn, signals.take(mine))) for turn, mine in _groups(who)]
-        return joined(parts, len(who))
+        return decided(who, lambda turn, own: self._numbers[turn].decided(self._policies[turn], own), signals)
 
     def learn(self, record: RoundRecord) -> None:
         """See `Policy.learn`."""
@@ -158,10 +155,7 @@ class Switched(OffersOfParts):
         places = places_of(record.rows, rows)
         if places is None:
             return  # decided by another
-        who = who[places]
-        whole = alike(who, who.item(0))
-        for turn, mine in _groups(who):
-            self._policies[turn].learn(self._numbers[turn].record(record if whole else record.take(mine)))
+        taught(who[places], self._learn, record)
 
     def learned(self) -> dict[str, FloatArray]:
         """See `Policy.learned`: the usual policy's, and by their order those of the others."""
@@ -179,13 +173,5 @@ class Switched(OffersOfParts):
         for turn, policy in enumerate(self._policies[1:], start=1):
             policy.restore(under(f"{_PREFIX}{turn}/", learned))
 
-    def _decided(self, turn: int, signals: BatchSignals) -> Decision:
-        numbers = self._numbers[turn]
-        decision = self._policies[turn].decide(numbers.signals(signals))
-        if numbers.alike:
-            return decision
-        return replace(decision, drafter=numbers.drafter(decision.drafter))
-
-
-def _groups(who: IntArray) -> list[tuple[int, IntArray]]:
-    return [(turn, np.flatnonzero(who == turn)) for turn in np.unique(who).tolist()]
+    def _learn(self, turn: int, record: RoundRecord) -> None:
+        self._policies[turn].learn(self._numbers[turn].record(record))

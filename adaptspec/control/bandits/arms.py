@@ -10,12 +10,12 @@ from pydantic import Field, model_validator
 
 from adaptspec.control.arrays import some
 from adaptspec.control.choosers.chooser import Choice, Parts
+from adaptspec.control.joined import decided
 from adaptspec.control.language.schema import Part, PolicyName
 from adaptspec.control.numbering import DrafterNumbers
-from adaptspec.control.policy import BatchSignals, Policy
+from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.control.stopping import StopSpec
 from adaptspec.control.stopping.rules import StopRule
-from adaptspec.draft_tables import StopTable
 from adaptspec.errors import PolicyError
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
@@ -98,19 +98,19 @@ class Arms:
 
         each stop rule cuts the drafts of those.
         """
-        depths = np.minimum(choice.depths, signals.limits)
-        reasons, drafter = choice.reasons.copy(), self.drafters[arms]
-        parts: list[tuple[IntArray, StopTable | None]] = []
-        for arm in np.unique(arms).tolist():
-            mine, nested, rule = np.flatnonzero(arms == arm), self.policies[arm], self.stops[arm]
-            stop = None if rule is None else rule.table(choice)
+
+        def played(arm: int, mine: BatchSignals) -> Decision:
+            nested, rule = self.policies[arm], self.stops[arm]
             if nested is not None:
-                decision = nested.policy.decide(nested.numbers.signals(signals.take(mine)))
-                depths[mine], drafter[mine] = decision.depths, nested.numbers.drafter(decision.drafter)
-                reasons[mine], stop = decision.reasons, decision.stop
-            parts.append((mine, stop))
-        stop = StopTable.stacked(parts, len(arms)) if some(depths) else None
-        return Choice(depths, reasons, drafter=drafter, stop=stop, provenance=choice.provenance)
+                return nested.numbers.decided(nested.policy, mine)
+            depths = np.minimum(self.depths[arm], mine.limits)
+            stop = None if rule is None else rule.table(Choice(depths, depths))
+            return Decision(depths, np.zeros_like(depths), np.full_like(depths, self.drafters[arm]), stop)
+
+        made = decided(arms, played, signals)
+        reasons = np.where(self.opaque[arms], made.reasons, choice.reasons)
+        stop = made.stop if some(made.depths) else None
+        return Choice(made.depths, reasons, drafter=made.drafter, stop=stop, provenance=choice.provenance)
 
     def learn(self, record: RoundRecord) -> None:
         """Teach stop rules and nested policies; these learn from all rounds, as if they had decided them."""
