@@ -90,32 +90,17 @@ class Rewarder:
         self, arms: IntArray, size: int, drafted: IntArray, notes: Sequence[Note]
     ) -> tuple[FloatArray, FloatArray]:
         """[M, B, L] what rows spend by the cost table if the round is cut to a depth; [M, B] what they did spend."""
-        context = float(np.mean([note.record.context.sum() for note in notes]))
+        context, names = float(np.mean([note.record.context.sum() for note in notes])), self._drafters
         unit = self._cost.plain_seconds(size, context) / size
         cut = np.minimum(drafted[..., None], self._cuts)
-        rates = self._rates(size, cut.sum(axis=1), cut.max(axis=1), context)  # [drafters, M, L]
+        tokens, steps = cut.sum(axis=1), cut.max(axis=1).astype(np.float64)  # [M, L]
+        rounds = [self._cost.round_seconds(name, size, steps, tokens.astype(np.float64), context) for name in names]
+        rates = (np.array(rounds) - size * unit) / np.maximum(tokens, 1)  # [drafters, M, L] seconds of a drafted token
         each = np.moveaxis(rates[self._arms.drafters[arms]], 0, 1)
         spent = 1.0 + np.maximum(each * cut, 0.0) / unit
         seconds = np.array([note.record.total_seconds for note in notes])
         caught_up = np.array([note.record.caught_up for note in notes])
-        per_token = max((self._cost.catch_up_seconds(name, 1.0) for name in self._drafters), default=0.0)
+        per_token = max((self._cost.catch_up_seconds(name, 1.0) for name in names), default=0.0)
         ratio = seconds / (spent[..., -1].sum(axis=1) * unit + per_token * caught_up)
         slowness = np.where([note.alone for note in notes], np.clip(ratio, 1.0 / _HICCUP, _HICCUP), 1.0)
         return spent, spent[..., -1] * slowness[:, None]
-
-    def _rates(self, size: int, tokens: IntArray, steps: IntArray, context: float) -> FloatArray:
-        """[drafters, M, L] seconds that a token takes to draft and verify in rounds of `size` rows that draft so many
-
-        `tokens` in so many `steps`, both [M, L].
-        """
-        cost, each = self._cost, np.maximum(tokens, 1.0)
-        verify = cost.verify_curve(size, size + tokens.astype(np.float64), context) - cost.verify_seconds(
-            size, size, context
-        )
-        overhead = cost.overhead_seconds(size, drafting=True) - cost.overhead_seconds(size, drafting=False)
-        price = (verify + overhead) / each
-        rates = np.empty((len(self._drafters), *tokens.shape))
-        for rate, name in zip(rates, self._drafters, strict=True):
-            per_step, per_row = cost.step_line(name, size)
-            rate[:] = price + (per_step * (steps / each) + per_row + cost.start_seconds(name) / each)
-        return rates
