@@ -12,8 +12,7 @@ from pydantic import Field
 from adaptspec.control.arrays import places_of
 from adaptspec.control.bandits.arms import Arms, ArmSpec, build_arms
 from adaptspec.control.bandits.index import Index, Pick, View, enterable, estimates
-from adaptspec.control.bandits.ledger import Ledger, Scope
-from adaptspec.control.bandits.rewards import Note, Rewarder
+from adaptspec.control.bandits.ledger import Ledger, Note, Rewarder, Scope
 from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
 from adaptspec.control.language.schema import Part
 from adaptspec.control.learned import restore_all, under

@@ -9,8 +9,7 @@ import numpy as np
 from adaptspec.control.bandits.arms import Arms
 from adaptspec.control.bandits.bandit import Bandit
 from adaptspec.control.bandits.index import Index, Pick, View
-from adaptspec.control.bandits.ledger import Ledger, Scope
-from adaptspec.control.bandits.rewards import Note
+from adaptspec.control.bandits.ledger import Ledger, Note, Scope
 from adaptspec.control.choosers.chooser import Parts
 from adaptspec.control.policy import Policy
 from adaptspec.types import FloatArray, RoundRecord
