@@ -20,8 +20,6 @@ from adaptspec.control.policy import Awaited, BatchSignals, OffersOfParts
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, IntArray, Provenance, Reason, RoundRecord
 
-# Rounds of one plan noted before they are learned from, which costs hardly more for many.
-_ROUNDS = 256
 # An arm that is picked again is kept for twice as long, up to so many times the dwell: what is settled costs no time.
 _LONGEST = 4
 
@@ -80,25 +78,23 @@ class Episodes:
         self._dwell, self._beat, self._off = dwell, beat, -1 if off is None else off
         self.due, self.began, self._length = (np.zeros(contexts, dtype=np.int64) for _ in range(3))
         self.arms: IntArray = np.full(contexts, -1, dtype=np.int64)
-        self._bucket: FloatArray = np.full(contexts, np.nan)  # of the batch it began in
 
     def start(self, context: int, now: int) -> None:
         """A new request has played nothing."""
-        self.arms[context], self.due[context], self._length[context], self._bucket[context] = -1, now, 0, np.nan
+        self.arms[context], self.due[context], self._length[context] = -1, now, 0
 
-    def over(self, contexts: IntArray, now: int, bucket: int) -> IntArray:
-        """Those of the contexts, ascending, whose episode is over, or was begun at quite another batch size."""
-        return np.unique(contexts[(self.due[contexts] <= now) | (np.abs(self._bucket[contexts] - bucket) > 1.0)])
+    def over(self, contexts: IntArray, now: int) -> IntArray:
+        """Those of the contexts, ascending, whose episode is over."""
+        return np.unique(contexts[self.due[contexts] <= now])
 
-    def begin(self, contexts: IntArray, pick: Pick, now: int, bucket: int, rows: FloatArray) -> None:
+    def begin(self, contexts: IntArray, pick: Pick, now: int, rows: FloatArray) -> None:
         """Begin episodes, each context with `rows` rows: many rows tell in few rounds whether an arm is any good."""
         old, dwell = self.arms[contexts], self._dwell
         again = np.clip(2 * self._length[contexts], dwell, _LONGEST * dwell)
         probe = np.ceil(np.where(old == self._off, max(1, dwell // 2), dwell) / np.sqrt(rows)).astype(np.int64)
         length = np.where(pick.exploring, probe, np.where(old == pick.arms, again, dwell))
         self.due[contexts] = -(-(now + length) // self._beat) * self._beat
-        self._length[contexts], self.began[contexts], self._bucket[contexts] = length, now, bucket
-        self.arms[contexts] = pick.arms
+        self._length[contexts], self.began[contexts], self.arms[contexts] = length, now, pick.arms
 
 
 @dataclass(eq=False)
@@ -197,8 +193,6 @@ class Bandit(OffersOfParts):
             self._unsettled.append(plan)
         lag = signals.lag[self._arms.drafters[plan.arms], np.arange(len(plan.arms))]
         plan.notes.append(Note(wished, lag, not signals.beside and not signals.prefill_tokens, record))
-        if len(plan.notes) >= _ROUNDS:
-            self._settle()
 
     def learned(self) -> dict[str, FloatArray]:
         """Sums per arm of all traffic and of tasks, what the algorithm adds, and what nested policies have learned."""
@@ -210,11 +204,11 @@ class Bandit(OffersOfParts):
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """See `Chooser.restore`."""
-        before = self.learned()
-        if set(learned) != set(before):
-            missing = sorted(set(before) ^ set(learned))
+        known = self.learned()
+        if set(learned) != set(known):
+            missing = sorted(set(known) ^ set(learned))
             raise StateError(f"{missing[0]!r} does not fit: this state is of another algorithm or of other arms")
-        restore_all(learned, lambda: before, self._take_over)
+        restore_all(learned, lambda: known, self._take_over)
         self._plan = None
 
     def _take_over(self, learned: Mapping[str, FloatArray]) -> None:
@@ -228,7 +222,7 @@ class Bandit(OffersOfParts):
         # A request that nears its end has little room, but the arm chosen then is kept for those after it.
         self._room[signals.rows] = np.maximum(self._room[signals.rows], signals.limits)
         bucket = self._ledger.bucket(signals.round_size)
-        due = self._episodes.over(contexts, self._now, bucket)
+        due = self._episodes.over(contexts, self._now)
         if len(due):
             self._settle()
             self._pick(due, contexts, bucket, signals)
@@ -265,7 +259,7 @@ class Bandit(OffersOfParts):
         self._worth[due] = view.of(view.ratio, pick.arms)[:, 0]
         drafting = np.where(pick.exploring, int(Reason.EXPLORE), int(Reason.POLICY))
         self._why[due] = np.where(arms.depths[pick.arms] > 0, drafting, int(Reason.OFF))
-        episodes.begin(due, pick, self._now, bucket, belongs.sum(axis=1))
+        episodes.begin(due, pick, self._now, belongs.sum(axis=1))
 
     def _settle(self) -> None:
         """Learn what the rounds noted so far have earned."""

@@ -20,8 +20,6 @@ _SEEN_ENOUGH = 0.5
 # Nothing seen: acceptance of each token in percent, believed like one round; and how much tokens per round vary, over
 # the root of the depth.
 _ACCEPTANCE, _SPREAD = 60, 0.5
-# An incumbent stays where another arm's score is no more than this above its own.
-_MARGIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -105,17 +103,15 @@ class Index:
         """See `Chooser.restore`."""
 
     def highest(self, scores: FloatArray, view: View) -> Pick:
-        """The arms of the highest scores [..., m, K]; an incumbent stays where another is hardly better.
+        """The arms of the highest scores [..., m, K].
 
         Of several draws the first is played, and its propensity is the share of all that agree with it. An arm is
         explored if it is not the best known.
         """
-        allowed = np.where(view.playable, scores, -np.inf)
-        chosen, old = allowed.argmax(axis=-1), view.incumbent
-        margin = view.of(allowed, chosen)[..., 0] - allowed[..., np.arange(len(old)), old]
-        chosen = np.where((old >= 0) & (margin <= _MARGIN), old, chosen).reshape(-1, len(old))
+        size = len(view.contexts)
+        chosen = np.where(view.playable, scores, -np.inf).argmax(axis=-1).reshape(-1, size)
         agree = (chosen == chosen[0]).mean(axis=0)
-        return Pick(chosen[0], agree, chosen[0] != view.best_known, np.zeros((len(old), 0)))
+        return Pick(chosen[0], agree, chosen[0] != view.best_known, np.zeros((size, 0)))
 
     def draw(self, chances: FloatArray) -> IntArray:
         """[m] an arm by each row of chances [m, K], which sums to 1."""

@@ -55,10 +55,9 @@ def test_deeper_arms_are_entered_from_below_and_limits_hold() -> None:
     assert enterable(seen, ladder(), np.array([2]))[0].tolist() == [True, True, False, False]
 
 
-def test_an_incumbent_stays_where_another_is_hardly_better() -> None:
-    index, seen = Index(ladder(), ledger()), (np.inf, 9.0, 9.0, 9.0)
-    state = view(seen, (1.0, 1.2, 1.205, 1.1), incumbent=1)
-    assert index.highest(state.ratio, state).arms.tolist() == [1]
-    state = view(seen, (1.0, 1.2, 1.3, 1.1), incumbent=1)
+def test_the_highest_score_is_played_and_explored_unless_it_is_the_best_known() -> None:
+    index, state = Index(ladder(), ledger()), view((np.inf, 9.0, 9.0, 9.0), (1.0, 1.2, 1.3, 1.1))
     picked = index.highest(state.ratio, state)
     assert (picked.arms.tolist(), picked.exploring.tolist()) == ([2], [False])
+    picked = index.highest(state.ratio + np.array([0.0, 0.2, 0.0, 0.0]), state)
+    assert (picked.arms.tolist(), picked.exploring.tolist()) == ([1], [True])
