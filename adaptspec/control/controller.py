@@ -20,10 +20,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.arrays import alike, some
+from adaptspec.control.arrays import some
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
-from adaptspec.control.joined import joined
+from adaptspec.control.joined import decided, taught
 from adaptspec.control.labels import Labels
 from adaptspec.control.numbering import DrafterNumbers
 from adaptspec.control.policy import BatchSignals, Decision, Policy, watches_offers
@@ -79,7 +79,6 @@ class Controller:
         self._rows = Rows(max_rows)
         self._deepest = [policy.max_depth for policy in self._list]
         self._running = [0] * len(self._list)
-        self._used: list[int] = []  # policies that have rows
         self._known: dict[Decision, Decision] = {}  # what was made of policies' decisions
         self._decided = 0
         self._shadows = ShadowPolicies(
@@ -169,7 +168,6 @@ class Controller:
         self._rows.start(row, which, task, wishes)
         self._rows.key_names[row], self._rows.keys[row] = request.key, self.labels.keys.number(request.key)
         self._running[which] += 1
-        self._used = [i for i, count in enumerate(self._running) if count]
         self._list[which].start(row)
         if self._shadows.any:
             self._shadows.start(row, name)
@@ -180,7 +178,6 @@ class Controller:
             which = int(self._rows.policies[row])
             self._rows.finish(row)
             self._running[which] -= 1
-            self._used = [i for i, count in enumerate(self._running) if count]
             self._list[which].finish(row)
             if self._shadows.any:
                 self._shadows.finish(row)
@@ -195,11 +192,7 @@ class Controller:
         keys = mine.keys[signals.rows] if self.labels.keys.own else None
         signals = changed(signals, number=self._decided, tasks=tasks, keys=keys)
         watched = self._shadows.decide(signals) if self._shadows.any else ()
-        used = self._used
-        if len(used) <= 1:
-            decision = self._decide_one(used[0] if used else policies.item(0), signals)
-        else:
-            decision = self._decide_many(signals, policies)
+        decision = decided(policies, self._decide_one, signals)
         if watched:
             decision = replace(decision, watched=tuple(sorted({*decision.watched, *watched})))
         if mine.with_thresholds:
@@ -217,18 +210,10 @@ class Controller:
             self._cost.observe(record, self._drafters)
         if self._shadows.any:
             self._shadows.learn(record)
-        if len(self._list) == 1:
-            numbers = self._numbers[0]
-            self._list[0].learn(record if numbers.alike else numbers.record(record))
-            return
-        owners = record.policies
-        first = owners.item(0)
-        if alike(owners, first):
-            self._list[first].learn(self._numbers[first].record(record))
-            return
-        for which in np.unique(owners).tolist():
-            part = record.take(np.flatnonzero(owners == which))
-            self._list[which].learn(self._numbers[which].record(part))
+        taught(record.policies, self._teach, record)
+
+    def _teach(self, which: int, record: RoundRecord) -> None:
+        self._list[which].learn(self._numbers[which].record(record))
 
     def _put(self, name: str, policy: Policy, wanted: Collection[str]) -> None:
         numbers = self._numbers_of(name, policy)
@@ -306,10 +291,6 @@ class Controller:
         """A policy's decision as the engine is told it."""
         drafter = self._numbers[which].drafter(decision.drafter)
         return changed(decision, reasons=reasons, drafter=drafter, watched=watched)
-
-    def _decide_many(self, signals: BatchSignals, owners: IntArray) -> Decision:
-        groups = [(which, np.flatnonzero(owners == which)) for which in np.unique(owners).tolist()]
-        return joined([(mine, self._decide_one(which, signals.take(mine))) for which, mine in groups], len(owners))
 
     def _explain_limits(self, decision: Decision, signals: BatchSignals, max_depth: int) -> IntArray:
         """Rows that run at their limit do so because of it: the request's own, or the lack of room."""

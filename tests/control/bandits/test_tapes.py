@@ -122,7 +122,7 @@ def test_steady_traffic_ends_near_the_best_arm(machine: str, task: str, name: st
     half = slice(len(made.order) // 2, None)
     assert over_best(served, fixed(made, machine), half) >= REACHED.get((machine, task, name), 0.95)
     tokens = sum(int(record.emitted.sum()) for record in served.records)
-    assert tokens / served.seconds.sum() > by_chance(machine, task)
+    assert tokens / served.seconds.sum() > 0.99 * by_chance(machine, task)
     assert switches(served.records) <= 50.0
 
 
