@@ -163,7 +163,7 @@ class Goodput:
         if plan is None:
             return
         plan.left -= 1
-        if self._exploration.learn(record, plan.market):
+        if self._exploration.learn(record, plan.market) and not plan.deepest:
             plan.left = 0
 
     def learned(self) -> dict[str, FloatArray]:
