@@ -21,8 +21,10 @@ from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import IntArray, Reason, RoundRecord
 
-# A window or probe that has lost this many plain rounds' time is judged at once.
-_BUDGET_ROUNDS = 4.0
+# A round takes so many times what it earns at most, in windows: stalls are the machine's.
+_WORST = 2.0
+# A window or probe that has lost so many plain rounds' time in so many rounds or more is judged at once.
+_BUDGET_ROUNDS, _TELLING = 4.0, 4
 # Rounds with drafts that a probe takes, and tokens that its wait is never longer than.
 _PROBE_ROUNDS, _LONGEST_WAIT = 6, 65_536.0
 # The baseline is renewed after so many rounds with drafts, later after more, up to the last.
@@ -170,7 +172,7 @@ class SwitchGuard:
         declined = self._probed >= 4 * _PROBE_ROUNDS and window.rounds < _PROBE_ROUNDS
         if declined:  # a chooser that would not draft for long needs no guard now
             self._stance = Stance.RUN
-        elif window.rounds < _PROBE_ROUNDS and window.lost <= _BUDGET_ROUNDS:
+        elif window.rounds < _PROBE_ROUNDS and not window.hopeless:
             return
         elif self._lost(window):
             self._switch_off()
@@ -180,7 +182,7 @@ class SwitchGuard:
 
     def _judge(self) -> None:
         rules, window = self._spec.never_slower, self._window
-        if window.rounds < (rules.window_rounds if rules else 32) and window.lost <= _BUDGET_ROUNDS:
+        if window.rounds < (rules.window_rounds if rules else 32) and not window.hopeless:
             return
         self._window = _Window()
         if not self._lost(window):
@@ -208,15 +210,24 @@ class _Window:
         self.rows, self.plain = 0, 0.0  # seconds that a plain round of so many rows takes
         self.kept, self.drafting = 0, 0  # rows whose first token was accepted, of those that drafted
         self.rounds = 0
+        self.lost = 0.0  # by all that was spent
         self._earned = 0.0
         self._spent = 0.0
         self._squares = 0.0
 
     def add(self, earned: float, spent: float) -> None:
+        """A round. One that hesitated counts as half as good as plain decoding at worst."""
         self.rounds += 1
+        self.lost += spent - earned
+        spent = min(spent, _WORST * earned)
         self._earned += earned
         self._spent += spent
         self._squares += (earned - spent) ** 2
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether so much is lost that it is judged at once; of fewer rounds nobody can tell whose doing it was."""
+        return self.rounds >= _TELLING and self.lost > _BUDGET_ROUNDS
 
     @property
     def ratio(self) -> float:
@@ -229,11 +240,6 @@ class _Window:
             return 0.0
         spread = self._squares - (self._spent - self._earned) ** 2 / self.rounds
         return math.sqrt(max(spread, 0.0) * self.rounds / (self.rounds - 1)) / self._spent
-
-    @property
-    def lost(self) -> float:
-        """0 after a single round: nobody can tell yet whether it was the machine's."""
-        return self._spent - self._earned if self.rounds > 1 else 0.0
 
     @property
     def first_acceptance(self) -> float:

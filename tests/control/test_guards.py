@@ -77,6 +77,14 @@ def test_a_machine_that_hesitates_is_not_held_against_drafts() -> None:
     assert Stance.OFF not in stances
 
 
+def test_stalls_in_many_windows_are_not_held_against_drafts() -> None:
+    """One round in twenty takes ten times as long, as any round would: drafts earn as much more as ever."""
+    guard = SwitchGuard(SLOWER, table())
+    stall = replace(WINNING, total_seconds=10 * WINNING.total_seconds)
+    stances = [stance for _ in range(40) for stance in (*drive(guard, 19, WINNING), *drive(guard, 1, stall))]
+    assert set(stances) <= {Stance.RUN, Stance.PLAIN_ONCE}
+
+
 def test_one_losing_window_is_not_enough() -> None:
     """A hopeless window is cut short, so a few bad rounds close one; the second window wins."""
     guard = SwitchGuard(SLOWER, table())
