@@ -11,7 +11,7 @@ from adaptspec.control.arrays import total
 from adaptspec.control.choosers.chooser import Choice
 from adaptspec.control.choosers.planning import ModelTerms, RoundTerms
 from adaptspec.control.cost import CostTable
-from adaptspec.control.policy import BatchSignals
+from adaptspec.control.policy import Awaited, BatchSignals
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 # Plain rounds' time that may be lost on tries at once.
@@ -27,15 +27,15 @@ class TryCosts:
     fixed: float  # whoever tries
     each: float
     reading: FloatArray  # [N] to catch up first
-    plain: float  # a round without drafts
 
 
 class Tries:
-    """An allowance of time for rows that are off to draft one token, and when to use it.
+    """An allowance of time for rows that are off to draft as little as is allowed, and when to use it.
 
     Rows are tried as far as the allowance goes, those with least to read first. When no model has drafted for some
     tokens all are tried, as soon as the last tries are paid off: what a wrong cost table makes too dear to be tried is
-    tried all the same. A try is paid for by what it took, less what it won. Rows that win go on until they lose.
+    tried all the same. A try is paid for by what it took, less what it won. Rows that win go on until they lose, or
+    have lost a plain round's time in all: a token that was kept may still cost more than it brings.
     """
 
     def __init__(self, share: float) -> None:
@@ -44,8 +44,7 @@ class Tries:
         self._allowance = 0.0
         self._idle, self._wait = 0, _FIRST_WAIT
         self._again: IntArray = np.zeros(0, dtype=np.int64)  # rows that won, or have read a part of what they missed
-        self._tried: IntArray = self._again
-        self._cost = 0.0
+        self._least = 0.0  # of the allowance, for rows to go on
         self._needed = 0.0  # with less than this none of the rows can be tried
 
     def forget(self, row: int) -> None:
@@ -59,12 +58,16 @@ class Tries:
 
     def note(self, seconds: float, plain: float, idle: int) -> None:
         """A round took so long, a plain one `plain`; `idle` tokens were emitted without a model, 0 if one drafted."""
-        self._allowance = min(self._allowance + self._share * seconds, _MOST * plain)
+        self._allowance, self._least = min(self._allowance + self._share * seconds, _MOST * plain), -plain
         self._idle = self._idle + idle if idle else 0
 
     def possible(self, least: float) -> bool:
         """Whether any row may be tried where that takes more than `least` seconds."""
-        return max(least, self._needed) < self._allowance or self.due or len(self._again) > 0
+        return max(least, self._needed) < self._allowance or self.due or self._going
+
+    @property
+    def _going(self) -> bool:
+        return len(self._again) > 0 and self._allowance > self._least
 
     @property
     def due(self) -> bool:
@@ -78,7 +81,7 @@ class Tries:
 
     def begin(self, rows: IntArray, costs: TryCosts) -> IntArray:
         """Which of these rows [N], by place, are tried now."""
-        going = np.isin(rows, self._again)
+        going = np.isin(rows, self._again) & self._going
         order = np.lexsort((costs.reading, ~going))
         spent = costs.fixed + np.cumsum((costs.each + costs.reading)[order])
         enough = (spent <= self._allowance) | going[order]
@@ -87,19 +90,15 @@ class Tries:
             self._wait, self._idle, count = min(2 * self._wait, _LONGEST), 0, len(rows)
         self._needed = 0.0 if count else float(spent[0])
         who: IntArray = order[:count]
-        self._tried, self._cost = rows[who], costs.fixed + costs.each * count
         return who
 
-    def won(self, record: RoundRecord, reading: float, token: float) -> bool:
-        """Pay for the tries of a round, in which catching up took so long, and a token is worth so much; whether any
-
-        won.
-        """
-        mine = np.isin(record.rows, self._tried)
+    def won(self, record: RoundRecord, tried: IntArray, cost: float, token: float) -> bool:
+        """Pay for a round that `tried` rows at such a cost, a token being worth so much; whether any won."""
+        mine = np.isin(record.rows, tried)
         kept = record.kept * mine
         unread = mine & (record.drafted == 0) & (record.caught_up > 0)
         won = float(kept.sum()) * token
-        spent = min(self._cost + reading, record.total_seconds)  # whatever a table says of it
+        spent = min(cost, record.total_seconds)  # whatever a table says of it
         self._allowance -= spent - won
         self._again = record.rows[(kept > 0) | unread]
         if unread.any():
@@ -110,13 +109,13 @@ class Tries:
 
 
 class Exploration:
-    """Tries of all models: rows that leave one off draft a token with it."""
+    """Tries of all models: rows that leave one off draft with it, as little as is allowed."""
 
     def __init__(self, share: float, cost: CostTable, models: Mapping[int, str], tiers: Sequence[int]) -> None:
         """`share` of the time may be lost in all; `models` by number."""
         self._cost, self._models, self._tiers = cost, models, tiers
         self._tries = {which: Tries(share / len(models)) for which in models}
-        self._trying: int | None = None  # the model that rows of this round try
+        self._awaited: Awaited[tuple[int, IntArray, float]] = Awaited()  # the model that rows try, and at what cost
 
     def forget(self, row: int) -> None:
         """A new request is in `row`."""
@@ -130,7 +129,6 @@ class Exploration:
 
     def explored(self, choice: Choice, terms: RoundTerms, entered: Collection[int], signals: BatchSignals) -> Choice:
         """The choice, with what is to be tried now; `entered` are the models that the plan drafts with."""
-        self._trying = None
         for model in terms.models:
             found = self._tried(model, choice, terms, entered, signals)
             if found is not None:
@@ -143,35 +141,36 @@ class Exploration:
         emitted, token = total(record.emitted), terms.plain / terms.size
         for which, tries in self._tries.items():
             tries.note(record.total_seconds, terms.plain, 0 if which in ran else emitted)
-        trying, self._trying = self._trying, None  # paid for once, however long nothing is asked then
-        if trying is None:
+        awaited = self._awaited.take(record.decision)
+        if awaited is None:
             return False
-        reading = self._cost.catch_up_seconds(self._models[trying], float(record.caught_up))
-        return self._tries[trying].won(record, reading, token)
+        which, rows, cost = awaited
+        cost += self._cost.catch_up_seconds(self._models[which], float(record.caught_up))
+        return self._tries[which].won(record, rows, cost, token)
 
     def _tried(
         self, model: ModelTerms, choice: Choice, terms: RoundTerms, entered: Collection[int], signals: BatchSignals
     ) -> Choice | None:
-        """Some rows draft one token with a model that they leave off, where that can be paid."""
-        which, tries = model.which, self._tries[model.which]
-        fixed = 0.0 if which in entered else model.per_step + model.start + terms.beside
-        each = model.per_row + float(terms.verify[1])
+        """Some rows draft with a model that they leave off, where that can be paid."""
+        which, tries, depth = model.which, self._tries[model.which], self._tiers[0]
+        fixed = 0.0 if which in entered else depth * model.per_step + model.start + terms.beside
+        each = depth * model.per_row + float(terms.verify[depth])
         if not tries.possible(fixed + each):
             return None
         off = choice.depths == 0
         if tries.overdue and choice.drafter is not None:  # whatever drafts in its place waits for a round
             off |= choice.drafter != which
-        idle = np.flatnonzero(off & (signals.limits >= self._tiers[0]))
+        idle = np.flatnonzero(off & (signals.limits >= depth))
         if not len(idle):
             return None
         rows = signals.rows[idle]
         reading = self._cost.catch_up_seconds(self._models[which], 1.0) * signals.lag[which, idle]
-        costs = TryCosts(fixed, each, reading, terms.plain)
+        costs = TryCosts(fixed, each, reading)
         who = idle[tries.begin(rows, costs)]
         if not len(who):
             return None
-        self._trying = which
+        self._awaited.put(signals.number, (which, signals.rows[who], fixed + each * len(who)))
         depths, reasons = choice.depths.copy(), choice.reasons.copy()
         drafter = np.zeros_like(depths) if choice.drafter is None else choice.drafter.copy()
-        depths[who], reasons[who], drafter[who] = self._tiers[0], int(Reason.EXPLORE), which
+        depths[who], reasons[who], drafter[who] = depth, int(Reason.EXPLORE), which
         return Choice(depths, reasons, choice.outlook, drafter)

@@ -20,12 +20,12 @@ def live(tries: Tries, rounds: int, cost: float, accepts: int = 0) -> list[bool]
     for _ in range(rounds):
         who = np.zeros(0)
         if tries.possible(cost):
-            who = tries.begin(ROW, TryCosts(cost, 0.0, np.zeros(1), 1.0))
+            who = tries.begin(ROW, TryCosts(cost, 0.0, np.zeros(1)))
         tried = len(who) > 0
         seen.append(tried)
         tries.note(1.0, 1.0, 0 if tried else 1)
         if tried:
-            tries.won(replace(record([1], [accepts]), total_seconds=1.0 + cost), 0.0, 1.0)
+            tries.won(replace(record([1], [accepts]), total_seconds=1.0 + cost), ROW, cost, 1.0)
     return seen
 
 
@@ -48,12 +48,18 @@ def test_rows_that_win_go_on() -> None:
     assert all(seen[first : first + 20])
 
 
+def test_rows_that_win_less_than_they_cost_do_not_go_on_for_ever() -> None:
+    """Each of their tokens is kept, and each costs five."""
+    spent = sum(live(Tries(0.01), 10_000, 5.0, accepts=1)) * 4.0
+    assert spent <= 0.01 * 10_000 + 2 * 5.0
+
+
 def test_a_try_that_only_read_goes_on_reading() -> None:
     tries = Tries(0.01)
     tries.note(1000.0, 1.0, 100)
-    costs = TryCosts(0.5, 0.0, np.array([2.0]), 1.0)
+    costs = TryCosts(0.5, 0.0, np.array([2.0]))
     assert len(tries.begin(ROW, costs))
-    assert not tries.won(replace(record([0], [0], depths=[1]), caught_up=512), 3.0, 1.0)
+    assert not tries.won(replace(record([0], [0], depths=[1]), caught_up=512), ROW, 3.5, 1.0)
     assert tries.possible(100.0)
     assert len(tries.begin(ROW, costs))
 

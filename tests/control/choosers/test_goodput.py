@@ -131,7 +131,7 @@ def test_large_batches_are_learned_in_full() -> None:
 
 
 def test_a_new_request_alone_begins_as_others_of_its_task() -> None:
-    """First plans are kept by task and lag: they are not mixed up, and follow what is learned."""
+    """Tasks are not mixed up, and a new request follows what was learned of its own."""
     made = Goodput(table(), 1, 3, GoodputSettings(stops=False))
     firsts: dict[int, list[int]] = {1: [], 2: []}
     for request in range(40):
