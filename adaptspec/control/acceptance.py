@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptspec.control.learned import counts
-from adaptspec.types import FloatArray, IntArray, RoundRecord
+from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 # Certainty is never claimed: a hazard (1 - acceptance) stays inside these bounds.
 _LEAST, _MOST = 0.005, 0.995
@@ -330,6 +330,11 @@ class Notes:
     def decided(self, number: int) -> None:
         """A decision was made: what is told of earlier ones may be of requests that have ended."""
         self._decided = number
+
+    def of_rows_now(self, record: RoundRecord) -> BoolArray:
+        """Whether each row of a round [B] still has the request that it ran for."""
+        now: BoolArray = (record.decision > self._began[record.rows]) | (record.decision == 0)
+        return now
 
     def note(self, record: RoundRecord) -> None:
         """Add a round."""

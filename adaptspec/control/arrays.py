@@ -9,9 +9,6 @@ import numpy as np
 
 from adaptspec.types import BoolArray, IntArray
 
-# Up to so many entries are looked at one by one: arrays of a dozen numbers take longer, where a round is shortest.
-FEW = 16
-
 
 def total(values: IntArray) -> int:
     """The sum of a one-dimensional array."""

@@ -81,6 +81,7 @@ class Controller:
         self._running = [0] * len(self._list)
         self._known: dict[Decision, Decision] = {}  # what was made of policies' decisions
         self._decided = 0
+        self._since = [0] * len(self._list)  # the last decision before each policy came to its place
         self._shadows = ShadowPolicies(
             [self._shadow(name, policies[name], self._rollouts) for name in policies if name in watching]
         )
@@ -127,6 +128,7 @@ class Controller:
             self._put(name, policy, wanted)
             self._shadows.drop(name)
         self._rollouts, self._shares = rollouts, shares
+        self._rows.keys[:] = [self.labels.keys.number(key) for key in self._rows.key_names]
 
     def drop(self, name: str) -> None:
         """From the next round on, have a policy no longer; requests that have come to it keep it to their end.
@@ -213,6 +215,8 @@ class Controller:
         taught(record.policies, self._teach, record)
 
     def _teach(self, which: int, record: RoundRecord) -> None:
+        if 0 < record.decision <= self._since[which]:
+            return  # it comes late, and is of another policy that was here
         self._list[which].learn(self._numbers[which].record(record))
 
     def _put(self, name: str, policy: Policy, wanted: Collection[str]) -> None:
@@ -224,6 +228,7 @@ class Controller:
             self._list.append(policy)
             self._numbers.append(numbers)
             self._running.append(0)
+            self._since.append(0)
             self._deepest.append(policy.max_depth)
         else:
             which = self._names.index(name)
@@ -234,10 +239,10 @@ class Controller:
                 self._list[which].finish(row)
             self._list[which], self._numbers[which] = policy, numbers
             self._deepest[which] = policy.max_depth
-        self._rows.keys[:] = [self.labels.keys.number(key) for key in self._rows.key_names]
         # Other threads may be reading the names: the mapping they have stays as it is.
         self.policies = {**self.policies, name: policy}
         which = self._names.index(name)
+        self._since[which] = self._decided
         self._offers_to.pop(which, None)
         if watches_offers(policy):
             self._offers_to[which] = policy

@@ -61,7 +61,9 @@ class WhenSpec(Part):
 
     @model_validator(mode="after")
     def _some(self) -> WhenSpec:
-        if self.prompt_tokens is None and self.batch_size is None and not self.api_key:
+        if self.api_key is not None and not all(self.keys or [""]):
+            raise ValueError("api-key needs the name of a key, or several")
+        if self.prompt_tokens is None and self.batch_size is None and self.api_key is None:
             raise ValueError("give a condition: prompt-tokens, batch-size or api-key")
         return self
 

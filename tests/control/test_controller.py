@@ -120,6 +120,22 @@ def test_a_late_outcome_is_its_own_requests() -> None:
     assert shallow.told[0].tasks.tolist() == [1]
 
 
+def test_a_late_outcome_is_not_told_to_a_policy_that_came_in_place() -> None:
+    """It would learn from depths that it may never choose."""
+    controller, deep, _ = two()
+    controller.start(0, request("deep"))
+    decision = controller.decide(signals([7]))
+    new = Recorder(2)
+    controller.adopt("deep", new)
+    told = replace(record([5], [5]), tasks=decision.tasks, policies=decision.policies, decision=decision.number)
+    controller.learn(told)
+    assert not deep.told
+    assert not new.told
+    controller.decide(signals([7]))
+    controller.learn(replace(told, decision=decision.number + 1))
+    assert len(new.told) == 1
+
+
 def test_limits_have_reasons() -> None:
     """The request's own ceiling and the lack of room read differently in a trace."""
     controller, _, _ = two()

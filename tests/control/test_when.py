@@ -113,6 +113,7 @@ def test_each_learns_from_the_rounds_that_it_decided() -> None:
         ("[{batch-size: {at-lest: 3}, use: off}]", 24, r"unknown key \(did you mean 'at-least'"),
         ("[{batch: {at-least: 3}, use: off}]", 11, r"unknown key \(did you mean 'batch-size'"),
         ("[{batch-size: {at-least: 3}, use: of}]", 43, "there is no policy 'of'"),
+        ("[{api-key: [], batch-size: {at-least: 3}, use: off}]", 10, "api-key needs the name"),
     ],
 )
 def test_what_does_not_fit_is_located(when: str, column: int, said: str) -> None:

@@ -138,7 +138,7 @@ class LinUcb(Index):
         A_a = ridge * I + sum(spent x x^T),    b_a = ridge * h_a x_task + sum(earned x),
 
     over fading rounds that told of arm a. Weighing each round by what it spent makes x . theta a ratio of sums: with a
-    constant x it is exactly sum(earned) / sum(spent). x is what `Features` say. Off is 1 whatever x is. h_a is the
+    constant x it is exactly sum(earned) / sum(spent). x is `Ledger.describe`'s. Off is 1 whatever x is. h_a is the
     ratio that the ledger says, s_a the deviation of one round's; the best known arm's width is subtracted as in `Ucb`.
 
     Regimes: mixed traffic in which the moment says which arm pays: it shares among tasks, batch sizes and requests what

@@ -146,6 +146,7 @@ class Goodput:
 
     def outlook(self, signals: BatchSignals) -> Outlook | None:
         """What it would expect of a round of these rows, for a chooser that expects nothing; None without a model."""
+        self._notes.decided(signals.number)
         plan = self._current(signals)
         self._seated(plan, signals)
         return plan.outlook

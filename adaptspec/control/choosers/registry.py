@@ -76,7 +76,7 @@ def _checked(name: str, spec: Any) -> type[Part]:
     if name in map(_name_of, get_args(Shipped)):
         raise TypeError("an algorithm that ships is called so; give yours another name")
     if not isinstance(spec, type) or not issubclass(spec, Part) or not callable(getattr(spec, "build", None)):
-        raise TypeError(f"{spec!r} is no subclass of adaptspec.control.schema.Part with a method build(parts)")
+        raise TypeError(f"{spec!r} is no subclass of adaptspec.control.language.schema.Part with a method build(parts)")
     if _name_of(spec) != name:
         raise TypeError(f"its field `algorithm` must be Literal[{name!r}], as the entry point is called")
     return spec

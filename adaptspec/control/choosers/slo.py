@@ -84,13 +84,15 @@ class Slo(Goodput):
             return choice
         depths = np.minimum(np.where(as_wished, choice.depths, own), signals.limits)
         reasons = np.where(tried, choice.reasons, np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF)))
-        return Choice(depths, reasons, choice.outlook)
+        who = np.zeros_like(depths) if choice.drafter is None else choice.drafter
+        return Choice(depths, reasons, choice.outlook, np.where(as_wished, who, next(iter(self._models))))
 
     def learn(self, record: RoundRecord) -> None:
         """See `Chooser.learn`."""
         super().learn(record)
-        self._seconds[record.rows] += record.total_seconds
-        self._tokens[record.rows] += record.emitted
+        mine = self._notes.of_rows_now(record)
+        self._seconds[record.rows[mine]] += record.total_seconds
+        self._tokens[record.rows[mine]] += record.emitted[mine]
 
     def _review(self, signals: BatchSignals, choice: Choice) -> None:
         """Where goodput's own depths would make a row late, give these rows better ones."""

@@ -312,14 +312,21 @@ class PolicySpec(Part):
             if takes_tiers and beyond:
                 known = ", ".join(map(str, (0, *self.tiers)))
                 yield ("spec", "tasks", name, "tiers"), f"{beyond[0]} is none of the policy's depths ({known})"
-        for number, one in enumerate(self.spec.when):
-            other = self.used[one.use]
+        arms = [arm.policy for arm in getattr(self.spec.choose, "arms", None) or ()]
+        uses: list[tuple[tuple[object, ...], str]] = [
+            *((("spec", "when", number, "use"), one.use) for number, one in enumerate(self.spec.when)),
+            *((("spec", "choose", "arms", number, "policy"), name) for number, name in enumerate(arms) if name),
+        ]
+        for where, name in uses:
+            other = self.used[name]
             if other.verification != self.verification or other.task_verifications:
                 yield (
-                    ("spec", "when", number, "use"),
-                    f"{one.use} verifies otherwise; a request is verified in one way, which is this policy's: give "
-                    "both the same verification",
+                    where,
+                    f"{name} verifies otherwise; a request is verified in one way, which is this policy's: give both "
+                    "the same verification",
                 )
+            if "arms" in where and other.spec.draft_temperature is not None:
+                yield where, f"{name} sets a draft temperature, which an arm cannot: set it in this policy"
 
 
 def schema() -> dict[str, Any]:
