@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / ".github").glob("*.md"))]
+PAGES = [
+    *(ROOT / part / "README.md" for part in (".", "adaptspec", "dashboards", "examples", "policies", "tests")),
+    *sorted((ROOT / ".github").glob("*.md")),
+]
 
 
 def _prose(page: Path) -> str:
@@ -26,20 +29,21 @@ def test_what_installs_from_the_checkout_takes_tested_versions() -> None:
     assert "structured]" not in (ROOT / "README.md").read_text(encoding="utf-8"), "there is no such extra"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_headings_stand_alone(page: Path) -> None:
     """Without an empty line before it, a heading is part of the paragraph for some readers."""
     lines = _prose(page).splitlines()
     assert [line for before, line in itertools.pairwise(lines) if line.startswith("#") and before] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_local_links_lead_to_files_and_headings(page: Path) -> None:
     """Those without a scheme, from where the page is."""
     for target in re.findall(r"\]\(([^):]+)\)", _prose(page)):
         path, _, heading = target.partition("#")
-        file = page.parent / path
+        file = page.parent / path if path else page
         assert file.exists(), target
         if heading:
-            headings = re.findall(r"(?m)^#+ (.*)$", file.read_text(encoding="utf-8"))
-            assert heading in [title.lower().replace(" ", "-") for title in headings]
+            text = file.read_text(encoding="utf-8")
+            titles = [title.lower().replace(" ", "-") for title in re.findall(r"(?m)^#+ (.*)$", text)]
+            assert heading in {*titles, *re.findall(r'<a id="(\w+)">', text)}
