@@ -194,8 +194,8 @@ class SwitchGuard:
 
     def _lost(self, window: _Window) -> bool:
         rules, floor = self._spec.never_slower, self._spec.disable_below_acceptance
-        # Beyond its own noise: unlucky rounds come in windows, too.
-        slow = rules is not None and window.ratio + window.error < 1.0 - rules.margin
+        # Beyond its own noise, by two standard errors: unlucky rounds come in windows, too.
+        slow = rules is not None and window.ratio + 2.0 * window.error < 1.0 - rules.margin
         return slow or (floor is not None and window.first_acceptance < floor)
 
     def _switch_off(self) -> None:
