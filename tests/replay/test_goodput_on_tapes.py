@@ -84,7 +84,7 @@ def test_stationary_cells(machine: str, batch: int, task: str) -> None:
 
 
 # Of the worst task: streams of 20 to 200 rounds are over before it is known what pays.
-SHORT = {(CPU, 1): 0.95, (CPU, 4): 0.965, (CPU, 16): 0.93, (CPU, 64): 0.955, (GPU, 4): 1.0, (GPU, 64): 0.99}
+SHORT = {(CPU, 1): 0.95, (CPU, 4): 0.945, (CPU, 16): 0.93, (CPU, 64): 0.955, (GPU, 4): 0.99, (GPU, 64): 0.99}
 
 
 @pytest.mark.parametrize(("machine", "batch"), list(SHORT))

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from adaptspec.control.labels import Names
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.types import Request
@@ -19,7 +18,7 @@ Scrape = dict[tuple[str, tuple[str, ...]], float]
 def scraped(rounds: int, drafted: int, accepted: int) -> tuple[Scrape, Earnings]:
     earnings, metrics = Earnings(pause=60.0), Metrics()
     metrics.watch_earnings(earnings.snapshot)
-    earnings.begin(table(), ("draft-model",), 1, Names())
+    earnings.begin(table(), ("draft-model",), 1, 1)
     earnings.started(Request("r", (1, 2, 3)))
     drafting = record([drafted], [accepted])
     for own in [record([0], [0]), replace(drafting, caught_up=1), *[drafting] * 9] * (rounds // 10):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from adaptspec.control.labels import Names
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.types import Request
@@ -37,7 +36,7 @@ class Reloads:
 def exposition() -> str:
     """Everything that a server can show, after a request and some rounds."""
     metrics, earnings = Metrics(model_name="tiny"), Earnings(pause=60.0)
-    earnings.begin(table(), ("draft-model", "ngram"), 1, Names())
+    earnings.begin(table(), ("draft-model", "ngram"), 1, 1)
     metrics.watch(Load)
     metrics.watch_earnings(earnings.snapshot)
     metrics.watch_shadows(lambda: [Estimate("watch", 1.1, 0.2)])
