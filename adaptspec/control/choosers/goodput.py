@@ -17,8 +17,9 @@ from adaptspec.control.policy import BatchSignals
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
-# A plan serves this many rounds; those of new requests fewer.
-_SERVES, _FIRST_SERVE = 32, 4
+# A plan serves this many rounds; those of new requests fewer, those without drafts more: rounds are shortest there, and
+# a try that wins ends them.
+_SERVES, _FIRST_SERVE, _OFF_SERVES = 32, 4, 4
 # After so many rounds in which lookups found nothing right they look in one of some rounds: looking takes time, too.
 _LOOKS_IN_VAIN, _LOOKS_EVERY = 16, 4
 # One row in so many may be new to a plan, or gone.
@@ -243,7 +244,8 @@ class Goodput:
         self._exploration.renew()
         market = self._market(signals)
         best = best_plan(market)
-        plan = _Plan(best.goodput, best.line, best.deepest, market, self._patience, best.goodput, best.share)
+        serves = self._patience * (1 if best.deepest else _OFF_SERVES)
+        plan = _Plan(best.goodput, best.line, best.deepest, market, serves, best.goodput, best.share)
         self._patience = min(2 * self._patience, _SERVES)
         self._seat(plan, market, signals.rows)
         self._stand(plan, signals.rows)
