@@ -63,8 +63,12 @@ class Names:
             del self._numbers[name]
 
     def follow(self, own: Sequence[str]) -> bool:
-        """Add names as they once came; whether they have the numbers that they had then."""
-        return all(self.add(name) == 1 + self._known + i for i, name in enumerate(own))
+        """Add names as they once came; whether they have the numbers that they had then. If not, none is added."""
+        before = len(self.own)
+        done = all(self.add(name) == 1 + self._known + i for i, name in enumerate(own))
+        if not done:
+            self.forget(before)
+        return done
 
     def copy(self) -> Names:
         """The same names, to add others to on trial."""

@@ -54,4 +54,6 @@ def test_numbers_from_before_are_kept_or_told_to_be_others() -> None:
     assert names.follow(("acme", "bolt"))
     assert names.follow(("acme",))
     assert not names.follow(("bolt",))
-    assert not Names(room=1).follow(("acme", "bolt"))
+    few = Names(room=1)
+    assert not few.follow(("acme", "bolt"))
+    assert few.own == (), "none of them stays"

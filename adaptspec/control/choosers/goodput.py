@@ -46,7 +46,7 @@ class _Plan:
     goodput: float
     line: FloatArray  # [D + 1] seconds that verifying n tokens more of one row adds
     deepest: dict[int, int]  # by drafter that the plan enters
-    market: RoundTerms
+    terms: RoundTerms
     left: int
     price: float  # the goodput of the last round with offers
     share: dict[int, float] = field(default_factory=dict)  # by drafter, a row's share of the seconds of its steps
@@ -125,7 +125,7 @@ class Goodput:
         if plan is not None:
             plan.rows = b""
             if plan.deepest:  # else nothing is seen of the new row, but by tries
-                self._patience = min(self._patience, _FIRST_SERVE * plan.market.size)
+                self._patience = min(self._patience, _FIRST_SERVE * plan.terms.size)
         for model in self._models.values():
             model.start(row)
         for lookup in self._lookups.values():
@@ -142,7 +142,7 @@ class Goodput:
         plan = self._current(signals)
         choice = self._one(plan, signals) if len(signals.rows) == 1 else self._many(plan, signals)
         if self._models:
-            choice = self._exploration.explored(choice, plan.market, plan.deepest, signals)
+            choice = self._exploration.explored(choice, plan.terms, plan.deepest, signals)
         return choice if signals.least_limit >= self.max_depth else choice.within(signals.limits)
 
     def outlook(self, signals: BatchSignals) -> Outlook | None:
@@ -165,7 +165,7 @@ class Goodput:
         if plan is None:
             return
         plan.left -= 1
-        if self._exploration.learn(record, plan.market) and not plan.deepest:
+        if self._exploration.learn(record, plan.terms) and not plan.deepest:
             plan.left = 0
 
     def learned(self) -> dict[str, FloatArray]:
@@ -213,7 +213,7 @@ class Goodput:
 
     def _serves(self, plan: _Plan, signals: BatchSignals) -> bool:
         rows, size = signals.rows, signals.round_size
-        if abs(size - plan.market.size) * _FEW > plan.market.size:
+        if abs(size - plan.terms.size) * _FEW > plan.terms.size:
             return False
         if len(rows) == 1:
             return self._depth.item(rows.item()) >= 0
@@ -235,28 +235,28 @@ class Goodput:
             new = np.flatnonzero(self._depth[rows] < 0)
             if len(new):
                 part = signals.take(new)
-                self._seat(plan, replace(plan.market, fits=self._fits(part), models=self._terms(part)), part.rows)
+                self._seat(plan, replace(plan.terms, fits=self._fits(part), models=self._model_terms(part)), part.rows)
             self._stand(plan, rows)
 
     def _planned(self, signals: BatchSignals) -> _Plan:
         """A new plan for these rows."""
         self._settle()
         self._exploration.renew()
-        market = self._market(signals)
-        best = best_plan(market)
+        terms = self._round_terms(signals)
+        best = best_plan(terms)
         serves = self._patience * (1 if best.deepest else _OFF_SERVES)
-        plan = _Plan(best.goodput, best.line, best.deepest, market, serves, best.goodput, best.share)
+        plan = _Plan(best.goodput, best.line, best.deepest, terms, serves, best.goodput, best.share)
         self._patience = min(2 * self._patience, _SERVES)
-        self._seat(plan, market, signals.rows)
+        self._seat(plan, terms, signals.rows)
         self._stand(plan, signals.rows)
         return plan
 
-    def _seat(self, plan: _Plan, market: RoundTerms, rows: IntArray) -> None:
-        """These rows [B], which `market` is of, do from now on what the plan says."""
+    def _seat(self, plan: _Plan, terms: RoundTerms, rows: IntArray) -> None:
+        """These rows [B], which `terms` is of, do from now on what the plan says."""
         self._depth[rows], _, self._who[rows], self._bids[:, rows] = modelled(
-            market, plan.deepest, plan.goodput, plan.line, plan.share
+            terms, plan.deepest, plan.goodput, plan.line, plan.share
         )
-        for model in market.models:
+        for model in terms.models:
             for name, values in self._terms_of[model.which].items():
                 values[rows] = getattr(model, name)
 
@@ -266,7 +266,7 @@ class Goodput:
         plan.known.clear()
         plan.outlook = self._outlook(plan, rows)
 
-    def _market(self, signals: BatchSignals) -> RoundTerms:
+    def _round_terms(self, signals: BatchSignals) -> RoundTerms:
         cost, size, depth = self._cost, signals.round_size, self.max_depth
         context = float(signals.context.sum())
         verify = cost.verify_line(size, len(signals.rows) * depth, context, hoped=True)
@@ -276,7 +276,7 @@ class Goodput:
             beside=cost.overhead_seconds(size, drafting=True) - cost.overhead_seconds(size, drafting=False),
             verify=verify - verify[0],
             fits=self._fits(signals),
-            models=self._terms(signals),
+            models=self._model_terms(signals),
         )
 
     def _fits(self, signals: BatchSignals) -> BoolArray:
@@ -284,12 +284,12 @@ class Goodput:
         fits: BoolArray = self._allowed & (np.arange(self.max_depth + 1) <= signals.limits[:, None])
         return fits
 
-    def _terms(self, signals: BatchSignals) -> tuple[ModelTerms, ...]:
+    def _model_terms(self, signals: BatchSignals) -> tuple[ModelTerms, ...]:
         return tuple(self._model(which, known, signals) for which, known in self._models.items())
 
     def terms(self, signals: BatchSignals) -> RoundTerms | None:
         """What drafting brings and costs these rows, by what was known at the last plan; None without a model."""
-        return self._market(signals) if self._models and self.max_depth else None
+        return self._round_terms(signals) if self._models and self.max_depth else None
 
     def _model(self, which: int, known: ModelSignals, signals: BatchSignals) -> ModelTerms:
         cost, name = self._cost, self._settings.drafters[which]
@@ -313,16 +313,16 @@ class Goodput:
         )
 
     def _outlook(self, plan: _Plan, rows: IntArray) -> Outlook | None:
-        market, who = plan.market, self._who[rows]
-        if not market.models:
+        terms, who = plan.terms, self._who[rows]
+        if not terms.models:
             return None
         planned = self._depth[rows] > 0
-        drafting = {model.which: int(np.count_nonzero(planned & (who == model.which))) for model in market.models}
+        drafting = {model.which: int(np.count_nonzero(planned & (who == model.which))) for model in terms.models}
         models = tuple(
             changed(model, **{name: values[rows] for name, values in self._terms_of[model.which].items()})
-            for model in market.models
+            for model in terms.models
         )
-        return Outlook(plan.goodput, market.verify, models, drafting)
+        return Outlook(plan.goodput, terms.verify, models, drafting)
 
     # --- one row ------------------------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class Goodput:
         depth, who, bids = self._depth[rows], self._who[rows], self._bids[:, rows]
         capped = np.where(depth > 0, self.max_depth, 0) if self._capped else depth
         if offered:
-            mix = mixed(plan.market, bids, self._offers(signals), plan.price)
+            mix = mixed(plan.terms, bids, self._offers(signals), plan.price)
             plan.price, bids = mix.price, mix.bids
             capped, who = np.where(mix.taken > 0, mix.taken, capped), np.where(mix.taken > 0, mix.whose, who)
         reasons = np.where(capped > 0, int(Reason.POLICY), int(Reason.OFF))

@@ -79,17 +79,17 @@ class Mix:
     price: float
 
 
-def mixed(market: RoundTerms, bids: FloatArray, offers: Sequence[Offer], price: float) -> Mix:
+def mixed(terms: RoundTerms, bids: FloatArray, offers: Sequence[Offer], price: float) -> Mix:
     """Rows take what is offered where that earns more than what they are to do, at the round's own price.
 
     `bids` [3, B] are tokens kept, tokens drafted and seconds beside verifying as planned; `price` is that of the last
     round, to begin with.
     """
     rows = len(bids[0])
-    at, n = np.arange(rows), np.arange(market.fits.shape[1])
+    at, n = np.arange(rows), np.arange(terms.fits.shape[1])
     others = float(bids[1].sum()) * (1.0 - 1.0 / rows)
     for _ in range(_ROUNDS):
-        line = line_at(market, others)
+        line = line_at(terms, others)
         worth = np.maximum(bids[0] - price * (bids[2] + np.interp(bids[1], n, line)), 0.0)
         taken, whose, mix = np.zeros(rows, np.int64), np.zeros(rows, np.int64), bids
         for offer in offers:
@@ -101,8 +101,8 @@ def mixed(market: RoundTerms, bids: FloatArray, offers: Sequence[Offer], price: 
             taken, whose = np.where(better, own, taken), np.where(better, offer.which, whose)
             mix = np.where(better, (offer.gains[at, own], own, np.full(rows, offer.seconds)), mix)
         kept, tokens, spent = mix.sum(axis=1).tolist()
-        spent += float(np.interp(tokens, np.arange(len(market.verify)), market.verify))
-        now = (market.size + kept) / (market.plain + market.beside * (tokens > 0) + spent)
+        spent += float(np.interp(tokens, np.arange(len(terms.verify)), terms.verify))
+        now = (terms.size + kept) / (terms.plain + terms.beside * (tokens > 0) + spent)
         settled = abs(now - price) < _CLOSE * price
         price, others = now, tokens * (1.0 - 1.0 / rows)
         if settled:
@@ -110,14 +110,14 @@ def mixed(market: RoundTerms, bids: FloatArray, offers: Sequence[Offer], price: 
     return Mix(taken, whose, mix, price)
 
 
-def best_plan(market: RoundTerms) -> Solution:
+def best_plan(terms: RoundTerms) -> Solution:
     """Dinkelbach's iteration from plain decoding's goodput: the best at that price sets the next."""
-    off = market.size / market.plain
-    best = Solution(off, {}, line_at(market, 0.0), {})
-    starts = _starts(market)
+    off = terms.size / terms.plain
+    best = Solution(off, {}, line_at(terms, 0.0), {})
+    starts = _starts(terms)
     for _ in range(_ITERATIONS):
         price = best.goodput
-        tried = (_solved(market, models, price, n) for models in _subsets(market.models) for n in starts)
+        tried = (_solved(terms, models, price, n) for models in _subsets(terms.models) for n in starts)
         found = max(tried, key=_goodput, default=best)
         if found.goodput <= 1.001 * price:
             break
@@ -134,31 +134,31 @@ def _subsets(models: Sequence[ModelTerms]) -> Iterator[tuple[ModelTerms, ...]]:
         yield from itertools.combinations(models, count)
 
 
-def _starts(market: RoundTerms) -> tuple[float, ...]:
+def _starts(terms: RoundTerms) -> tuple[float, ...]:
     """Tokens of other rows to begin with: a pass may take less for each the more there are."""
-    rows = len(market.fits)
+    rows = len(terms.fits)
     return (0.0,) if rows == 1 else (0.0, 2.0 * (rows - 1))
 
 
-def line_at(market: RoundTerms, tokens: float) -> FloatArray:
+def line_at(terms: RoundTerms, tokens: float) -> FloatArray:
     """Seconds that 0 ... D tokens of one row add to those of others."""
-    depth, last = market.fits.shape[1] - 1, len(market.verify) - 1
+    depth, last = terms.fits.shape[1] - 1, len(terms.verify) - 1
     low = min(int(tokens), last - depth)
-    line: FloatArray = market.verify[low : low + depth + 1] - market.verify[low]
+    line: FloatArray = terms.verify[low : low + depth + 1] - terms.verify[low]
     return line
 
 
 def modelled(
-    market: RoundTerms, deepest: Mapping[int, int], goodput: float, line: FloatArray, share: Mapping[int, float]
+    terms: RoundTerms, deepest: Mapping[int, int], goodput: float, line: FloatArray, share: Mapping[int, float]
 ) -> tuple[IntArray, FloatArray, IntArray, FloatArray]:
     """Depth, what it earns beyond its price, which model, and what it keeps, drafts and takes, of each row [B]."""
-    rows = len(market.fits)
+    rows = len(terms.fits)
     at = np.arange(rows)
     depth, worth, who, bids = np.zeros(rows, np.int64), np.zeros(rows), np.zeros(rows, np.int64), np.zeros((3, rows))
-    for model in market.models:
+    for model in terms.models:
         most = deepest.get(model.which, 0)
         if most:
-            net = _net(market, model, goodput, line)[:, : most + 1]
+            net = _net(terms, model, goodput, line)[:, : most + 1]
             own = net.argmax(axis=1)
             best = net[at, own]
             better = best > worth
@@ -169,30 +169,30 @@ def modelled(
     return depth, worth, who, bids
 
 
-def _net(market: RoundTerms, model: ModelTerms, goodput: float, line: FloatArray) -> FloatArray:
+def _net(terms: RoundTerms, model: ModelTerms, goodput: float, line: FloatArray) -> FloatArray:
     """What drafts of each depth earn beyond their price [B, D + 1], steps left out."""
     tokens = np.interp(model.sizes, np.arange(len(line)), line)
     net = model.gains - goodput * (tokens + model.per_row * model.sizes)
     net[:, 1:] -= goodput * model.entry[:, None]
-    return np.where(market.fits, net, -np.inf)
+    return np.where(terms.fits, net, -np.inf)
 
 
-def _solved(market: RoundTerms, models: Sequence[ModelTerms], goodput: float, others: float) -> Solution:
+def _solved(terms: RoundTerms, models: Sequence[ModelTerms], goodput: float, others: float) -> Solution:
     """Depths at a price when these models are entered, beginning with so many tokens of other rows to verify."""
-    rows = len(market.fits)
-    n = np.arange(market.fits.shape[1])
+    rows = len(terms.fits)
+    n = np.arange(terms.fits.shape[1])
     for _ in range(_ROUNDS):
-        line = line_at(market, others)
+        line = line_at(terms, others)
         deepest: dict[int, int] = {}
         known = np.zeros(rows)
         for model in models:
-            upto = np.maximum.accumulate(_net(market, model, goodput, line), axis=1)
-            fixed = goodput * (model.per_step * model.sizes + (n > 0) * (model.start + market.beside))
+            upto = np.maximum.accumulate(_net(terms, model, goodput, line), axis=1)
+            fixed = goodput * (model.per_step * model.sizes + (n > 0) * (model.start + terms.beside))
             most = int((np.maximum(upto, known[:, None]).sum(axis=0) - fixed).argmax())
             if most:
                 deepest[model.which] = most
                 known = np.maximum(upto[:, most], known)
-        depth, _, who, (kept, tokens, seconds) = modelled(market, deepest, goodput, line, {})
+        depth, _, who, (kept, tokens, seconds) = modelled(terms, deepest, goodput, line, {})
         number = float(tokens.sum())
         now = number * (1.0 - 1.0 / rows)
         if abs(now - others) < 1.0:
@@ -200,8 +200,8 @@ def _solved(market: RoundTerms, models: Sequence[ModelTerms], goodput: float, ot
         others = now
     steps = {m.which: m.start + m.per_step * float(m.sizes[deepest[m.which]]) for m in models if m.which in deepest}
     share = {i: each / max(1, int(np.count_nonzero((who == i) & (depth > 0)))) for i, each in steps.items()}
-    spent = float(seconds.sum()) + sum(steps.values()) + market.beside * bool(steps)
-    spent += float(np.interp(number, np.arange(len(market.verify)), market.verify))
+    spent = float(seconds.sum()) + sum(steps.values()) + terms.beside * bool(steps)
+    spent += float(np.interp(number, np.arange(len(terms.verify)), terms.verify))
     gained = float(kept.sum())
-    whole = (market.size + gained) / (market.plain + spent)
+    whole = (terms.size + gained) / (terms.plain + spent)
     return Solution(whole, deepest, line, share, now)
