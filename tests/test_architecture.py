@@ -1,11 +1,17 @@
-"""The shape of the code: no import cycles, imports inside functions and for types only counted."""
+"""The shape of the code: no import cycles, those inside functions and for types counted; docstrings that read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+import ast
+from collections.abc import Iterator, Mapping, Set
+from pathlib import Path
 
 import grimp
 import pytest
+
+import adaptspec
+
+ROOT = Path(adaptspec.__file__).parent
 
 
 def modules_in_cycles(imports: Mapping[str, Set[str]]) -> set[str]:
@@ -39,3 +45,19 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 def test_the_check_finds_cycles(imports: dict[str, set[str]], expected: set[str]) -> None:
     """The check itself can fail."""
     assert modules_in_cycles(imports) == expected
+
+
+def cut_docstrings(text: str) -> Iterator[str]:
+    """Docstrings in which an empty line comes amid a sentence."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first, _, more = (ast.get_docstring(node) or "").partition("\n\n")
+            if more and not first.endswith((".", ":", "?", "!")):
+                yield first
+
+
+def test_no_docstring_is_cut() -> None:
+    """A summary that needs two lines has two lines."""
+    cut = {str(path): list(cut_docstrings(path.read_text(encoding="utf-8"))) for path in ROOT.rglob("*.py")}
+    assert {path: found for path, found in cut.items() if found} == {}
+    assert list(cut_docstrings('"""This goes\n\non here."""'))

@@ -55,7 +55,6 @@ class TimedController(Controller):
 @dataclass(frozen=True)
 class DecisionSettings:
     """Which batch sizes, and how many requests of the tape at each: at least so many, and so many for each row of the
-
     batch, since a policy begins with what it does seldom later. The tape is repeated where it is shorter.
     """
 

@@ -131,7 +131,6 @@ class LearnedGrid:
 
     def across(self, row: float, columns: FloatArray, *, hoped: bool = False) -> FloatArray:
         """Seconds at one row coordinate and many column coordinates; any shape. `hoped`: where little is known, as few
-
         as may well be.
         """
         i, f = _locate(self.rows, row)

@@ -49,7 +49,6 @@ class Drafter(Protocol):
 
     def lag(self, row: int, length: int) -> int:
         """Tokens this drafter must still read before it can draft for a row of `length` tokens,
-
         beyond the one or two that every round brings.
         """
 

@@ -195,7 +195,6 @@ class EngineCore:
         carry: bool = False,
     ) -> bool:
         """Between rounds: from the next one on, have a policy, in place of one of its name. Returns whether what that
-
         one had learned was carried over, which `carry` asks for. Nothing has changed if it raises.
 
         Raises:

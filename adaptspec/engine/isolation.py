@@ -12,7 +12,6 @@ from adaptspec.engine.sequence import Sequence as Seq
 
 class Isolation:
     """Suspects in groups. The first group runs until each of it has read its tokens and decoded once; a group of one
-
     that fails is it.
 
     A failure that goes away by itself thus harms nobody. One that takes several requests together (memory that is

@@ -85,7 +85,6 @@ class StateStore:
 
     def save(self, policies: Mapping[str, PolicyState], tasks: tuple[str, ...] = ()) -> bool:
         """Write what has been learned, if anything is new. A full disk is a line in the log, and False: the old file
-
         stays.
         """
         raw = to_bytes(LearnedState(self._pair, policies, tasks))

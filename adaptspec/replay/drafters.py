@@ -23,7 +23,6 @@ _USUAL = 2
 @dataclass(frozen=True)
 class Ask:
     """What to draft in one round. `at` indexes the tape's position after each row's `context` tokens; `first` and
-
     `last` are the first and the last position recorded of its request.
     """
 

@@ -16,7 +16,6 @@ from adaptspec.replay.costs import MachineCosts
 @dataclass(frozen=True)
 class RowCosts:
     """Seconds of a row's round. `verify[n]` and `steps[n]` are for n drafted tokens, overhead included in `verify`;
-
     cached tokens come on top: `per_cached` for each the target attends to, `draft_per_cached` for each of a draft step.
     """
 

@@ -74,7 +74,6 @@ class Tally:
     @property
     def probing_cost(self) -> float:
         """Share of the time that exploring and probing lost: what these row-rounds took beyond what their tokens take
-
         in the others. Below 0 where they earned more.
         """
         seconds, tokens = self.seconds - self.tried_seconds, self.tokens - self.tried_tokens
@@ -114,7 +113,6 @@ def replay(
     keep: bool = False,
 ) -> Tally:
     """Serve a stream under a policy. `profile` is what the policy believes of costs at the start (default: the truth
-
     at the points that a profiler measures); `keep` keeps the round records. The verification method is the
     policy's: under `rejection` (and `block`, which never does worse) agreement is drawn by chance, from the settings'
     seed. A draft temperature is left alone: what other tokens it would lead to, a tape does not know.

@@ -12,7 +12,6 @@ from adaptspec.replay.tape import Tape
 @dataclass(frozen=True)
 class Schedule:
     """How many requests run at once: stages of equal length, counted in requests. (16,) is always 16;
-
     (1, 16, 1) has a crowd in the middle third.
     """
 

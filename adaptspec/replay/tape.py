@@ -37,7 +37,6 @@ class Astray:
 @dataclass(frozen=True)
 class DraftView:
     """One drafter at P output positions: a draft of d tokens that starts at t submits min(d, reach[t]) of them
-
     and has min(d, run[t]) of these accepted. `confidence` is the draft's probability of its own token at t, given the
     true text before it, `entropy` that of its distribution in nats (both NaN for a lookup), `rejection` the chance
     sum(min(p, q)) that rejection sampling keeps its token. `astray` is None where it was not recorded.

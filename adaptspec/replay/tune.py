@@ -45,7 +45,6 @@ class Trial:
 @dataclass(frozen=True)
 class Tuned:
     """What came of it. `gains` are those of the best candidate over the original on the held-out streams, as factors;
-
     `low` and `high` bound their mean with 90 % confidence.
     """
 
@@ -98,7 +97,6 @@ class Bench:
 
     def gains(self, spec: PolicySpec, folds: int) -> tuple[FloatArray, float, float]:
         """Log gains by stream [folds] (means over machines and batch sizes), and both goodputs there,
-
         the original's first: means over all that was run.
         """
         for fold in range(folds):
@@ -125,7 +123,6 @@ def tune(
     tick: Callable[[float], None] = lambda _: None,
 ) -> Tuned:
     """Random search with successive halving: `budget` candidates on one stream of the tuning half, a third of them on
-
     three, a third of these on all; the best of the last is run once on the held-out half. A candidate's gain is the
     geometric mean, over streams, machines and batch sizes, of its goodput over the original's. Deterministic.
 

@@ -30,7 +30,6 @@ class Interval:
 @dataclass(frozen=True)
 class WeightedGoodput:
     """What `weighted_goodput` finds. `effective` is the number of rounds that equal weights would need to say as much;
-
     `blocks` the stretches of rounds that have any weight; `clipped` the share of weight that was cut off.
     """
 

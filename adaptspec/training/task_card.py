@@ -36,7 +36,6 @@ LIMITS = """\
 @dataclass(frozen=True)
 class TaskTraining:
     """How a detector came about. `examples` counts them by source; `left_out` is the accuracy on sources left out,
-
     by strength (inverse regularisation), the `strength` chosen and the temperature that divides scores.
     """
 

@@ -47,6 +47,5 @@ class Method(Protocol):
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> Verdict:
         """Judge the draft. `logits` [sum(counts + 1), V], float32: row i brings counts[i] + 1 of them,
-
         for the positions of its drafted tokens and the one after.
         """

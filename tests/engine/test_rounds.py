@@ -79,7 +79,6 @@ def test_predictions_change_no_output_and_what_they_foretell_is_drafted(
     prompts: list[list[int]], depths: list[int], edit: int
 ) -> None:
     """Predicted outputs, right but for one token, beside requests without: the tokens stay; a lookup drafts from them,
-
     also after a request gave way and came back.
     """
     params = [SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)] * len(prompts)

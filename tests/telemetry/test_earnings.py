@@ -66,7 +66,6 @@ def test_what_a_tier_earned_is_said_against_off_and_the_best() -> None:
 
 def test_what_never_ran_is_no_reference() -> None:
     """Whoever is off says nothing of drafts, and whoever always drafts nothing of plain decoding: no figure is made up,
-
     least of all one that says that all is well.
     """
     off = served(40, 10, record([0], [0], depths=[0]))

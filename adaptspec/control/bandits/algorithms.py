@@ -72,7 +72,6 @@ class Thompson(Index):
 
 class Exp3(Index):
     """P(a) = (1 - x) * exp(rate * G_a) / sum + x * E(a),   G_a = (1 + t) * m_a + C_a,   t fading episodes, and
-
         C_a <- fade * C_a + seen_a * (g_a - m_a) / (P(seen_a) + implicit):
 
     the goodput believed of the arm times the episodes it stands for, corrected by what was drawn and seen, so that an
@@ -132,12 +131,12 @@ class Exp3(Index):
 
 
 class LinUcb(Index):
-    """argmax over arms of  x . theta_a + optimism * s_a * sqrt(w_a - w_best),
+    """argmax over arms of  x . theta_a + optimism * s_a * sqrt(w_a - w_best), over fading rounds that told of arm a:
 
         theta_a = A_a^-1 b_a,    w_a = x . A_a^-1 x,
-        A_a = ridge * I + sum(spent x x^T),    b_a = ridge * h_a x_task + sum(earned x),
+        A_a = ridge * I + sum(spent x x^T),    b_a = ridge * h_a x_task + sum(earned x).
 
-    over fading rounds that told of arm a. Weighing each round by what it spent makes x . theta a ratio of sums: with a
+    Weighing each round by what it spent makes x . theta a ratio of sums: with a
     constant x it is exactly sum(earned) / sum(spent). x is `Ledger.describe`'s. Off is 1 whatever x is. h_a is the
     ratio that the ledger says, s_a the deviation of one round's; the best known arm's width is subtracted as in `Ucb`.
 
@@ -185,12 +184,11 @@ class LinUcb(Index):
 
 class Nightjar(Index):
     """Time at each batch size comes in blocks of 1, 2, 4 ... bins; an arm is locked for a bin. The b-th bin of a block
-
         explores with probability 1 / b: an arm drawn uniformly from those that could be best and that the best one's
         rounds tell nothing of;
-        exploits otherwise: argmax over arms of sum(earned) / (sum(spent) + switching cost) + its standard error,
+        exploits otherwise: argmax over arms of sum(earned) / (sum(spent) + switching cost) + its standard error.
 
-    where the switching cost is what the drafter must catch up after a spell of off, and the error only that of what the
+    The switching cost is what the drafter must catch up after a spell of off, and the error only that of what the
     arm was not seen in together with the best (a few unlucky bins shall not rule an arm out for good).
 
     Regimes: load is what varies, and changes from hour to hour rather than from minute to minute: what it found at
@@ -233,7 +231,6 @@ class Nightjar(Index):
 
     def _worth_exploring(self, view: View, best: IntArray) -> BoolArray:
         """[m, K] what can be played and tells something new: neither off, which is known, nor what the best arm's
-
         rounds tell of anyway, nor what is two errors short of it. Where nothing is left, or the best is off, which
         trying costs most to leave, the best stays among them.
         """

@@ -95,7 +95,6 @@ class Arms:
 
     def play(self, choice: Choice, arms: IntArray, signals: BatchSignals) -> Choice:
         """The round's choice from that of arms [B] at their depths: each nested policy decides for rows that play it,
-
         each stop rule cuts the drafts of those.
         """
 

@@ -141,7 +141,6 @@ def estimates(sums: FloatArray, arms: Arms, costs: FloatArray, entry: FloatArray
 
 def _hoped(sums: FloatArray, arms: Arms) -> FloatArray:
     """[m, K] tokens per round that are believed of an arm before it is seen: as if every token were accepted alike, by
-
     the acceptance that explains what the next shallower arm brought. A policy is believed to be as good as off.
     """
     hoped = np.ones(sums.shape[:2])

@@ -122,7 +122,6 @@ class Ledger:
 
     def describe(self, signals: BatchSignals, shares: FloatArray) -> FloatArray:
         """The features of contexts [m, F], means over rows weighed by `shares` [m, B]: one-hot task (so every arm has a
-
         base per task); log2 batch size, entropy of the last drafted token, log2 context length, log2 of tokens
         emitted so far, and the acceptance length (tokens accepted per draft), all about 0 to 1.
         """
@@ -181,7 +180,6 @@ class Rewarder:
 
     def rewards(self, arms: IntArray, size: int, notes: Sequence[Note]) -> FloatArray:
         """[M, B, K, 3]: seen (1 or 0), earned and spent, by the rows that played `arms` [B] in M rounds of `size` rows
-
         in all; zero where nothing was seen. Of off only the rounds are told.
         """
         kinds, records = self._arms, [note.record for note in notes]

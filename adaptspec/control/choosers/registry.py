@@ -57,7 +57,6 @@ class Algorithms:
 
 def load(points: Iterable[EntryPoint]) -> Algorithms:
     """The specs that entry points name: each a `Part` whose `algorithm` is a Literal of the entry point's name, and
-
     whose `build(parts)` makes a `Chooser`. What fails is a line in the log, and is told where a policy names it.
     """
     found = Algorithms({}, {})
