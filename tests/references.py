@@ -20,15 +20,15 @@ import numpy as np
 import pytest
 
 from adaptspec.control.language.build import parse_policy_spec
-from adaptspec.replay.costs import MachineCosts
-from adaptspec.replay.simulator import replay
-from adaptspec.replay.streams import Stream
-from adaptspec.replay.world import WorldSettings
+from adaptspec.simulation.cost_profiles import MachineCosts
+from adaptspec.simulation.replay import replay
+from adaptspec.simulation.scenarios import Stream
+from adaptspec.simulation.simulator import WorldSettings
 
 FILE = Path(__file__).with_name("references.json")
 CHECKED = 64  # thirty of them
 ASKING = (
-    "tests/replay/test_goodput_on_tapes.py",
+    "tests/simulation/test_goodput_on_tapes.py",
     "tests/control/test_worlds.py",
     "tests/control/test_shadow_policy.py",
     "tests/control/bandits",

@@ -29,8 +29,8 @@ from adaptspec.errors import AdaptSpecError, FileError, StateError
 from adaptspec.files import check_regular, open_file, read_bytes, read_text, write_file
 from adaptspec.models.loading import load_model, load_tokenizer
 from adaptspec.records import read_entries
-from adaptspec.replay.costs import load_costs
-from adaptspec.replay.tape_file import load_tape
+from adaptspec.simulation.cost_profiles import load_costs
+from adaptspec.simulation.tape_file import load_tape
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.trace_events import write_trace_file
 from adaptspec.training.jsonl import read_objects

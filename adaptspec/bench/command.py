@@ -23,8 +23,8 @@ from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.engine.build import EngineConfig
-from adaptspec.replay.costs import load_costs
-from adaptspec.replay.tape_file import find_tape, load_tape
+from adaptspec.simulation.cost_profiles import load_costs
+from adaptspec.simulation.tape_file import find_tape, load_tape
 from adaptspec.tables import Table, show
 
 Result = dict[str, Any]

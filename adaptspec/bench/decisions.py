@@ -19,11 +19,11 @@ from adaptspec.control.labels import Labels
 from adaptspec.control.language.build import build_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.replay.costs import MachineCosts
-from adaptspec.replay.simulator import run
-from adaptspec.replay.streams import Schedule, in_turn, stream
-from adaptspec.replay.tape import Tape
-from adaptspec.replay.world import World, WorldSettings, drafters_of
+from adaptspec.simulation.cost_profiles import MachineCosts
+from adaptspec.simulation.replay import run
+from adaptspec.simulation.scenarios import Schedule, in_turn, stream
+from adaptspec.simulation.simulator import World, WorldSettings, drafters_of
+from adaptspec.simulation.tape import Tape
 from adaptspec.types import RoundRecord
 
 BATCHES = (1, 64)

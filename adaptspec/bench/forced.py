@@ -16,7 +16,7 @@ from adaptspec.drafting.drafter import Drafter, DraftJob, RunsModel
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch, SamplingRow, certainty
-from adaptspec.replay.tape import FAR, Astray, DraftView
+from adaptspec.simulation.tape import FAR, Astray, DraftView
 from adaptspec.types import BoolArray, FloatArray, IntArray, SamplingParams
 
 # The deepest draft that a policy may ask for.

@@ -19,15 +19,15 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from adaptspec.analysis.limit import emitted_positions
 from adaptspec.bench.forced import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode, read_workloads
 from adaptspec.control.cost import CostTable
 from adaptspec.engine.build import Built, EngineConfig, build
 from adaptspec.engine.profile import Stopwatch, measure, middle, processor
 from adaptspec.errors import ConfigError
-from adaptspec.replay.limit import emitted_positions
-from adaptspec.replay.tape import Recorded, Tape, tape_of
-from adaptspec.replay.tape_file import save_tape
+from adaptspec.simulation.tape import Recorded, Tape, tape_of
+from adaptspec.simulation.tape_file import save_tape
 from adaptspec.tables import Table, show
 from adaptspec.types import Request, SamplingParams, SpeculationParams
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from adaptspec.command_line import add_table_forms, later
 from adaptspec.commands.arguments import complete_policies
-from adaptspec.commands.policy_replay import (
+from adaptspec.commands.policy_analysis import (
     add_estimate_arguments,
     add_explain_arguments,
     add_simulate_arguments,

@@ -1,7 +1,7 @@
 """Looking at a policy before it serves: is it valid, and what would it have earned lately?
 
 Trials compute for seconds, so each is a process of its own, one at a time, with an end. Knows HTTP and processes; what
-a trial says is `replay.trial`'s affair.
+a trial says is `analysis.policy_trial`'s affair.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from adaptspec.server.admin import POLICIES, body_text
 
 TRIAL_SECONDS = 60.0
 _PLACE = re.compile(r"<body>:(\d+):(\d+): ")
-_PROGRAM = (sys.executable, "-m", "adaptspec.replay.trial_process")
+_PROGRAM = (sys.executable, "-m", "adaptspec.analysis.trial_process")
 
 
 class Trials:

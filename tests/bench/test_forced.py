@@ -9,7 +9,7 @@ from adaptspec.bench.forced import Judge, Written
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.errors import ConfigError
-from adaptspec.replay.tape import FAR
+from adaptspec.simulation.tape import FAR
 from adaptspec.types import SamplingParams
 from tests.fakes import TableRunner, plain_greedy
 

@@ -18,12 +18,12 @@ from adaptspec.control.cost import CostTable
 from adaptspec.engine.build import Built, EngineConfig, assemble, build
 from adaptspec.engine.core import Limits
 from adaptspec.errors import AdaptSpecError, ConfigError
-from adaptspec.replay.costs import load_costs
-from adaptspec.replay.simulator import replay, static_spec
-from adaptspec.replay.streams import Schedule, Stream
-from adaptspec.replay.tape import Tape
-from adaptspec.replay.tape_file import load_tape
-from adaptspec.replay.world import WorldSettings
+from adaptspec.simulation.cost_profiles import load_costs
+from adaptspec.simulation.replay import replay, static_spec
+from adaptspec.simulation.scenarios import Schedule, Stream
+from adaptspec.simulation.simulator import WorldSettings
+from adaptspec.simulation.tape import Tape
+from adaptspec.simulation.tape_file import load_tape
 from adaptspec.training.prompts import Prompt
 from adaptspec.types import Request, RoundRecord, SamplingParams, SpeculationParams
 from tests.conftest import MakeModel

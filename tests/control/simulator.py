@@ -1,7 +1,7 @@
 """Synthetic tapes of known acceptance, and machines of known costs: small worlds to run policies in, no models.
 
 The draft's agreement at an output position does not depend on the round it is drafted in, so fixed depths and
-policies see the same text and their goodputs compare exactly. Everything else is `adaptspec.replay`.
+policies see the same text and their goodputs compare exactly. Everything else is `adaptspec.simulation`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 
 from adaptspec.control.cost import CostProfile, DrafterCost
 from adaptspec.control.language.build import parse_policy_spec
-from adaptspec.replay.costs import Curve, DraftCosts, MachineCosts, Packed
-from adaptspec.replay.simulator import Tally, replay
-from adaptspec.replay.streams import Schedule, Stream
-from adaptspec.replay.tape import DraftView, Recorded, tape_of
-from adaptspec.replay.world import WorldSettings
+from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, Packed
+from adaptspec.simulation.replay import Tally, replay
+from adaptspec.simulation.scenarios import Schedule, Stream
+from adaptspec.simulation.simulator import WorldSettings
+from adaptspec.simulation.tape import DraftView, Recorded, tape_of
 from adaptspec.types import BoolArray, FloatArray
 from tests.references import fixed_goodput
 

@@ -16,11 +16,11 @@ from adaptspec.control.policy import Decision
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.shadow import Counterfactual, ShadowEstimate
 from adaptspec.draft_tables import StopTable
-from adaptspec.replay.costs import of_profile
-from adaptspec.replay.simulator import Tally
-from adaptspec.replay.simulator import run as run_world
-from adaptspec.replay.streams import Schedule, Stream
-from adaptspec.replay.world import World, WorldSettings
+from adaptspec.simulation.cost_profiles import of_profile
+from adaptspec.simulation.replay import Tally
+from adaptspec.simulation.replay import run as run_world
+from adaptspec.simulation.scenarios import Schedule, Stream
+from adaptspec.simulation.simulator import World, WorldSettings
 from adaptspec.types import Request, RoundRecord
 from tests.control.helpers import record, signals
 from tests.control.simulator import GOODPUT, STATIC, Machine, Text, run, run_fixed, stream_of, texts

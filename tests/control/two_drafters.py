@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from adaptspec.control.language.build import parse_policy_spec
-from adaptspec.replay.costs import of_profile
-from adaptspec.replay.simulator import Tally, replay
-from adaptspec.replay.streams import Schedule, Stream
-from adaptspec.replay.tape import DraftView, Recorded, Tape, tape_of
+from adaptspec.simulation.cost_profiles import of_profile
+from adaptspec.simulation.replay import Tally, replay
+from adaptspec.simulation.scenarios import Schedule, Stream
+from adaptspec.simulation.tape import DraftView, Recorded, Tape, tape_of
 from adaptspec.types import FloatArray
 from tests.control.simulator import HEADER, Machine
 

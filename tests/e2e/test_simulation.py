@@ -26,11 +26,11 @@ from adaptspec.engine.core import Limits
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed as Pass
 from adaptspec.models.runner import Runner
-from adaptspec.replay.costs import Curve, DraftCosts, MachineCosts, Packed
-from adaptspec.replay.simulator import Tally, replay
-from adaptspec.replay.streams import Schedule, Stream
-from adaptspec.replay.tape import Tape
-from adaptspec.replay.world import WorldSettings
+from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, Packed
+from adaptspec.simulation.replay import Tally, replay
+from adaptspec.simulation.scenarios import Schedule, Stream
+from adaptspec.simulation.simulator import WorldSettings
+from adaptspec.simulation.tape import Tape
 from adaptspec.types import FloatArray, Request, SamplingParams, SpeculationParams
 from tests.engine.conftest import Notes
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
-from adaptspec.replay.cells import IN_PHASES, IN_TURN, WRONG
-from adaptspec.replay.costs import load_costs
-from adaptspec.replay.simulator import replay
-from adaptspec.replay.streams import Schedule, Stream, in_phases, in_turn, stream
-from adaptspec.replay.tape import Tape
-from adaptspec.replay.tape_file import find_tape, load_tape
+from adaptspec.simulation.cells import IN_PHASES, IN_TURN, WRONG
+from adaptspec.simulation.cost_profiles import load_costs
+from adaptspec.simulation.replay import replay
+from adaptspec.simulation.scenarios import Schedule, Stream, in_phases, in_turn, stream
+from adaptspec.simulation.tape import Tape
+from adaptspec.simulation.tape_file import find_tape, load_tape
 
 SPLITS = 5
 ROUNDS = 400  # of plain decoding, at least: a stream's requests come again until it lasts as long

@@ -23,11 +23,11 @@ from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.replay.cells import WRONG
-from adaptspec.replay.costs import MachineCosts, load_costs
-from adaptspec.replay.simulator import Tally, static_spec
-from adaptspec.replay.streams import Schedule, Stream, stream
-from adaptspec.replay.world import World, WorldSettings, drafters_of
+from adaptspec.simulation.cells import WRONG
+from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
+from adaptspec.simulation.replay import Tally, static_spec
+from adaptspec.simulation.scenarios import Schedule, Stream, stream
+from adaptspec.simulation.simulator import World, WorldSettings, drafters_of
 from adaptspec.types import RoundRecord
 from tests.goldens.cells import MACHINES, tape
 

@@ -13,8 +13,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
+from adaptspec.analysis.policy_trial import Run, Trial
 from adaptspec.errors import PolicyError
-from adaptspec.replay.trial import Run, Trial
 from adaptspec.server import admin_answers, answers, live_answers
 from adaptspec.server.admin import POLICIES
 from adaptspec.server.application import make_app

@@ -13,8 +13,8 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.replay.simulator import Tally, run, static_spec
-from adaptspec.replay.world import World, WorldSettings
+from adaptspec.simulation.replay import Tally, run, static_spec
+from adaptspec.simulation.simulator import World, WorldSettings
 from adaptspec.telemetry.lots import Lot, RequestRows
 from adaptspec.telemetry.static_tiers import TIERS, StaticTiers
 from adaptspec.types import RoundRecord

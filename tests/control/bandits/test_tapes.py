@@ -16,17 +16,17 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
+from adaptspec.analysis.oracle import Tier, tier_seconds
+from adaptspec.analysis.row_costs import alone
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.replay.costs import load_costs
-from adaptspec.replay.oracle import Tier, tier_seconds
-from adaptspec.replay.row_costs import alone
-from adaptspec.replay.simulator import Tally, replay
-from adaptspec.replay.streams import Schedule, Stream
-from adaptspec.replay.tape import Tape, join
-from adaptspec.replay.tape_file import BUNDLED, find_tape, load_tape
-from adaptspec.replay.world import WorldSettings, started
+from adaptspec.simulation.cost_profiles import load_costs
+from adaptspec.simulation.replay import Tally, replay
+from adaptspec.simulation.scenarios import Schedule, Stream
+from adaptspec.simulation.simulator import WorldSettings, started
+from adaptspec.simulation.tape import Tape, join
+from adaptspec.simulation.tape_file import BUNDLED, find_tape, load_tape
 from adaptspec.types import FloatArray, RoundRecord
 from tests.control.simulator import HEADER
 from tests.references import goodput

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from adaptspec.replay.tape import tape_of
+from adaptspec.simulation.tape import tape_of
 from adaptspec.types import RoundRecord
 from tests.control.simulator import HEADER, Text, run, run_fixed, texts
 from tests.control.two_drafters import best, request, serve

@@ -16,8 +16,8 @@ from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
 from adaptspec.control.choosers.planning import ModelTerms, RoundTerms
 from adaptspec.control.choosers.slo import Slo, keep_pace, seconds_of, worst_pace
 from adaptspec.control.policy import BatchSignals
-from adaptspec.replay.simulator import Tally
-from adaptspec.replay.tape import tape_of
+from adaptspec.simulation.replay import Tally
+from adaptspec.simulation.tape import tape_of
 from adaptspec.types import Reason
 from tests.control.helpers import record, signals, table
 from tests.control.simulator import HEADER

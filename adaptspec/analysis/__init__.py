@@ -1,0 +1,1 @@
+"""What is made of recorded traffic: references in hindsight, estimates, explanations, better parameters."""

@@ -1,0 +1,256 @@
+"""What policies earn over cells, against plain decoding, every fixed tier and the oracles: as JSON and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adaptspec.analysis.limit import modelled_best
+from adaptspec.analysis.oracle import TIERS, References, references
+from adaptspec.control.language.spec import PolicySpec
+from adaptspec.errors import ConfigError
+from adaptspec.simulation.cells import WRONG, Cell
+from adaptspec.simulation.cost_profiles import MachineCosts
+from adaptspec.simulation.phases import phases_of, recovery_tokens
+from adaptspec.simulation.replay import Tally, replay
+from adaptspec.simulation.scenarios import Stream
+from adaptspec.simulation.simulator import WorldSettings, drafters_of, started
+from adaptspec.tables import Table
+from adaptspec.types import FloatArray
+
+# Requests end at other times at each depth, and clocks may be noisy: so much more than a bound is no contradiction.
+_CHANCE = 1.1
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One cell on one machine: what the references and each policy made of it.
+
+    `modelled` is the limit L1: what acceptance and cost say the best fixed depth is worth over plain decoding.
+    """
+
+    machine: str
+    work: str
+    batch: str
+    mixed: bool
+    references: References
+    modelled: float | None
+    policies: Mapping[str, Tally]
+    recovery: Mapping[str, tuple[float, ...]]  # by policy, tokens until it is near the best after each shift
+
+    def over_off(self, policy: str) -> float:
+        """Goodput over plain decoding's."""
+        return self.policies[policy].goodput / self.references.off
+
+    def over_best_static(self, policy: str) -> float:
+        """Goodput over that of the best fixed setting in hindsight."""
+        return self.policies[policy].goodput / self.references.best_static
+
+    def gap_closed(self, policy: str) -> float | None:
+        """See `References.gap_closed`."""
+        return self.references.gap_closed(self.policies[policy].goodput)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; ratios are to plain decoding unless their name says otherwise."""
+        known = self.references
+        return {
+            "machine": self.machine,
+            "work": self.work,
+            "batch": self.batch,
+            "mixed": self.mixed,
+            "off_tokens_per_second": known.off,
+            "tiers": {str(tier): goodput / known.off for tier, goodput in known.tiers.items()},
+            "best_static": {"tier": str(known.best), "ratio": known.best_static / known.off},
+            "per_request_best": _over(known.per_request_best, known.off),
+            "clairvoyant": _over(known.clairvoyant, known.off),
+            "per_phase_best": _over(known.per_phase_best, known.off),
+            "modelled_best": self.modelled,
+            "policies": {name: self._policy(name, tally) for name, tally in self.policies.items()},
+        }
+
+    def _policy(self, name: str, tally: Tally) -> dict[str, Any]:
+        clairvoyant, off = self.references.clairvoyant, self.references.off
+        ratio = tally.goodput / off
+        return {
+            "ratio": ratio,
+            "over_best_static": self.over_best_static(name),
+            "gap_closed": self.gap_closed(name),
+            "over_modelled_best": None if self.modelled is None else ratio / self.modelled,
+            "over_clairvoyant": None if clairvoyant is None else tally.goodput / clairvoyant,
+            "over_per_phase_best": _over(tally.goodput, self.references.per_phase_best),
+            "recovery_tokens": list(self.recovery[name]) if name in self.recovery else None,
+            "mean_acceptance_length": tally.mean_acceptance_length,
+            "duty": tally.duty,
+            "switches_per_1000_rounds": tally.switches_per_1000,
+            "switches_per_1000_tokens": tally.switches_per_1000_tokens,
+            "probing_cost": tally.probing_cost,
+            "depths": np.trim_zeros(tally.depths, "b").tolist(),
+            "rounds": tally.rounds,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """All cells on all machines."""
+
+    policies: tuple[str, ...]
+    cells: tuple[CellResult, ...]
+
+    def worst(self, policy: str) -> float:
+        """The worst-case slowdown: the least ratio to plain decoding over all cells."""
+        return min(cell.over_off(policy) for cell in self.cells)
+
+    def check(self) -> None:
+        """Refuse what cannot be: depth k earns k + 1 tokens a round at most, wrong drafts one, and no round is cheaper.
+
+        Raises:
+            ConfigError: costs have it otherwise.
+        """
+        for cell in self.cells:
+            for tier, goodput in cell.references.tiers.items():
+                ratio, most = goodput / cell.references.off, 1 if cell.work == WRONG else tier.depth + 1
+                if ratio > _CHANCE * most:
+                    raise ConfigError(
+                        f"{cell.machine}: {tier} would be {ratio:.2f} x plain decoding on {cell.work!r} at batch "
+                        f"{cell.batch}, and cannot be more than {most}: its costs are wrong. Measure them anew "
+                        "(adaptspec costs measure), or give others with --cost"
+                    )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, with a summary by policy."""
+        return {
+            "policies": {name: self._summary(name) for name in self.policies},
+            "cells": [cell.to_json() for cell in self.cells],
+        }
+
+    def table(self) -> Table:
+        """Goodput relative to plain decoding; in brackets over the best fixed setting."""
+        columns = ("machine", "work", "batch", "best static", "clairvoyant", *self.policies)
+        table = Table(*columns, title="goodput relative to off (over the best static tier)", keys=3)
+        for cell in self.cells:
+            known = cell.references
+            best = f"{known.best_static / known.off:.2f} {known.best}"
+            oracle = "-" if known.clairvoyant is None else f"{known.clairvoyant / known.off:.2f}"
+            each = (f"{cell.over_off(name):.2f} ({cell.over_best_static(name):.2f})" for name in self.policies)
+            table.add_row(cell.machine, cell.work, cell.batch, best, oracle, *each)
+        return table
+
+    def summary(self) -> Table:
+        """One line per policy."""
+        columns = (
+            "over off",
+            "over best static",
+            "worst over off",
+            "over per-phase best",
+            "gap closed",
+            "duty",
+            "switches / 1,000 tokens",
+            "probing cost",
+            "tokens to recover",
+        )
+        table = Table("policy", *columns, title="over all cells (means, unless it says worst)")
+        for name in self.policies:
+            row = self._summary(name)
+            table.add_row(
+                name,
+                f"{row['mean_ratio']:.3f}",
+                f"{row['mean_over_best_static']:.3f}",
+                f"{row['worst_ratio']:.3f}",
+                _shown(row["over_per_phase_best"], ".3f"),
+                _shown(row["gap_closed"], ".2f"),
+                f"{row['duty']:.2f}",
+                f"{row['switches_per_1000_tokens']:.0f}",
+                f"{row['probing_cost']:.3f}",
+                _shown(row["recovery_tokens"], ".0f"),
+            )
+        return table
+
+    def _summary(self, name: str) -> dict[str, Any]:
+        gaps = [gap for cell in self.cells if (gap := cell.gap_closed(name)) is not None]
+        tallies = [cell.policies[name] for cell in self.cells]
+        phased = [
+            cell.policies[name].goodput / best
+            for cell in self.cells
+            if (best := cell.references.per_phase_best) is not None
+        ]
+        recovered = [tokens for cell in self.cells for tokens in cell.recovery.get(name, ())]
+        return {
+            "mean_ratio": _mean([cell.over_off(name) for cell in self.cells]),
+            "worst_ratio": self.worst(name),
+            "mean_over_best_static": _mean([cell.over_best_static(name) for cell in self.cells]),
+            "worst_over_best_static": min(cell.over_best_static(name) for cell in self.cells),
+            "gap_closed": _mean(gaps) if gaps else None,
+            "duty": _mean([tally.duty for tally in tallies]),
+            "switches_per_1000_rounds": _mean([tally.switches_per_1000 for tally in tallies]),
+            "switches_per_1000_tokens": _mean([tally.switches_per_1000_tokens for tally in tallies]),
+            "probing_cost": _mean([tally.probing_cost for tally in tallies]),
+            "over_per_phase_best": _mean(phased) if phased else None,
+            "recovery_tokens": _mean(recovered) if recovered else None,
+        }
+
+
+def simulate(
+    policies: Sequence[PolicySpec],
+    cells: Sequence[Cell],
+    machines: Sequence[MachineCosts],
+    settings: WorldSettings = WorldSettings(),
+    *,
+    depths: Sequence[int] = TIERS,
+    tick: Callable[[], None] = lambda: None,
+) -> Report:
+    """Run every policy in every cell on every machine. `tick` is called after each cell.
+
+    References use the drafters that the policies use, each at all of `depths`.
+
+    Raises:
+        TapeError: tape and costs have no drafter in common.
+        ConfigError, PolicyError: a policy wants a drafter that is not on the tape, or cannot be built.
+    """
+    results = []
+    for costs in machines:
+        for cell in cells:
+            results.append(_cell(policies, cell, costs, settings, depths))
+            tick()
+    return Report(tuple(spec.name for spec in policies), tuple(results))
+
+
+def _cell(
+    policies: Sequence[PolicySpec], cell: Cell, costs: MachineCosts, settings: WorldSettings, depths: Sequence[int]
+) -> CellResult:
+    here = drafters_of(cell.stream.tape, costs, settings)
+    wanted = {drafter for spec in policies if spec.drafts for drafter in spec.drafters}
+    used = [drafter for drafter in here if drafter in wanted] or list(here[:1])
+    tallies = {spec.name: replay(spec, cell.stream, costs, settings) for spec in policies}
+    known = references(cell.stream, costs, used, settings, depths)
+    batch = cell.stream.schedule.fixed
+    modelled = None
+    if batch is not None:
+        modelled = max(modelled_best(cell.stream.tape, costs, batch, drafter, depths) for drafter in used)
+    recovery = {} if known.phase_seconds is None else _recovery(cell.stream, tallies, known.phase_seconds)
+    return CellResult(costs.name, cell.work, cell.batch, cell.mixed, known, modelled, tallies, recovery)
+
+
+def _recovery(stream: Stream, tallies: Mapping[str, Tally], best: FloatArray) -> dict[str, tuple[float, ...]]:
+    tokens = (stream.tape.lengths[list(stream.order)] - 1).astype(np.float64)
+    found = {}
+    for name, tally in tallies.items():
+        spent = np.zeros(len(best))
+        for request, seconds in tally.spent.items():
+            spent[started(request)] = seconds
+        found[name] = tuple(recovery_tokens(phases_of(stream), spent, best, tokens))
+    return found
+
+
+def _over(value: float | None, of: float | None) -> float | None:
+    return None if value is None or of is None else value / of
+
+
+def _shown(value: float | None, how: str) -> str:
+    return "-" if value is None else format(value, how)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))

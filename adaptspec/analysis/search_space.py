@@ -1,0 +1,158 @@
+"""What a search may change of a policy: numbers with bounds in its schema, or what a user says.
+
+Knows specs and ranges; not what any value earns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic.fields import FieldInfo
+
+from adaptspec.analysis.yaml_edit import Path, Value
+from adaptspec.control.language.schema import Part, kebab
+from adaptspec.control.language.spec import PolicySpec
+from adaptspec.errors import ConfigError
+
+# A parameter is tried within this factor of its value, unless the user gives a range.
+_FACTOR = 4.0
+# What is no setting to be tuned: who is served, luck, and guards, which are there for days unlike the tape's.
+_LEFT_ALONE = ("metadata", "rollout", "seed", "verification", "guard")
+_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number between `low` and `high`, both included. Searched on a log scale where that makes sense:
+
+    of its distance from `anchor` (0, or 1 for shares near 1 such as discounts), evenly where there is no anchor.
+    """
+
+    path: Path
+    low: float
+    high: float
+    integer: bool
+    anchor: float | None = None
+
+    def draw(self, rng: np.random.Generator) -> Value:
+        """A value at random."""
+        if self.anchor is None:
+            value = rng.uniform(self.low, self.high)
+        else:
+            ends = sorted((abs(self.low - self.anchor), abs(self.high - self.anchor)))
+            away = math.exp(rng.uniform(math.log(ends[0]), math.log(ends[1])))
+            value = self.anchor + math.copysign(away, self.high + self.low - 2.0 * self.anchor)
+        value = min(max(value, self.low), self.high)
+        return round(value) if self.integer else _rounded(value, self.anchor or 0.0, self.low, self.high)
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.path)}={self.low:g}..{self.high:g}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several values."""
+
+    path: Path
+    values: tuple[Value, ...]
+
+    def draw(self, rng: np.random.Generator) -> Value:
+        """A value at random."""
+        return self.values[int(rng.integers(len(self.values)))]
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.path)}={'|'.join(map(str, self.values))}"
+
+
+Parameter = Range | OneOf
+
+
+def draw(space: Sequence[Parameter], rng: np.random.Generator) -> Mapping[Path, Value]:
+    """One candidate: half of the parameters get a new value (at least one), so that good old ones stay together."""
+    chosen = rng.random(len(space)) < 0.5
+    chosen[int(rng.integers(len(space)))] = True
+    return {one.path: one.draw(rng) for one, use in zip(space, chosen.tolist(), strict=True) if use}
+
+
+def parameters_of(spec: PolicySpec) -> list[Parameter]:
+    """Every number of a policy but its guards', defaults included, within its bounds and a factor of four of itself."""
+    return list(_numbers(spec, ()))
+
+
+def parse_parameter(text: str) -> Parameter:
+    """What a user says: `spec.choose.optimism=0..1`, or `spec.choose.scope=request|task`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    name, found, values = text.partition("=")
+    path = tuple(name.strip().split("."))
+    low, several, high = values.partition("..")
+    if found and several and all(path):
+        try:
+            ends = float(low), float(high)
+        except ValueError:
+            ends = math.nan, math.nan
+        if math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]:
+            whole = not any(sign in low + high for sign in ".eE")
+            return Range(path, *ends, integer=whole, anchor=0.0 if ends[0] > 0.0 and ends[1] / ends[0] > 4.0 else None)
+    if found and "|" in values and all(path):
+        return OneOf(path, tuple(value.strip() for value in values.split("|")))
+    raise ConfigError(f"--set {text}: give path=low..high, such as spec.choose.optimism=0..1, or path=one|other")
+
+
+def _numbers(model: Part, path: Path) -> Iterator[Range]:
+    for name, field in type(model).model_fields.items():
+        value, here = getattr(model, name), (*path, field.alias or kebab(name))
+        if name in _LEFT_ALONE:
+            continue
+        if isinstance(value, Part):
+            yield from _numbers(value, here)
+        elif isinstance(value, dict):
+            for key, below in value.items():
+                if isinstance(below, Part):
+                    yield from _numbers(below, (*here, str(key)))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found = _near(here, value, field)
+            if found is not None:
+                yield found
+
+
+def _near(path: Path, value: float, field: FieldInfo) -> Range | None:
+    """The range of a number around its value; None where it has no bounds, or nothing is left between them."""
+    lowest, highest, whole = _bounds(field, integer=isinstance(value, int))
+    if lowest is None:
+        return None
+    if highest == 1.0 and 0.9 <= value < 1.0:  # a discount or its like: what counts is how far from 1 it is
+        away = 1.0 - value
+        return Range(path, max(lowest, 1.0 - _FACTOR * away), 1.0 - away / _FACTOR, integer=False, anchor=1.0)
+    top = math.inf if highest is None else highest
+    if value > 0.0:
+        low, high = max(lowest, value / _FACTOR), min(top, value * _FACTOR)
+        low, high = (math.ceil(low), math.floor(high)) if whole else (low, high)
+        return Range(path, low, high, whole, anchor=0.0) if 0.0 < low < high else None
+    return Range(path, lowest, min(top, 1.0), whole) if lowest < min(top, 1.0) else None
+
+
+def _bounds(field: FieldInfo, *, integer: bool) -> tuple[float | None, float | None, bool]:
+    """The least and the greatest value that the schema allows; a strict bound is moved by a little."""
+    least, above, most, below = (
+        next((float(getattr(rule, name)) for rule in field.metadata if getattr(rule, name, None) is not None), None)
+        for name in ("ge", "gt", "le", "lt")
+    )
+    step = 1.0 if integer else 1e-4
+    low = least if above is None else above + step
+    high = most if below is None else below - step
+    return low, high, integer
+
+
+def _rounded(value: float, anchor: float, low: float, high: float) -> float:
+    """To a few digits of what is varied, within the range."""
+    away = value - anchor
+    if not away:
+        return float(value)
+    digits = _DIGITS - 1 - math.floor(math.log10(abs(away)))
+    return float(min(max(round(anchor + round(away, digits), 12), low), high))

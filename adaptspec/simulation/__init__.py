@@ -1,0 +1,1 @@
+"""The engine over recorded traffic: tapes, scenarios, what machines cost, and rounds that take no model."""

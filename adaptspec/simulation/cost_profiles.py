@@ -1,0 +1,263 @@
+"""What rounds truly cost in a simulated world: tables that ship, files, and profiles that an engine measured.
+
+The policies under test never see these costs: they are given the profile that a profiler would have measured
+(`MachineCosts.profile`) and correct it by the rounds they see, as in the engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from adaptspec.control.cost import MOST_BYTES, CostProfile, CostTable, DrafterCost
+from adaptspec.drafters import DRAFTERS, Kind, kind_of
+from adaptspec.errors import ConfigError
+from adaptspec.files import read_text
+
+# What the profiler of the engine measures.
+_ROWS, _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128), (1, 2, 4, 8)
+# A lookup in a table of n-grams, for each row that drafts: a measured profile has no entry for it.
+_LOOKUP_SECONDS = 1e-5
+
+
+class VerifyCosts(Protocol):
+    """Seconds of the target's pass over an empty cache."""
+
+    def __call__(self, rows: int, tokens: float) -> float:
+        """For `tokens` packed tokens of `rows` rows."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds over a count: linear between the points, and beyond them with the slope of the nearest two."""
+
+    counts: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, count: float) -> float:
+        """Seconds at one count."""
+        xs, ys = self.counts, self.seconds
+        if xs[0] <= count <= xs[-1]:
+            return float(np.interp(count, xs, ys))
+        i = 0 if count < xs[0] else len(xs) - 2
+        return ys[i] + (count - xs[i]) * (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i])
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A pass whose cost depends on its packed tokens alone, however many rows they belong to."""
+
+    curve: Curve
+
+    def __call__(self, rows: int, tokens: float) -> float:  # noqa: ARG002 - see the class
+        """See `VerifyCosts`."""
+        return self.curve.at(tokens)
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A pass as it was profiled, by rows and tokens per row."""
+
+    table: CostTable
+
+    def __call__(self, rows: int, tokens: float) -> float:
+        """See `VerifyCosts`."""
+        return self.table.verify_seconds(rows, tokens)
+
+
+@dataclass(frozen=True)
+class DraftCosts:
+    """One drafter. `step` is over active rows (None: it runs no model); the rest are seconds per token or row.
+
+    `per_cached_token` is for each token that the active rows of a step attend to, `per_row` for each drafting row of a
+    round, whatever its depth; `start` is what the first step of a round takes beyond the others.
+    """
+
+    step: Curve | None = None
+    catch_up_per_token: float = 0.0
+    per_cached_token: float = 0.0
+    per_row: float = 0.0
+    start: float = 0.0
+
+
+class MachineCosts:
+    """T of a round = overhead + drafting + verify, in seconds. Answers are remembered: rounds repeat themselves."""
+
+    def __init__(
+        self,
+        name: str,
+        verify: VerifyCosts,
+        drafters: Mapping[str, DraftCosts],
+        *,
+        overhead: float = 0.0,
+        per_cached_token: float = 0.0,
+        profile: CostProfile | None = None,
+    ) -> None:
+        """`profile` is what a profiler would find; without one it is read off these costs."""
+        self.name = name
+        self.drafters = dict(drafters)
+        self.overhead = overhead
+        self.per_cached_token = per_cached_token
+        self._verify = verify
+        self._profile = profile
+        self._passes: dict[tuple[int, int], float] = {}
+        self._steps: dict[tuple[str, int], float] = {}
+
+    def verify_seconds(self, rows: int, tokens: int, cached: float) -> float:
+        """The target's pass over `tokens` packed tokens of `rows` rows that attend to `cached` tokens in all."""
+        key = (rows, tokens)
+        known = self._passes.get(key)
+        if known is None:
+            known = self._passes[key] = self._verify(rows, tokens)
+        return known + self.per_cached_token * cached
+
+    def step_seconds(self, drafter: str, rows: int, cached: float) -> float:
+        """One draft step of `rows` rows; 0 for a drafter that runs no model."""
+        key = (drafter, rows)
+        known = self._steps.get(key)
+        own = self.drafters[drafter]
+        if known is None:
+            known = self._steps[key] = own.step.at(rows) if own.step is not None and rows else 0.0
+        return known + own.per_cached_token * cached
+
+    def profile(self) -> CostProfile:
+        """What the engine's profiler would write down of this machine."""
+        if self._profile is not None:
+            return self._profile
+        return CostProfile(
+            rows=_ROWS,
+            tokens=_WIDTHS,
+            verify=tuple(tuple(self._verify(rows, rows * width) for width in _WIDTHS) for rows in _ROWS),
+            drafters={
+                name: DrafterCost(_ROWS, tuple(own.step.at(rows) for rows in _ROWS), own.catch_up_per_token, own.start)
+                for name, own in self.drafters.items()
+                if own.step is not None
+            },
+            per_cached_token=self.per_cached_token,
+            overhead=self.overhead,
+        )
+
+
+def shipped_costs() -> list[str]:
+    """Names of the cost tables that ship."""
+    return sorted(path.stem for path in _folder().glob("*.json"))
+
+
+def load_costs(name: str) -> MachineCosts:
+    """A cost table: the name of one that ships, or a file (its own kind, or a profile that an engine measured).
+
+    Raises:
+        ConfigError: there is no such table, or it cannot be used.
+    """
+    path = _folder() / f"{name}.json" if name in shipped_costs() else Path(name)
+    try:
+        text = read_text(path, MOST_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        known = ", ".join(shipped_costs())
+        raise ConfigError(f"no cost table {name!r} ({error}); shipped are: {known}; or give a JSON file") from error
+    return parse_costs(text, path.stem)
+
+
+def parse_costs(text: str, name: str) -> MachineCosts:
+    """The same from JSON text.
+
+    Raises:
+        ConfigError: it is not a cost table.
+    """
+    try:
+        body = json.loads(text)
+        if "version" in body:
+            return of_profile(name, CostTable.from_json(text).profile)
+        drafters = {own: _draft_costs(fields) for own, fields in body["drafters"].items()}
+        return MachineCosts(
+            str(body["machine"]),
+            Packed(_verify_curve(body["verify"])),
+            drafters,
+            overhead=float(body["overhead"]),
+            per_cached_token=float(body["per_cached_token"]),
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ConfigError(f"{name}: not a cost table ({type(error).__name__}: {error})") from error
+
+
+def of_profile(name: str, profile: CostProfile) -> MachineCosts:
+    """The machine that an engine's profile describes; lookups cost a round number there."""
+    drafters = {
+        own: DraftCosts(
+            _curve(cost.rows, cost.step_seconds) if cost.step_seconds else None,
+            cost.catch_up_per_token,
+            start=cost.start_seconds,
+        )
+        for own, cost in profile.drafters.items()
+    }
+    lookups = [name for name in DRAFTERS if kind_of(name) is Kind.LOOKUP]
+    return MachineCosts(
+        name,
+        Profiled(CostTable(profile)),
+        {**{name: DraftCosts(per_row=_LOOKUP_SECONDS) for name in lookups}, **drafters},
+        overhead=profile.overhead,
+        per_cached_token=profile.per_cached_token,
+        profile=profile,
+    )
+
+
+def of_table(name: str, table: CostTable) -> MachineCosts:
+    """The machine as a table has learned it by now, in the profile that a profiler would have measured of it."""
+    before = table.profile
+    more = table.overhead_seconds(1, drafting=True) - table.overhead_seconds(1, drafting=False)
+    drafters = {
+        own: DrafterCost(
+            cost.rows,
+            tuple(table.draft_step_seconds(own, rows) for rows in cost.rows),
+            table.catch_up_seconds(own, 1.0),
+            table.start_seconds(own) + more,
+        )
+        for own, cost in before.drafters.items()
+        if cost.step_seconds
+    }
+    profile = CostProfile(
+        rows=before.rows,
+        tokens=before.tokens,
+        verify=tuple(
+            tuple(table.verify_seconds(rows, rows * width) for width in before.tokens) for rows in before.rows
+        ),
+        drafters=drafters,
+        per_cached_token=table.verify_seconds(1, 1, 1.0) - table.verify_seconds(1, 1),
+        overhead=table.overhead_seconds(1, drafting=False),
+    )
+    return of_profile(name, profile)
+
+
+def _folder() -> Path:
+    return Path(__file__).parent / "profiles"
+
+
+def _verify_curve(fields: Mapping[str, Any]) -> Curve:
+    if "base" in fields:
+        base, slope = float(fields["base"]), float(fields["per_token"])
+        return _curve((1, 2), (base + slope, base + 2 * slope))
+    return _curve(fields["tokens"], fields["seconds"])
+
+
+def _draft_costs(fields: Mapping[str, Any]) -> DraftCosts:
+    step = _curve(fields["rows"], fields["step_seconds"]) if "step_seconds" in fields else None
+    rest = {key: float(value) for key, value in fields.items() if key not in ("rows", "step_seconds")}
+    return DraftCosts(step, **rest)
+
+
+def _curve(counts: Any, seconds: Any) -> Curve:
+    xs, ys = tuple(float(x) for x in counts), tuple(float(y) for y in seconds)
+    if len(xs) == 1:
+        xs, ys = (xs[0], xs[0] + 1.0), (ys[0], ys[0])
+    ascending = all(b > a for a, b in pairwise(xs))
+    if len(xs) != len(ys) or not ascending or not all(0.0 < y < float("inf") for y in ys):
+        raise ValueError("counts must ascend, and each needs a positive time")
+    return Curve(xs, ys)

@@ -1,0 +1,172 @@
+"""Runs one policy over a stream of recorded requests and sums up what it delivered.
+
+The policy is built and driven as the engine does it, by the same `Controller`; there is no second implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from adaptspec.control.controller import Controller
+from adaptspec.control.cost import CostProfile, CostTable
+from adaptspec.control.labels import Labels
+from adaptspec.control.language.build import build_policy, parse_policy_spec
+from adaptspec.control.language.spec import BlockSpec, CoupledSpec, PolicySpec, RejectionSpec
+from adaptspec.errors import TapeError
+from adaptspec.simulation.cost_profiles import MachineCosts
+from adaptspec.simulation.scenarios import Stream
+from adaptspec.simulation.simulator import World, WorldSettings, drafters_of
+from adaptspec.types import IntArray, Reason, RoundRecord
+
+
+@dataclass
+class Tally:
+    """What a run added up to. Row-rounds are rounds of single requests.
+
+    `switches` counts row-rounds whose decided depth differs from the one before of the same request; `tries` are
+    row-rounds that explored or probed. A row's share of a round's time is one over its rows.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    rounds: int = 0
+    row_rounds: int = 0
+    drafting: int = 0  # row-rounds that drafted
+    drafted: int = 0
+    accepted: int = 0
+    switches: int = 0
+    depths: IntArray = field(default_factory=lambda: np.zeros(65, dtype=np.int64))  # row-rounds by decided depth
+    records: list[RoundRecord] = field(default_factory=list)
+    tries: int = 0
+    tried_tokens: int = 0
+    tried_seconds: float = 0.0
+    spent: dict[str, float] = field(default_factory=dict)  # each request's share of its rounds' seconds
+    _last: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def goodput(self) -> float:
+        """Tokens per simulated second."""
+        return self.tokens / self.seconds
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted per drafting row-round: the bonus token counts."""
+        return 1.0 + (self.accepted / self.drafting if self.drafting else 0.0)
+
+    @property
+    def duty(self) -> float:
+        """Share of row-rounds that drafted."""
+        return self.drafting / self.row_rounds if self.row_rounds else 0.0
+
+    @property
+    def switches_per_1000(self) -> float:
+        """Changes of a request's depth per 1,000 of its rounds."""
+        return 1e3 * self.switches / self.row_rounds if self.row_rounds else 0.0
+
+    @property
+    def switches_per_1000_tokens(self) -> float:
+        """Changes of a request's depth per 1,000 tokens."""
+        return 1e3 * self.switches / self.tokens if self.tokens else 0.0
+
+    @property
+    def probing_cost(self) -> float:
+        """Share of the time that exploring and probing lost: what these row-rounds took beyond what their tokens take
+        in the others. Below 0 where they earned more.
+        """
+        seconds, tokens = self.seconds - self.tried_seconds, self.tokens - self.tried_tokens
+        if not self.tries or tokens <= 0:
+            return 0.0
+        return (self.tried_seconds - self.tried_tokens * seconds / tokens) / self.seconds
+
+    def add(self, record: RoundRecord) -> None:
+        """Count one round."""
+        depths = record.depths.tolist()
+        share = record.total_seconds / max(len(depths), 1)
+        tries = (record.reasons == Reason.EXPLORE) | (record.reasons == Reason.PROBE)
+        if tries.any():
+            count = int(np.count_nonzero(tries))
+            self.tries += count
+            self.tried_tokens += int(record.emitted[tries].sum())
+            self.tried_seconds += share * count
+        self.row_rounds += len(depths)
+        self.drafting += int(np.count_nonzero(record.drafted))
+        self.drafted += int(record.drafted.sum())
+        self.accepted += int(record.accepted.sum())
+        for name, depth in zip(record.request_ids, depths, strict=True):
+            self.depths[depth] += 1
+            self.spent[name] = self.spent.get(name, 0.0) + share
+            self.switches += self._last.get(name, depth) != depth
+            self._last[name] = depth
+
+
+def replay(
+    spec: PolicySpec,
+    stream: Stream,
+    costs: MachineCosts,
+    settings: WorldSettings = WorldSettings(),
+    *,
+    profile: CostProfile | None = None,
+    pace: Callable[[int], float] | None = None,
+    keep: bool = False,
+) -> Tally:
+    """Serve a stream under a policy. `profile` is what the policy believes of costs at the start (default: the truth
+    at the points that a profiler measures); `keep` keeps the round records. The verification method is the
+    policy's: under `rejection` (and `block`, which never does worse) agreement is drawn by chance, from the settings'
+    seed. A draft temperature is left alone: what other tokens it would lead to, a tape does not know.
+
+    Raises:
+        TapeError: tape and costs have no drafter in common with the settings, or the verification is lossy,
+            or coupled for some tasks only.
+        PolicyError, ConfigError: the policy cannot be built, or wants a drafter that is not here.
+    """
+    if _by_rejection(spec):
+        stream = replace(stream, tape=stream.tape.under_rejection(settings.seed))
+    cost = CostTable(profile or costs.profile())
+    labels = Labels()
+    policy = build_policy(spec, cost, stream.most_rows, labels)
+    drafters = drafters_of(stream.tape, costs, settings)
+    controller = Controller({spec.name: policy}, spec.name, drafters, stream.most_rows, cost=cost, labels=labels)
+    return run(World(stream, costs, controller, settings, pace), keep=keep)
+
+
+def _by_rejection(spec: PolicySpec) -> bool:
+    """Whether agreement is a matter of chance under a policy; it is all of it, or none."""
+    methods = (spec.verification, *spec.task_verifications.values())
+    lossy = [one.method for one in methods if not isinstance(one, CoupledSpec | RejectionSpec | BlockSpec)]
+    if lossy:
+        raise TapeError(
+            f"policy {spec.name} verifies by {lossy[0]}, which may change the text: a tape cannot "
+            "follow it; simulate it with a lossless method"
+        )
+    coupled = {isinstance(one, CoupledSpec) for one in methods}
+    if len(coupled) > 1:
+        raise TapeError(
+            f"policy {spec.name} verifies some tasks by coupled and others by chance: a tape is replayed in one way; "
+            "simulate it with one method for all tasks"
+        )
+    return coupled == {False}
+
+
+def run(world: World, *, keep: bool = False) -> Tally:
+    """Let a world run to its end."""
+    tally = Tally()
+    while not world.over:
+        record = world.round()
+        tally.add(record)
+        if keep:
+            tally.records.append(record)
+    tally.tokens, tally.seconds, tally.rounds = world.tokens, world.seconds, world.rounds
+    return tally
+
+
+def static_spec(depth: int, drafter: str = "draft-model") -> PolicySpec:
+    """The policy that always drafts `depth` tokens; 0 is plain decoding."""
+    return parse_policy_spec(
+        "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\n"
+        f"metadata: {{name: static-{depth}}}\n"
+        f"spec: {{choose: {{algorithm: static, depth: {depth}}}, drafters: [{drafter}]}}\n",
+        f"static-{depth}",
+    )

@@ -1,0 +1,51 @@
+"""Journals for tests: of a simulated server, whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from adaptspec.control.cost import CostTable
+from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.tasks import TASKS
+from adaptspec.records import JournalHeader, RequestStarted, to_line
+from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
+from adaptspec.simulation.replay import replay
+from adaptspec.simulation.scenarios import Stream
+from adaptspec.types import RoundRecord
+
+# Each request explores by itself.
+LOGGING = Path(__file__).parents[2] / "examples" / "logging_policy.yaml"
+DRAFTERS = ("draft-model", "ngram")
+
+
+def policy(body: str, name: str = "made") -> PolicySpec:
+    """A policy of this `spec:`, in flow style."""
+    return parse_policy_spec(
+        f"apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {{name: {name}}}\nspec: {body}\n"
+    )
+
+
+def header(costs: MachineCosts, names: Sequence[str]) -> JournalHeader:
+    """What a server would write of this machine."""
+    profile = json.loads(CostTable(costs.profile()).to_json())
+    return JournalHeader("0", {}, "pair", DRAFTERS, names, names[0], TASKS, profile)
+
+
+def write_journal(path: Path, spec: PolicySpec, stream: Stream, machine: str = "cpu-2-cores") -> list[RoundRecord]:
+    """The journal of a server that served this stream under one policy; its rounds, too."""
+    costs, tape = load_costs(machine), stream.tape
+    records = replay(spec, stream, costs, keep=True).records
+    lines, known = [to_line(header(costs, [spec.name]))], set()
+    for record in records:
+        for name in record.request_ids:
+            if name not in known:
+                known.add(name)
+                i = tape.ids.index(name.partition("#")[0])
+                prompt, most = int(tape.prompt_tokens[i]), int(tape.max_tokens[i])
+                lines.append(to_line(RequestStarted(name, spec.name, tape.tasks[i], prompt, most, None, 0.0)))
+        lines.append(to_line(record))
+    path.write_text("\n".join(lines) + "\n")
+    return records

@@ -1,0 +1,65 @@
+"""Explanations: every row-round is counted once, in the right place, and expectations are those that were noted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adaptspec.analysis.explain import explain
+from adaptspec.analysis.journal_rounds import JournalLog
+from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.library import find_policy
+from adaptspec.errors import JournalError
+from adaptspec.simulation.scenarios import Schedule, stream
+from adaptspec.types import Reason
+from tests.analysis.logs import write_journal
+from tests.simulation.tapes import made_tape
+
+POLICY, GUARD, PROBE = int(Reason.POLICY), int(Reason.GUARD), int(Reason.PROBE)
+
+
+@pytest.mark.parametrize(("name", "batch"), [("goodput", 1), ("thompson", 4)])
+def test_the_parts_add_up_to_the_journal(name: str, batch: int, tmp_path: Path) -> None:
+    """By reason, by depth and by task the same rows, tokens and seconds are summed up."""
+    path = tmp_path / "j"
+    records = write_journal(path, load_policy_spec(find_policy(name)), stream(made_tape(), Schedule((batch,))))
+    found = explain(JournalLog(path), name, rounds=3)
+    assert found.total.rows == sum(len(record.rows) for record in records)
+    assert found.total.emitted == sum(int(record.emitted.sum()) for record in records)
+    assert found.total.seconds == pytest.approx(sum(record.total_seconds for record in records))
+    for part in (found.reasons, found.depths, found.tasks):
+        assert sum(group.rows for group in part.values()) == found.total.rows
+        assert sum(group.accepted for group in part.values()) == found.total.accepted
+    assert set(found.tasks) == set(made_tape().tasks)
+    assert [line.number for line in found.lines] == [n for r in records[-3:] for n in [r.number] * len(r.rows)]
+    hoped = sum(
+        float(record.expected.accepted[record.drafted > 0].sum()) for record in records if record.expected is not None
+    )
+    assert found.total.hoped == pytest.approx(hoped)
+    assert (found.total.judged > 0) == (name == "thompson")
+    assert found.to_json()["requests"] == len(found.requests)
+
+
+def test_plain_decoding_is_worth_exactly_one(tmp_path: Path) -> None:
+    """The yardstick: on a machine that is as fast as its profile, off is 1.00 x off."""
+    path = tmp_path / "j"
+    write_journal(path, load_policy_spec(find_policy("off")), stream(made_tape(count=1), Schedule((1,))))
+    found = explain(JournalLog(path), "off")
+    assert found.total.over_plain(found.pace) == pytest.approx(1.0)
+    assert set(found.reasons) == {Reason.FIXED} or set(found.reasons) == {Reason.OFF}
+
+
+def test_one_request_is_explained_alone(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    records = write_journal(path, load_policy_spec(find_policy("goodput")), stream(made_tape(count=1), Schedule((2,))))
+    name = records[0].request_ids[0]
+    found = explain(JournalLog(path), "goodput", request=name, rounds=1000)
+    assert {line.request for line in found.lines} == {name}
+    assert found.total.rows == len(found.lines) == sum(name in record.request_ids for record in records)
+    with pytest.raises(JournalError, match="there is no request 'x'"):
+        explain(JournalLog(path), "goodput", request="x")
+    with pytest.raises(JournalError, match="ran under policy 'goodput'"):
+        explain(JournalLog(path), "off", request=name)
+    with pytest.raises(JournalError, match=r"it has rounds of: goodput"):
+        explain(JournalLog(path), "off")

@@ -1,0 +1,71 @@
+"""Reading a journal by policy: whose rows are whose, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adaptspec.analysis.journal_rounds import JournalLog, named_policy, nothing_of
+from adaptspec.errors import JournalError, PolicyError
+from adaptspec.records import LinesDropped, RequestStarted, to_line
+from adaptspec.simulation.cost_profiles import load_costs
+from tests.analysis.logs import header
+from tests.control.helpers import record
+
+HEADER = header(load_costs("cpu-2-cores"), ["a", "b"])
+BOTH = replace(record([1, 3], [1, 2]), request_ids=("one", "two"))
+
+
+def _started(name: str, policy: str) -> RequestStarted:
+    return RequestStarted(name, policy, None, 8, 64, None, 0.0)
+
+
+def _write(path: Path, *entries: object) -> JournalLog:
+    path.write_text("".join(to_line(entry) + "\n" for entry in entries))  # type: ignore[arg-type]  # any entries
+    return JournalLog(path)
+
+
+def test_a_round_is_split_by_who_decided_its_rows(tmp_path: Path) -> None:
+    """Rows of other policies share a round's time, and are told as such."""
+    log = _write(tmp_path / "j", HEADER, _started("one", "a"), _started("two", "b"), LinesDropped(2), BOTH)
+    (found,) = log.rounds("b")
+    assert found.own.request_ids == ("two",)
+    assert found.own.depths.tolist() == [3]
+    assert found.size == 2
+    assert (log.missing_lines, log.strays, dict(log.policies)) == (2, 0, {"a": 1, "b": 1})
+    (whole,) = JournalLog(log.path).rounds(None)
+    assert whole.own is whole.whole
+    assert "a (1 requests), b (1 requests)" in str(nothing_of(log, "c"))
+
+
+def test_requests_that_began_before_the_oldest_line_are_nobodys(tmp_path: Path) -> None:
+    """A rotated journal has lost their beginning; guessing their policy would put rounds to the wrong account."""
+    log = _write(tmp_path / "j", HEADER, _started("one", "a"), BOTH)
+    (found,) = log.rounds("a")
+    assert found.own.request_ids == ("one",)
+    assert log.strays == 1
+
+
+def test_other_models_and_missing_headers_are_refused(tmp_path: Path) -> None:
+    """Depths of one pair of models say nothing of another's."""
+    log = _write(tmp_path / "j", HEADER, replace(HEADER, pair="other"))
+    with pytest.raises(JournalError, match="different models"):
+        list(log.rounds(None))
+    with pytest.raises(JournalError, match="no header"):
+        _write(tmp_path / "k", BOTH).costs()
+
+
+def test_a_policy_is_named_by_what_the_journal_calls_it(tmp_path: Path) -> None:
+    """Of a file, the name inside; a name without a file may still be in the journal."""
+    own = tmp_path / "file.yaml"
+    own.write_text(
+        "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: inside}\n"
+        "spec: {choose: {algorithm: goodput}}\n"
+    )
+    assert named_policy(str(own))[0] == "inside"
+    assert named_policy("of-yesterday") == ("of-yesterday", None)
+    assert named_policy("goodput")[1] is not None
+    with pytest.raises(PolicyError):
+        named_policy(str(tmp_path / "none.yaml"))

@@ -1,0 +1,100 @@
+"""A trial says what a policy would have earned lately, and what it could not take into account."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from adaptspec.analysis import policy_trial as trial
+
+from adaptspec.analysis.policy_trial import try_policy
+from adaptspec.errors import ConfigError, JournalError, PolicyError
+from tests.analysis.test_journal_tape import _journal
+from tests.simulation.tapes import made_tape
+
+
+def policy(name: str, body: str) -> str:
+    return f"apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {{name: {name}}}\nspec:\n  {body}\n"
+
+
+STATIC = policy("edited", "choose: {algorithm: static, depth: 4}\n  drafters: [draft-model]")
+OFF = policy("served", "choose: {algorithm: static, depth: 0}")
+
+
+def test_it_compares_with_what_serves_and_with_plain_decoding(tmp_path: Path) -> None:
+    found = try_policy(_journal(tmp_path / "j", 4, made_tape(count=6)), STATIC, OFF)
+    assert found.current is not None
+    assert (found.edited.policy, found.current.policy, found.batch) == ("edited", "served", 1)
+    assert found.current.over_off == pytest.approx(1.0)
+    assert found.edited.over_off == pytest.approx(found.edited.goodput / found.off.goodput)
+    assert found.edited.duty > 0.9
+    assert 0.5 < found.known <= 1.0
+    assert found.left_out == ()
+
+
+def test_a_drafter_that_no_journal_replays_is_left_out_and_named(tmp_path: Path) -> None:
+    journal = _journal(tmp_path / "j", 4, made_tape(count=3))
+    both = policy("edited", "choose: {algorithm: goodput}\n  drafters: [draft-model, ngram]")
+    assert try_policy(journal, both, None).left_out == ("ngram",)
+    lookup = policy("edited", "choose: {algorithm: goodput}\n  drafters: [ngram]")
+    with pytest.raises(ConfigError, match="ngram only"):
+        try_policy(journal, lookup, None)
+    found = try_policy(journal, STATIC, lookup)
+    assert found.current is None
+    assert found.current_error is not None
+    assert "ngram only" in found.current_error
+
+
+def test_policies_that_are_served_may_be_used(tmp_path: Path) -> None:
+    """They are known by name only, and may be nowhere on this machine."""
+    journal = _journal(tmp_path / "j", 4, made_tape(count=3))
+    using = policy("edited", "choose: {algorithm: static, depth: 2}\n  when: [{batch-size: {at-least: 1}, use: mine}]")
+    found = try_policy(journal, using, using, {"mine": policy("mine", "choose: {algorithm: static, depth: 0}")})
+    assert found.current is not None
+    assert (found.edited.over_off, found.current.over_off) == (1.0, 1.0)
+    with pytest.raises(PolicyError, match=r"<body>:6:.*there is no policy 'mine'"):
+        try_policy(journal, using, None)
+
+
+def test_only_the_newest_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header comes from the beginning; requests cut in half are left out."""
+    journal = _journal(tmp_path / "j", 4, made_tape(count=12))
+    whole = try_policy(journal, STATIC, None)
+    monkeypatch.setattr(trial, "RECENT_BYTES", journal.stat().st_size // 2)
+    assert 0 < try_policy(journal, STATIC, None).requests <= whole.requests
+
+
+def test_the_newest_part_is_read_as_the_server_wrote_it_that_runs_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that ran before on the same file had other drafters: what it said of itself is no longer true."""
+    journal = _journal(tmp_path / "j", 4, made_tape(count=6))
+    monkeypatch.setattr(trial, "RECENT_BYTES", journal.stat().st_size // 2)
+    alone = try_policy(journal, STATIC, None)
+    now = journal.read_text()
+    header = now.partition("\n")[0]
+    other = header.replace('"drafters":["draft-model","ngram"]', '"drafters":["ngram"]')
+    assert other != header
+    journal.write_text(f"{other}\n{now}")
+    assert try_policy(journal, STATIC, None) == alone
+
+
+def test_what_cannot_be_tried_is_said_in_the_users_words(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=r"<body>:5:23: spec\.choose\.algorithm"):
+        try_policy(tmp_path / "j", policy("edited", "choose: {algorithm: magic}"), None)
+    with pytest.raises(JournalError, match=r"^j: cannot be read"):
+        try_policy(tmp_path / "j", STATIC, None)
+    with pytest.raises(JournalError, match=r"^off: only 0%"):
+        try_policy(_journal(tmp_path / "off", 0, made_tape(count=1)), STATIC, None)
+
+
+@pytest.mark.parametrize(("text", "key"), [(STATIC, "trial"), ("nonsense", "error")])
+def test_the_process_answers_in_json(tmp_path: Path, text: str, key: str) -> None:
+    journal = _journal(tmp_path / "j", 4, made_tape(count=2))
+    question = json.dumps({"journal": str(journal), "policy": text, "against": None, "served": {}})
+    command = [sys.executable, "-m", "adaptspec.analysis.trial_process"]
+    done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=60, check=True)
+    assert list(json.loads(done.stdout)) == [key]

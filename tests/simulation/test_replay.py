@@ -1,0 +1,117 @@
+"""Running policies: the same controller as the engine's, sums that add up, verification methods told apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adaptspec.control.language.build import load_policy_spec, parse_policy_spec
+from adaptspec.control.language.library import find_policy, shipped_policies
+from adaptspec.errors import ConfigError, TapeError
+from adaptspec.simulation.cost_profiles import load_costs
+from adaptspec.simulation.replay import Tally, replay, static_spec
+from adaptspec.simulation.scenarios import Schedule, stream
+from adaptspec.simulation.simulator import WorldSettings
+from adaptspec.types import Reason
+from tests.simulation.tapes import made_tape, one_request
+
+COSTS = load_costs("cpu-2-cores")
+HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: tested}\nspec:\n"
+
+
+def test_a_fixed_depth_by_hand() -> None:
+    """1 1 0 1 at depth 2: a round that gains three, one that gains two; every second accounted for."""
+    tape = one_request([1, 1, 0, 1, 0], prompt=1)
+    tally = replay(static_spec(2), stream(tape, Schedule((1,))), COSTS, keep=True)
+    assert [record.emitted.tolist() for record in tally.records] == [[3], [2]]
+    assert [record.drafted.tolist() for record in tally.records] == [[2], [1]], "one token is left: the bonus"
+    assert (tally.tokens, tally.rounds, tally.drafted, tally.accepted) == (5, 2, 3, 3)
+    own, context = COSTS.drafters["draft-model"], (2, 5)
+    passes = COSTS.verify_seconds(1, 3, context[0]) + COSTS.verify_seconds(1, 2, context[1])
+    drafting = 3 * COSTS.step_seconds("draft-model", 1, 0.0) + 2 * own.start
+    assert tally.seconds == pytest.approx(passes + drafting + 2 * COSTS.overhead)
+    assert tally.goodput == pytest.approx(5 / tally.seconds)
+    assert tally.mean_acceptance_length == 2.5
+    assert tally.duty == 1.0
+    assert tally.depths[:3].tolist() == [0, 1, 1]
+    assert tally.switches_per_1000 == 500.0
+
+
+def test_what_exploring_costs_is_what_its_tokens_would_have_taken_otherwise() -> None:
+    """Two plain rounds of one token a second and one that explored for three seconds: two of five were lost."""
+    quiet = replay(static_spec(0), stream(one_request([0, 0, 0]), Schedule((1,))), COSTS, keep=True).records
+    tally = Tally()
+    for record, seconds, reason in zip(quiet, (1.0, 3.0, 1.0), (Reason.OFF, Reason.EXPLORE, Reason.OFF), strict=True):
+        tally.add(replace(record, total_seconds=seconds, reasons=np.array([int(reason)])))
+    tally.tokens, tally.seconds = 3, 5.0
+    assert tally.probing_cost == pytest.approx(2.0 / 5.0)
+    assert tally.tries == 1
+    assert list(tally.spent.values()) == [5.0]
+    assert Tally().probing_cost == 0.0
+
+
+def test_an_empty_run_has_no_averages() -> None:
+    tally = Tally()
+    assert (tally.mean_acceptance_length, tally.duty, tally.switches_per_1000) == (1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("path", shipped_policies(), ids=lambda path: path.stem)
+def test_every_shipped_policy_can_be_simulated(path) -> None:  # type: ignore[no-untyped-def]
+    """At batch 1 and 4; deterministic; not far below plain decoding whatever it chooses."""
+    tape = made_tape(count=2, length=30)
+    spec = load_policy_spec(path)
+    for batch in (1, 4):
+        made = stream(tape, Schedule((batch,)))
+        once, again = (replay(spec, made, COSTS) for _ in range(2))
+        assert once.seconds == again.seconds
+        assert once.tokens > 0
+
+
+def test_rejection_and_block_draw_agreement_from_its_chance() -> None:
+    """Another verification meets another agreement; a seed decides which."""
+    made = stream(made_tape({"rag": 0.4}, count=4, length=100), Schedule((1,)))
+
+    def accepted(method: str, seed: int = 0) -> int:
+        text = HEAD + f"  choose: {{algorithm: static, depth: 3}}\n  verification: {{method: {method}}}\n"
+        return replay(parse_policy_spec(text), made, COSTS, WorldSettings(seed=seed)).accepted
+
+    assert accepted("rejection") == accepted("block") != accepted("coupled")
+    assert accepted("rejection", 1) != accepted("rejection", 2)
+    assert accepted("coupled", 1) == accepted("coupled", 2)
+
+
+def test_lossy_verification_cannot_be_followed() -> None:
+    text = HEAD + "  choose: {algorithm: static, depth: 3}\n  verification: {method: typical, lossy: true}\n"
+    with pytest.raises(TapeError, match="lossless"):
+        replay(parse_policy_spec(text), stream(made_tape(), Schedule((1,))), COSTS)
+
+
+def test_one_tape_is_not_followed_in_two_ways() -> None:
+    """Agreement is either the recorded one or drawn by chance; tasks that differ only within one way are fine."""
+    made = stream(made_tape({"rag": 0.4}, count=4, length=100), Schedule((1,)))
+
+    def played(usual: str, of_task: str) -> int:
+        text = HEAD + f"  choose: {{algorithm: static, depth: 3}}\n  verification: {{method: {usual}}}\n"
+        text += f"  tasks: {{code: {{verification: {{method: {of_task}}}}}}}\n"
+        return replay(parse_policy_spec(text), made, COSTS).accepted
+
+    assert played("rejection", "block") == played("block", "block") != played("coupled", "coupled")
+    with pytest.raises(TapeError, match="one method for all tasks"):
+        played("coupled", "rejection")
+
+
+def test_a_policy_whose_drafter_is_not_on_the_tape_is_refused() -> None:
+    tape = one_request([1, 0, 1])
+    with pytest.raises(ConfigError, match="ngram"):
+        replay(load_policy_spec(find_policy("goodput-ngram")), stream(tape, Schedule((1,))), COSTS)
+
+
+def test_a_policy_may_believe_in_other_costs_than_the_truth() -> None:
+    """Only what it decides changes; a fixed depth does not look at costs at all."""
+    made = stream(made_tape(), Schedule((1,)))
+    other = load_costs("gpu-8b").profile()
+    assert replay(static_spec(3), made, COSTS, profile=other).seconds == replay(static_spec(3), made, COSTS).seconds
+    goodput = load_policy_spec(find_policy("goodput"))
+    assert replay(goodput, made, COSTS, profile=other).seconds != replay(goodput, made, COSTS).seconds

@@ -1,0 +1,231 @@
+"""The simulated engine: honest accounts, the same every time, and records like the engine's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptspec.control.controller import Controller
+from adaptspec.control.cost import CostTable
+from adaptspec.control.language.build import build_policy, load_policy_spec
+from adaptspec.control.language.library import find_policy
+from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.errors import TapeError
+from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
+from adaptspec.simulation.replay import replay, static_spec
+from adaptspec.simulation.scenarios import Schedule, Stream, stream
+from adaptspec.simulation.simulator import World, WorldSettings
+from adaptspec.types import RoundRecord
+from tests.engine.conftest import Dictated
+from tests.simulation.tapes import made_tape, one_request
+
+COSTS = load_costs("cpu-2-cores")
+BOTH = ("draft-model", "ngram")
+
+
+def world(
+    made: Stream,
+    choose: Callable[[int, int], Sequence[int]],
+    *,
+    drafters: tuple[str, ...] = BOTH,
+    settings: WorldSettings = WorldSettings(),
+    costs: MachineCosts = COSTS,
+    pace: Callable[[int], float] | None = None,
+) -> World:
+    """A world whose depths are dictated; drafters take turns by row and round."""
+    policy = Dictated(drafters, choose)
+    here = tuple(name for name in settings.drafters if name in made.tape.views)
+    return World(made, costs, Controller({"p": policy}, "p", here, made.most_rows), settings, pace)
+
+
+def finish(one: World) -> list[RoundRecord]:
+    records = []
+    while not one.over:
+        records.append(one.round())
+    return records
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    depths=st.lists(st.integers(0, 9), min_size=1, max_size=30),
+    batch=st.integers(1, 5),
+    prefill=st.sampled_from([0, 7, 512]),
+    catch_up=st.sampled_from([8, 512]),
+    beyond=st.integers(0, 4),
+)
+def test_accounts_add_up(depths: list[int], batch: int, prefill: int, catch_up: int, beyond: int) -> None:
+    """Whatever is decided: every token is emitted once, nothing passes its limit, and sums are those of the rounds."""
+    tape = made_tape(count=2, length=14, beyond=beyond, most=14 + beyond)
+    made = Stream(tape, tuple(range(6)), Schedule((batch,)))
+    settings = WorldSettings(prefill_tokens=prefill, catch_up_tokens=catch_up)
+    one = world(made, lambda n, size: [depths[(n + i) % len(depths)] for i in range(size)], settings=settings)
+    emitted: dict[str, int] = {}
+    records = finish(one)
+    for record in records:
+        assert (record.accepted <= record.drafted).all()
+        assert (record.drafted <= record.depths).all()
+        assert (record.emitted <= record.accepted + 1).all()
+        assert (record.emitted >= 1).all()
+        assert record.verify_tokens == len(record.rows) + record.drafted.sum() + record.prefill_tokens
+        assert record.confidence.shape == (len(record.rows), record.depths.max(initial=0))
+        assert 0 < record.draft_seconds + record.verify_seconds <= record.total_seconds
+        for name, count in zip(record.request_ids, record.emitted.tolist(), strict=True):
+            emitted[name] = emitted.get(name, 0) + count
+    assert all(count <= 13 for count in emitted.values())
+    assert sum(count == 13 for count in emitted.values()) >= 6 - batch + 1
+    firsts = one.tokens - sum(emitted.values())
+    assert (len(emitted) <= firsts <= 6) if prefill else not firsts
+    assert one.seconds == pytest.approx(sum(record.total_seconds for record in records))
+    assert [record.number for record in records] == list(range(1, one.rounds + 1))
+
+
+def test_batch_one_emits_the_whole_tape() -> None:
+    tape = made_tape(count=2)
+    one = world(stream(tape, Schedule((1,))), lambda n, size: [3] * size)
+    finish(one)
+    assert one.tokens == int((tape.lengths - 1).sum()), "the first tokens are the prompts'"
+
+
+def test_prompts_share_rounds_with_decoding() -> None:
+    """At most so many prompt tokens a round, first come first served; the end of a prompt yields the first token."""
+    tape = made_tape({"code": 0.5}, count=3, length=30, prompt=20)
+    settings = WorldSettings(prefill_tokens=16)
+    one = world(Stream(tape, (0, 1, 2), Schedule((2,))), lambda n, size: [0] * size, settings=settings)
+    records = finish(one)
+    assert [record.prefill_tokens for record in records[:4]] == [16, 16, 8, 0]
+    assert [len(record.rows) for record in records[:4]] == [0, 0, 1, 2]
+    assert records[2].verify_tokens == 9
+    firsts = one.tokens - sum(int(record.emitted.sum()) for record in records)
+    assert firsts == 2, "the world ends when one row runs empty, before the third prompt is read"
+
+
+def test_a_request_of_one_token_takes_no_round() -> None:
+    tape = one_request([])
+    one = world(Stream(tape, (0, 0), Schedule((1,))), lambda n, size: [3] * size, drafters=("draft-model",))
+    assert one.over
+
+
+def test_runs_are_deterministic_and_noise_is_seeded() -> None:
+    """Without noise times are the cost table's; with it they scatter around them, the same for one seed."""
+    made = stream(made_tape(), Schedule((4,)))
+
+    def seconds(noise: float, seed: int) -> float:
+        one = world(made, lambda n, size: [2] * size, settings=WorldSettings(noise=noise, seed=seed))
+        finish(one)
+        return one.seconds
+
+    assert seconds(0.0, 0) == seconds(0.0, 1)
+    assert seconds(0.1, 0) == seconds(0.1, 0) != seconds(0.1, 1)
+    assert seconds(0.1, 0) == pytest.approx(seconds(0.0, 0), rel=0.05)
+
+
+def test_a_slow_moment_slows_its_rounds_only() -> None:
+    made = stream(made_tape(), Schedule((1,)))
+    plain = finish(world(made, lambda n, size: [0] * size))
+    slow = finish(world(made, lambda n, size: [0] * size, pace=lambda number: 3.0 if number == 5 else 1.0))
+    ratio = [b.total_seconds / a.total_seconds for a, b in zip(plain, slow, strict=True)]
+    assert ratio[5] == pytest.approx(3.0)
+    assert ratio[4] == ratio[6] == 1.0
+
+
+def test_the_crowd_comes_and_goes_with_the_schedule() -> None:
+    """Never more than the stage allows are let in; those that run when it shrinks finish first; one ends alone."""
+    made = stream(made_tape(count=8), Schedule((1, 6, 1)))
+    sizes = [len(record.rows) for record in finish(world(made, lambda n, size: [0] * size))]
+    assert sizes[0] == sizes[-1] == 1
+    assert max(sizes) == 6
+
+
+def test_lookups_are_scored_where_they_do_not_draft() -> None:
+    """Against the tokens of the round, which is all that anybody knows; a draft model is not, and needs no row."""
+    tape = made_tape({"code": 0.6}, count=1, length=60)
+    run, reach = tape.views["ngram"].run, tape.views["ngram"].reach
+    records = finish(world(stream(tape, Schedule((1,))), lambda n, size: [n % 3] * size))
+    at, scored = 1, 0
+    for record in records:
+        assert record.shadow is not None
+        assert record.shadow_drafted is not None
+        gained = int(record.emitted[0])
+        idle = record.drafter[0] != 1 or not record.depths[0]
+        assert record.shadow[0, 0] == -1
+        assert record.shadow[1, 0] == (min(int(run[at]), gained) if idle else -1)
+        assert record.shadow_drafted[1, 0] == (min(int(reach[at]), gained) if idle else -1)
+        scored += idle
+        at += gained
+    assert 0 < scored < len(records)
+
+
+def test_both_drafters_may_serve_one_round() -> None:
+    """Each row by its own, with its own confidences; only the model's steps and catching up are counted."""
+    tape = made_tape({"json": 0.9}, count=4)
+    records = finish(world(stream(tape, Schedule((4,))), lambda n, size: [3] * size))
+    mixed = next(record for record in records if record.drafted.all() and len(set(record.drafter.tolist())) == 2)
+    assert np.isnan(mixed.confidence[mixed.drafter == 1]).all()
+    assert not np.isnan(mixed.confidence[mixed.drafter == 0, 0]).any()
+    assert mixed.draft_steps == 3
+
+
+def test_signals_are_the_engines() -> None:
+    """Context, emitted tokens, room for drafts, and the lag of each drafter in the engine's order."""
+    seen = []
+
+    class Watching(Dictated):
+        def decide(self, signals):  # type: ignore[no-untyped-def]
+            seen.append(signals)
+            return super().decide(signals)
+
+    tape = made_tape({"code": 1.0}, count=1, length=10, prompt=24, most=12)
+    policy = Watching(BOTH, lambda n, size: [2 if n == 1 else 0] * size)
+    one = World(Stream(tape, (0,), Schedule((1,))), COSTS, Controller({"p": policy}, "p", BOTH, 1))
+    finish(one)
+    first, second = seen[0], seen[1]
+    assert (first.context.tolist(), first.position.tolist(), first.limits.tolist()) == ([25], [1], [10])
+    assert first.lag.tolist() == [[23], [0]]
+    moved = int(second.position[0]) - 1
+    assert second.context.tolist() == [25 + moved]
+    assert second.limits.tolist() == [10 - moved]
+
+
+def test_a_tape_and_costs_without_a_common_drafter_are_refused() -> None:
+    tape = one_request([1, 0])
+    with pytest.raises(TapeError, match="in common with ngram"):
+        replay(static_spec(0), Stream(tape, (0,), Schedule((1,))), COSTS, WorldSettings(drafters=("ngram",)))
+
+
+class Onlooker(Controller):
+    """Keeps the signals it was shown."""
+
+    def __init__(self, policy: str, cost: CostTable, rows: int) -> None:
+        built = build_policy(load_policy_spec(find_policy(policy)), cost, rows)
+        super().__init__({policy: built}, policy, BOTH, rows, cost=cost)
+        self.seen: list[BatchSignals] = []
+
+    def decide(self, signals: BatchSignals) -> Decision:
+        self.seen.append(signals)
+        return super().decide(signals)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_offers_are_what_a_lookup_would_draft(batch: int) -> None:
+    """Known before the round, within the limits, never of a draft model: exactly what is then drafted."""
+    made = stream(made_tape(count=3, length=20), Schedule((batch,)))
+    controller = Onlooker("goodput", CostTable(COSTS.profile()), batch)
+    one = World(made, COSTS, controller)
+    records = finish(one)
+    assert any(signals.offered.any() for signals in controller.seen)
+    for signals, record in zip(controller.seen, records, strict=True):
+        assert not signals.offered[0].any()
+        assert (signals.offered <= signals.limits).all()
+        ran = (record.drafter == 1) & (record.depths > 0)
+        assert (record.drafted[ran] == np.minimum(record.depths, signals.offered[1])[ran]).all()
+
+
+def test_nobody_looks_where_no_policy_takes_offers() -> None:
+    made = stream(made_tape(count=2, length=12), Schedule((2,)))
+    controller = Onlooker("static-3", CostTable(COSTS.profile()), 2)
+    finish(World(made, COSTS, controller))
+    assert not any(signals.offered.any() for signals in controller.seen)
