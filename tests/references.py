@@ -23,7 +23,7 @@ from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.replay import replay
 from adaptspec.simulation.scenarios import Stream
-from adaptspec.simulation.simulator import WorldSettings
+from adaptspec.simulation.simulator import SimulatorSettings
 
 FILE = Path(__file__).with_name("references.json")
 CHECKED = 64  # thirty of them
@@ -86,7 +86,7 @@ def _feed(made: Any, one: object) -> None:
     made.update(b")")
 
 
-def goodput(rule: str, stream: Stream, costs: MachineCosts, settings: WorldSettings = WorldSettings()) -> float:
+def goodput(rule: str, stream: Stream, costs: MachineCosts, settings: SimulatorSettings = SimulatorSettings()) -> float:
     """What a policy, given as YAML, delivers: for rules that learn nothing, or are not what is under test."""
     spec = parse_policy_spec(rule)
     of_costs = (costs.name, costs.overhead, costs.per_cached_token, costs.drafters, costs.profile())
@@ -96,7 +96,7 @@ def goodput(rule: str, stream: Stream, costs: MachineCosts, settings: WorldSetti
 
 
 def fixed_goodput(
-    depth: int, drafter: str, stream: Stream, costs: MachineCosts, settings: WorldSettings = WorldSettings()
+    depth: int, drafter: str, stream: Stream, costs: MachineCosts, settings: SimulatorSettings = SimulatorSettings()
 ) -> float:
     """The same of one depth of one drafter throughout."""
     return goodput(STATIC % (depth, drafter), stream, costs, settings)

@@ -2,18 +2,102 @@
 
 Dynamic programming over output positions, from the last to the first. Exact for a request alone, with what a draft
 model has missed counted as read in the round that drafts again (the engine reads at most 512 tokens a round: where a
-lag is longer, the true optimum is a little slower than this).
+lag is longer, the true optimum is a little slower than this). In a batch it is priced with shares of rounds that no
+round of at most so many rows can undercut, so that the plan is at most as slow as any real one: see `shares`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
-from adaptspec.analysis.row_costs import RowCosts
 from adaptspec.errors import ConfigError
+from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.tape import Tape
 
 _NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class RowCosts:
+    """Seconds of a row's round. `verify[n]` and `steps[n]` are for n drafted tokens, overhead included in `verify`;
+    cached tokens come on top: `per_cached` for each the target attends to, `draft_per_cached` for each of a draft step.
+    """
+
+    verify: Sequence[float]
+    steps: Sequence[float]  # n draft steps in all
+    catch_up: float  # per token
+    per_cached: float
+    draft_per_cached: float
+    draft_row: float  # a row that drafts, whatever its depth
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether drafting takes passes of a model, which must have read what came before."""
+        return self.steps[-1] > 0.0
+
+    def round(self, context: int, drafted: int, asked: int | None = None) -> float:
+        """A round that verifies `drafted` tokens; `asked` differs where an n-gram drafter found fewer."""
+        seconds = self.verify[drafted] + self.per_cached * context
+        if drafted or asked:
+            seconds += self.steps[drafted] + self.draft_row
+            seconds += self.draft_per_cached * drafted * (context + (drafted - 1) / 2)
+        return seconds
+
+    def reading(self, context: int) -> float:
+        """A round in which the draft model takes a step to read on, and drafts nothing yet."""
+        return self.round(context, 1) - self.verify[1] + self.verify[0]
+
+
+def alone(costs: MachineCosts, drafter: str, deepest: int) -> RowCosts:
+    """The exact costs of a round of one row."""
+    verify = [costs.overhead + costs.verify_seconds(1, 1 + n, 0.0) for n in range(deepest + 1)]
+    return _row_costs(costs, drafter, 1, verify)
+
+
+def shares(costs: MachineCosts, drafter: str, deepest: int, rows: int) -> list[RowCosts]:
+    """Shares of a round of `rows` rows, each of which underestimates every round; the largest bound is the best.
+
+    For any slope b, a round that verifies n tokens takes at least a(b) + b n with a(b) = min over n of (T(n) - b n), n
+    from `rows` to rows x (deepest + 1): a row with d drafts gets a(b) / rows + b (1 + d). A draft step of m <= rows
+    rows takes at least m / rows of a full one if its cost does not fall with m per row more than in proportion, which
+    holds for a line s0 + s1 m. Slopes tried are those of the lower convex hull of T: between hull points no other
+    slope gives a higher a(b) + b n.
+    """
+    sizes = range(rows, rows * (deepest + 1) + 1)
+    points = [(float(n), costs.overhead + costs.verify_seconds(rows, n, 0.0)) for n in sizes]
+    priced = []
+    for (x0, y0), (x1, y1) in pairwise(_lower_hull(points)):
+        slope = (y1 - y0) / (x1 - x0)
+        fixed = (y0 - slope * x0) / rows
+        priced.append(_row_costs(costs, drafter, rows, [fixed + slope * (1 + n) for n in range(deepest + 1)]))
+    return priced
+
+
+def _row_costs(costs: MachineCosts, drafter: str, rows: int, verify: Sequence[float]) -> RowCosts:
+    own, step = costs.drafters[drafter], costs.step_seconds(drafter, rows, 0.0) / rows
+    return RowCosts(
+        verify,
+        [step * n for n in range(len(verify))],
+        own.catch_up_per_token,
+        costs.per_cached_token,
+        own.per_cached_token,
+        own.per_row + own.start / rows,
+    )
+
+
+def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    hull: list[tuple[float, float]] = []
+    for x, y in points:
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = hull[-2], hull[-1]
+            # Points closer to the chord than rounding would only make slopes that differ by rounding.
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0) * (1.0 - 1e-12):
+                break
+            hull.pop()
+        hull.append((x, y))
+    return hull
 
 
 def plan_seconds(tape: Tape, request: int, rows: Mapping[str, RowCosts]) -> float:
@@ -27,20 +111,22 @@ def plan_seconds(tape: Tape, request: int, rows: Mapping[str, RowCosts]) -> floa
     Raises:
         ConfigError: there is more than one draft model.
     """
-    model = _model(rows)
-    price = rows[model].catch_up if model else 0.0
-    options = _Options(tape, request, rows)
-    length, prompt = options.length, options.prompt
+    models = [name for name, row in rows.items() if row.runs_model]
+    if len(models) > 1:
+        raise ConfigError(f"the clairvoyant plan knows one draft model, not {' and '.join(models)}; name one of them")
+    price = rows[models[0]].catch_up if models else 0.0
+    length, prompt = int(tape.lengths[request]), int(tape.prompt_tokens[request])
+    plain = next(iter(rows.values()))
     coming, never, fresh = [_NEVER] * (length + 1), [0.0] * (length + 1), [0.0] * (length + 1)
+    drafts = {name: list(_drafts(tape, request, name, row)) for name, row in rows.items()}
     for at in range(length - 1, 0, -1):
-        draft = _NEVER
-        if model:
-            for seconds, to, missed in options.drafts(model, at, past_run=1):
-                draft = min(draft, seconds + (fresh[to] if missed else min(coming[to], never[to])))
-        idle = [(options.plain(at), at + 1)]
-        for lookup in rows:
-            if lookup != model:
-                idle += [(seconds, to) for seconds, to, _ in options.drafts(lookup, at)]
+        draft, idle = _NEVER, [(plain.round(prompt + at, 0), at + 1)]
+        for name, row in rows.items():
+            if row.runs_model:
+                for seconds, to, missed in drafts[name][at]:
+                    draft = min(draft, seconds + (fresh[to] if missed else min(coming[to], never[to])))
+            else:
+                idle += [(seconds, to) for seconds, to, _ in drafts[name][at]]
         coming[at] = min(draft, *(seconds + price * (to - at) + coming[to] for seconds, to in idle), _NEVER)
         never[at] = min(seconds + never[to] for seconds, to in idle)
         later = (seconds + min(coming[to] + price * (to - at - 1), never[to]) for seconds, to in idle)
@@ -48,31 +134,16 @@ def plan_seconds(tape: Tape, request: int, rows: Mapping[str, RowCosts]) -> floa
     return 0.0 if length == 1 else min(coming[1] + price * (prompt - 1), never[1])
 
 
-def _model(rows: Mapping[str, RowCosts]) -> str | None:
-    models = [name for name, row in rows.items() if row.runs_model]
-    if len(models) > 1:
-        raise ConfigError(f"the clairvoyant plan knows one draft model, not {' and '.join(models)}; name one of them")
-    return models[0] if models else None
+def _drafts(tape: Tape, request: int, drafter: str, row: RowCosts) -> Iterator[list[tuple[float, int, bool]]]:
+    """By position: seconds, next position, and whether the draft ended in a miss, for every depth that may be worth it.
 
-
-class _Options:
-    """What a round may do at each position of one request, as plain numbers."""
-
-    def __init__(self, tape: Tape, request: int, rows: Mapping[str, RowCosts]) -> None:
-        start = int(tape.offsets[request])
-        self.length = int(tape.lengths[request])
-        self.prompt = int(tape.prompt_tokens[request])
-        self._most = int(tape.max_tokens[request])
-        self._rows = rows
-        self._runs = {name: tape.views[name].run[start : start + self.length].tolist() for name in rows}
-
-    def plain(self, at: int) -> float:
-        """Seconds of a round without drafts."""
-        return next(iter(self._rows.values())).round(self.prompt + at, 0)
-
-    def drafts(self, drafter: str, at: int, past_run: int = 0) -> Iterator[tuple[float, int, bool]]:
-        """Seconds, next position, and whether the draft ended in a miss, for every depth that may be worth it."""
-        row, run = self._rows[drafter], self._runs[drafter][at]
-        limit = min(row.deepest, self._most - at - 1, run + past_run)
-        for depth in range(1, limit + 1):
-            yield row.round(self.prompt + at, depth), min(at + min(depth, run) + 1, self.length), depth > run
+    One token past the run may be worth it only to a model, which reads it meanwhile.
+    """
+    start, length = int(tape.offsets[request]), int(tape.lengths[request])
+    prompt, most = int(tape.prompt_tokens[request]), int(tape.max_tokens[request])
+    for at, run in enumerate(tape.views[drafter].run[start : start + length].tolist()):
+        limit = min(len(row.verify) - 1, most - at - 1, run + row.runs_model)
+        yield [
+            (row.round(prompt + at, depth), min(at + min(depth, run) + 1, length), depth > run)
+            for depth in range(1, limit + 1)
+        ]

@@ -1,7 +1,4 @@
-"""What a journal says of a policy's choices: counted by reason, depth and task, round by round, and its switches.
-
-Knows numbers; the words for them are `explain_report`'s.
-"""
+"""What a journal says of a policy's choices: counted by reason, depth and task, round by round, and its switches."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptspec.analysis.journal_rounds import JournalLog, LoggedRound, nothing_of
+from adaptspec.analysis.journal_rounds import JournalLog, LoggedRound
 from adaptspec.control.cost import CostTable
 from adaptspec.control.guards import Guarding
 from adaptspec.errors import JournalError
@@ -231,7 +228,7 @@ def explain(log: JournalLog, policy: str, *, request: str | None = None, rounds:
             raise JournalError(f"{log.path}: request {request} ran under policy {known.policy!r}; explain that one")
         if request is not None and log.policies.get(policy):
             raise JournalError(f"{log.path}: there is no request {request!r}; its ids are those of the responses")
-        raise nothing_of(log, policy)
+        raise log.nothing_of(policy)
     return found
 
 

@@ -1,7 +1,4 @@
-"""Rounds of a journal by the policy that decided them, and what drafting is measured against there.
-
-Reads entry by entry, so that a journal may be larger than memory. Knows what was written down; it judges nothing.
-"""
+"""Rounds of a journal by the policy that decided them. Read entry by entry: a journal may be larger than memory."""
 
 from __future__ import annotations
 
@@ -19,12 +16,12 @@ from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import JournalError
 from adaptspec.records import JournalHeader, LinesDropped, RequestFinished, RequestStarted, read_entries
-from adaptspec.types import IntArray, RoundRecord
+from adaptspec.types import RoundRecord
 
 
 @dataclass(frozen=True)
 class LoggedRound:
-    """The rows of one round that a policy decided. `size` counts all rows of the round, `whole` is all of it."""
+    """A round, and `own`: those of its rows that one policy decided."""
 
     own: RoundRecord
     whole: RoundRecord
@@ -55,11 +52,6 @@ class JournalLog:
         return Counter(started.policy for started in self.requests.values() if started.policy)
 
     @property
-    def drafters(self) -> Sequence[str]:
-        """Names of the engine's drafters."""
-        return self.known_header.drafters
-
-    @property
     def known_header(self) -> JournalHeader:
         """The header.
 
@@ -69,6 +61,11 @@ class JournalLog:
         if self.header is None:
             raise JournalError(f"{self.path}: it has no header; give the file that --journal wrote, from its beginning")
         return self.header
+
+    @property
+    def drafters(self) -> Sequence[str]:
+        """Names of the engine's drafters. Raises JournalError."""
+        return self.known_header.drafters
 
     def costs(self) -> CostTable:
         """The machine's costs as the server measured them at its start. Raises JournalError and ConfigError."""
@@ -81,31 +78,31 @@ class JournalLog:
             JournalError: it is no journal, or the models changed within it.
         """
         for entry in read_entries(self.path):
-            if isinstance(entry, RoundRecord):
-                mine = self._rows_of(policy, entry)
-                if len(mine):
-                    yield LoggedRound(entry if len(mine) == len(entry.rows) else entry.take(mine), entry)
-            elif isinstance(entry, RequestStarted):
-                self.requests[entry.id] = entry
-            elif isinstance(entry, RequestFinished):
-                self.finished[entry.id] = entry
-            elif isinstance(entry, LinesDropped):
-                self.missing_lines += entry.lines
-            else:
-                self._begin(entry)
+            match entry:
+                case RoundRecord():
+                    known = [self.requests.get(name) for name in entry.request_ids]
+                    self.strays += known.count(None)
+                    mine = [i for i, one in enumerate(known) if one and policy in (None, one.policy)]
+                    if mine:
+                        yield LoggedRound(entry if len(mine) == len(known) else entry.take(np.array(mine)), entry)
+                case RequestStarted():
+                    self.requests[entry.id] = entry
+                case RequestFinished():
+                    self.finished[entry.id] = entry
+                case LinesDropped():
+                    self.missing_lines += entry.lines
+                case JournalHeader():
+                    before = self.header or entry
+                    if (before.pair, list(before.drafters)) != (entry.pair, list(entry.drafters)):
+                        said = "its rounds are of different models; use a journal of one pair of models"
+                        raise JournalError(f"{self.path}: {said}")
+                    self.header = entry
 
-    def _begin(self, header: JournalHeader) -> None:
-        before = self.header
-        if before is not None and (before.pair, list(before.drafters)) != (header.pair, list(header.drafters)):
-            raise JournalError(f"{self.path}: its rounds are of different models; use a journal of one pair of models")
-        self.header = header
-
-    def _rows_of(self, policy: str | None, record: RoundRecord) -> IntArray:
-        """Positions of its rows in the batch."""
-        known = [self.requests.get(name) for name in record.request_ids]
-        self.strays += sum(started is None for started in known)
-        return np.array(
-            [i for i, started in enumerate(known) if started and policy in (None, started.policy)], dtype=np.int64
+    def nothing_of(self, policy: str) -> JournalError:
+        """The error for a journal without rounds of a policy: says whose it has."""
+        found = ", ".join(f"{name} ({count} requests)" for name, count in self.policies.most_common())
+        return JournalError(
+            f"{self.path}: no round was decided by policy {policy!r}; it has rounds of: {found or 'none'}"
         )
 
 
@@ -139,9 +136,3 @@ def served_policy(path: Path, request: str | None = None) -> str:
         raise JournalError(f"{path}: it has no requests, so there is nothing to explain; serve some first")
     default = log.known_header.default
     return default if default in policies else policies.most_common(1)[0][0]
-
-
-def nothing_of(log: JournalLog, policy: str) -> JournalError:
-    """The error for a journal without rounds of a policy: says whose it has."""
-    found = ", ".join(f"{name} ({count} requests)" for name, count in log.policies.most_common())
-    return JournalError(f"{log.path}: no round was decided by policy {policy!r}; it has rounds of: {found or 'none'}")

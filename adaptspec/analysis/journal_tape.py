@@ -22,7 +22,7 @@ from adaptspec.errors import ConfigError, JournalError
 from adaptspec.records import RequestStarted
 from adaptspec.simulation.cost_profiles import MachineCosts, of_table
 from adaptspec.simulation.tape import DraftView, Recorded, Tape, tape_of
-from adaptspec.types import FloatArray, IntArray, RoundRecord
+from adaptspec.types import IntArray, RoundRecord
 
 DRAFTER = "draft-model"
 # With less than this seen, a tape would be made of guesses.
@@ -53,7 +53,7 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
     Raises:
         JournalError: it is no journal, holds no whole request that the draft model drafted for, or knows too little.
     """
-    log, notes, costs = JournalLog(path), dict[str, _Notes](), None
+    log, requests, costs = JournalLog(path), dict[str, _Request](), None
     rounds = plain = 0
     for logged in log.rounds(None):
         if DRAFTER not in log.drafters:
@@ -65,10 +65,10 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
         rounds, plain = rounds + 1, plain + (not logged.whole.drafting)
         own = list(log.drafters).index(DRAFTER)
         for i, name in enumerate(logged.own.request_ids):
-            notes.setdefault(name, _Notes(log.requests[name])).add(logged.own, i, own)
+            requests.setdefault(name, _Request(log.requests[name])).add(logged.own, i, own)
     whole = {
         name: one
-        for name, one in notes.items()
+        for name, one in requests.items()
         if name in log.finished and one.length == log.finished[name].tokens and one.length > 1
     }
     if costs is None or not whole:
@@ -102,8 +102,8 @@ def narrowed(spec: PolicySpec, known: Sequence[str]) -> PolicySpec:
 
 
 @dataclass
-class _Notes:
-    """One request: known positions as (agreed, confidence, entropy)."""
+class _Request:
+    """What rounds said of one: known positions as (agreed, confidence, entropy)."""
 
     started: RequestStarted
     length: int = 1  # the first token comes with the prompt
@@ -126,8 +126,7 @@ class _Notes:
 
     def recorded(self, name: str, pool: _Pool, rng: np.random.Generator) -> Recorded:
         agreed: IntArray = np.full(self.length, _UNKNOWN, dtype=np.int64)
-        sure: FloatArray = np.full(self.length, np.nan)
-        spread: FloatArray = np.full(self.length, np.nan)
+        sure, spread = np.full((2, self.length), np.nan)
         for at in range(1, self.length):
             found = self.known.get(at)
             if found is None:
@@ -141,9 +140,9 @@ class _Notes:
         )
 
 
-def _pool(notes: list[_Notes]) -> _Pool:
+def _pool(requests: list[_Request]) -> _Pool:
     pool: _Pool = defaultdict(list)
-    for one in notes:
+    for one in requests:
         for at, found in one.known.items():
             before = one.known.get(at - 1)
             if before is not None:

@@ -1,7 +1,7 @@
 """What a policy would have earned, from the journal of one that explores: rounds where both decide alike, weighted.
 
-Drives the policy itself over the journal's rounds. Knows what a journal says of them, which is less than the engine
-knew: how far a draft model lags is taken from the rounds it ran in.
+Drives the policy itself over the journal's rounds, which say less than the engine knew: how far a draft model lags is
+taken from the rounds it ran in.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.analysis.importance_weighting import WeightedGoodput, weighted_goodput
-from adaptspec.analysis.journal_rounds import JournalLog, LoggedRound, nothing_of
+from adaptspec.analysis.journal_rounds import JournalLog, LoggedRound
 from adaptspec.control.controller import Controller
 from adaptspec.control.labels import Labels, Names
 from adaptspec.control.language.build import build_policy
@@ -109,18 +109,18 @@ def estimate(
         replica = replica or _Replica(log, spec)
         seen.add(one, replica)
     if replica is None:
-        raise nothing_of(log, logged)
+        raise log.nothing_of(logged)
     where = f"{log.path}: policy {logged!r}"
     _refuse_what_says_nothing(where, seen)
     rounds, matched = len(seen.tokens), np.array(seen.matched)
-    tokens, seconds, propensity = (
-        np.array(part, dtype=np.float64) for part in (seen.tokens, seen.seconds, seen.propensity)
-    )
+    columns = (np.array(part, dtype=np.float64) for part in (seen.tokens, seen.seconds, seen.propensity))
     try:
-        result = weighted_goodput(tokens, seconds, propensity, matched, clip=clip, level=level)
+        result = weighted_goodput(*columns, matched, clip=clip, level=level)
     except ValueError as error:
         raise _no_overlap(where, spec, f"they agree in {int(matched.sum())} of {rounds} rounds") from error
-    found = OffPolicyEstimate(spec.name, logged, rounds, result, seen.left_out, _learns(spec))
+    found = OffPolicyEstimate(
+        spec.name, logged, rounds, result, seen.left_out, spec.spec.choose.algorithm not in ("static", "batch-table")
+    )
     if result.effective < _LEAST_EFFECTIVE or result.blocks < _LEAST_BLOCKS:
         share = f"the {result.matched} of {rounds} rounds that agree weigh as much as {result.effective:.0f}"
         raise _no_overlap(where, spec, share)
@@ -197,10 +197,6 @@ def _refuse_what_says_nothing(where: str, seen: _Seen) -> None:
         )
 
 
-def _learns(spec: PolicySpec) -> bool:
-    return spec.spec.choose.algorithm not in ("static", "batch-table")
-
-
 def _no_overlap(where: str, spec: PolicySpec, why: str) -> JournalError:
     return JournalError(
         f"{where} did too little of what {spec.name!r} would do: {why}; log a policy that explores more, such as "
@@ -255,14 +251,7 @@ class _Replica:
         lag = np.where(self.runs_model[:, None], np.maximum(record.context - cached - 2, 0), 0)
         nothing = np.zeros(len(known), dtype=np.int64)
         signals = BatchSignals(
-            record.rows,
-            nothing,
-            record.context,
-            limits,
-            lag,
-            np.zeros_like(lag),
-            position,
-            record.prefill_tokens,
+            record.rows, nothing, record.context, limits, lag, np.zeros_like(lag), position, record.prefill_tokens
         )
         decision = self._controller.decide(signals)
         self._decided = decision.number

@@ -1,7 +1,6 @@
 """References in hindsight: fixed depths, each request at its own best depth, and the clairvoyant oracle.
 
-All read the same tape and costs as the simulator. The clairvoyant oracle knows every agreement in advance and plans
-each request's rounds by dynamic programming; no causal policy reaches it.
+All read the same tape and costs as the simulator. No causal policy reaches the oracle, which knows every agreement.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adaptspec.analysis.clairvoyant import plan_seconds
-from adaptspec.analysis.row_costs import RowCosts, alone, shares
+from adaptspec.analysis.clairvoyant import RowCosts, alone, plan_seconds, shares
 from adaptspec.simulation.cost_profiles import MachineCosts
-from adaptspec.simulation.phases import phases_of
 from adaptspec.simulation.replay import replay, static_spec
-from adaptspec.simulation.scenarios import Stream
-from adaptspec.simulation.simulator import WorldSettings
+from adaptspec.simulation.scenarios import Stream, phases_of
+from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.simulation.tape import Tape
 from adaptspec.types import FloatArray
 
@@ -77,7 +74,7 @@ def references(
     stream: Stream,
     costs: MachineCosts,
     drafters: Sequence[str] = ("draft-model",),
-    settings: WorldSettings = WorldSettings(),
+    settings: SimulatorSettings = SimulatorSettings(),
     depths: Sequence[int] = TIERS,
 ) -> References:
     """All references over a stream, for tiers of these drafters; noise in the settings is left out."""
@@ -138,8 +135,45 @@ def tier_seconds(tape: Tape, request: int, tier: Tier, row: RowCosts, catch_up_t
     return seconds
 
 
+def modelled_best(
+    tape: Tape, costs: MachineCosts, batch: int, drafter: str = "draft-model", depths: Sequence[int] = TIERS
+) -> float:
+    """The best fixed depth's goodput over plain decoding's: max over k of (1 + s_1 + ... + s_k) T(0) / T(k).
+
+    s_j is the survival of position j in rounds of depth k (where rounds fall depends on k), T the seconds of a round of
+    `batch` rows that hold the tape's mean context.
+    Leaves out what the tape's order does to rounds, the ends of requests, and catching up.
+    """
+    inside = np.repeat(tape.prompt_tokens, tape.lengths - 1) + tape.emitted_within
+    cached = batch * float(inside.mean()) if len(inside) else 0.0
+    own = costs.drafters[drafter]
+
+    def seconds(depth: int) -> float:
+        drafting = depth * costs.step_seconds(drafter, batch, cached)
+        drafting += own.start + own.per_row * batch if depth else 0.0
+        return costs.overhead + drafting + costs.verify_seconds(batch, batch * (1 + depth), cached)
+
+    def gained(depth: int) -> float:
+        return 1.0 + float(survivals(tape, drafter, depth).sum())
+
+    return max(gained(depth) * seconds(0) / seconds(depth) for depth in {0, *depths})
+
+
+def survivals(tape: Tape, drafter: str, depth: int) -> FloatArray:
+    """Survival of positions 1 to `depth` [depth] in rounds that always draft so deep."""
+    counts = np.zeros(depth + 1, dtype=np.int64)
+    for start, length in zip(tape.offsets[:-1].tolist(), tape.lengths.tolist(), strict=True):
+        run = np.minimum(tape.views[drafter].run[start : start + length], depth).tolist()
+        at = 1
+        while at < length:
+            counts[run[at]] += 1
+            at += run[at] + 1
+    at_least = np.cumsum(counts[::-1])[::-1]
+    return np.asarray(at_least[1:] / max(1, int(at_least[0])), dtype=np.float64)
+
+
 def _all_replayed(
-    tiers: Sequence[Tier], stream: Stream, costs: MachineCosts, settings: WorldSettings
+    tiers: Sequence[Tier], stream: Stream, costs: MachineCosts, settings: SimulatorSettings
 ) -> tuple[dict[Tier, float], float | None]:
     """Each tier's goodput over the stream, and that of each phase at its best one, served by itself."""
     known = {tier: _replayed(tier, stream, costs, settings) for tier in tiers}
@@ -155,7 +189,7 @@ def _all_replayed(
     return known, tokens / seconds
 
 
-def _replayed(tier: Tier, stream: Stream, costs: MachineCosts, settings: WorldSettings) -> float:
+def _replayed(tier: Tier, stream: Stream, costs: MachineCosts, settings: SimulatorSettings) -> float:
     return replay(static_spec(tier.depth, tier.drafter), stream, costs, replace(settings, noise=0.0)).goodput
 
 

@@ -6,7 +6,10 @@ asks, nor how long they are willing to wait.
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -159,3 +162,20 @@ def _batch(journal: Path) -> int:
     """A usual batch size there, as one of a few: the median over the rounds of requests."""
     rows = statistics.median(len(record.rows) for record in read_journal(journal) for _ in record.rows)
     return min(_BATCHES, key=lambda size: abs(size - rows))
+
+
+def main() -> int:
+    """Answer one question; the exit status is 0 also where the answer is what is wrong with the policy."""
+    os.nice(5)  # whoever is served now comes first
+    asked, answer = json.load(sys.stdin), dict[str, Any]()
+    try:
+        journal = Path(asked["journal"])
+        answer = {"trial": try_policy(journal, asked["policy"], asked["against"], asked["served"]).to_json()}
+    except AdaptSpecError as error:
+        answer = {"error": str(error)}
+    json.dump(answer, sys.stdout, allow_nan=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

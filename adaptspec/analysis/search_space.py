@@ -8,14 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import yaml
 from pydantic.fields import FieldInfo
 
-from adaptspec.analysis.yaml_edit import Path, Value
 from adaptspec.control.language.schema import Part, kebab
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.errors import ConfigError
+from adaptspec.control.language.yaml_source import parse_yaml
+from adaptspec.errors import ConfigError, PolicyError
+
+Value = int | float | str | bool
+Path = tuple[str, ...]
 
 # A parameter is tried within this factor of its value, unless the user gives a range.
 _FACTOR = 4.0
@@ -156,3 +161,61 @@ def _rounded(value: float, anchor: float, low: float, high: float) -> float:
         return float(value)
     digits = _DIGITS - 1 - math.floor(math.log10(abs(away)))
     return float(min(max(round(anchor + round(away, digits), 12), low), high))
+
+
+def with_values(text: str, values: Mapping[Path, Value], name: str = "<policy>") -> str:
+    """The text with these values in place, by path. A key that is not there yet is put first in its mapping.
+
+    Raises:
+        PolicyError: the text cannot be read, or a path leads through something that is no mapping, or that an alias
+            repeats elsewhere.
+    """
+    for path, value in values.items():
+        before = parse_yaml(text, name).data
+        text = _with_value(text, path, value, name)
+        if parse_yaml(text, name).data != _changed(before, path, value):
+            raise PolicyError(f"{name}:1:1: {'.'.join(path)}: cannot be changed alone; write out what aliases repeat")
+    return text
+
+
+def _with_value(text: str, path: Path, value: Value, name: str) -> str:
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    for depth, key in enumerate(path):
+        if not isinstance(node, yaml.MappingNode):
+            raise PolicyError(f"{name}:1:1: {'.'.join(path[:depth])}: is no mapping, so {key!r} cannot be set in it")
+        found = next((below for own, below in node.value if own.value == key), None)
+        if found is None:
+            return _inserted(text, node, path[depth:], value)
+        node = found
+    if not isinstance(node, yaml.ScalarNode):
+        raise PolicyError(f"{name}:1:1: {'.'.join(path)}: is no single value")
+    return text[: node.start_mark.index] + _scalar(value) + text[node.end_mark.index :]
+
+
+def _inserted(text: str, node: yaml.MappingNode, rest: Sequence[str], value: Value) -> str:
+    """The value, in as many new mappings as it takes, before the first key of a mapping."""
+    entry = _scalar(value)
+    for key in reversed(rest[1:]):
+        entry = f"{{{key}: {entry}}}"
+    entry = f"{rest[0]}: {entry}"
+    if node.flow_style:
+        at = node.start_mark.index + 1
+        return f"{text[:at]}{entry}{', ' if node.value else ''}{text[at:]}"
+    mark = node.value[0][0].start_mark
+    return f"{text[: mark.index]}{entry}\n{' ' * mark.column}{text[mark.index :]}"
+
+
+def _scalar(value: Value) -> str:
+    if isinstance(value, float):
+        # YAML 1.1 takes 1e-05 for a word, and 3 for an integer.
+        return np.format_float_positional(value, trim="0")
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()
+
+
+def _changed(data: object, path: Path, value: Value) -> object:
+    """The data with one value changed."""
+    if not path:
+        return value
+    below: dict[Any, object] = dict(data) if isinstance(data, dict) else {}
+    below[path[0]] = _changed(below.get(path[0], {}), path[1:], value)
+    return below

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from adaptspec.analysis.search_space import Parameter, draw
-from adaptspec.analysis.yaml_edit import Path, Value, with_values
+from adaptspec.analysis.search_space import Parameter, Path, Value, draw, with_values
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import PolicyError, TapeError

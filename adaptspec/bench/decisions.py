@@ -22,7 +22,7 @@ from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.replay import run
 from adaptspec.simulation.scenarios import Schedule, in_turn, stream
-from adaptspec.simulation.simulator import World, WorldSettings, drafters_of
+from adaptspec.simulation.simulator import Simulator, SimulatorSettings, drafters_of
 from adaptspec.simulation.tape import Tape
 from adaptspec.types import RoundRecord
 
@@ -90,9 +90,9 @@ def _measure(spec: PolicySpec, tape: Tape, costs: MachineCosts, batch: int, requ
     turn = in_turn(tape)
     order = tuple(turn[i % len(turn)] for i in range(requests))
     work = stream(tape, Schedule((batch,)), order)
-    settings = WorldSettings()
+    settings = SimulatorSettings()
     controller = TimedController(spec, CostTable(costs.profile()), drafters_of(tape, costs, settings), work.most_rows)
-    tally = run(World(work, costs, controller, settings))
+    tally = run(Simulator(work, costs, controller, settings))
     spent = np.array(controller.seconds) * 1e6
     median = statistics.median(spent.tolist())
     return {

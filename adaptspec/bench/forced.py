@@ -16,13 +16,13 @@ from adaptspec.drafting.drafter import Drafter, DraftJob, RunsModel
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch, SamplingRow, certainty
-from adaptspec.simulation.tape import FAR, Astray, DraftView
+from adaptspec.simulation.tape import FAR, AfterMiss, DraftView
 from adaptspec.types import BoolArray, FloatArray, IntArray, SamplingParams
 
 # The deepest draft that a policy may ask for.
 _DEEPEST = 64
 # So many tokens after each wrong one are drafted, too: to the depth of 12, the deepest of every policy that ships.
-_ASTRAY = 11
+_AFTER_MISS = 11
 
 
 @dataclass(frozen=True)
@@ -88,19 +88,19 @@ class Judge:
         view = DraftView.of_agreement(agreed, confidence, entropy, chance)
         # A draft model of a shorter context than the target's drafts no further than its own.
         left = np.clip(runner.info.context - prompt - np.arange(size), 0, FAR)
-        astray, ended = self._astray(drafter, text, np.flatnonzero(~agreed[:known]))
+        after_miss, ended = self._after_miss(drafter, text, np.flatnonzero(~agreed[:known]))
         ends = [int(token) in drafter.ends for token in drafted]
         reach = np.where(np.arange(size) < known, np.minimum(left, _until_end(agreed[:known], ends, ended, size)), 0)
-        return replace(view, reach=reach, run=np.minimum(view.run, reach), astray=astray)
+        return replace(view, reach=reach, run=np.minimum(view.run, reach), after_miss=after_miss)
 
-    def _astray(self, drafter: RunsModel, text: Written, wrong: IntArray) -> tuple[Astray, Mapping[int, int]]:
+    def _after_miss(self, drafter: RunsModel, text: Written, wrong: IntArray) -> tuple[AfterMiss, Mapping[int, int]]:
         """What the drafter itself goes on with where its token is wrong: no pass over the true text tells.
 
         Also by position how many tokens such a draft has, the wrong one included, where it comes to an end.
         """
         ended: dict[int, int] = {}
         runner, prompt = drafter.runner, len(text.prompt)
-        confidence, entropy = np.full((2, len(text.output), _ASTRAY), np.nan)
+        confidence, entropy = np.full((2, len(text.output), _AFTER_MISS), np.nan)
         try:
             if len(wrong):
                 _fill(runner, text.tokens[: prompt + int(wrong[-1])])
@@ -112,7 +112,7 @@ class Judge:
                     text.sampling, text.sampling.seed or 0, tokens, prompt, self._target.info.eos_token_ids
                 )
                 batch = SamplingBatch([row], self._target.info.vocab_size, runner.device)
-                job = DraftJob(np.zeros(1, dtype=np.int64), [tokens], np.array([1 + _ASTRAY]), batch)
+                job = DraftJob(np.zeros(1, dtype=np.int64), [tokens], np.array([1 + _AFTER_MISS]), batch)
                 draft = drafter.propose(job)
                 count = max(0, int(draft.counts[0]) - 1)
                 if draft.counts[0] and int(draft.tokens[0, count]) in drafter.ends:
@@ -123,7 +123,7 @@ class Judge:
                 )
         finally:
             drafter.free(0)
-        return Astray(confidence, entropy), ended
+        return AfterMiss(confidence, entropy), ended
 
     def _scores(self, runner: Runner, text: Written, sampling: SamplingBatch, count: int) -> torch.Tensor:
         """Scores [count, V] of the first `count` positions of the output, given the true text before each."""
@@ -146,7 +146,7 @@ class Judge:
 def _until_end(agreed: BoolArray, ends: Sequence[bool], ended: Mapping[int, int], size: int) -> IntArray:
     """How many tokens a draft from each position has until it comes to an end, [size]; `FAR` where that is not known.
 
-    `agreed`, and whether the drafter's token `ends` a text, by known position; `ended` where it goes astray.
+    `agreed`, and whether the drafter's token `ends` a text, by known position; `ended` after a miss.
     """
     reach: IntArray = np.full(size, FAR, dtype=np.int64)
     for at in range(len(agreed) - 1, -1, -1):

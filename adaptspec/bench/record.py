@@ -19,7 +19,6 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from adaptspec.analysis.limit import emitted_positions
 from adaptspec.bench.forced import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode, read_workloads
 from adaptspec.control.cost import CostTable
@@ -174,7 +173,7 @@ def summarise(tape: Tape) -> list[dict[str, str | int | float]]:
         at = tape.at_temperature(temperature)
         for task in dict.fromkeys(at.tasks):
             own = at.of_task(task)
-            inside = emitted_positions(own)
+            inside = own.emitted_positions
             rows.append(
                 {
                     "temperature": temperature,

@@ -22,7 +22,7 @@ from adaptspec.server.admin import POLICIES, body_text
 
 TRIAL_SECONDS = 60.0
 _PLACE = re.compile(r"<body>:(\d+):(\d+): ")
-_PROGRAM = (sys.executable, "-m", "adaptspec.analysis.trial_process")
+_PROGRAM = (sys.executable, "-m", "adaptspec.analysis.policy_trial")
 
 
 class Trials:

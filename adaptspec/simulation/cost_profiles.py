@@ -1,4 +1,4 @@
-"""What rounds truly cost in a simulated world: tables that ship, files, and profiles that an engine measured.
+"""What rounds truly cost on a simulated machine: tables that ship, files, and profiles that an engine measured.
 
 The policies under test never see these costs: they are given the profile that a profiler would have measured
 (`MachineCosts.profile`) and correct it by the rounds they see, as in the engine.
@@ -7,11 +7,11 @@ The policies under test never see these costs: they are given the profile that a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +24,6 @@ from adaptspec.files import read_text
 _ROWS, _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128), (1, 2, 4, 8)
 # A lookup in a table of n-grams, for each row that drafts: a measured profile has no entry for it.
 _LOOKUP_SECONDS = 1e-5
-
-
-class VerifyCosts(Protocol):
-    """Seconds of the target's pass over an empty cache."""
-
-    def __call__(self, rows: int, tokens: float) -> float:
-        """For `tokens` packed tokens of `rows` rows."""
 
 
 @dataclass(frozen=True)
@@ -47,28 +40,6 @@ class Curve:
             return float(np.interp(count, xs, ys))
         i = 0 if count < xs[0] else len(xs) - 2
         return ys[i] + (count - xs[i]) * (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i])
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A pass whose cost depends on its packed tokens alone, however many rows they belong to."""
-
-    curve: Curve
-
-    def __call__(self, rows: int, tokens: float) -> float:  # noqa: ARG002 - see the class
-        """See `VerifyCosts`."""
-        return self.curve.at(tokens)
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """A pass as it was profiled, by rows and tokens per row."""
-
-    table: CostTable
-
-    def __call__(self, rows: int, tokens: float) -> float:
-        """See `VerifyCosts`."""
-        return self.table.verify_seconds(rows, tokens)
 
 
 @dataclass(frozen=True)
@@ -92,14 +63,16 @@ class MachineCosts:
     def __init__(
         self,
         name: str,
-        verify: VerifyCosts,
+        verify: Callable[[int, float], float],
         drafters: Mapping[str, DraftCosts],
         *,
         overhead: float = 0.0,
         per_cached_token: float = 0.0,
         profile: CostProfile | None = None,
     ) -> None:
-        """`profile` is what a profiler would find; without one it is read off these costs."""
+        """`verify(rows, tokens)`: seconds of the target's pass over an empty cache. `profile` is what a profiler would
+        find (default: read off these costs).
+        """
         self.name = name
         self.drafters = dict(drafters)
         self.overhead = overhead
@@ -111,19 +84,16 @@ class MachineCosts:
 
     def verify_seconds(self, rows: int, tokens: int, cached: float) -> float:
         """The target's pass over `tokens` packed tokens of `rows` rows that attend to `cached` tokens in all."""
-        key = (rows, tokens)
-        known = self._passes.get(key)
+        known = self._passes.get((rows, tokens))
         if known is None:
-            known = self._passes[key] = self._verify(rows, tokens)
+            known = self._passes[rows, tokens] = self._verify(rows, tokens)
         return known + self.per_cached_token * cached
 
     def step_seconds(self, drafter: str, rows: int, cached: float) -> float:
         """One draft step of `rows` rows; 0 for a drafter that runs no model."""
-        key = (drafter, rows)
-        known = self._steps.get(key)
-        own = self.drafters[drafter]
+        known, own = self._steps.get((drafter, rows)), self.drafters[drafter]
         if known is None:
-            known = self._steps[key] = own.step.at(rows) if own.step is not None and rows else 0.0
+            known = self._steps[drafter, rows] = own.step.at(rows) if own.step is not None and rows else 0.0
         return known + own.per_cached_token * cached
 
     def profile(self) -> CostProfile:
@@ -177,7 +147,7 @@ def parse_costs(text: str, name: str) -> MachineCosts:
         drafters = {own: _draft_costs(fields) for own, fields in body["drafters"].items()}
         return MachineCosts(
             str(body["machine"]),
-            Packed(_verify_curve(body["verify"])),
+            packed(_verify_curve(body["verify"])),
             drafters,
             overhead=float(body["overhead"]),
             per_cached_token=float(body["per_cached_token"]),
@@ -201,12 +171,17 @@ def of_profile(name: str, profile: CostProfile) -> MachineCosts:
     lookups = [name for name in DRAFTERS if kind_of(name) is Kind.LOOKUP]
     return MachineCosts(
         name,
-        Profiled(CostTable(profile)),
+        CostTable(profile).verify_seconds,
         {**{name: DraftCosts(per_row=_LOOKUP_SECONDS) for name in lookups}, **drafters},
         overhead=profile.overhead,
         per_cached_token=profile.per_cached_token,
         profile=profile,
     )
+
+
+def packed(curve: Curve) -> Callable[[int, float], float]:
+    """A pass whose cost depends on its packed tokens alone, however many rows they belong to."""
+    return lambda _rows, tokens: curve.at(tokens)
 
 
 def of_table(name: str, table: CostTable) -> MachineCosts:

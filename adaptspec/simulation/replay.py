@@ -18,7 +18,7 @@ from adaptspec.control.language.spec import BlockSpec, CoupledSpec, PolicySpec, 
 from adaptspec.errors import TapeError
 from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.scenarios import Stream
-from adaptspec.simulation.simulator import World, WorldSettings, drafters_of
+from adaptspec.simulation.simulator import Simulator, SimulatorSettings, drafters_of
 from adaptspec.types import IntArray, Reason, RoundRecord
 
 
@@ -106,7 +106,7 @@ def replay(
     spec: PolicySpec,
     stream: Stream,
     costs: MachineCosts,
-    settings: WorldSettings = WorldSettings(),
+    settings: SimulatorSettings = SimulatorSettings(),
     *,
     profile: CostProfile | None = None,
     pace: Callable[[int], float] | None = None,
@@ -129,7 +129,7 @@ def replay(
     policy = build_policy(spec, cost, stream.most_rows, labels)
     drafters = drafters_of(stream.tape, costs, settings)
     controller = Controller({spec.name: policy}, spec.name, drafters, stream.most_rows, cost=cost, labels=labels)
-    return run(World(stream, costs, controller, settings, pace), keep=keep)
+    return run(Simulator(stream, costs, controller, settings, pace), keep=keep)
 
 
 def _by_rejection(spec: PolicySpec) -> bool:
@@ -150,7 +150,7 @@ def _by_rejection(spec: PolicySpec) -> bool:
     return coupled == {False}
 
 
-def run(world: World, *, keep: bool = False) -> Tally:
+def run(world: Simulator, *, keep: bool = False) -> Tally:
     """Let a world run to its end."""
     tally = Tally()
     while not world.over:

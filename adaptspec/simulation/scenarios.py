@@ -1,4 +1,4 @@
-"""Streams: which requests of a tape come in which order, and how many run at once as they go by."""
+"""Scenarios: which requests of a tape come in which order, how many run at once, and when the traffic shifts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from dataclasses import dataclass
 
 from adaptspec.errors import TapeError
 from adaptspec.simulation.tape import Tape
+from adaptspec.types import FloatArray
+
+IN_TURN, IN_PHASES, WRONG = "mixed, in turn", "mixed, in phases", "wrong drafts"
+# In phases that are shorter nothing can settle: what counts there is each request by itself.
+_LEAST_REQUESTS = 2
+# A policy has recovered once it is within this share of the best setting's goodput.
+_NEAR = 0.05
 
 
 @dataclass(frozen=True)
@@ -74,14 +81,85 @@ def in_phases(tape: Tape) -> list[int]:
 
 
 def stream(tape: Tape, schedule: Schedule, order: Sequence[int] | None = None, least: int = 0) -> Stream:
-    """The tape's requests (in this order, or its own) under a schedule, over and over until there are enough of them:
-
-    at least `least`, and at least four for each row of the largest batch.
+    """The tape's requests (in this order, or its own) under a schedule, over and over until there are at least `least`,
+    and at least four for each row of the largest batch.
     """
     once = list(range(len(tape))) if order is None else list(order)
     wanted = max(least, len(once), 4 * max(schedule.stages) if max(schedule.stages) > 1 else 0)
     rounds = -(-wanted // len(once))
     return Stream(tape, tuple(once * rounds)[:wanted], schedule)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A situation that policies are compared in. `work` is a task's name, or says how tasks are mixed."""
+
+    work: str
+    stream: Stream
+
+    @property
+    def batch(self) -> str:
+        """The batch size, or its stages with dashes."""
+        return str(self.stream.schedule)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether several tasks share the stream."""
+        return self.work in (IN_TURN, IN_PHASES)
+
+
+def task_scenarios(tape: Tape, schedules: Sequence[Schedule]) -> list[Scenario]:
+    """Each task by itself at each batch size, and all of them with drafts that are never right."""
+    tasks = [(task or "unknown", tape.of_task(task)) for task in dict.fromkeys(tape.tasks)]
+    wrong = tape.always_wrong()
+    return [
+        *(Scenario(name, stream(own, schedule)) for schedule in schedules for name, own in tasks),
+        *(Scenario(WRONG, stream(wrong, schedule, in_turn(wrong))) for schedule in schedules),
+    ]
+
+
+def mixed_scenarios(tape: Tape, schedules: Sequence[Schedule]) -> list[Scenario]:
+    """All tasks in one stream: one request of each in turn, and one task after the other."""
+    orders = {IN_TURN: in_turn(tape), IN_PHASES: in_phases(tape)}
+    return [Scenario(name, stream(tape, schedule, order)) for schedule in schedules for name, order in orders.items()]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Requests `start` to `end` of a stream's order: of one task, with as many rows throughout."""
+
+    start: int
+    end: int
+    rows: int
+
+    def of(self, stream: Stream) -> Stream:
+        """The phase as a stream of its own."""
+        return Stream(stream.tape, stream.order[self.start : self.end], Schedule((self.rows,)))
+
+
+def phases_of(stream: Stream) -> tuple[Phase, ...]:
+    """The phases, in order; none where traffic does not shift, or never stays what it is for two requests."""
+    kinds = [(stream.tape.tasks[request], stream.rows_at(i)) for i, request in enumerate(stream.order)]
+    starts = [i for i, kind in enumerate(kinds) if not i or kind != kinds[i - 1]]
+    phases = [Phase(start, end, kinds[start][1]) for start, end in zip(starts, [*starts[1:], len(kinds)], strict=True)]
+    if len(phases) < 2 or len(kinds) < _LEAST_REQUESTS * len(phases):
+        return ()
+    return tuple(phases)
+
+
+def recovery_tokens(phases: Sequence[Phase], spent: FloatArray, best: FloatArray, tokens: FloatArray) -> list[float]:
+    """For each phase but the first: output tokens until what is left of it takes at most 5 % more than it could.
+
+    By whole requests, one at a time: `spent` and `best` [N] are their seconds under the policy and at the phase's best
+    fixed setting, `tokens` [N] what they emit. A phase that ends before counts in full.
+    """
+    found = []
+    for phase in phases[1:]:
+        here = slice(phase.start, min(phase.end, len(spent)))
+        ours, theirs = (part[here][::-1].cumsum()[::-1] for part in (spent, best))
+        far = (ours * (1.0 - _NEAR) > theirs).nonzero()[0]  # a request from which on the remainder is not near
+        found.append(float(tokens[here][: far[-1] + 1 if len(far) else 0].sum()))
+    return found
 
 
 def _by_task(tape: Tape) -> list[list[int]]:

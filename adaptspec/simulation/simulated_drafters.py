@@ -150,18 +150,18 @@ class ModelDraft:
         """Confidence and entropy of the token that comes `ahead` drafted ones, in these rows of the batch."""
         view, at, last = self.view, ask.at[rows], ask.last[rows]
         where = np.minimum(at + ahead, last)
-        sure, spread, astray = view.confidence[where], view.entropy[where], view.astray
+        sure, spread, after_miss = view.confidence[where], view.entropy[where], view.after_miss
         past = ahead - view.run[at] - 1  # tokens since the wrong one
-        if astray is None or not (past >= 0).any():
+        if after_miss is None or not (past >= 0).any():
             return sure, spread
-        wrong, most = np.minimum(at + view.run[at], last), astray.confidence.shape[1]
+        wrong, most = np.minimum(at + view.run[at], last), after_miss.confidence.shape[1]
         past, wrong = np.broadcast_arrays(past, wrong)
         known = (past >= 0) & (past < most)
-        known &= ~np.isnan(astray.confidence[wrong, np.where(known, past, 0)])
+        known &= ~np.isnan(after_miss.confidence[wrong, np.where(known, past, 0)])
         past = np.where(known, past, 0)
         return (
-            np.where(known, astray.confidence[wrong, past], sure),
-            np.where(known, astray.entropy[wrong, past], spread),
+            np.where(known, after_miss.confidence[wrong, past], sure),
+            np.where(known, after_miss.entropy[wrong, past], spread),
         )
 
     def _step(self, ask: Ask, active: IntArray, step: int, rows: int | None = None) -> float:

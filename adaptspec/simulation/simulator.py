@@ -26,7 +26,7 @@ from adaptspec.types import IntArray, Request, RoundRecord, SpeculationParams
 
 
 @dataclass(frozen=True)
-class WorldSettings:
+class SimulatorSettings:
     """How the simulated engine is set up; defaults are the engine's.
 
     `prefill_tokens` of prompt are read per round; 0: prompts have been read when a request starts, and its first token
@@ -44,7 +44,7 @@ class WorldSettings:
     lag: int = 0
 
 
-def drafters_of(tape: Tape, costs: MachineCosts, settings: WorldSettings) -> tuple[str, ...]:
+def drafters_of(tape: Tape, costs: MachineCosts, settings: SimulatorSettings) -> tuple[str, ...]:
     """The drafters of a world: those wanted that the tape has recorded and the costs know."""
     return tuple(name for name in settings.drafters if name in tape.views and name in costs.drafters)
 
@@ -59,7 +59,7 @@ def _name(request: str, number: int) -> str:
     return f"{request}#{number}"
 
 
-class World:
+class Simulator:
     """Serves a stream of requests. Call `round` until `over`; `tokens` and `seconds` add up what it delivered."""
 
     def __init__(
@@ -67,7 +67,7 @@ class World:
         stream: Stream,
         costs: MachineCosts,
         controller: Controller,
-        settings: WorldSettings = WorldSettings(),
+        settings: SimulatorSettings = SimulatorSettings(),
         pace: Callable[[int], float] | None = None,
     ) -> None:
         """`pace(round)` multiplies that round's time: a machine's bad moments.

@@ -1,14 +1,14 @@
 """Tapes: what drafting would have met at every output position of recorded requests.
 
 Under `coupled` verification the target's token at a position depends on what comes before it and on the request's seed
-alone, so whether a draft made there is right is a fact that no policy can change. A tape holds these facts; knows
-neither models nor policies.
+alone, so whether a draft made there is right is a fact that no policy can change. A tape holds these facts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +20,8 @@ FAR = 255
 
 
 @dataclass(frozen=True)
-class Astray:
-    """How sure a drafter is behind its own wrong token: of the 1st, 2nd ... S-th token it drafts after that, [P, S].
+class AfterMiss:
+    """How sure a drafter is of the 1st, 2nd ... S-th token that it drafts after its own wrong one, [P, S].
 
     NaN where its token is right, and where nobody asked it. Stop rules look at these tokens, though none is accepted.
     """
@@ -29,17 +29,17 @@ class Astray:
     confidence: FloatArray
     entropy: FloatArray
 
-    def take(self, index: IntArray) -> Astray:
+    def take(self, index: IntArray) -> AfterMiss:
         """The same for some positions."""
-        return Astray(self.confidence[index], self.entropy[index])
+        return AfterMiss(self.confidence[index], self.entropy[index])
 
 
 @dataclass(frozen=True)
 class DraftView:
     """One drafter at P output positions: a draft of d tokens that starts at t submits min(d, reach[t]) of them
     and has min(d, run[t]) of these accepted. `confidence` is the draft's probability of its own token at t, given the
-    true text before it, `entropy` that of its distribution in nats (both NaN for a lookup), `rejection` the chance
-    sum(min(p, q)) that rejection sampling keeps its token. `astray` is None where it was not recorded.
+    true text before it, `entropy` that of its distribution in nats (both NaN for n-grams), `rejection` the chance
+    sum(min(p, q)) that rejection sampling keeps its token. `after_miss` is None where it was not recorded.
     """
 
     run: IntArray  # [P]
@@ -47,7 +47,7 @@ class DraftView:
     confidence: FloatArray  # [P]
     entropy: FloatArray  # [P]
     rejection: FloatArray  # [P]
-    astray: Astray | None = None
+    after_miss: AfterMiss | None = None
 
     @property
     def agreed(self) -> BoolArray:
@@ -67,7 +67,7 @@ class DraftView:
             self.confidence[index],
             self.entropy[index],
             self.rejection[index],
-            None if self.astray is None else self.astray.take(index),
+            None if self.after_miss is None else self.after_miss.take(index),
         )
 
     @classmethod
@@ -115,6 +115,9 @@ class Recorded:
     max_tokens: int = 0  # what the request asked for; 0: `length`
     temperature: float = 0.0
     seed: int = 0
+
+
+_COLUMNS = ("ids", "tasks", "sources", "prompt_tokens", "lengths", "max_tokens", "temperatures", "seeds")
 
 
 @dataclass(frozen=True)
@@ -183,22 +186,24 @@ class Tape:
 
     def take(self, requests: Sequence[int]) -> Tape:
         """Some of the requests, in this order."""
-        index = np.array(requests, dtype=np.int64)
         spans = [np.arange(self.offsets[r], self.offsets[r + 1]) for r in requests]
         positions = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
-        return replace(
-            self,
-            ids=tuple(self.ids[r] for r in requests),
-            tasks=tuple(self.tasks[r] for r in requests),
-            sources=tuple(self.sources[r] for r in requests),
-            prompt_tokens=self.prompt_tokens[index],
-            lengths=self.lengths[index],
-            max_tokens=self.max_tokens[index],
-            temperatures=self.temperatures[index],
-            seeds=self.seeds[index],
-            offsets=_offsets([len(span) for span in spans]),
-            views={name: view.take(positions) for name, view in self.views.items()},
-        )
+        columns: dict[str, Any] = {name: _taken(getattr(self, name), requests) for name in _COLUMNS}
+        views = {name: view.take(positions) for name, view in self.views.items()}
+        return replace(self, **columns, offsets=_offsets([len(span) for span in spans]), views=views)
+
+    @property
+    def emitted_positions(self) -> IntArray:
+        """Indices of the positions where a round may start: all that are emitted, but each request's first."""
+        starts: IntArray = np.repeat(self.offsets[:-1], self.lengths - 1)
+        return starts + self.emitted_within
+
+    @property
+    def emitted_within(self) -> IntArray:
+        """The same positions counted within their requests: 1, 2, ... length - 1 of each, one after another."""
+        counts = self.lengths - 1
+        before = np.repeat(counts.cumsum() - counts, counts)  # in the requests before
+        return np.asarray(np.arange(1, len(before) + 1) - before)
 
     def always_wrong(self) -> Tape:
         """The same requests with drafts that are sure of themselves as before and never right: the worst case."""
@@ -262,19 +267,22 @@ def join(tapes: Sequence[Tape]) -> Tape:
     if not tapes:
         raise TapeError("give at least one tape")
     names = [name for name in tapes[0].views if all(name in tape.views for tape in tapes)]
+    columns: dict[str, Any] = {name: _concatenated([getattr(tape, name) for tape in tapes]) for name in _COLUMNS}
     return Tape(
-        ids=tuple(one for tape in tapes for one in tape.ids),
-        tasks=tuple(one for tape in tapes for one in tape.tasks),
-        sources=tuple(one for tape in tapes for one in tape.sources),
-        prompt_tokens=np.concatenate([tape.prompt_tokens for tape in tapes]),
-        lengths=np.concatenate([tape.lengths for tape in tapes]),
-        max_tokens=np.concatenate([tape.max_tokens for tape in tapes]),
-        temperatures=np.concatenate([tape.temperatures for tape in tapes]),
-        seeds=np.concatenate([tape.seeds for tape in tapes]),
+        **columns,
         offsets=_offsets([size for tape in tapes for size in np.diff(tape.offsets).tolist()]),
         views={name: _joined([tape.views[name] for tape in tapes]) for name in names},
         about=tapes[0].about,
     )
+
+
+def _taken(column: Any, requests: Sequence[int]) -> Any:
+    """Some entries of a column of a tape, which is a tuple of words or an array."""
+    return tuple(column[r] for r in requests) if isinstance(column, tuple) else column[np.array(requests, np.int64)]
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    return sum(parts, ()) if isinstance(parts[0], tuple) else np.concatenate(parts)
 
 
 def _offsets(sizes: Sequence[int]) -> IntArray:
@@ -282,23 +290,20 @@ def _offsets(sizes: Sequence[int]) -> IntArray:
 
 
 def _joined(views: Sequence[DraftView]) -> DraftView:
-    return DraftView(
-        np.concatenate([view.run for view in views]),
-        np.concatenate([view.reach for view in views]),
-        np.concatenate([view.confidence for view in views]),
-        np.concatenate([view.entropy for view in views]),
-        np.concatenate([view.rejection for view in views]),
-        _joined_astray([view.astray for view in views]),
+    columns = (
+        np.concatenate([getattr(view, name) for view in views])
+        for name in ("run", "reach", "confidence", "entropy", "rejection")
     )
+    return DraftView(*columns, _joined_after_miss([view.after_miss for view in views]))
 
 
-def _joined_astray(parts: Sequence[Astray | None]) -> Astray | None:
+def _joined_after_miss(parts: Sequence[AfterMiss | None]) -> AfterMiss | None:
     """What all of them recorded: as many tokens as the least of them, none where one of them has none."""
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
     least = min(part.confidence.shape[1] for part in known)
-    return Astray(
+    return AfterMiss(
         np.concatenate([part.confidence[:, :least] for part in known]),
         np.concatenate([part.entropy[:, :least] for part in known]),
     )
@@ -307,10 +312,9 @@ def _joined_astray(parts: Sequence[Astray | None]) -> Astray | None:
 def _checks(tape: Tape) -> dict[str, bool]:
     """What must hold of a tape, in words."""
     count, offsets = len(tape.ids), tape.offsets
-    per_request = (tape.tasks, tape.sources, tape.prompt_tokens, tape.lengths, tape.max_tokens, tape.temperatures)
     sizes = np.diff(offsets)
     checks = {
-        "its lists of requests differ in length": all(len(part) == count for part in (*per_request, tape.seeds))
+        "its lists of requests differ in length": all(len(getattr(tape, name)) == count for name in _COLUMNS)
         and len(offsets) == count + 1,
         "its offsets do not fit": bool(len(offsets) and offsets[0] == 0 and (sizes >= 1).all()),
     }
@@ -320,9 +324,9 @@ def _checks(tape: Tape) -> dict[str, bool]:
     for name, view in tape.views.items():
         columns = (view.run, view.reach, view.confidence, view.entropy, view.rejection)
         fits = all(column.shape == (total,) for column in columns)
-        if view.astray is not None:
-            beyond = view.astray.confidence
-            fits &= beyond.ndim == 2 and beyond.shape == view.astray.entropy.shape and len(beyond) == total
+        if view.after_miss is not None:
+            beyond = view.after_miss.confidence
+            fits &= beyond.ndim == 2 and beyond.shape == view.after_miss.entropy.shape and len(beyond) == total
         checks[f"what it says of {name} has another length"] = fits
         if fits:  # else as many numbers would be made as the sizes claim
             ends = np.repeat(offsets[1:], sizes) - np.arange(total)  # positions left in the request

@@ -1,7 +1,4 @@
-"""Tapes on disk: one compressed .npz of plain arrays, versioned, written at once or not at all.
-
-Knows the format only; what the columns mean is in `tape`.
-"""
+"""Tapes on disk: one compressed .npz of plain arrays, versioned, written at once or not at all."""
 
 from __future__ import annotations
 
@@ -16,11 +13,15 @@ import numpy.typing as npt
 
 from adaptspec.errors import TapeError
 from adaptspec.files import DAMAGE, read_arrays, write_file
-from adaptspec.simulation.tape import Astray, DraftView, Tape
+from adaptspec.simulation.tape import AfterMiss, DraftView, Tape
 
 BUNDLED = "bundled"
 
 FORMAT, VERSION = "adaptspec-tape", 1
+_AFTER_MISS = "astray"  # its name in files, as in those recorded before
+_WORDS = ("ids", "tasks", "sources")
+_COUNTS = ("prompt_tokens", "lengths", "max_tokens")
+_SHARES = ("confidence", "entropy", "rejection")
 
 _Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -34,22 +35,19 @@ def save_tape(tape: Tape, path: Path) -> None:
     header = {"format": FORMAT, "version": VERSION, "drafters": list(tape.views), "about": dict(tape.about)}
     arrays: dict[str, npt.NDArray[Any]] = {
         "header": np.array(json.dumps(header)),
-        "ids": np.array(tape.ids, dtype=np.str_),
-        "tasks": np.array(tape.tasks, dtype=np.str_),
-        "sources": np.array(tape.sources, dtype=np.str_),
-        "prompt_tokens": tape.prompt_tokens.astype(np.int32),
-        "lengths": tape.lengths.astype(np.int32),
-        "max_tokens": tape.max_tokens.astype(np.int32),
+        **{name: np.array(getattr(tape, name), dtype=np.str_) for name in _WORDS},
+        **{name: getattr(tape, name).astype(np.int32) for name in _COUNTS},
         "temperatures": tape.temperatures.astype(np.float32),
         "seeds": tape.seeds,
         "sizes": np.diff(tape.offsets).astype(np.int32),
     }
     for i, view in enumerate(tape.views.values()):
         arrays[f"{i}.run"], arrays[f"{i}.reach"] = view.run.astype(np.uint8), view.reach.astype(np.uint8)
-        for name in ("confidence", "entropy", "rejection"):
+        for name in _SHARES:
             arrays[f"{i}.{name}"] = getattr(view, name).astype(np.float16)
-        if view.astray is not None:
-            arrays[f"{i}.astray"] = np.stack((view.astray.confidence, view.astray.entropy)).astype(np.float16)
+        if view.after_miss is not None:
+            both = np.stack((view.after_miss.confidence, view.after_miss.entropy))
+            arrays[f"{i}.{_AFTER_MISS}"] = both.astype(np.float16)
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]  # its flag is not among the names
     try:
@@ -88,15 +86,11 @@ def _tape(arrays: _Arrays) -> Tape:
     if header["version"] != VERSION:
         raise TapeError(f"a tape of version {header['version']}, not {VERSION}; record it again")
     sizes = arrays["sizes"].astype(np.int64)
+    columns: dict[str, Any] = {name: tuple(arrays[name].tolist()) for name in _WORDS}
+    columns |= {name: arrays[name].astype(np.int64) for name in (*_COUNTS, "seeds")}
     return Tape(
-        ids=tuple(arrays["ids"].tolist()),
-        tasks=tuple(arrays["tasks"].tolist()),
-        sources=tuple(arrays["sources"].tolist()),
-        prompt_tokens=arrays["prompt_tokens"].astype(np.int64),
-        lengths=arrays["lengths"].astype(np.int64),
-        max_tokens=arrays["max_tokens"].astype(np.int64),
+        **columns,
         temperatures=arrays["temperatures"].astype(np.float64),
-        seeds=arrays["seeds"].astype(np.int64),
         offsets=np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes))),
         views={name: _view(arrays, i) for i, name in enumerate(header["drafters"])},
         about={str(key): str(value) for key, value in header["about"].items()},
@@ -105,10 +99,9 @@ def _tape(arrays: _Arrays) -> Tape:
 
 def _view(arrays: _Arrays, i: int) -> DraftView:
     run, reach = (arrays[f"{i}.{name}"].astype(np.int64) for name in ("run", "reach"))
-    confidence, entropy, rejection = (
-        arrays[f"{i}.{name}"].astype(np.float64) for name in ("confidence", "entropy", "rejection")
-    )
-    if f"{i}.astray" not in arrays:
+    confidence, entropy, rejection = (arrays[f"{i}.{name}"].astype(np.float64) for name in _SHARES)
+    if f"{i}.{_AFTER_MISS}" not in arrays:
         return DraftView(run, reach, confidence, entropy, rejection)
-    sure, spread = arrays[f"{i}.astray"].astype(np.float64)
-    return DraftView(run, reach, confidence, entropy, rejection, Astray(sure, spread))
+    return DraftView(
+        run, reach, confidence, entropy, rejection, AfterMiss(*arrays[f"{i}.{_AFTER_MISS}"].astype(np.float64))
+    )

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from adaptspec.analysis import policy_trial as trial
 
+from adaptspec.analysis import policy_trial as trial
 from adaptspec.analysis.policy_trial import try_policy
 from adaptspec.errors import ConfigError, JournalError, PolicyError
 from tests.analysis.test_journal_tape import _journal
@@ -95,6 +95,6 @@ def test_what_cannot_be_tried_is_said_in_the_users_words(tmp_path: Path) -> None
 def test_the_process_answers_in_json(tmp_path: Path, text: str, key: str) -> None:
     journal = _journal(tmp_path / "j", 4, made_tape(count=2))
     question = json.dumps({"journal": str(journal), "policy": text, "against": None, "served": {}})
-    command = [sys.executable, "-m", "adaptspec.analysis.trial_process"]
+    command = [sys.executable, "-m", "adaptspec.analysis.policy_trial"]
     done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=60, check=True)
     assert list(json.loads(done.stdout)) == [key]

@@ -40,12 +40,12 @@ def test_behind_a_wrong_token_the_draft_goes_on_with_its_own() -> None:
     target, draft = TableRunner(), TableRunner(seed=1, blend=0.8)
     text = _text([5, 6, 7])
     view = Judge(target, [DraftModelDrafter(draft)]).views(text)["draft-model"]
-    assert view.astray is not None
-    assert np.isnan(view.astray.confidence[view.agreed]).all()
+    assert view.after_miss is not None
+    assert np.isnan(view.after_miss.confidence[view.agreed]).all()
     for at in np.flatnonzero(~view.agreed).tolist():
         tokens = text.tokens[: 3 + at]
         tokens.append(int(draft.logits(tokens).argmax()))
-        for sure in view.astray.confidence[at].tolist():
+        for sure in view.after_miss.confidence[at].tolist():
             assert sure == pytest.approx(float(draft.logits(tokens).softmax(0).max()), abs=1e-5)
             tokens.append(int(draft.logits(tokens).argmax()))
 

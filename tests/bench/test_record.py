@@ -21,7 +21,7 @@ from adaptspec.errors import AdaptSpecError, ConfigError
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, Stream
-from adaptspec.simulation.simulator import WorldSettings
+from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_file import load_tape
 from adaptspec.training.prompts import Prompt
@@ -92,7 +92,7 @@ def test_a_replayed_depth_does_what_the_engine_did(
     """Greedy and sampled requests, four at a time, prompts read in between: every count of every round is the same."""
     real = engine_records(built, tape, workloads["chat"], depth, drafter)
     stream = Stream(tape, tuple(range(len(tape))), Schedule((4,)))
-    settings = WorldSettings(prefill_tokens=512)
+    settings = SimulatorSettings(prefill_tokens=512)
     spec = static_spec(depth, drafter)
     replayed = replay(spec, stream, load_costs("cpu-2-cores"), settings, keep=True).records
     # A simulated stream ends when there is no longer a full batch.
@@ -110,7 +110,7 @@ def test_confidence_on_the_tape_is_what_the_engine_saw(built: Built, workloads: 
     """Where a draft follows the true text: the engine's confidence and entropy, up to rounding."""
     real = engine_records(built, tape, workloads["chat"], 3, "draft-model")
     stream = Stream(tape, tuple(range(len(tape))), Schedule((4,)))
-    settings = WorldSettings(prefill_tokens=512)
+    settings = SimulatorSettings(prefill_tokens=512)
     replayed = replay(static_spec(3), stream, load_costs("cpu-2-cores"), settings, keep=True).records
     compared = 0
     for ours, theirs in zip(replayed, real, strict=False):

@@ -13,10 +13,10 @@ import numpy as np
 
 from adaptspec.control.cost import CostProfile, DrafterCost
 from adaptspec.control.language.build import parse_policy_spec
-from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, Packed
+from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, packed
 from adaptspec.simulation.replay import Tally, replay
 from adaptspec.simulation.scenarios import Schedule, Stream
-from adaptspec.simulation.simulator import WorldSettings
+from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.simulation.tape import DraftView, Recorded, tape_of
 from adaptspec.types import BoolArray, FloatArray
 from tests.references import fixed_goodput
@@ -53,7 +53,7 @@ class Machine:
         draft = DraftCosts(Curve((1, 2), (self.step(1), self.step(2))), self.catch_up_us / 1e6)
         drafters = {"draft-model": draft}
         overhead = self.overhead_ms / 1e3
-        return MachineCosts("tested", Packed(curve), drafters, overhead=overhead, profile=self.profile())
+        return MachineCosts("tested", packed(curve), drafters, overhead=overhead, profile=self.profile())
 
     def profile(self) -> CostProfile:
         rows, tokens = (1, 2, 4, 8, 16), (1, 2, 3, 4, 5, 6, 7, 8)
@@ -115,7 +115,7 @@ def run(
         parse_policy_spec(policy),
         stream_of(work, batch),
         machine.costs(),
-        WorldSettings(("draft-model",), max_depth=7, noise=machine.noise, seed=seed),
+        SimulatorSettings(("draft-model",), max_depth=7, noise=machine.noise, seed=seed),
         profile=profile,
         pace=slow,
         keep=keep,
@@ -124,7 +124,7 @@ def run(
 
 def run_fixed(depth: int, work: Sequence[Text], batch: int = 1, machine: Machine = Machine()) -> float:
     """Goodput of one depth for everything, without noise: the yardstick."""
-    settings = WorldSettings(("draft-model",), max_depth=7)
+    settings = SimulatorSettings(("draft-model",), max_depth=7)
     return fixed_goodput(depth, "draft-model", stream_of(work, batch), machine.costs(), settings)
 
 

@@ -20,7 +20,7 @@ from adaptspec.simulation.cost_profiles import of_profile
 from adaptspec.simulation.replay import Tally
 from adaptspec.simulation.replay import run as run_world
 from adaptspec.simulation.scenarios import Schedule, Stream
-from adaptspec.simulation.simulator import World, WorldSettings
+from adaptspec.simulation.simulator import Simulator, SimulatorSettings
 from adaptspec.types import Request, RoundRecord
 from tests.control.helpers import record, signals
 from tests.control.simulator import GOODPUT, STATIC, Machine, Text, run, run_fixed, stream_of, texts
@@ -35,8 +35,8 @@ def watch(acting: str, shadow: str, work: list[Text], batch: int = 1) -> tuple[S
     built = {name: build_policy(parse_policy_spec(text), cost, batch) for name, text in (("a", acting), ("s", shadow))}
     rollouts = {"s": ShadowSpec(mode="shadow")}
     controller = Controller(built, "a", ("draft-model",), batch, cost=cost, rollouts=rollouts)
-    settings = WorldSettings(("draft-model",), max_depth=7, catch_up_tokens=10**6)
-    tally = run_world(World(stream_of(work, batch), MACHINE.costs(), controller, settings))
+    settings = SimulatorSettings(("draft-model",), max_depth=7, catch_up_tokens=10**6)
+    tally = run_world(Simulator(stream_of(work, batch), MACHINE.costs(), controller, settings))
     (estimate,) = controller.estimates()
     return estimate, controller, tally
 
@@ -117,7 +117,7 @@ def test_a_shadow_learns_of_lookups_that_it_does_not_take() -> None:
     drafters, rollouts = ("draft-model", "ngram"), {"s": ShadowSpec(mode="shadow")}
     controller = Controller(built, "a", drafters, 1, cost=cost, rollouts=rollouts)
     served = Stream(alike(0.7, 0.1, 3), (0, 1, 2), Schedule((1,)))
-    run_world(World(served, costs, controller, WorldSettings(drafters, max_depth=7)))
+    run_world(Simulator(served, costs, controller, SimulatorSettings(drafters, max_depth=7)))
     scored = [r for r in taught if r.shadow is not None and r.shadow[1, 0] >= 0]
     assert len(scored) > 0.2 * len(taught)
     assert all(r.shadow[1, 0] <= r.shadow_drafted[1, 0] <= r.emitted[0] for r in scored)  # type: ignore[index]

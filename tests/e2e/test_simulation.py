@@ -26,10 +26,10 @@ from adaptspec.engine.core import Limits
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed as Pass
 from adaptspec.models.runner import Runner
-from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, Packed
+from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, packed
 from adaptspec.simulation.replay import Tally, replay
 from adaptspec.simulation.scenarios import Schedule, Stream
-from adaptspec.simulation.simulator import WorldSettings
+from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.simulation.tape import Tape
 from adaptspec.types import FloatArray, Request, SamplingParams, SpeculationParams
 from tests.engine.conftest import Notes
@@ -39,7 +39,7 @@ TASKS = ("chat", "code", "json", "template", "translate")
 # Passes cost by their tokens alone and nothing else takes time, so a runner can tell what it should have taken.
 COSTS = MachineCosts(
     "tested",
-    Packed(Curve((1, 2, 4, 8, 16), (1.3e-3, 1.6e-3, 1.8e-3, 2.2e-3, 3.2e-3))),
+    packed(Curve((1, 2, 4, 8, 16), (1.3e-3, 1.6e-3, 1.8e-3, 2.2e-3, 3.2e-3))),
     {
         "draft-model": DraftCosts(Curve((1, 2, 4), (2.5e-4, 2.7e-4, 3.1e-4)), 2e-6, start=1e-4),
         "ngram": DraftCosts(per_row=1e-5),
@@ -165,7 +165,7 @@ def test_the_engine_and_the_simulator_do_the_same(
     """One request at a time and four, greedy and sampled, prompts read in between."""
     spec = load_policy_spec(path)
     stream = Stream(tape, tuple(range(len(tape))), Schedule((rows,)))
-    ours = replay(spec, stream, COSTS, WorldSettings(prefill_tokens=512), keep=True)
+    ours = replay(spec, stream, COSTS, SimulatorSettings(prefill_tokens=512), keep=True)
     notes = live(built, workloads, tape, spec, rows)
     theirs = tally_of(notes, ours.rounds)
     assert theirs.mean_acceptance_length == pytest.approx(ours.mean_acceptance_length, rel=0.02)

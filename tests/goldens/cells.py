@@ -10,10 +10,9 @@ import numpy as np
 
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
-from adaptspec.simulation.cells import IN_PHASES, IN_TURN, WRONG
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.replay import replay
-from adaptspec.simulation.scenarios import Schedule, Stream, in_phases, in_turn, stream
+from adaptspec.simulation.scenarios import IN_PHASES, IN_TURN, WRONG, Schedule, Stream, in_phases, in_turn, stream
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_file import find_tape, load_tape
 

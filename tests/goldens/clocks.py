@@ -23,11 +23,10 @@ from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.simulation.cells import WRONG
 from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
 from adaptspec.simulation.replay import Tally, static_spec
-from adaptspec.simulation.scenarios import Schedule, Stream, stream
-from adaptspec.simulation.simulator import World, WorldSettings, drafters_of
+from adaptspec.simulation.scenarios import WRONG, Schedule, Stream, stream
+from adaptspec.simulation.simulator import Simulator, SimulatorSettings, drafters_of
 from adaptspec.types import RoundRecord
 from tests.goldens.cells import MACHINES, tape
 
@@ -67,11 +66,11 @@ def draw(policy: str, number: int) -> Run:
     spec = load_policy_spec(find_policy(policy))
 
     def served(own: PolicySpec, profile: CostProfile | None = None) -> list[RoundRecord]:
-        settings = WorldSettings(noise=NOISE, seed=number)
+        settings = SimulatorSettings(noise=NOISE, seed=number)
         cost = CostTable(profile or costs.profile())
         chosen = build_policy(own, cost, batch)
         drafters = drafters_of(requests.tape, costs, settings)
-        world = World(
+        world = Simulator(
             requests, costs, Controller({own.name: chosen}, own.name, drafters, batch, cost=cost), settings, pace
         )
         return [world.round() for _ in range(LENGTH)][SETTLED:]

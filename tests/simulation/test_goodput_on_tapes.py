@@ -16,11 +16,19 @@ import pytest
 from adaptspec.analysis.oracle import references
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
-from adaptspec.simulation.cells import IN_PHASES, IN_TURN, WRONG, Cell, mixed_cells, task_cells
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.replay import replay
-from adaptspec.simulation.scenarios import Schedule, stream
-from adaptspec.simulation.simulator import WorldSettings
+from adaptspec.simulation.scenarios import (
+    IN_PHASES,
+    IN_TURN,
+    WRONG,
+    Scenario,
+    Schedule,
+    mixed_scenarios,
+    stream,
+    task_scenarios,
+)
+from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_file import find_tape, load_tape
 from tests.references import fixed_goodput
@@ -28,7 +36,7 @@ from tests.references import goodput as goodput_of
 
 pytestmark = pytest.mark.whole
 
-WORLD = WorldSettings()
+WORLD = SimulatorSettings()
 CPU, GPU = "cpu-2-cores", "gpu-8b"
 MACHINES, BATCHES = (CPU, GPU), (1, 4, 16, 64)
 DEPTHS = (1, 3, 7, 12)
@@ -47,29 +55,29 @@ def held_out(temperature: float | None = None) -> Tape:
     )
 
 
-def earned(cell: Cell, machine: str) -> float:
+def earned(cell: Scenario, machine: str) -> float:
     return replay(load_policy_spec(find_policy("goodput")), cell.stream, load_costs(machine), WORLD).goodput
 
 
-def fixed(cell: Cell, machine: str) -> list[float]:
+def fixed(cell: Scenario, machine: str) -> list[float]:
     """Off, and the draft model and the lookup at every tier."""
     settings = [(0, "ngram"), *((depth, name) for name in WORLD.drafters for depth in DEPTHS)]
     costs = load_costs(machine)
     return [fixed_goodput(depth, name, cell.stream, costs, WORLD) for depth, name in settings]
 
 
-def other(cell: Cell, machine: str, policy: str) -> float:
+def other(cell: Scenario, machine: str, policy: str) -> float:
     """What a rule that other servers have delivers, or plain decoding."""
     return goodput_of(find_policy(policy).read_text(), cell.stream, load_costs(machine), WORLD)
 
 
-def lasting(task: str, batch: int, temperature: float | None = None) -> Cell:
+def lasting(task: str, batch: int, temperature: float | None = None) -> Scenario:
     own = held_out(temperature).of_task(task)
-    return Cell(task, stream(own, Schedule((batch,)), least=int(ROUNDS * batch / np.mean(own.lengths))))
+    return Scenario(task, stream(own, Schedule((batch,)), least=int(ROUNDS * batch / np.mean(own.lengths))))
 
 
-def mixed(batch: int, order: str, temperature: float | None = None) -> Cell:
-    return next(cell for cell in mixed_cells(held_out(temperature), [Schedule((batch,))]) if cell.work == order)
+def mixed(batch: int, order: str, temperature: float | None = None) -> Scenario:
+    return next(cell for cell in mixed_scenarios(held_out(temperature), [Schedule((batch,))]) if cell.work == order)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -90,7 +98,7 @@ SHORT = {(CPU, 1): 0.95, (CPU, 4): 0.945, (CPU, 16): 0.93, (CPU, 64): 0.955, (GP
 @pytest.mark.parametrize(("machine", "batch"), list(SHORT))
 def test_tasks_that_are_soon_over(machine: str, batch: int) -> None:
     """What finding out costs; no promise."""
-    cells = [cell for cell in task_cells(held_out(), [Schedule((batch,))]) if cell.work != WRONG]
+    cells = [cell for cell in task_scenarios(held_out(), [Schedule((batch,))]) if cell.work != WRONG]
     shares = {cell.work: earned(cell, machine) / max(fixed(cell, machine)) for cell in cells}
     assert min(shares.values()) >= SHORT[machine, batch], shares
     assert np.mean(list(shares.values())) >= 1.035
@@ -134,7 +142,7 @@ def test_mixed_streams_at_larger_batches(machine: str, batch: int, order: str) -
 @pytest.mark.parametrize("batch", [16, 64])
 def test_drafts_that_are_always_wrong(machine: str, batch: int) -> None:
     """At least 0.98 of plain decoding."""
-    cell = next(cell for cell in task_cells(held_out(), [Schedule((batch,))]) if cell.work == WRONG)
+    cell = next(cell for cell in task_scenarios(held_out(), [Schedule((batch,))]) if cell.work == WRONG)
     assert earned(cell, machine) >= 0.98 * other(cell, machine, "off")
 
 
@@ -144,7 +152,7 @@ HARD = ("rag", "summarize", "translate")
 
 @pytest.mark.parametrize(("machine", "temperature", "translate"), [(CPU, 0.0, 0.95), (GPU, 0.8, 0.94)])
 def test_one_task_and_temperature_at_batch_1(machine: str, temperature: float, translate: float) -> None:
-    cells = [cell for cell in task_cells(held_out(temperature), [Schedule((1,))]) if cell.work != WRONG]
+    cells = [cell for cell in task_scenarios(held_out(temperature), [Schedule((1,))]) if cell.work != WRONG]
     shares = {cell.work: earned(cell, machine) / max(fixed(cell, machine)) for cell in cells}
     assert shares.pop("translate") >= translate
     assert min(shares.values()) >= 0.95, shares
@@ -158,7 +166,7 @@ HARD_APART = {(CPU, 0.0): (0.93, 0.96, 0.93), (CPU, 0.8): (0.94, 0.90, 0.94), (G
 @pytest.mark.parametrize(("machine", "temperature"), list(HARD_APART))
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_hard_tasks_of_one_temperature(machine: str, temperature: float, place: int) -> None:
-    for cell in task_cells(held_out(temperature), [Schedule(((4, 16, 64)[place],))]):
+    for cell in task_scenarios(held_out(temperature), [Schedule(((4, 16, 64)[place],))]):
         if cell.work in HARD:
             share = earned(cell, machine) / max(fixed(cell, machine))
             assert share >= HARD_APART[machine, temperature][place], cell.work

@@ -13,7 +13,7 @@ from adaptspec.errors import ConfigError, TapeError
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.replay import Tally, replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, stream
-from adaptspec.simulation.simulator import WorldSettings
+from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.types import Reason
 from tests.simulation.tapes import made_tape, one_request
 
@@ -75,7 +75,7 @@ def test_rejection_and_block_draw_agreement_from_its_chance() -> None:
 
     def accepted(method: str, seed: int = 0) -> int:
         text = HEAD + f"  choose: {{algorithm: static, depth: 3}}\n  verification: {{method: {method}}}\n"
-        return replay(parse_policy_spec(text), made, COSTS, WorldSettings(seed=seed)).accepted
+        return replay(parse_policy_spec(text), made, COSTS, SimulatorSettings(seed=seed)).accepted
 
     assert accepted("rejection") == accepted("block") != accepted("coupled")
     assert accepted("rejection", 1) != accepted("rejection", 2)

@@ -11,7 +11,7 @@ import pytest
 from adaptspec.draft_tables import StopTable
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.simulated_drafters import Ask, LookupDraft, ModelDraft
-from adaptspec.simulation.tape import Astray, DraftView
+from adaptspec.simulation.tape import AfterMiss, DraftView
 
 COSTS = load_costs("cpu-2-cores")
 
@@ -104,7 +104,7 @@ def test_behind_a_wrong_token_it_is_as_sure_as_it_was_recorded() -> None:
     unknown = np.full((8, 2), np.nan)
     unknown[2] = 0.55, 0.66
     view = DraftView.of_agreement(agreed, np.linspace(0.9, 0.1, 8), np.full(8, 0.5))
-    view = replace(view, astray=Astray(unknown, unknown))
+    view = replace(view, after_miss=AfterMiss(unknown, unknown))
     wanted = [*view.confidence[1:3], 0.55, 0.66, view.confidence[5]]
     for stop in (None, StopTable()):
         ask = replace(_ask([5], [9], [1], stop), last=np.array([7]))

@@ -18,7 +18,7 @@ from adaptspec.errors import TapeError
 from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
 from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, Stream, stream
-from adaptspec.simulation.simulator import World, WorldSettings
+from adaptspec.simulation.simulator import Simulator, SimulatorSettings
 from adaptspec.types import RoundRecord
 from tests.engine.conftest import Dictated
 from tests.simulation.tapes import made_tape, one_request
@@ -32,17 +32,17 @@ def world(
     choose: Callable[[int, int], Sequence[int]],
     *,
     drafters: tuple[str, ...] = BOTH,
-    settings: WorldSettings = WorldSettings(),
+    settings: SimulatorSettings = SimulatorSettings(),
     costs: MachineCosts = COSTS,
     pace: Callable[[int], float] | None = None,
-) -> World:
+) -> Simulator:
     """A world whose depths are dictated; drafters take turns by row and round."""
     policy = Dictated(drafters, choose)
     here = tuple(name for name in settings.drafters if name in made.tape.views)
-    return World(made, costs, Controller({"p": policy}, "p", here, made.most_rows), settings, pace)
+    return Simulator(made, costs, Controller({"p": policy}, "p", here, made.most_rows), settings, pace)
 
 
-def finish(one: World) -> list[RoundRecord]:
+def finish(one: Simulator) -> list[RoundRecord]:
     records = []
     while not one.over:
         records.append(one.round())
@@ -61,7 +61,7 @@ def test_accounts_add_up(depths: list[int], batch: int, prefill: int, catch_up: 
     """Whatever is decided: every token is emitted once, nothing passes its limit, and sums are those of the rounds."""
     tape = made_tape(count=2, length=14, beyond=beyond, most=14 + beyond)
     made = Stream(tape, tuple(range(6)), Schedule((batch,)))
-    settings = WorldSettings(prefill_tokens=prefill, catch_up_tokens=catch_up)
+    settings = SimulatorSettings(prefill_tokens=prefill, catch_up_tokens=catch_up)
     one = world(made, lambda n, size: [depths[(n + i) % len(depths)] for i in range(size)], settings=settings)
     emitted: dict[str, int] = {}
     records = finish(one)
@@ -93,7 +93,7 @@ def test_batch_one_emits_the_whole_tape() -> None:
 def test_prompts_share_rounds_with_decoding() -> None:
     """At most so many prompt tokens a round, first come first served; the end of a prompt yields the first token."""
     tape = made_tape({"code": 0.5}, count=3, length=30, prompt=20)
-    settings = WorldSettings(prefill_tokens=16)
+    settings = SimulatorSettings(prefill_tokens=16)
     one = world(Stream(tape, (0, 1, 2), Schedule((2,))), lambda n, size: [0] * size, settings=settings)
     records = finish(one)
     assert [record.prefill_tokens for record in records[:4]] == [16, 16, 8, 0]
@@ -114,7 +114,7 @@ def test_runs_are_deterministic_and_noise_is_seeded() -> None:
     made = stream(made_tape(), Schedule((4,)))
 
     def seconds(noise: float, seed: int) -> float:
-        one = world(made, lambda n, size: [2] * size, settings=WorldSettings(noise=noise, seed=seed))
+        one = world(made, lambda n, size: [2] * size, settings=SimulatorSettings(noise=noise, seed=seed))
         finish(one)
         return one.seconds
 
@@ -180,7 +180,7 @@ def test_signals_are_the_engines() -> None:
 
     tape = made_tape({"code": 1.0}, count=1, length=10, prompt=24, most=12)
     policy = Watching(BOTH, lambda n, size: [2 if n == 1 else 0] * size)
-    one = World(Stream(tape, (0,), Schedule((1,))), COSTS, Controller({"p": policy}, "p", BOTH, 1))
+    one = Simulator(Stream(tape, (0,), Schedule((1,))), COSTS, Controller({"p": policy}, "p", BOTH, 1))
     finish(one)
     first, second = seen[0], seen[1]
     assert (first.context.tolist(), first.position.tolist(), first.limits.tolist()) == ([25], [1], [10])
@@ -193,7 +193,7 @@ def test_signals_are_the_engines() -> None:
 def test_a_tape_and_costs_without_a_common_drafter_are_refused() -> None:
     tape = one_request([1, 0])
     with pytest.raises(TapeError, match="in common with ngram"):
-        replay(static_spec(0), Stream(tape, (0,), Schedule((1,))), COSTS, WorldSettings(drafters=("ngram",)))
+        replay(static_spec(0), Stream(tape, (0,), Schedule((1,))), COSTS, SimulatorSettings(drafters=("ngram",)))
 
 
 class Onlooker(Controller):
@@ -214,7 +214,7 @@ def test_offers_are_what_a_lookup_would_draft(batch: int) -> None:
     """Known before the round, within the limits, never of a draft model: exactly what is then drafted."""
     made = stream(made_tape(count=3, length=20), Schedule((batch,)))
     controller = Onlooker("goodput", CostTable(COSTS.profile()), batch)
-    one = World(made, COSTS, controller)
+    one = Simulator(made, COSTS, controller)
     records = finish(one)
     assert any(signals.offered.any() for signals in controller.seen)
     for signals, record in zip(controller.seen, records, strict=True):
@@ -227,5 +227,5 @@ def test_offers_are_what_a_lookup_would_draft(batch: int) -> None:
 def test_nobody_looks_where_no_policy_takes_offers() -> None:
     made = stream(made_tape(count=2, length=12), Schedule((2,)))
     controller = Onlooker("static-3", CostTable(COSTS.profile()), 2)
-    finish(World(made, COSTS, controller))
+    finish(Simulator(made, COSTS, controller))
     assert not any(signals.offered.any() for signals in controller.seen)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adaptspec.errors import TapeError
 from adaptspec.simulation.tape import FAR, DraftView, Recorded, Tape, join, run_lengths, tape_of
-from tests.simulation.tapes import made_tape
+from tests.simulation.tapes import made_tape, one_request
 
 
 @given(st.lists(st.booleans(), max_size=300))
@@ -107,3 +107,9 @@ def test_a_tape_needs_requests_that_know_the_same_drafters() -> None:
         join([])
     with pytest.raises(TapeError, match="same drafters"):
         tape_of([Recorded("a", 1, 2, {"ngram": view}), Recorded("b", 1, 2, {"draft-model": view})])
+
+
+def test_rounds_may_start_at_all_emitted_positions_but_the_first() -> None:
+    tape = made_tape({"code": 0.5}, count=2, length=3, beyond=2)
+    assert tape.emitted_positions.tolist() == [1, 2, 6, 7]
+    assert one_request([]).emitted_positions.tolist() == []

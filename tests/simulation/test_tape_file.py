@@ -11,7 +11,7 @@ import pytest
 
 from adaptspec.control.tasks import TASKS
 from adaptspec.errors import TapeError
-from adaptspec.simulation.tape import Astray, join
+from adaptspec.simulation.tape import AfterMiss, join
 from adaptspec.simulation.tape_file import BUNDLED, find_tape, load_tape, save_tape
 from tests.simulation.tapes import made_tape
 
@@ -39,17 +39,17 @@ def test_what_drafts_go_on_with_behind_a_wrong_token_is_kept(tmp_path: Path) -> 
     tape, path = made_tape(count=1), tmp_path / "tape.npz"
     view = tape.views["draft-model"]
     sure = np.where(view.agreed[:, None], np.nan, np.linspace(0.1, 0.9, 3))
-    asked = replace(tape, views={**tape.views, "draft-model": replace(view, astray=Astray(sure, 1.0 - sure))})
+    asked = replace(tape, views={**tape.views, "draft-model": replace(view, after_miss=AfterMiss(sure, 1.0 - sure))})
     save_tape(asked, path)
-    astray = load_tape(path).views["draft-model"].astray
-    assert astray is not None
-    np.testing.assert_allclose(astray.confidence, sure, rtol=1e-3)
-    np.testing.assert_allclose(astray.entropy, 1.0 - sure, rtol=2e-3)
-    both = join([asked, asked]).views["draft-model"].astray
+    after_miss = load_tape(path).views["draft-model"].after_miss
+    assert after_miss is not None
+    np.testing.assert_allclose(after_miss.confidence, sure, rtol=1e-3)
+    np.testing.assert_allclose(after_miss.entropy, 1.0 - sure, rtol=2e-3)
+    both = join([asked, asked]).views["draft-model"].after_miss
     assert both is not None
     assert len(both.confidence) == 2 * len(sure)
-    assert join([asked, tape]).views["draft-model"].astray is None
-    assert load_tape(path).views["ngram"].astray is None
+    assert join([asked, tape]).views["draft-model"].after_miss is None
+    assert load_tape(path).views["ngram"].after_miss is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.9, 0.999])

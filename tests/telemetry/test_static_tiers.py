@@ -14,7 +14,7 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.simulation.replay import Tally, run, static_spec
-from adaptspec.simulation.simulator import World, WorldSettings
+from adaptspec.simulation.simulator import Simulator, SimulatorSettings
 from adaptspec.telemetry.lots import Lot, RequestRows
 from adaptspec.telemetry.static_tiers import TIERS, StaticTiers
 from adaptspec.types import RoundRecord
@@ -29,7 +29,7 @@ def played(spec: PolicySpec, work: Sequence[Text], batch: int = 1) -> tuple[Tall
     stream, cost = stream_of(work, batch), CostTable(MACHINE.profile())
     policy = build_policy(spec, cost, stream.most_rows)
     controller = Controller({spec.name: policy}, spec.name, ("draft-model",), stream.most_rows, cost=cost)
-    world = World(stream, MACHINE.costs(), controller, WorldSettings(("draft-model",), max_depth=7, noise=0.0))
+    world = Simulator(stream, MACHINE.costs(), controller, SimulatorSettings(("draft-model",), max_depth=7, noise=0.0))
     return run(world, keep=True), cost
 
 

@@ -16,15 +16,15 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
+from adaptspec.analysis.clairvoyant import alone
 from adaptspec.analysis.oracle import Tier, tier_seconds
-from adaptspec.analysis.row_costs import alone
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.replay import Tally, replay
 from adaptspec.simulation.scenarios import Schedule, Stream
-from adaptspec.simulation.simulator import WorldSettings, started
+from adaptspec.simulation.simulator import SimulatorSettings, started
 from adaptspec.simulation.tape import Tape, join
 from adaptspec.simulation.tape_file import BUNDLED, find_tape, load_tape
 from adaptspec.types import FloatArray, RoundRecord
@@ -164,5 +164,7 @@ def test_outcomes_that_come_two_rounds_late_cost_little(machine: str, name: str)
     """Each counts for the decision that it is of: credited to the latest one, ucb lost 7 % and nightjar 17 %."""
     order = np.random.default_rng(0).permutation(len(tape()))[:60].tolist()
     made = Stream(tape(), tuple(order), Schedule((1,)))
-    at_once, late = (replay(shipped(name), made, load_costs(machine), WorldSettings(lag=lag)).goodput for lag in (0, 2))
+    at_once, late = (
+        replay(shipped(name), made, load_costs(machine), SimulatorSettings(lag=lag)).goodput for lag in (0, 2)
+    )
     assert late >= 0.965 * at_once

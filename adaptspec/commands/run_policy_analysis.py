@@ -1,0 +1,261 @@
+"""What `adaptspec policy simulate|explain|estimate|tune` does and prints; the exit status is 0."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from adaptspec.analysis.explain import explain
+from adaptspec.analysis.explain_report import depths_table, reasons_table, rounds_table, sentences, tasks_table
+from adaptspec.analysis.importance_weighting import Interval
+from adaptspec.analysis.journal_rounds import JournalLog, named_policy, served_policy
+from adaptspec.analysis.journal_tape import narrowed, tape_of_journal
+from adaptspec.analysis.off_policy import OffPolicyEstimate, estimate, exploring_policies
+from adaptspec.analysis.report import plot_report, plotting, simulate
+from adaptspec.analysis.search_space import Parameter, parameters_of, parse_parameter
+from adaptspec.analysis.tune import Tuned, tune
+from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.language.yaml_source import read_text
+from adaptspec.errors import ConfigError, JournalError
+from adaptspec.simulation.cost_profiles import MachineCosts, load_costs, shipped_costs
+from adaptspec.simulation.scenarios import Schedule, mixed_scenarios, task_scenarios
+from adaptspec.simulation.simulator import SimulatorSettings
+from adaptspec.simulation.tape import Tape, join
+from adaptspec.simulation.tape_file import find_tape, load_tape
+from adaptspec.tables import Table, show
+
+_ROUNDS = 40  # that are shown of a request where nobody says how many
+
+
+def run_simulate(arguments: argparse.Namespace) -> int:
+    """Compare policies on recorded traffic.
+
+    Raises:
+        TapeError, ConfigError, PolicyError: an argument cannot be used, or costs have impossible results.
+    """
+    if arguments.plot is not None:
+        plotting()  # missing, it should not cost a whole simulation to find out
+    tape, machines = _recorded(arguments)
+    if arguments.temperature is not None:
+        tape = tape.at_temperature(arguments.temperature)
+    if arguments.requests < 0:
+        raise ConfigError(f"--requests {arguments.requests}: give a number of requests, or 0 for all")
+    tape = tape.thinned(arguments.requests) if arguments.requests else tape
+    policies = _policies(arguments, tape)
+    scenarios = (mixed_scenarios if arguments.mixed else task_scenarios)(tape, _schedules(arguments.batch))
+    settings = SimulatorSettings(prefill_tokens=arguments.prefill, noise=arguments.noise, seed=arguments.seed)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("simulate", total=len(scenarios) * len(machines))
+        report = simulate(policies, scenarios, machines, settings, tick=lambda: progress.advance(bar))
+    report.check()
+    if arguments.plot is not None:
+        plot_report(report, arguments.plot)
+    if arguments.json:
+        return _print_json(report.to_json())
+    show([report.table(), report.summary()], arguments.form)
+    return 0
+
+
+def _policies(arguments: argparse.Namespace, tape: Tape) -> list[PolicySpec]:
+    """What is to be simulated; from a journal with the drafters that it can replay, and a word on those left out."""
+    policies = [load_policy_spec(find_policy(name)) for name in arguments.policy or ["goodput"]]
+    if len({spec.name for spec in policies}) < len(policies):
+        raise ConfigError("two of the policies have one name; rename one of them (metadata.name)")
+    if arguments.journal is None:
+        return policies
+    known = tuple(tape.drafters)
+    here = [narrowed(spec, known) for spec in policies]
+    for asked, replayed in zip(policies, here, strict=True):
+        missing = [name for name in asked.drafters if name not in replayed.drafters]
+        if missing:
+            sys.stderr.write(
+                f"policy {asked.name} is simulated without {', '.join(missing)}: a journal can replay only drafts of "
+                f"{', '.join(known)}\n"
+            )
+    return here
+
+
+def _recorded(arguments: argparse.Namespace) -> tuple[Tape, list[MachineCosts]]:
+    """What is replayed, and what it costs."""
+    costs = [load_costs(name) for name in arguments.cost]
+    if arguments.journal is None:
+        return _tapes(arguments.tape), costs or [load_costs(name) for name in shipped_costs()]
+    read = tape_of_journal(arguments.journal, arguments.seed)
+    sys.stderr.write(
+        f"{arguments.journal}: {len(read.tape)} whole requests; whether the draft agrees is known for {read.known:.0%} "
+        "of their positions, and drawn from these for the others. Costs are fitted to "
+        f"{read.rounds} rounds, {read.plain} of them plain"
+        f"{'' if read.plain else ': ratios to plain decoding rest on what the server measured at its start'}\n"
+    )
+    return read.tape, costs or [read.costs]
+
+
+def run_explain(arguments: argparse.Namespace) -> int:
+    """Say why a policy chose what it did.
+
+    Raises:
+        JournalError: it cannot be read, or has no rounds of the policy or request.
+        ConfigError, PolicyError: an argument cannot be used.
+    """
+    rounds = arguments.rounds
+    if rounds is not None and rounds < 0:
+        raise ConfigError(f"--rounds {rounds}: give a number of rounds")
+    if rounds is None:
+        rounds = _ROUNDS if arguments.request is not None else 0
+    policy = arguments.policy or served_policy(arguments.journal, arguments.request)
+    name, spec = named_policy(policy)
+    log = JournalLog(arguments.journal)
+    found = explain(log, name, request=arguments.request, rounds=rounds)
+    if arguments.json:
+        return _print_json(found.to_json())
+    said: list[Table | str] = [*sentences(found, spec)]
+    others = [f"{other} ({count} requests)" for other, count in log.policies.most_common() if other != name]
+    if arguments.policy is None and others:
+        said.append(f"The journal has rounds of other policies, too: {', '.join(others)}; name one to explain it.")
+    if found.total.rows:
+        said += [reasons_table(found), depths_table(found), tasks_table(found)]
+    if found.lines:
+        said.append(rounds_table(found.lines))
+    show(said, arguments.form)
+    return 0
+
+
+def run_estimate(arguments: argparse.Namespace) -> int:
+    """Estimate a policy from the journal of another.
+
+    Raises:
+        JournalError: it cannot be read, has no propensities, or too little overlap with the policy.
+        ConfigError, PolicyError: an argument or the policy cannot be used.
+    """
+    if not arguments.clip >= 1.0:
+        raise ConfigError(f"--clip {arguments.clip:g}: the largest weight is at least 1")
+    if not 0.5 <= arguments.level < 1.0:
+        raise ConfigError(f"--level {arguments.level:g}: give a probability from 0.5 to below 1, such as 0.95")
+    spec = load_policy_spec(find_policy(arguments.policy))
+    logged = arguments.logged or _explored_most(arguments.journal)
+    found = estimate(JournalLog(arguments.journal), spec, logged, clip=arguments.clip, level=arguments.level)
+    if arguments.json:
+        return _print_json(found.to_json())
+    sys.stdout.write("\n".join(_estimated(found, arguments.level)) + "\n")
+    return 0
+
+
+def _explored_most(path: Path) -> str:
+    log = JournalLog(path)
+    explored = exploring_policies(log)
+    if not explored:
+        raise JournalError(
+            f"{path}: no round was decided by chance (there are no propensities), by any of its policies "
+            f"({', '.join(log.policies) or 'none'}); serve one that explores, such as examples/logging_policy.yaml, or "
+            "simulate on a tape"
+        )
+    return explored.most_common(1)[0][0]
+
+
+def _estimated(found: OffPolicyEstimate, level: float) -> list[str]:
+    result = found.result
+    said = [
+        f"{found.policy} would have delivered {result.goodput.value:,.0f} tokens per second "
+        f"({level:.0%}: {_range(result.goodput, 0)}),",
+        f"{result.over_logged.value:.3f} x ({_range(result.over_logged, 3)}) the {result.logged:,.0f} of "
+        f"{found.logged}, which served.",
+        f"From {found.rounds:,} rounds: it decides alike in {result.matched:,}, which weigh as much as "
+        f"{result.effective:,.0f} equal ones.",
+    ]
+    if result.clipped > 0.0:
+        said.append(f"{result.clipped:.1%} of the weight was clipped, which draws the estimate towards {found.logged}.")
+    gone = [f"{count:,} {why}" for why, count in found.left_out.items() if count and why != "impossible"]
+    if gone:
+        said.append(f"Left out: {', '.join(gone)}.")
+    if found.learns:
+        said.append(
+            f"{found.policy} learns as it goes: here it learned from those {result.matched:,} rounds only, and was "
+            "judged meanwhile. Where it serves it may do better; simulate it on a tape to know."
+        )
+    if found.uncovered > 0.1:
+        said.append(
+            f"In {found.uncovered:.0%} of the rounds {found.logged} could not have done what {found.policy} would do: "
+            "the estimate is for the others, which may be unlike them."
+        )
+    return said
+
+
+def _range(interval: Interval, digits: int) -> str:
+    return f"{interval.low:,.{digits}f} to {interval.high:,.{digits}f}"
+
+
+def run_tune(arguments: argparse.Namespace) -> int:
+    """Search parameters, and write what the held-out prompts confirm.
+
+    Raises:
+        TapeError, ConfigError, PolicyError: an argument cannot be used.
+    """
+    if arguments.budget < 1 or arguments.requests < 0 or arguments.seed < 0:
+        raise ConfigError("--budget is at least 1, --requests and --seed at least 0")
+    path = find_policy(arguments.policy)
+    spec, text = load_policy_spec(path), read_text(path)
+    space = [parse_parameter(one) for one in arguments.space] or parameters_of(spec)
+    if not space:
+        raise ConfigError(f"{path}: it has no number to tune; name what to search with --set")
+    tape = _tapes(arguments.tape)
+    tape = tape.thinned(arguments.requests) if arguments.requests else tape
+    machines = [load_costs(name) for name in arguments.cost or shipped_costs()[:1]]
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("tune", total=1.0)
+        found = tune(
+            text,
+            space,
+            tape,
+            _schedules(arguments.batch),
+            machines,
+            budget=arguments.budget,
+            seed=arguments.seed,
+            tick=lambda share: progress.update(bar, completed=share),
+        )
+    if arguments.out is not None:
+        try:
+            arguments.out.write_text(found.best.text if found.improves else text, encoding="utf-8")
+        except OSError as error:
+            said = f"--out {arguments.out}: cannot be written ({error.strerror}); choose another file"
+            raise ConfigError(said) from error
+    if arguments.json:
+        return _print_json(found.to_json())
+    sys.stdout.write("\n".join(_tuned(found, space, arguments.out)) + "\n")
+    return 0
+
+
+def _tuned(found: Tuned, space: list[Parameter], out: Path | None) -> list[str]:
+    said = ["searched:", *(f"  {one}" for one in space)]
+    if not found.best.values:
+        said.append(f"none of {len(found.trials)} candidates beat the original on the prompts searched on.")
+    else:
+        said.append(f"best of {len(found.trials)} candidates, {found.best.gain:.3f} x the original where searched:")
+        said += [f"  {'.'.join(path)}: {value}" for path, value in found.best.values.items()]
+        said.append(
+            f"held-out prompts: {found.before:,.0f} tokens per second before, {found.after:,.0f} after: "
+            f"{found.gain:.3f} x (90 %: {found.low:.3f} to {found.high:.3f})"
+        )
+    if found.improves:
+        return [*said, "the held-out prompts confirm it." + (f" Written to {out}." if out else " Write it with --out.")]
+    return [*said, "no gain is shown: keep the original." + (f" {out} is the original." if out else "")]
+
+
+def _tapes(names: list[str]) -> Tape:
+    return join([load_tape(find_tape(name)) for name in names])
+
+
+def _schedules(text: str) -> list[Schedule]:
+    return [Schedule.parse(one.strip()) for one in text.split(",")]
+
+
+def _print_json(data: dict[str, Any]) -> int:
+    sys.stdout.write(json.dumps(data, indent=1, allow_nan=False) + "\n")
+    return 0
