@@ -58,9 +58,10 @@ class EngineCore:
         sinks: Sequence[Sink] = (),
         limits: Limits = Limits(),
         timer: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`methods` say for every policy of the controller how drafts are judged. `timer` gives the seconds that rounds
-        are timed by: costs are learned from nothing else.
+        are timed by: costs are learned from nothing else; `clock` says when something happened.
 
         Raises:
             ConfigError: a method would be biased by what a drafter of its policy may leave out.
@@ -82,6 +83,7 @@ class EngineCore:
         )
         self._sinks = tuple(sinks)
         self._timer = timer
+        self._clock = clock
         self._number = 0
         self._outbox: list[Delta] = []
         self._isolation = Isolation()
@@ -204,7 +206,7 @@ class EngineCore:
 
     def _commit(self, batch: Batch, decision: Decision, draft: Draft, verdict: Verdict) -> IntArray:
         """Append what was accepted and roll the caches back to it. Tokens emitted [B] by the decoding rows."""
-        now, size = time.monotonic(), len(batch.decoding)
+        now, size = self._clock(), len(batch.decoding)
         emitted = np.zeros(size, dtype=np.int64)
         drafters = self.executor.drafters
         rows, lengths, used = [], [], []
@@ -264,7 +266,7 @@ class EngineCore:
             draft_seconds=clock.seconds("draft"),
             verify_seconds=clock.seconds("verify"),
             total_seconds=clock.total,
-            ended=time.monotonic(),
+            ended=self._clock(),
             decision=decision.number,
             tasks=decision.tasks,
             policies=decision.policies,
@@ -320,10 +322,10 @@ class EngineCore:
         sequence.finish, sequence.error = finish, error
         try:
             delta = sequence.delta()
-            completion = sequence.completion(time.monotonic())
+            completion = sequence.completion(self._clock())
         except Exception as broken:  # noqa: BLE001 - it must leave, whatever became of its text
             _log.exception("the text of %s is lost", sequence.request.id)
-            completion = sequence.without_text(f"{type(broken).__name__}: {broken}", time.monotonic())
+            completion = sequence.without_text(f"{type(broken).__name__}: {broken}", self._clock())
             delta = Delta(sequence.request.id, "", ())
         self._outbox.append(replace(delta, completion=completion))
         self.scheduler.leave(sequence)
@@ -334,7 +336,7 @@ class EngineCore:
         if sequence.timings.admitted is None:
             for sink in self._sinks:
                 self._report(sink.started, sequence.request)
-        sequence.admit(time.monotonic())
+        sequence.admit(self._clock())
         self.controller.start(held_row(sequence), sequence.request)
         self.executor.start(sequence)
 
