@@ -20,9 +20,9 @@ from rich.console import Console
 
 from adaptspec import __version__
 from adaptspec.control.labels import Labels
+from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.build import BUNDLED, Built, EngineConfig, build
-from adaptspec.engine.front import AsyncEngine
-from adaptspec.engine.policy_desk import PolicyDesk
+from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.state_keeper import StateKeeper
 from adaptspec.engine.state_store import StateStore, tasks_in
@@ -114,8 +114,8 @@ async def serve(config: ServeConfig, console: Console) -> None:
         watchdog = Watchdog(engine, max(config.limits.hang_seconds, SLOWEST_ROUNDS * _longest_round(built, config)))
         _watching(watchdog.run(), "the engine is", closing)
         drafters = [drafter.name for drafter in built.drafters]
-        earnings.begin(built.costs, drafters, built.core.max_rows, built.core.labels.tasks.size)
-        desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files, most=config.limits.policies)
+        earnings.begin(built.costs, drafters, built.core.limits.max_rows, built.core.controller.labels.tasks.size)
+        desk = PolicyManager(engine, built.core, built.costs, built.specs, built.files, most=config.limits.policies)
         if traced is not None:
             traced.start(drafters)
             desk.listen(traced.reloaded)
@@ -169,7 +169,7 @@ def _labels(config: ServeConfig) -> Labels:
     return labels
 
 
-async def _keep_state(store: StateStore, desk: PolicyDesk, metrics: Metrics, closing: AsyncExitStack) -> StateKeeper:
+async def _keep_state(store: StateStore, desk: PolicyManager, metrics: Metrics, closing: AsyncExitStack) -> StateKeeper:
     """Go on from what was learned before, and keep what is learned from now on."""
     _watch_store(metrics, store)
     keeper = StateKeeper(desk, store)
@@ -181,7 +181,7 @@ async def _keep_state(store: StateStore, desk: PolicyDesk, metrics: Metrics, clo
 def _check_key_names(config: ServeConfig, built: Built) -> None:
     """Say where a policy waits for an API key that nobody has."""
     known = {name for _, name in map(named_key, config.api_keys)}
-    missing = [name for name in built.core.labels.keys.own if name not in known]
+    missing = [name for name in built.core.controller.labels.keys.own if name not in known]
     if missing:
         _log.warning(
             "policies ask for API keys called %s, and no key is: name one in --api-key-file, as in KEY # %s",
@@ -190,7 +190,7 @@ def _check_key_names(config: ServeConfig, built: Built) -> None:
         )
 
 
-def _watch(desk: PolicyDesk, config: ServeConfig, closing: AsyncExitStack) -> None:
+def _watch(desk: PolicyManager, config: ServeConfig, closing: AsyncExitStack) -> None:
     """Reload policies on SIGHUP, and when their files change."""
     watch, loop = PolicyWatch(desk), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, watch.reload))
@@ -287,7 +287,7 @@ def _header(built: Built, engine: AsyncEngine) -> JournalHeader:
         drafters=[drafter.name for drafter in built.drafters],
         policies=[spec.name for spec in built.specs],
         default=engine.default_policy,
-        tasks=list(built.core.labels.tasks),
+        tasks=list(built.core.controller.labels.tasks),
         costs=json.loads(built.costs.to_json()),
         clock=time.time() - time.monotonic(),
     )
@@ -297,7 +297,7 @@ def _facts(built: Built, config: ServeConfig) -> dict[str, Any]:
     """What the live feed says of the server itself."""
     return {
         "drafters": [drafter.name for drafter in built.drafters],
-        "tasks": list(built.core.labels.tasks),
+        "tasks": list(built.core.controller.labels.tasks),
         "rows": config.engine.limits.max_rows,
         "admin": config.admin_key is not None,
         "journal": config.journal is not None,

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from adaptspec.bench.workloads import Workloads, encode
+from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.build import EngineConfig, build
-from adaptspec.engine.front import AsyncEngine
 from adaptspec.telemetry.span_queue import SpanQueue
 from adaptspec.telemetry.trace_settings import TraceLevel, TraceSettings
 from adaptspec.telemetry.tracing import Tracing

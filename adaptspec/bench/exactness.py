@@ -25,8 +25,10 @@ from adaptspec.control.learned import check_nothing
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.engine.build import Built, EngineConfig, assemble, build, model_place
-from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.core import EngineCore
+from adaptspec.engine.inputs import InputProcessor
+from adaptspec.engine.model_executor import ModelExecutor
+from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.models.runner import Runner
 from adaptspec.types import Completion, FloatArray, IntArray, Reason, Request, RoundRecord, SamplingParams
 from adaptspec.verification.registry import method
@@ -188,9 +190,10 @@ def _core(built: Built, drafter: Drafter, depth: int | None, config: EngineConfi
     controller = Controller(
         {"schedule": Schedule(drafter.name, depth)}, "schedule", [drafter.name], config.limits.max_rows
     )
-    coupled = {"schedule": ByTask(method("coupled"))}
+    coupled = {"schedule": TaskMethods(method("coupled"))}
     limits = replace(config.limits, max_depth=Schedule.max_depth)
-    return EngineCore(built.target, [drafter], built.tokenizer, controller=controller, methods=coupled, limits=limits)
+    inputs = InputProcessor(built.target.info, built.tokenizer)
+    return EngineCore(ModelExecutor(built.target, [drafter]), controller, inputs, coupled, limits=limits)
 
 
 def _alone(core: EngineCore, references: Sequence[Reference], tokens: int) -> list[Completion]:
@@ -209,7 +212,7 @@ def _batched(core: EngineCore, references: Sequence[Reference], tokens: int) -> 
     done: dict[str, Completion] = {}
     doomed: list[str] = []
     while waiting or not core.idle:
-        if waiting and core.running < core.max_rows and chance.random() < 0.5:
+        if waiting and len(core.scheduler.running) < core.limits.max_rows and chance.random() < 0.5:
             i = waiting.pop()
             core.add(_request(f"r{i}", references[i].prompt, tokens))
             if chance.random() < 0.25:

@@ -65,7 +65,7 @@ def run_quick(
         ConfigError: there is no such policy, or it needs a draft model and there is none.
     """
     built = build(replace(config, policies=(settings.policy,)))
-    settings = replace(settings, policy=built.core.default_policy)
+    settings = replace(settings, policy=built.core.controller.default)
     contenders = _contenders(config, built, settings.policy)
     longest = built.target.info.context - settings.tokens
     timed: list[Timed] = []

@@ -51,12 +51,12 @@ class TolerantDrafter:
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`; nothing while it rests."""
         if self._resting():
-            return _nothing(job)
+            return Draft.empty(len(job.rows))
         try:
             draft = self.inner.propose(job)
         except Exception as error:  # noqa: BLE001
             self._failed(error, job.rows)
-            return _nothing(job)
+            return Draft.empty(len(job.rows))
         sound = _sound(draft) if draft.steps else draft.counts
         if np.array_equal(sound, draft.counts):
             return draft
@@ -136,9 +136,3 @@ def _sound(draft: Draft) -> IntArray:
     """How many tokens [B] of each row were drawn from scores that are numbers: the others have no confidence."""
     known: IntArray = np.logical_and.accumulate(~np.isnan(draft.confidence), axis=1).sum(axis=1)
     return np.minimum(known, draft.counts)
-
-
-def _nothing(job: DraftJob) -> Draft:
-    rows = len(job.rows)
-    empty = np.zeros((rows, 0))
-    return Draft(np.zeros((rows, 0), dtype=np.int64), np.zeros(rows, dtype=np.int64), empty, empty)

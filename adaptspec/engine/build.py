@@ -24,9 +24,11 @@ from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafters import at_hand
 from adaptspec.drafting.drafter import Drafter, Loaded, RunsModel
 from adaptspec.drafting.registry import make_drafters
-from adaptspec.engine.by_task import methods_of
 from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.engine.inputs import InputProcessor
+from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.profile import profiled_costs, warm_up
+from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.models.loading import check_pair, check_tokenizer, load_model, load_tokenizer
 from adaptspec.models.memory import CacheLimits, bytes_for_cache
@@ -163,7 +165,8 @@ def assemble(
     seconds that rounds are timed by.
 
     Raises:
-        ConfigError: two policies have one name, none is live, or one needs a drafter that is not there.
+        ConfigError: two policies have one name, none is live, or one needs a drafter that is not there or that its
+            method cannot judge.
     """
     labels = labels or Labels()
     policies = {spec.name: build_policy(spec, costs, limits.max_rows, labels) for spec in specs}
@@ -178,16 +181,13 @@ def assemble(
         raise ConfigError("no policy is live: requests that name none need one; give a policy without rollout")
     rollouts = {spec.name: spec.rollout for spec in specs}
     controller = Controller(policies, live[0], names, limits.max_rows, cost=costs, labels=labels, rollouts=rollouts)
-    methods = {spec.name: methods_of(spec) for spec in specs}
     return EngineCore(
-        target,
-        drafters,
-        tokenizer,
-        controller=controller,
-        methods=methods,
+        ModelExecutor(target, drafters),
+        controller,
+        InputProcessor(target.info, tokenizer, detector),
+        {spec.name: TaskMethods.of(spec) for spec in specs},
         sinks=sinks,
         limits=limits,
-        detector=detector,
         timer=timer,
     )
 

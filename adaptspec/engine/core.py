@@ -1,40 +1,35 @@
-"""The engine without threads: checks requests, runs rounds, ends requests.
+"""The engine without threads: requests in, rounds, text out.
 
-Everything a request needs to be checked against is here; how a round works is in `rounds`.
+One object on one thread. Models are behind its `Executor`, decisions behind its `Controller`.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from transformers import PreTrainedTokenizerFast
+import numpy as np
+import torch
 
+from adaptspec.control.arrays import total
 from adaptspec.control.controller import Controller
-from adaptspec.control.labels import OTHER, Labels
-from adaptspec.control.policy import Policy
-from adaptspec.control.rollout import LIVE, Rollout
-from adaptspec.control.shadow import ShadowEstimate
-from adaptspec.control.tasks import TaskDetector
-from adaptspec.drafting.drafter import Drafter
-from adaptspec.drafting.tolerant import tolerant
-from adaptspec.engine.by_task import ByTask
-from adaptspec.engine.detokenizer import Detokenizer
-from adaptspec.engine.prompt_text import PromptText
-from adaptspec.engine.rounds import RoundLoop
+from adaptspec.control.labels import OTHER
+from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.engine.executor import Executor
+from adaptspec.engine.inputs import InputProcessor
+from adaptspec.engine.isolation import Isolation
+from adaptspec.engine.scheduler import Batch, Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
-from adaptspec.engine.speculator import Speculator
-from adaptspec.errors import ConfigError, PromptTooLongError, RequestError, StateError, UnknownModelError
-from adaptspec.models.grammars import Grammars
-from adaptspec.models.runner import ModelInfo, Runner
-from adaptspec.models.sampling import check_vocabulary
-from adaptspec.types import Delta, FinishReason, FloatArray, Grammar, Request, Sink
-from adaptspec.verification.method import Method
+from adaptspec.engine.task_methods import TaskMethods
+from adaptspec.errors import ConfigError, UnknownModelError
+from adaptspec.models.draft import Draft
+from adaptspec.types import Delta, FinishReason, IntArray, Reason, Request, RoundRecord, Sink, nobody
+from adaptspec.verification.method import Verdict
 
 _log = logging.getLogger(__name__)
+COMPLAIN_EVERY = 1000  # rounds; some thousand of them fit into a second
 
 
 @dataclass(frozen=True)
@@ -51,83 +46,71 @@ class Limits:
 
 
 class EngineCore:
-    """One target, its drafters, and a controller, ready to run rounds."""
+    """Runs rounds over the requests it is given."""
 
     def __init__(
         self,
-        target: Runner,
-        drafters: Sequence[Drafter],
-        tokenizer: PreTrainedTokenizerFast,
-        *,
+        executor: Executor,
         controller: Controller,
-        methods: Mapping[str, ByTask[Method]],
+        inputs: InputProcessor,
+        methods: Mapping[str, TaskMethods],
+        *,
         sinks: Sequence[Sink] = (),
         limits: Limits = Limits(),
-        detector: TaskDetector | None = None,
         timer: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`methods` maps every policy of the controller to its verification methods.
+        """`methods` say for every policy of the controller how drafts are judged. `timer` gives the seconds that rounds
+        are timed by: costs are learned from nothing else; `clock` says when something happened.
 
-        `detector` reads the task of requests that name none. `timer` gives the seconds that rounds are timed by.
+        Raises:
+            ConfigError: a method would be biased by what a drafter of its policy may leave out.
         """
-        self._runner = target
-        self._drafters = tuple(drafters)
-        self._tokenizer = tokenizer
-        self._text = PromptText(tokenizer, detector)
-        self._grammars = Grammars(tokenizer, target.info.vocab_size, target.info.eos_token_ids)
-        self._controller = controller
-        self._told_full = False  # that there is no room for more tasks
         for name, policy in controller.everyone.items():
-            _check_drafters(name, policy, methods[name], drafters)
-        distinct = list(dict.fromkeys(m for one in methods.values() for m in (one.usual, *one.tasks.values())))
-        self._rounds = RoundLoop(
-            target,
-            Speculator([tolerant(drafter) for drafter in drafters], distinct, target.info.vocab_size, target.device),
-            controller,
-            {policy: one.each(distinct.index) for policy, one in methods.items()},
-            sinks,
-            max_rows=limits.max_rows,
-            max_depth=limits.max_depth,
+            methods[name].check(name, policy, executor.anticipating)
+        self.executor = executor
+        self.controller = controller
+        self.inputs = inputs
+        self.methods = dict(methods)
+        self.limits = limits
+        self.scheduler = Scheduler(
+            executor.cache,
+            limits.max_rows,
             prefill_tokens=limits.prefill_tokens,
-            timer=timer,
+            max_depth=limits.max_depth,
+            on_start=self._on_start,
+            on_leave=self._on_leave,
         )
-        self.max_rows = limits.max_rows
-        self.max_depth = limits.max_depth
+        self._sinks = tuple(sinks)
+        self._timer = timer
+        self._clock = clock
+        self._number = 0
+        self._outbox: list[Delta] = []
+        self._isolation = Isolation()
+        self._told_full = False  # that there is no room for more tasks
 
-    @property
-    def target(self) -> ModelInfo:
-        """The served model."""
-        return self._runner.info
-
-    @property
-    def policies(self) -> tuple[str, ...]:
-        """Names a request may ask for."""
-        return tuple(self._controller.policies)
-
-    @property
-    def drafters(self) -> tuple[str, ...]:
-        """Names of the drafters that policies may use."""
-        return tuple(drafter.name for drafter in self._drafters)
-
-    @property
-    def labels(self) -> Labels:
-        """Names of tasks and API keys, as far as they have been met."""
-        return self._controller.labels
-
-    @property
-    def default_policy(self) -> str:
-        """The policy of requests that name none."""
-        return self._controller.default
+    @torch.inference_mode()
+    def step(self) -> list[Delta]:
+        """One round: what each request gained, in no particular order."""
+        clock = _Clock(self._timer)
+        batch = self.scheduler.next_batch()
+        signals = self._signals(batch)
+        decision = self._decide(signals)
+        clock.lap("decide")
+        draft = self.executor.draft(batch, decision)
+        clock.lap("draft")
+        verdict = self.executor.verify(batch, draft)
+        clock.lap("verify")
+        emitted = self._commit(batch, decision, draft, verdict)
+        clock.lap("commit")
+        record = self._record(batch, signals, decision, draft, verdict, emitted=emitted, clock=clock)
+        self._report(self.controller.learn, record)
+        return self._tell(batch, record)
 
     @property
     def idle(self) -> bool:
         """Nothing runs and nothing waits."""
-        return self._rounds.scheduler.idle
-
-    @property
-    def running(self) -> int:
-        """Requests that hold a row."""
-        return len(self._rounds.scheduler.running)
+        return self.scheduler.idle
 
     def check(self, request: Request) -> None:
         """Refuse what cannot be served; touches no state, so any thread may call it.
@@ -135,142 +118,240 @@ class EngineCore:
         Raises:
             RequestError: with the field at fault in `param`.
         """
-        prompt, info = request.prompt, self.target
-        if not prompt:
-            raise RequestError("the prompt is empty; give at least one token", "prompt")
-        if len(prompt) >= info.context:
-            raise PromptTooLongError(
-                f"the prompt has {len(prompt)} tokens; {info.name} holds {info.context}, and one must be left "
-                "for the answer: shorten the prompt",
-                "prompt",
-            )
-        if min(prompt) < 0 or max(prompt) >= info.vocab_size:
-            worst = min(prompt) if min(prompt) < 0 else max(prompt)
-            raise RequestError(f"prompt has token id {worst}; {info.name} has 0 to {info.vocab_size - 1}", "prompt")
-        check_vocabulary(request.sampling, info.vocab_size)
-        if request.sampling.grammar is not None:
-            self._grammars.check(request.sampling.grammar)
-        policy = request.speculation.policy
-        if policy is not None and policy not in self._controller.policies:
+        self.inputs.check(request)
+        policy, served = request.speculation.policy, self.controller.policies
+        if policy is not None and policy not in served:
             raise UnknownModelError(
-                f"there is no policy {policy!r} here; served are: {', '.join(self.policies)}", "adaptspec.policy"
+                f"there is no policy {policy!r} here; served are: {', '.join(served)}", "adaptspec.policy"
             )
-
-    def check_grammar(self, grammar: Grammar) -> None:
-        """Compile it, unless that was done a while ago; any thread may call it. Raises RequestError."""
-        self._grammars.check(grammar)
-
-    def with_task(self, request: Request) -> Request:
-        """The request with its task detected, if it names none; touches no state, so any thread may call it."""
-        return self._text.tagged(request)
 
     def add(self, request: Request) -> list[Delta]:
         """Queue a checked request; nothing comes out yet. Detects its task if nobody has done so.
 
-        A task for which there is no room any more counts as `OTHER`, and is called so from here on.
+        A task for which there is no room any more counts as `OTHER`, and is called so from here on. What a canary's
+        share was when the request came stays its own.
         """
-        request = self._with_policy(self._numbered(self.with_task(request)))
-        seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
-        detokenizer = Detokenizer(self._tokenizer, request.sampling.stop)
-        info, grammar = self.target, request.sampling.grammar
-        sequence = Seq(
-            request,
-            detokenizer,
-            seed=seed,
-            eos=info.eos_token_ids,
-            context=info.context,
-            now=time.monotonic(),
-            constraint=None if grammar is None else self._grammars.start(grammar),
-        )
-        self._rounds.scheduler.add(sequence)
+        request = self.inputs.with_task(request)
+        task, policy = self._numbered(request.speculation.task), self.controller.assigned(request)
+        request = replace(request, speculation=replace(request.speculation, task=task, policy=policy))
+        self.scheduler.add(self.inputs.sequence(request, self.methods[policy].get(task)))
         return []
 
-    def adopt(
-        self,
-        name: str,
-        policy: Policy,
-        methods: ByTask[Method],
-        rollout: Rollout = LIVE,
-        *,
-        carry: bool = False,
-    ) -> bool:
-        """Between rounds: from the next one on, have a policy, in place of one of its name. Returns whether what that
-        one had learned was carried over, which `carry` asks for. Nothing has changed if it raises.
-
-        Raises:
-            ConfigError: see `Controller.adopt`; or it drafts deeper than this engine has room for, or by a drafter
-                that one of its methods cannot judge.
-        """
-        self.check_policy(name, policy, methods)
-        before = self._controller.everyone.get(name)
-        carried = carry and before is not None and _carry(before, policy, name)
-        waiting = {sequence.request.speculation.policy or "" for sequence in self._rounds.scheduler.waiting}
-        self._controller.adopt(name, policy, rollout, waiting)
-        self._rounds.verify_by(name, methods)
-        return carried
-
-    def drop(self, name: str) -> None:
-        """Between rounds: have a policy no longer; requests that run or wait keep it. Raises as `Controller.drop`."""
-        self._controller.drop(name)
-
-    def check_policy(self, name: str, policy: Policy, methods: ByTask[Method]) -> None:
-        """Raise ConfigError if a policy cannot run here; touches no state, so any thread may call it."""
-        if policy.max_depth > self.max_depth:
-            raise ConfigError(
-                f"policy {name} drafts up to {policy.max_depth} tokens, but this engine was started with room for "
-                f"{self.max_depth}: restart it with this policy among --policy"
-            )
-        self._controller.check(name, policy)
-        _check_drafters(name, policy, methods, self._drafters)
-
-    def learned(self) -> dict[str, dict[str, FloatArray]]:
-        """Between rounds: copies of what policies have learned, by name; those that learn nothing are left out."""
-        known = {name: policy.learned() for name, policy in self._controller.everyone.items()}
-        return {name: arrays for name, arrays in known.items() if arrays}
-
-    def restore(self, learned: Mapping[str, Mapping[str, FloatArray]]) -> None:
-        """Before the first round: let policies go on from what they learned elsewhere, all of them or none.
-
-        Raises:
-            StateError: one of them cannot.
-        """
-        everyone = self._controller.everyone
-        before = {name: everyone[name].learned() for name in learned}
-        done: list[str] = []
-        try:
-            for name, arrays in learned.items():
-                everyone[name].restore(arrays)
-                done.append(name)
-        except StateError as error:
-            for restored in done:
-                everyone[restored].restore(before[restored])
-            raise StateError(f"policy {name}: {error}") from error
-
-    def estimates(self) -> tuple[ShadowEstimate, ...]:
-        """What each shadow policy would have earned; may be asked from any thread."""
-        return self._controller.estimates()
-
-    def abort(self, request_id: str) -> list[Delta]:
-        """End a request wherever it is; one that has ended already is left alone."""
-        return self._rounds.abort(request_id)
+    def abort(
+        self, request_id: str, finish: FinishReason = FinishReason.ABORT, error: str | None = None
+    ) -> list[Delta]:
+        """End a request where it stands; an unknown id is one that has already ended."""
+        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+            if sequence.request.id == request_id:
+                self._send_away(sequence, finish, error)
+        return self._collect()
 
     def abort_all(self, finish: FinishReason, error: str) -> list[Delta]:
-        """End every request."""
-        return self._rounds.abort_all(finish, error)
+        """End every request, waiting ones too."""
+        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+            self._send_away(sequence, finish, error)
+        return self._collect()
 
     def recover(self, error: Exception) -> list[Delta]:
-        """After a step that raised: see `RoundLoop.recover`."""
-        return self._rounds.recover(error)
+        """After a round that failed half-way: end the request that made it fail, once it is known which one it is.
 
-    def step(self) -> list[Delta]:
-        """Run one round."""
-        return self._rounds.step()
+        Nothing that was cached can be trusted. Who ran waits at the front of the queue with the tokens it has, and
+        reads them again: half of them first, until the culprit has run, and failed, by itself.
+        """
+        ran = list(self.scheduler.running)
+        for sequence in ran:
+            if sequence.finish is not None:  # it ended in this very round, before something failed
+                self._end(sequence, sequence.finish, sequence.error)
+        culprit = self._isolation.failed([sequence for sequence in ran if sequence.finish is None])
+        self.scheduler.put_back()
+        if not ran and self.scheduler.waiting:
+            culprit = self.scheduler.waiting[0]  # it could not even be admitted
+        if culprit is not None:
+            self._end(culprit, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+        self.scheduler.only = self._isolation.group
+        return self._collect()
 
-    def _numbered(self, request: Request) -> Request:
-        """The request with a task that has a number."""
-        task, tasks = request.speculation.task, self._controller.labels.tasks
+    def _signals(self, batch: Batch) -> BatchSignals:
+        size = len(batch.decoding)
+        table = [
+            [s.length for s in batch.decoding],
+            batch.limits,
+            [s.emitted for s in batch.decoding],
+            *self.executor.lags(batch),
+            *self.executor.offers(batch, self.controller.deepest_offer),
+        ]
+        # One array cut in rows: at batch 1 making it costs as much as what stands in it.
+        signals, drafters = np.array(table, dtype=np.int64), len(self.executor.drafters)
+        return BatchSignals(
+            rows=batch.rows[:size],
+            tasks=nobody(),
+            context=signals[0],
+            limits=signals[1],
+            position=signals[2],
+            lag=signals[3 : 3 + drafters],
+            offered=signals[3 + drafters :],
+            prefill_tokens=batch.prefill_tokens,
+            free_memory=self.executor.cache.free_memory,
+        )
+
+    def _decide(self, signals: BatchSignals) -> Decision:
+        """The controller's decision. A policy that fails costs its drafts: plain decoding needs no decision."""
+        try:
+            return self.controller.decide(signals)
+        except Exception:  # noqa: BLE001
+            if self._number % COMPLAIN_EVERY == 0:
+                _log.exception("round %d could not be decided; it runs without drafts", self._number + 1)
+            nothing = np.zeros(signals.batch_size, dtype=np.int64)
+            return Decision(nothing, nothing + int(Reason.GUARD), nothing)
+
+    def _commit(self, batch: Batch, decision: Decision, draft: Draft, verdict: Verdict) -> IntArray:
+        """Append what was accepted and roll the caches back to it. Tokens emitted [B] by the decoding rows."""
+        now, size = self._clock(), len(batch.decoding)
+        emitted = np.zeros(size, dtype=np.int64)
+        drafters = self.executor.drafters
+        rows, lengths, used = [], [], []
+        for i, sequence in enumerate(batch.emitting):
+            if sequence.finish is not None:
+                continue  # nothing can be drawn for it
+            kept, drafted = int(verdict.accepted[i]), int(draft.counts[i])
+            length = sequence.length
+            by = drafters[int(decision.drafter[i])] if kept else None
+            try:
+                gained = sequence.commit([*draft.tokens[i, :kept].tolist(), int(verdict.following[i])], now, by)
+            except Exception as error:  # noqa: BLE001 - its own text is at fault; the others' is not
+                _log.exception("the tokens of %s could not be committed", sequence.request.id)
+                sequence.fail(f"{type(error).__name__}: {error}")
+                continue
+            if i < size:
+                emitted[i] = gained
+                sequence.count_round(drafted, min(kept, gained))
+                rows.append(held_row(sequence))
+                lengths.append(length + kept)
+                # A drafter may have read on though all it drafted was cut: what was asked for tells, not what is left.
+                used.append(int(decision.drafter[i]) if decision.depths[i] else -1)
+        self.executor.keep(rows, lengths, used)
+        return emitted
+
+    def _record(
+        self,
+        batch: Batch,
+        signals: BatchSignals,
+        decision: Decision,
+        draft: Draft,
+        verdict: Verdict,
+        *,
+        emitted: IntArray,
+        clock: _Clock,
+    ) -> RoundRecord:
+        self._number += 1
+        size, prefill, scores = len(emitted), batch.prefill_tokens, verdict.temperature_scores
+        shadow_drafted, shadow = self.executor.shadows(batch, decision, signals.context) or (None, None)
+        return RoundRecord(
+            number=self._number,
+            request_ids=tuple(s.request.id for s in batch.decoding),
+            rows=signals.rows,
+            depths=decision.depths,
+            reasons=decision.reasons,
+            drafter=decision.drafter,
+            drafted=draft.counts[:size],
+            accepted=verdict.accepted[:size],
+            emitted=emitted,
+            context=signals.context,
+            confidence=draft.confidence[:size],
+            entropy=draft.entropy[:size],
+            prefill_tokens=prefill,
+            draft_steps=draft.steps,
+            caught_up=draft.caught_up,
+            verify_tokens=total(draft.counts) + size + prefill,
+            draft_seconds=clock.seconds("draft"),
+            verify_seconds=clock.seconds("verify"),
+            total_seconds=clock.total,
+            ended=self._clock(),
+            decision=decision.number,
+            tasks=decision.tasks,
+            policies=decision.policies,
+            provenance=decision.provenance,
+            expected=decision.expected,
+            shadow=shadow,
+            shadow_drafted=shadow_drafted,
+            temperature_scores=None if scores is None else scores[:size],
+        )
+
+    def _tell(self, batch: Batch, record: RoundRecord) -> list[Delta]:
+        """Tell sinks of the round, and hand out what requests have gained."""
+        for sink in self._sinks:
+            self._report(sink.emit, record)
+        for sequence in batch.emitting:
+            if sequence.finish is None:
+                self._outbox.append(sequence.delta())
+            else:
+                self._end(sequence, sequence.finish, sequence.error)
+        if self._isolation.group is not None:
+            self._clear()
+        return self._collect()
+
+    def _report(self, told: Callable[..., None], *news: object) -> None:
+        """What the controller or a sink makes of it must not cost a request its answer."""
+        try:
+            told(*news)
+        except Exception:  # noqa: BLE001
+            _log.exception("round %d could not be reported to %s; it is left out there", self._number, told)
+
+    def _collect(self) -> list[Delta]:
+        """Everything that has not been handed over: also what a round left behind that failed half-way."""
+        deltas, self._outbox = self._outbox, []
+        return deltas
+
+    def _send_away(self, sequence: Seq, finish: FinishReason, error: str | None) -> None:
+        self._end(sequence, finish, error)
+        self._isolation.gone(sequence)
+        self.scheduler.only = self._isolation.group
+
+    def _clear(self) -> None:
+        """While a culprit is sought: whoever has run well makes way for the next ones."""
+        before = self._isolation.group
+        if self._isolation.went_well() and self._isolation.bearable is not None:
+            _log.warning("no request fails by itself; at most %d run at once for a while", self._isolation.bearable)
+            self.scheduler.bear(self._isolation.bearable)
+        after = self._isolation.group
+        if after is not before and after is not None:
+            self.scheduler.put_back()
+        self.scheduler.only = after
+
+    def _end(self, sequence: Seq, finish: FinishReason, error: str | None = None) -> None:
+        sequence.finish, sequence.error = finish, error
+        try:
+            delta = sequence.delta()
+            completion = sequence.completion(self._clock())
+        except Exception as broken:  # noqa: BLE001 - it must leave, whatever became of its text
+            _log.exception("the text of %s is lost", sequence.request.id)
+            completion = sequence.without_text(f"{type(broken).__name__}: {broken}", self._clock())
+            delta = Delta(sequence.request.id, "", ())
+        self._outbox.append(replace(delta, completion=completion))
+        self.scheduler.leave(sequence)
+        for sink in self._sinks:
+            self._report(sink.finished, sequence.request, completion)
+
+    def _on_start(self, sequence: Seq) -> None:
+        if sequence.timings.admitted is None:
+            for sink in self._sinks:
+                self._report(sink.started, sequence.request)
+        sequence.admit(self._clock())
+        self.controller.start(held_row(sequence), sequence.request)
+        self.executor.start(sequence)
+
+    def _on_leave(self, row: int) -> None:
+        self.executor.leave(row)
+        try:
+            self.controller.finish(row)
+        except Exception:  # noqa: BLE001 - the row is free, whatever its policy makes of that
+            _log.exception("the end of row %d could not be told to its policy", row)
+
+    def _numbered(self, task: str | None) -> str | None:
+        """The task, if it has a number or gets one."""
+        tasks = self.controller.labels.tasks
         if task is None or tasks.add(task) or task == OTHER:
-            return request
+            return task
         if not self._told_full:
             self._told_full = True
             _log.warning(
@@ -280,33 +361,25 @@ class EngineCore:
                 task,
                 OTHER,
             )
-        return replace(request, speculation=replace(request.speculation, task=OTHER))
-
-    def _with_policy(self, request: Request) -> Request:
-        """The request with its policy named: what a canary's share was when it came stays its own."""
-        policy = self._controller.assigned(request)
-        return replace(request, speculation=replace(request.speculation, policy=policy))
+        return OTHER
 
 
-def _check_drafters(name: str, policy: Policy, methods: ByTask[Method], drafters: Sequence[Drafter]) -> None:
-    """Refuse methods that would be biased by what one of the policy's drafters may leave out."""
-    wanted = policy.drafters if policy.max_depth else ()
-    choosy = [drafter.name for drafter in drafters if drafter.name in wanted and not drafter.non_anticipating]
-    tasks = {f"spec.tasks.{task}.verification": method for task, method in methods.tasks.items()}
-    for where, method in {"spec.verification": methods.usual, **tasks}.items():
-        if choosy and method.needs_distribution:
-            raise ConfigError(
-                f"policy {name}: {where}: {method.name} weighs each drafted token by what it was drawn from, but "
-                f"{choosy[0]} may drop tokens for what they are, which would change how likely texts are: "
-                "use coupled, or another drafter"
-            )
+class _Clock:
+    """Splits a round's time into named laps, in seconds."""
 
+    def __init__(self, timer: Callable[[], float]) -> None:
+        self._timer = timer
+        self._start = self._last = timer()
+        self._laps: dict[str, float] = {}
 
-def _carry(before: Policy, policy: Policy, name: str) -> bool:
-    learned = before.learned()
-    try:
-        policy.restore(learned)
-    except StateError as error:
-        _log.warning("what policy %s had learned does not fit its new arms (%s); it learns anew", name, error)
-        return False
-    return bool(learned)
+    def lap(self, name: str) -> None:
+        now = self._timer()
+        self._laps[name] = now - self._last
+        self._last = now
+
+    def seconds(self, name: str) -> float:
+        return self._laps[name]
+
+    @property
+    def total(self) -> float:
+        return self._last - self._start

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from adaptspec.engine.scheduler import Batch
+from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft
 from adaptspec.types import TokenLogprob
 from adaptspec.verification.method import Verdict
@@ -32,12 +33,12 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], most: int) -> li
     return [TokenLogprob(*entry) for entry in zip(tokens, own, tops, strict=True)]
 
 
-def score_output(batch: Batch, logits: torch.Tensor, draft: Draft, verdict: Verdict) -> None:
+def score_output(emitting: Sequence[Seq], logits: torch.Tensor, draft: Draft, verdict: Verdict) -> None:
     """Before commit: score what each request is about to gain. `logits` are what was verified, [sum(counts + 1), V].
 
     After it would be too late: a round that fails in between leaves tokens whose logits are gone.
     """
-    asking = [(i, s) for i, s in enumerate(batch.emitting) if s.request.sampling.logprobs is not None]
+    asking = [(i, s) for i, s in enumerate(emitting) if s.request.sampling.logprobs is not None]
     if not asking:
         return
     starts = window_starts(draft.counts).tolist()
@@ -55,7 +56,7 @@ def score_prompts(batch: Batch, logits: torch.Tensor) -> torch.Tensor:
     """
     if not batch.chunks:
         return logits
-    chunks = batch.ordered_chunks
+    chunks = batch.chunks
     if not any(chunk.scored for chunk in chunks):
         return logits
     at = len(logits) - sum(chunk.count if chunk.scored else chunk.last for chunk in chunks)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from adaptspec.engine.policy_desk import PolicyDesk
+from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.errors import AdaptSpecError
 
 _log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 class PolicyWatch:
     """Looks at the files of the policies that are served."""
 
-    def __init__(self, desk: PolicyDesk) -> None:
+    def __init__(self, desk: PolicyManager) -> None:
         self._desk = desk
         self._seen = {path: _mark(path) for path in self._paths()}
 

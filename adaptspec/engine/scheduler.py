@@ -1,18 +1,17 @@
-"""Who runs in the next round: admission, chunked prefill, preemption, and leaving.
-
-Knows sequences and how much room the target's cache has; it knows nothing of drafts or policies.
-"""
+"""Who runs in the next round: admission, chunked prefill, preemption, and leaving."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
 
 from adaptspec.engine.sequence import Sequence
 from adaptspec.errors import EngineError
-from adaptspec.models.runner import Runner
 
 BEARABLE_SECONDS = 60.0  # how long fewer rows run after more of them failed together
 
@@ -33,28 +32,35 @@ class Chunk:
         return wanted and len(self.sequence.prompt_logprobs) < self.sequence.prompt_length - 1
 
 
-@dataclass(frozen=True)
 class Batch:
     """The sequences of one round: those that decode, each with the deepest draft it has room for, and prompt chunks."""
 
-    decoding: list[Sequence] = field(default_factory=list)
-    limits: list[int] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
+    def __init__(self, decoding: list[Sequence], limits: list[int], chunks: list[Chunk]) -> None:
+        self.decoding = decoding
+        self.limits = limits
+        # Those that yield a token first, as `emitting` has them.
+        self.chunks = sorted(chunks, key=lambda chunk: not chunk.last)
+        # Those that gain tokens: the decoding ones first, then those whose prompt ends in this round.
+        self.emitting = [*decoding, *(chunk.sequence for chunk in self.chunks if chunk.last)]
+        self.rows = np.array([sequence.row for sequence in self.emitting], dtype=np.int64)
+        self.prefill_tokens = sum(chunk.count for chunk in chunks)
+
+
+class Cache(Protocol):
+    """Where tokens of rows are kept; a `Runner` is one."""
 
     @property
-    def ordered_chunks(self) -> list[Chunk]:
-        """Those that yield a token first, as `emitting` has them."""
-        return sorted(self.chunks, key=lambda chunk: not chunk.last)
+    def free_memory(self) -> float:
+        """See `Runner.free_memory`."""
 
-    @property
-    def emitting(self) -> list[Sequence]:
-        """Those that gain tokens: the decoding ones first, then those whose prompt ends in this round."""
-        return [*self.decoding, *(chunk.sequence for chunk in self.chunks if chunk.last)]
+    def reserve(self, row: int, length: int) -> bool:
+        """See `Runner.reserve`."""
 
-    @property
-    def prefill_tokens(self) -> int:
-        """Prompt tokens read in this round."""
-        return sum(chunk.count for chunk in self.chunks)
+    def length(self, row: int) -> int:
+        """See `Runner.length`."""
+
+    def free(self, row: int) -> None:
+        """See `Runner.free`."""
 
 
 class Scheduler:
@@ -67,7 +73,7 @@ class Scheduler:
 
     def __init__(
         self,
-        target: Runner,
+        cache: Cache,
         max_rows: int,
         *,
         prefill_tokens: int,
@@ -75,7 +81,7 @@ class Scheduler:
         on_start: Callable[[Sequence], None],
         on_leave: Callable[[int], None],
     ) -> None:
-        self._target = target
+        self._cache = cache
         self._prefill_tokens = prefill_tokens
         self._max_depth = max_depth
         self._free_rows = list(range(max_rows - 1, -1, -1))
@@ -99,23 +105,25 @@ class Scheduler:
     def next_batch(self) -> Batch:
         """Admit what fits and lay out the coming round. Decoding rows have room for their limits."""
         self._admit()
-        batch = Batch()
+        decoding: list[Sequence] = []
+        limits: list[int] = []
+        chunks: list[Chunk] = []
         budget = self._prefill_tokens
         for sequence in list(self.running):
             if sequence.row is None:
                 continue  # gave way to an older one a moment ago
-            cached = self._target.length(sequence.row)
-            missing = len(sequence.tokens) - cached
+            cached = self._cache.length(sequence.row)
+            missing = sequence.length - cached
             # The first token always comes from reading the prompt: no draft may delay it.
             if missing == 1 and sequence.emitted:
                 if self._make_room(sequence):
-                    batch.decoding.append(sequence)
-                    batch.limits.append(self._draft_room(sequence))
+                    decoding.append(sequence)
+                    limits.append(self._draft_room(sequence))
             elif budget > 0:
                 count = min(missing, budget)
                 budget -= count
-                batch.chunks.append(Chunk(sequence, cached, count, last=count == missing))
-        return batch
+                chunks.append(Chunk(sequence, cached, count, last=count == missing))
+        return Batch(decoding, limits, chunks)
 
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and free its row."""
@@ -152,8 +160,8 @@ class Scheduler:
     def _admit(self) -> None:
         while (sequence := self._next()) is not None:
             row = self._free_rows[-1]
-            if not self._target.reserve(row, len(sequence.tokens) + 1):
-                self._target.free(row)
+            if not self._cache.reserve(row, sequence.length + 1):
+                self._cache.free(row)
                 return
             self._free_rows.pop()
             self.waiting.remove(sequence)
@@ -163,10 +171,10 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Room for one more token, at the cost of newer sequences; False if it was the newest and gave way itself."""
-        while not self._target.reserve(held_row(sequence), len(sequence.tokens)):
+        while not self._cache.reserve(held_row(sequence), sequence.length):
             newest = self.running[-1]
             if len(self.running) == 1:
-                raise EngineError(f"the cache is too small for {len(sequence.tokens)} tokens; give more cache tokens")
+                raise EngineError(f"the cache is too small for {sequence.length} tokens; give more cache tokens")
             self.running.remove(newest)
             self._give_back(newest)
             self.waiting.appendleft(newest)
@@ -178,14 +186,14 @@ class Scheduler:
     def _draft_room(self, sequence: Sequence) -> int:
         """The deepest draft that finds room without anybody giving way."""
         depth = max(0, min(sequence.depth_limit, self._max_depth))
-        while depth and not self._target.reserve(held_row(sequence), len(sequence.tokens) + depth):
+        while depth and not self._cache.reserve(held_row(sequence), sequence.length + depth):
             depth //= 2
         return depth
 
     def _give_back(self, sequence: Sequence) -> None:
         row = held_row(sequence)
         sequence.row = None
-        self._target.free(row)
+        self._cache.free(row)
         self._free_rows.append(row)
         self._on_leave(row)
 

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
 
 from adaptspec.drafting.prediction import Prediction
 from adaptspec.engine.detokenizer import Detokenizer
-from adaptspec.engine.origins import Origins
 from adaptspec.models.constraint import Constraint
 from adaptspec.models.sampling import SamplingRow
-from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings, TokenLogprob
+from adaptspec.types import Completion, Delta, FinishReason, Piece, Request, SpeculationStats, Timings, TokenLogprob
+from adaptspec.verification.method import Method
 
 
 class Sequence:
     """Travels through queue, rounds and commit. `tokens` is prompt + output, and only grows.
 
-    `row` is its place in every cache while it runs, None while it waits. `end_tokens` end it. `constraint` is
-    its grammar at work. `logprobs` and `prompt_logprobs` grow as tokens are scored, if it asks for them.
+    `row` is its place in every cache while it runs, None while it waits. `method` judges its drafts.
+    `end_tokens` end it. `constraint` is its grammar at work. `logprobs` and `prompt_logprobs` grow as tokens are
+    scored, if it asks for them.
     """
 
     def __init__(
         self,
         request: Request,
+        method: Method,
         detokenizer: Detokenizer,
         *,
         seed: int,
@@ -34,10 +37,12 @@ class Sequence:
     ) -> None:
         sampling = request.sampling
         self.request = request
+        self.method = method
         self.tokens = list(request.prompt)
         self.row: int | None = None
         self.finish: FinishReason | None = None
         self.error: str | None = None
+        self.lossy = False  # whether its verification may have changed the text
         self.max_tokens = min(sampling.max_tokens, context - len(request.prompt))
         self.end_tokens = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos))
         self.sampling = SamplingRow(sampling, seed, self.tokens, len(request.prompt), eos, constraint)
@@ -49,13 +54,23 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprob] = []
         self._prediction = Prediction(request.prediction, len(request.prompt)) if request.prediction else None
         self._counts = _Counts()
-        self._origins = Origins() if request.speculation.provenance else None
+        self._provenance = TokenProvenance() if request.speculation.provenance else None
         self.timings = Timings(arrived=now, admitted=None, first_token=None, finished=now)
+
+    @property
+    def policy(self) -> str:
+        """The policy that it was given when it came."""
+        return self.request.speculation.policy or ""
 
     @property
     def prompt_length(self) -> int:
         """Tokens of the prompt."""
         return len(self.request.prompt)
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and output so far."""
+        return len(self.tokens)
 
     @property
     def emitted(self) -> int:
@@ -88,8 +103,8 @@ class Sequence:
         for count, token in enumerate(tokens, start=1):
             self.tokens.append(token)
             self._end_at(token)
-            if self._origins is not None:
-                self._origins.add(len(self._detokenizer.text), drafter if count < len(tokens) else None)
+            if self._provenance is not None:
+                self._provenance.add(len(self._detokenizer.text), drafter if count < len(tokens) else None)
             if self.finish is not None:
                 gained = count
                 break
@@ -140,11 +155,11 @@ class Sequence:
         tokens = tuple(self.tokens[self.prompt_length + start :])
         logprobs, of_prompt = tuple(self.logprobs[start:]), () if self._prompt_told else tuple(self.prompt_logprobs)
         self._prompt_told = True
-        pieces = None if self._origins is None else self._origins.take(text)
+        pieces = None if self._provenance is None else self._provenance.take(text)
         return Delta(self.request.id, text, tokens, pieces=pieces, logprobs=logprobs, prompt_logprobs=of_prompt)
 
-    def completion(self, policy: str, now: float, *, lossy: bool = False) -> Completion:
-        """The finished request as a whole. `lossy`: its policy's verification may have changed the text."""
+    def completion(self, now: float) -> Completion:
+        """The finished request as a whole."""
         if self.finish is None:
             raise ValueError("the request has not ended")
         return Completion(
@@ -154,10 +169,10 @@ class Sequence:
             prompt_tokens=self.prompt_length,
             finish=self.finish,
             stats=replace(
-                self._counts.stats(policy),
+                self._counts.stats(self.policy),
                 task=self.request.speculation.task,
                 task_detected=self.request.speculation.task_detected,
-                lossy=lossy,
+                lossy=self.lossy,
             ),
             timings=replace(self.timings, finished=now),
             error=self.error,
@@ -196,3 +211,39 @@ class _Counts:
             accepted_per_position=tuple(int(n) for n in at_least[1:]),
             acceptance_histogram=tuple(self.histogram),
         )
+
+
+class TokenProvenance:
+    """Which parts of an output a drafter has proposed, for requests that want to know.
+
+    `add` every token as it is committed; `take` the pieces of the text that goes out.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, str | None]] = deque()  # where the text of a token ends, and its drafter
+        self._taken = 0
+
+    def add(self, end: int, drafter: str | None) -> None:
+        """One token, after which the text was `end` characters long; `drafter` None: the target's own."""
+        self._waiting.append((end, drafter))
+
+    def take(self, text: str) -> tuple[Piece, ...]:
+        """The pieces of the text that follows what was taken before, a token each.
+
+        A token without text of its own (of a character still incomplete, or an end) makes no piece. What no token
+        vouches for, such as a character cut short at the end, is the target's own.
+        """
+        pieces, done, end = [], 0, self._taken + len(text)
+        while done < len(text) and self._waiting:
+            upto, drafter = self._waiting[0]
+            size = min(upto, end) - self._taken - done
+            if size > 0:
+                pieces.append(Piece(text[done : done + size], drafter))
+                done += size
+            if upto > end:
+                break  # the rest of its text is held back
+            self._waiting.popleft()
+        if done < len(text):
+            pieces.append(Piece(text[done:], None))
+        self._taken = end
+        return tuple(pieces)

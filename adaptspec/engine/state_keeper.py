@@ -9,7 +9,7 @@ import logging
 import threading
 
 from adaptspec.control.state import PolicyState
-from adaptspec.engine.policy_desk import PolicyDesk
+from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.engine.state_store import StateStore
 from adaptspec.errors import EngineError, StateError
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 class StateKeeper:
     """Saves every `seconds`, on a thread of its own: the engine only copies arrays between two rounds."""
 
-    def __init__(self, desk: PolicyDesk, store: StateStore, seconds: float = 60.0) -> None:
+    def __init__(self, desk: PolicyManager, store: StateStore, seconds: float = 60.0) -> None:
         self._desk = desk
         self._store = store
         self._seconds = seconds

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from adaptspec.engine.front import AsyncEngine
+from adaptspec.engine.async_engine import AsyncEngine
 
 _log = logging.getLogger(__name__)
 # Between two looks no more counts, in seconds: where looking comes late (a process was stopped), so may all else.

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
 from adaptspec.models.runner import ModelInfo
 from adaptspec.models.token_bytes import Vocabulary
 from adaptspec.types import Completion, Delta, Grammar, Request
 
-# The pieces of one answer, in order; the last one carries the completion. `aclose` aborts what has not ended.
-DeltaStream = AsyncGenerator[Delta, None]
+
+class DeltaStream(Protocol):
+    """The pieces of one answer, in order; the last one carries the completion."""
+
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    def __anext__(self) -> Awaitable[Delta]: ...
+
+    def aclose(self) -> Awaitable[None]:
+        """Abort what has not ended."""
 
 
 class Load(Protocol):

@@ -9,15 +9,19 @@ import torch
 
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import IntArray
+from adaptspec.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Per row: how many drafted tokens stay, and the token after them (correction or bonus)."""
+    """Per row: how many drafted tokens stay, and the token after them (correction or bonus).
+
+    `temperature_scores` [B, D, candidates] are for the round's record (see `RoundRecord`).
+    """
 
     accepted: IntArray  # [B]
     following: IntArray  # [B]
+    temperature_scores: FloatArray | None = None
 
 
 class Method(Protocol):

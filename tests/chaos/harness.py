@@ -20,9 +20,9 @@ from typing import Any
 from aiohttp import web
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.build import Built
-from adaptspec.engine.front import AsyncEngine
-from adaptspec.engine.policy_desk import PolicyDesk
+from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.models.runner import Runner
 from adaptspec.server.application import make_app
@@ -72,7 +72,7 @@ class Server:
         self.core = built.core
         self.limits = limits
         self.engine = AsyncEngine(built.core, "bundled", max_waiting)
-        self.desk = PolicyDesk(self.engine, built.core, built.costs, built.specs, built.files)
+        self.desk = PolicyManager(self.engine, built.core, built.costs, built.specs, built.files)
         self.loop = asyncio.new_event_loop()
         self.port = 0
         self._listening = threading.Event()

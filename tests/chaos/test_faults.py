@@ -35,7 +35,7 @@ def failing(runner: Runner, fault: Callable[[Forward, Packed], torch.Tensor]) ->
 
 def of_victim(server: Server, packed: Packed) -> np.ndarray[Any, Any]:
     """Which packed rows are the victim's."""
-    rows = {s.row for s in server.core._rounds.scheduler.running if len(s.request.prompt) > 20}
+    rows = {s.row for s in server.core.scheduler.running if len(s.request.prompt) > 20}
     return np.array([int(row) in rows for row in packed.rows])
 
 

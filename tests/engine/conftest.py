@@ -12,8 +12,10 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.drafting.drafter import Drafter
-from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.engine.inputs import InputProcessor
+from adaptspec.engine.model_executor import ModelExecutor
+from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.types import Completion, Reason, Request, RoundRecord, Sink
 from adaptspec.verification.registry import method
 from tests.fakes import TableRunner
@@ -85,8 +87,9 @@ def make_core(
         [drafter.name for drafter in drafters],
         limits.max_rows,
     )
-    methods = {name: ByTask(method(how)) for name, (_, how) in policies.items()}
-    return EngineCore(target, drafters, tokenizer, controller=controller, methods=methods, sinks=sinks, limits=limits)
+    methods = {name: TaskMethods(method(how)) for name, (_, how) in policies.items()}
+    inputs = InputProcessor(target.info, tokenizer)
+    return EngineCore(ModelExecutor(target, drafters), controller, inputs, methods, sinks=sinks, limits=limits)
 
 
 def run(core: EngineCore, requests: Sequence[Request]) -> dict[str, Completion]:

@@ -14,10 +14,10 @@ from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.build import assemble
 from adaptspec.engine.core import EngineCore, Limits
-from adaptspec.engine.front import AsyncEngine
-from adaptspec.engine.policy_desk import PolicyDesk
+from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.types import Request, SamplingParams, Sink, SpeculationParams
 from tests.fakes import TableRunner
 
@@ -48,7 +48,7 @@ class Desk:
 
     core: EngineCore
     front: AsyncEngine
-    desk: PolicyDesk
+    desk: PolicyManager
     files: dict[str, Path]
     target: TableRunner
 
@@ -81,7 +81,7 @@ async def desk_of(
     core = assemble(target, drafters, tokenizer, specs=specs, costs=costs, sinks=sinks, limits=Limits(max_rows=4))
     front = AsyncEngine(core, max_waiting=64)
     try:
-        yield Desk(core, front, PolicyDesk(front, core, costs, specs, files), files, target)
+        yield Desk(core, front, PolicyManager(front, core, costs, specs, files), files, target)
     finally:
         await asyncio.to_thread(front.close)
 

@@ -38,11 +38,13 @@ def policy_file(path: Path, name: str, choose: str, more: str = "") -> str:
 def test_a_pair_and_its_shipped_policies(target_path: Path, draft_path: Path) -> None:
     """All shipped policies can be asked for by name, and every one gives the same greedy text."""
     engine = Engine.from_config(EngineConfig(str(target_path), str(draft_path), limits=SMALL))
-    assert engine.core.default_policy == "goodput"
-    assert {"off", "static-3", "goodput-ngram", "sglang-ema", "vllm-batch-table"} <= set(engine.core.policies)
+    assert engine.core.controller.default == "goodput"
+    assert {"off", "static-3", "goodput-ngram", "sglang-ema", "vllm-batch-table"} <= set(
+        engine.core.controller.policies
+    )
     outputs = {
         policy: engine.generate(["Hello there"], GREEDY, SpeculationParams(policy=policy))[0].tokens
-        for policy in engine.core.policies
+        for policy in engine.core.controller.policies
     }
     assert len(set(outputs.values())) == 1, outputs
 
@@ -74,9 +76,9 @@ def test_the_thread_that_loads_ends_with_loading(
 def test_without_a_draft_model_lookup_is_the_default(target_path: Path) -> None:
     """Left out, the draft of a model of one's own is none, and policies that need one are not offered."""
     engine = Engine.from_config(EngineConfig(str(target_path), limits=SMALL))
-    assert engine.core.default_policy == "goodput-ngram"
-    assert "goodput" not in engine.core.policies
-    assert "off" in engine.core.policies
+    assert engine.core.controller.default == "goodput-ngram"
+    assert "goodput" not in engine.core.controller.policies
+    assert "off" in engine.core.controller.policies
     assert len(engine.generate(["Hello"], GREEDY)[0].tokens) == 12
 
 
@@ -168,7 +170,7 @@ def test_a_draft_of_a_shorter_context_serves_as_far_as_it_reaches(target_path: P
     short = make_model("llama", seed=1, num_hidden_layers=1, max_position_embeddings=64)
     engine_config = EngineConfig(str(target_path), str(short), ("static-3",), context=200, limits=SMALL)
     engine = Engine.from_config(engine_config)
-    assert engine.core.target.context == 200
+    assert engine.core.inputs.info.context == 200
     done = engine.generate(["Hello"], SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True))[0]
     assert len(done.tokens) == 120
     assert done.stats.drafted > 0
@@ -227,14 +229,14 @@ def test_a_canary_or_shadow_alone_leaves_the_default_what_it_is(target_path: Pat
     canary = policy_file(tmp_path / "c.yaml", "new", choose, more + "{mode: canary, percent: 9}")
     shadow = policy_file(tmp_path / "s.yaml", "watch", choose, more + "{mode: shadow}")
     built = build(EngineConfig(str(target_path), policies=(canary, shadow), limits=SMALL))
-    assert built.core.default_policy == "goodput-ngram"
-    assert "new" in built.core.policies
-    assert "watch" not in built.core.policies
+    assert built.core.controller.default == "goodput-ngram"
+    assert "new" in built.core.controller.policies
+    assert "watch" not in built.core.controller.policies
     assert built.files["new"] == Path(canary)
     assert built.files.keys() == {spec.name for spec in built.specs}
     assert built.pair == built.target.info.fingerprint
     built = build(EngineConfig(str(target_path), policies=(canary, "off"), limits=SMALL))
-    assert built.core.default_policy == "off"
+    assert built.core.controller.default == "off"
     parts = (built.target, built.drafters, built.tokenizer)
     with pytest.raises(ConfigError, match="no policy is live"):
         assemble(*parts, specs=built.specs[:1], costs=built.costs, limits=SMALL)

@@ -9,8 +9,9 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
-from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.core import Limits
+from adaptspec.engine.policy_manager import adopt_policy, check_policy
+from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft
 from adaptspec.types import Request, SamplingParams
@@ -74,11 +75,11 @@ def test_methods_that_weigh_refuse_such_a_drafter(tokenizer: PreTrainedTokenizer
     assert abs(_share_of_a(tokenizer, Choosy(Coin(0.625)), "coupled") - 0.5) < 0.05
     late = Dictated(("draft-model",), lambda n, size: [1] * size)
     core = make_core(tokenizer, Coin(0.5), [Choosy(Coin(0.625))], {"p": (late, "coupled")})
-    only_code = ByTask(method("coupled"), {"code": method(how)})
-    for refuse in (core.check_policy, core.adopt):
+    only_code = TaskMethods(method("coupled"), {"code": method(how)})
+    for refuse in (check_policy, adopt_policy):
         with pytest.raises(ConfigError, match=r"policy later: spec\.tasks\.code\.verification"):
-            refuse("later", late, only_code)
-    assert core.policies == ("p",)
+            refuse(core, "later", late, only_code)
+    assert list(core.controller.policies) == ["p"]
 
 
 def test_a_policy_that_never_drafts_with_it_is_none_of_its_business(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -86,4 +87,4 @@ def test_a_policy_that_never_drafts_with_it_is_none_of_its_business(tokenizer: P
     off = Dictated(("draft-model",), lambda n, size: [0] * size)
     off.max_depth = 0
     core = make_core(tokenizer, Coin(0.5), [Choosy(Coin(0.625))], {"p": (off, "rejection")})
-    assert core.policies == ("p",)
+    assert list(core.controller.policies) == ["p"]

@@ -18,14 +18,13 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore, Limits
-from adaptspec.engine.front import AsyncEngine
-from adaptspec.engine.soundness import sound
+from adaptspec.engine.model_executor import sound
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.errors import EngineError
 from adaptspec.models.runner import Packed
 from adaptspec.types import Completion, FinishReason, Request, SamplingParams
-from adaptspec.verification.method import Verdict
 from tests.engine.conftest import Dictated, make_core
 from tests.fakes import TableRunner
 
@@ -192,12 +191,11 @@ def test_tokens_a_model_rules_out_are_sound() -> None:
     """-inf for some is a model's right, also where it makes the sum infinite; -inf for all is not."""
     logits = torch.zeros(4, 5)
     logits[:, 2] = -torch.inf
-    assert not len(sound(logits, np.array([1, 1])).broken)
+    assert not len(sound(logits, np.array([1, 1]))[1])
     logits[1] = -torch.inf
-    checked = sound(logits, np.array([1, 1]))
-    assert checked.broken.tolist() == [0]
-    assert torch.isfinite(checked.logits[:2]).all()
-    assert checked.verdict(Verdict(np.array([1, 1]), np.array([3, 3]))).accepted.tolist() == [0, 1]
+    checked, broken = sound(logits, np.array([1, 1]))
+    assert broken.tolist() == [0]
+    assert torch.isfinite(checked[:2]).all()
 
 
 def draft_raises(runner: TableRunner, packed: Packed, logits: torch.Tensor) -> torch.Tensor:
@@ -251,7 +249,7 @@ def test_a_policy_that_fails_costs_drafts_and_no_answer(
     def broken(signals: object) -> None:
         raise IndexError("out of ideas")
 
-    monkeypatch.setattr(core._controller, "decide", broken)
+    monkeypatch.setattr(core.controller, "decide", broken)
     done = run(core, requests(8))
     assert {name: c.tokens for name, c in done.items()} == {name: c.tokens for name, c in plain.items()}
 
@@ -269,7 +267,7 @@ def test_text_that_cannot_be_made_ends_its_request(
     def broken(*_: Any, **__: Any) -> None:
         raise UnicodeError("no text")
 
-    monkeypatch.setattr(core._rounds.scheduler.waiting[2]._detokenizer, where, broken)
+    monkeypatch.setattr(core.scheduler.waiting[2]._detokenizer, where, broken)
     done = run(core, [])
     assert done["r2"].finish is FinishReason.ERROR
     assert {n: c.tokens for n, c in done.items() if n != "r2"} == {n: c.tokens for n, c in plain.items() if n != "r2"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adaptspec.engine.prevalidation import cut_refused
+from adaptspec.engine.model_executor import cut_refused
 from adaptspec.models.constraint import Constraint
 from adaptspec.models.draft import Draft
 from tests.models.matchers import VOCAB, Climb

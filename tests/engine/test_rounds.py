@@ -151,7 +151,7 @@ def test_caches_hold_exactly_what_was_kept(
     core = make_core(_TOKENIZER, target, [DraftModelDrafter(draft)], {"p": (policy, "coupled")})
     for request in _requests(prompts, [SamplingParams(max_tokens=16, temperature=0.0)] * len(prompts)):
         core.add(request)
-    scheduler = core._rounds.scheduler
+    scheduler = core.scheduler
     rounds = 0
     while not core.idle:
         for which in [which for which, when in aborts if when == rounds]:

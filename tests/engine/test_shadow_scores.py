@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control.policy import Decision
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.shadow_scores import ShadowScores
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import Completion, Request, RoundRecord, SamplingParams
 from tests.engine.conftest import Dictated, make_core, run
@@ -93,6 +91,3 @@ def test_nothing_is_scored_where_nobody_asks(tokenizer: PreTrainedTokenizerFast)
     """A policy of one drafter, which cannot be scored: its rounds carry no scores and cost no lookups."""
     records, _ = _serve(tokenizer, _requests(2), lambda n, size: [n % 2] * size, ("draft-model",))
     assert all(record.shadow is None for record in records)
-    scores = ShadowScores({1: NgramDrafter()}, 2)
-    unasked = Decision(array(1), array(0), array(0))
-    assert scores.of(unasked, array(0), [[1, 2, 3]], array(2)) is None

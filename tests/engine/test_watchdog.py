@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.engine.front import AsyncEngine
+from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.watchdog import Watchdog, waited_for_processor
 from tests.engine.conftest import Dictated, make_core
 from tests.fakes import TableRunner

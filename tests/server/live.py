@@ -11,8 +11,8 @@ from aiohttp import web
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import Limits
-from adaptspec.engine.front import AsyncEngine
 from adaptspec.models.loading import load_runner
 from adaptspec.server.application import make_app
 from adaptspec.telemetry.metrics import Metrics

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.engine.policy_desk import PolicyDesk, Reloads
+from adaptspec.engine.policy_manager import PolicyManager, Reloads
 from adaptspec.errors import ConfigError, EngineError, PolicyError, StateError, UnknownModelError
 from tests.engine.policies import COSTS, asking, desk_of, goodput, static
 
@@ -101,7 +101,7 @@ async def test_what_cannot_be_used_changes_nothing(
             await asyncio.to_thread(one.desk.apply, text, "sent")
         assert one.desk.served == before
         assert one.desk.reloads == Reloads(refused=1)
-        assert (one.core.labels.tasks.own, one.core.labels.keys.own) == ((), ())
+        assert (one.core.controller.labels.tasks.own, one.core.controller.labels.keys.own) == ((), ())
         assert await one.served(asking(1)) == "main"
 
 
@@ -203,7 +203,7 @@ async def test_a_policy_can_go_and_those_that_run_keep_it(tokenizer: PreTrainedT
             await asyncio.to_thread(one.desk.apply, static(f"new-{number}", number))
             assert await one.served(asking(10 + number, f"new-{number}")) == f"new-{number}"
             await asyncio.to_thread(one.desk.remove, f"new-{number}")
-        assert len(one.core._controller._list) <= 3
+        assert len(one.core.controller._list) <= 3
         assert set(await asyncio.to_thread(one.desk.learned)) == set()
         await asyncio.to_thread(one.desk.apply, static("other", 1))
         assert await one.served(asking(20, "other")) == "other"
@@ -232,7 +232,7 @@ async def test_only_so_many_policies_are_served(tokenizer: PreTrainedTokenizerFa
     """Each takes memory; those that there are can be replaced."""
     async with desk_of(tokenizer, tmp_path, [static("main", 3)]) as one:
         specs = [load_policy_spec(one.files["main"])]
-        desk = PolicyDesk(one.front, one.core, CostTable(COSTS), specs, one.files, most=2)
+        desk = PolicyManager(one.front, one.core, CostTable(COSTS), specs, one.files, most=2)
         await asyncio.to_thread(desk.apply, static("second", 1))
         for ask in (desk.apply, desk.check):
             with pytest.raises(ConfigError, match="no more than 2 may be; delete one"):

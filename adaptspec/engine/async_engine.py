@@ -1,4 +1,4 @@
-"""The async front: requests go in, streams of deltas come out; one thread owns all model state.
+"""The engine for an event loop: requests go in, streams of deltas come out; one thread owns all model state.
 
 The event loop and the engine thread meet in two places only: an inbox of commands, and
 `call_soon_threadsafe` with all deltas of a round at once.
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -34,13 +34,50 @@ class EngineStats:
     waiting: int
 
 
+class Stream:
+    """One request's output piece by piece; the last piece carries the completion.
+
+    Iterating raises EngineError if the engine stops. Closed before its end, or cancelled, it aborts the request.
+    """
+
+    def __init__(self, engine: AsyncEngine, request_id: str) -> None:
+        self.pieces: asyncio.Queue[Delta | None] = asyncio.Queue()  # None: no more will come
+        self._engine = engine
+        self._id = request_id
+        self._done = False
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._done:
+            raise StopAsyncIteration
+        try:
+            delta = await self.pieces.get()
+        except BaseException:
+            await self.aclose()
+            raise
+        if delta is None:
+            await self.aclose()
+            raise EngineError(self._engine.why)
+        self._done = delta.completion is not None
+        return delta
+
+    async def aclose(self) -> None:
+        """Abort the request, unless it has ended."""
+        if not self._done:
+            self._done = True
+            self._engine.leave(self._id)
+
+
 class AsyncEngine:
-    """Serves requests from one event loop. Closing a stream before its end aborts the request."""
+    """Serves requests from one event loop."""
 
     def __init__(self, core: EngineCore, name: str | None = None, max_waiting: int = 1024) -> None:
         """`name` is what clients call the model (None: its own)."""
         self._core = core
-        self._info = core.target if name is None else replace(core.target, name=name)
+        info = core.inputs.info
+        self._info = info if name is None else replace(info, name=name)
         self._max_waiting = max_waiting
         self._inbox: SimpleQueue[Callable[[], list[Delta]] | None] = SimpleQueue()
         # None: nobody listens any more, but the engine has not let go of the request yet.
@@ -64,17 +101,17 @@ class AsyncEngine:
     @property
     def policies(self) -> tuple[str, ...]:
         """Names a request may ask for."""
-        return self._core.policies
+        return tuple(self._core.controller.policies)
 
     @property
     def default_policy(self) -> str:
         """The policy of requests that name none."""
-        return self._core.default_policy
+        return self._core.controller.default
 
     @property
     def capacity(self) -> int:
         """The most requests that can be in flight, running and waiting."""
-        return self._max_waiting + self._core.max_rows
+        return self._max_waiting + self._core.limits.max_rows
 
     def check(self, request: Request) -> None:
         """Refuse what can never be served, without queueing anything. Raises RequestError."""
@@ -82,7 +119,7 @@ class AsyncEngine:
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Compile it, from any thread. Raises RequestError if it cannot be used."""
-        self._core.check_grammar(grammar)
+        self._core.inputs.check_grammar(grammar)
 
     @property
     def alive(self) -> bool:
@@ -100,9 +137,7 @@ class AsyncEngine:
         for request_id, stream in self._streams.items():
             if stream is not None:
                 stream.put_nowait(None)
-            # Should it come back, it has nobody to work for.
-            self._streams[request_id] = None
-            self._inbox.put(lambda rid=request_id: self._core.abort(rid))  # type: ignore[misc]
+            self.leave(request_id)  # should it come back, it has nobody to work for
         with self._lock:
             self._fail_calls()
 
@@ -112,41 +147,43 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """Requests running and waiting; those still in the inbox count as waiting."""
-        running = self._core.running
+        running = len(self._core.scheduler.running)
         return EngineStats(running, max(0, len(self._streams) - running))
 
-    async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
-        """The request's output piece by piece; the last piece carries the completion.
+    def submit(self, requests: Sequence[Request]) -> list[Stream]:
+        """Queue requests, all or none of them, each with a stream of its output.
 
         Raises:
-            RequestError: the request cannot be served (before anything is computed).
+            RequestError: one cannot be served.
+            OverloadedError: there is no room for all of them now.
             EngineError: the engine has stopped.
         """
-        self._admit(request)
-        request = self._core.with_task(request)  # here, so that rounds do not wait for it
-        pieces: asyncio.Queue[Delta | None] = asyncio.Queue()
-        self._streams[request.id] = pieces
-        self._inbox.put(lambda: self._core.add(request))
-        done = False
-        try:
-            while not done:
-                delta = await pieces.get()
-                if delta is None:
-                    raise EngineError(self._why)
-                done = delta.completion is not None
-                yield delta
-        finally:
-            if not done and request.id in self._streams:
-                self._streams[request.id] = None
-                self._inbox.put(lambda: self._core.abort(request.id))
+        self._admit(requests)
+        streams = []
+        for request in requests:
+            tagged = self._core.inputs.with_task(request)  # here, so that rounds do not wait for it
+            streams.append(Stream(self, request.id))
+            self._streams[request.id] = streams[-1].pieces
+            self._inbox.put(lambda request=tagged: self._core.add(request))  # type: ignore[misc]
+        return streams
+
+    def stream(self, request: Request) -> Stream:
+        """The output of one request. Raises as `submit` does."""
+        return self.submit([request])[0]
 
     async def generate(self, request: Request) -> Completion:
-        """The finished request. Raises as `stream` does."""
+        """The finished request. Raises as `submit` does."""
         async with aclosing(self.stream(request)) as pieces:
             async for delta in pieces:
                 if delta.completion is not None:
                     return delta.completion
         raise EngineError("the engine ended the stream without a completion")
+
+    def leave(self, request_id: str) -> None:
+        """Abort a request, whose stream nobody reads any more."""
+        if request_id in self._streams:
+            self._streams[request_id] = None
+            self._inbox.put(lambda: self._core.abort(request_id))
 
     def call(self, work: Callable[[], T]) -> Future[T]:
         """Have `work` done on the engine thread between two rounds; any thread may ask. Its error is the future's.
@@ -172,7 +209,7 @@ class AsyncEngine:
 
         with self._lock:
             if self._ended or self._closed or self._hung is not None:
-                future.set_exception(EngineError(self._why))
+                future.set_exception(EngineError(self.why))
                 return future
             self._calls.add(future)
             self._start()
@@ -196,26 +233,28 @@ class AsyncEngine:
             self._thread.join(timeout=0.1 if self._hung else 10)
 
     @property
-    def _why(self) -> str:
+    def why(self) -> str:
+        """What to tell those who asked, when it has stopped."""
         return f"the engine has stopped: {self._failure or self._hung or 'it was closed'}"
 
-    def _admit(self, request: Request) -> None:
+    def _admit(self, requests: Sequence[Request]) -> None:
         if self._failure is not None or self._hung is not None:
-            raise EngineError(self._why)
+            raise EngineError(self.why)
         if self._draining:
             raise OverloadedError("the server is shutting down; send the request again later")
-        if len(self._streams) >= self.capacity:
+        if len(self._streams) + len(requests) > self.capacity:
             raise OverloadedError(f"{len(self._streams)} requests are in flight; send the request again later")
-        if request.id in self._streams:
-            raise EngineError(f"request id {request.id} is still in use; give every request an id of its own")
+        for request in requests:
+            if request.id in self._streams:
+                raise EngineError(f"request id {request.id} is still in use; give every request an id of its own")
+            self._core.check(request)
         loop = asyncio.get_running_loop()
-        if self._loop is not None and self._loop is not loop:
-            raise EngineError("this engine serves another event loop; build one engine per loop")
-        self._core.check(request)
         if self._loop is None:
             self._loop = loop
             with self._lock:
                 self._start()
+        elif self._loop is not loop:
+            raise EngineError("this engine serves another event loop; build one engine per loop")
 
     def _start(self) -> None:
         if self._thread.ident is None:
@@ -284,7 +323,7 @@ class AsyncEngine:
         """Whoever waits for work to be done is told that it will not be. With the lock held."""
         for future in self._calls:
             if not future.done():
-                future.set_exception(EngineError(self._why))
+                future.set_exception(EngineError(self.why))
         self._calls.clear()
 
     def _give_up(self) -> None:

@@ -12,9 +12,10 @@ from adaptspec.control.labels import MOST_OWN
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.tasks import TASKS, TaskDetector
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.core import EngineCore, Limits
-from adaptspec.engine.prompt_text import PromptText
+from adaptspec.engine.inputs import InputProcessor
+from adaptspec.engine.model_executor import ModelExecutor
+from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.types import Request, SamplingParams, SpeculationParams
 from adaptspec.verification.registry import method
 from tests.conftest import TINY_VOCAB
@@ -32,30 +33,30 @@ def _request(tokenizer: PreTrainedTokenizerFast, text: str, **wishes: str) -> Re
 
 def test_a_task_is_read_off_the_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
     """Also when a chat template wraps it; and it is marked as detected."""
-    text = PromptText(tokenizer, DETECTOR)
+    text = InputProcessor(TableRunner().info, tokenizer, DETECTOR)
     for prompt in (TRANSLATE, f"<|user|>{TRANSLATE}<|end|><|assistant|>"):
-        wishes = text.tagged(_request(tokenizer, prompt)).speculation
+        wishes = text.with_task(_request(tokenizer, prompt)).speculation
         assert (wishes.task, wishes.task_detected) == ("translate", True)
 
 
 def test_a_hint_wins_and_nothing_is_read_twice(tokenizer: PreTrainedTokenizerFast) -> None:
     """What the client says is taken as it is; a request that was unknown stays so."""
-    text = PromptText(tokenizer, DETECTOR)
+    text = InputProcessor(TableRunner().info, tokenizer, DETECTOR)
     hinted = _request(tokenizer, TRANSLATE, task="story")
-    assert text.tagged(hinted) is hinted
-    tagged = text.tagged(_request(tokenizer, "zzzz"))
-    assert text.tagged(tagged) is tagged
+    assert text.with_task(hinted) is hinted
+    tagged = text.with_task(_request(tokenizer, "zzzz"))
+    assert text.with_task(tagged) is tagged
 
 
 def test_without_a_detector_requests_stay_as_they_are(tokenizer: PreTrainedTokenizerFast) -> None:
     """--no-task-detection."""
     request = _request(tokenizer, TRANSLATE)
-    assert PromptText(tokenizer, None).tagged(request) is request
+    assert InputProcessor(TableRunner().info, tokenizer, None).with_task(request) is request
 
 
 def test_of_long_prompts_only_the_ends_are_decoded(tokenizer: PreTrainedTokenizerFast) -> None:
     """The cost does not grow with the prompt."""
-    text = PromptText(tokenizer, DETECTOR)
+    text = InputProcessor(TableRunner().info, tokenizer, DETECTOR)
     prompt = tokenizer.encode("begin " + "middle " * 5000 + "end")
     excerpt = text.excerpt(prompt)
     assert excerpt.startswith("begin ")
@@ -111,13 +112,7 @@ class Watching(Dictated):
 
 def _core(tokenizer: PreTrainedTokenizerFast, policy: Watching, detector: TaskDetector | None) -> EngineCore:
     controller = Controller({"p": policy}, "p", ["ngram"], 2)
-    methods = {"p": ByTask(method("coupled"))}
-    return EngineCore(
-        Flat(),
-        [NgramDrafter()],
-        tokenizer,
-        controller=controller,
-        methods=methods,
-        limits=Limits(max_rows=2),
-        detector=detector,
-    )
+    methods = {"p": TaskMethods(method("coupled"))}
+    inputs = InputProcessor(Flat().info, tokenizer, detector)
+    executor = ModelExecutor(Flat(), [NgramDrafter()])
+    return EngineCore(executor, controller, inputs, methods, limits=Limits(max_rows=2))

@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.engine.front import AsyncEngine, EngineStats
+from adaptspec.engine.async_engine import AsyncEngine, EngineStats
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.models.runner import Packed
 from adaptspec.types import FinishReason, Request, SamplingParams, SpeculationParams
@@ -223,7 +223,7 @@ async def test_what_learning_or_a_sink_does_wrong_costs_no_answer(
         def broken(record: object) -> None:
             raise ValueError("no notes today")
 
-        monkeypatch.setattr(front._core._controller, "learn", broken)
+        monkeypatch.setattr(front._core.controller, "learn", broken)
         assert (await front.generate(Request("r", (5, 6), GREEDY))).finish is FinishReason.LENGTH
     assert "could not be reported" in caplog.text
 
@@ -244,7 +244,7 @@ async def test_an_id_can_be_used_again_once_the_engine_has_let_go(tokenizer: Pre
 
 def plain_greedy_free(front: AsyncEngine, prompt: tuple[int, ...]) -> list[int]:
     """20 greedy tokens of the front's target, whatever they are."""
-    target = front._core._runner
+    target = front._core.executor.cache
     assert isinstance(target, TableRunner)
     tokens = list(prompt)
     for _ in range(20):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.origins import Origins
+from adaptspec.engine.sequence import TokenProvenance
 from adaptspec.types import Piece, Request, SamplingParams, SpeculationParams
 from tests.conftest import tiny_tokenizer
 from tests.engine.conftest import Dictated, Notes, make_core
@@ -19,14 +19,14 @@ DRAFTERS = st.sampled_from([None, "draft-model", "ngram"])
 @given(st.lists(st.tuples(st.text(max_size=3), DRAFTERS, st.integers(0, 4)), max_size=20))
 def test_each_character_keeps_the_drafter_of_its_token(steps: list[tuple[str, str | None, int]]) -> None:
     """Tokens of any length, and text held back by any number of characters after each."""
-    origins, text, owners, sent = Origins(), "", [], 0
+    provenance, text, owners, sent = TokenProvenance(), "", [], 0
     told: list[Piece] = []
     for number, (piece, drafter, held) in enumerate(steps):
         text += piece
         owners += [drafter] * len(piece)
-        origins.add(len(text), drafter)
+        provenance.add(len(text), drafter)
         end = len(text) if number == len(steps) - 1 else max(sent, len(text) - held)
-        told += origins.take(text[sent:end])
+        told += provenance.take(text[sent:end])
         sent = end
     assert "".join(one.text for one in told) == text
     assert [one.drafter for one in told for _ in one.text] == owners
@@ -35,18 +35,18 @@ def test_each_character_keeps_the_drafter_of_its_token(steps: list[tuple[str, st
 
 def test_text_that_no_token_has_said_is_the_targets_own() -> None:
     """A character cut short becomes text only at the very end."""
-    origins = Origins()
-    origins.add(0, "ngram")
-    assert origins.take("\ufffd") == (Piece("\ufffd", None),)
+    provenance = TokenProvenance()
+    provenance.add(0, "ngram")
+    assert provenance.take("\ufffd") == (Piece("\ufffd", None),)
 
 
 def test_a_token_whose_text_is_cut_off_again_leaves_nothing() -> None:
     """A stop string takes text away that was there a token before."""
-    origins = Origins()
-    origins.add(5, "ngram")
-    origins.add(3, "ngram")
-    assert origins.take("abc") == (Piece("abc", "ngram"),)
-    assert origins.take("") == ()
+    provenance = TokenProvenance()
+    provenance.add(5, "ngram")
+    provenance.add(3, "ngram")
+    assert provenance.take("abc") == (Piece("abc", "ngram"),)
+    assert provenance.take("") == ()
 
 
 def test_an_engine_tells_who_wrote_what_only_to_those_who_ask() -> None:

@@ -1,10 +1,8 @@
-"""The policies an engine serves, and changing them while it runs: checked first, swapped between two rounds.
-
-Knows policy files as text and the engine's front; it does not know who brings a text, nor how a policy decides.
-"""
+"""The policies an engine serves, and changing them while it runs: checked first, swapped between two rounds."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,13 +14,17 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import build_policy, found_among, found_anywhere, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import read_text
-from adaptspec.control.rollout import ShadowSpec
+from adaptspec.control.policy import Policy
+from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec
 from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.control.state import PolicyState, signature
-from adaptspec.engine.by_task import methods_of
+from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore
-from adaptspec.engine.front import AsyncEngine
+from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError, StateError, UnknownModelError
+from adaptspec.types import FloatArray
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Reloads:
     last_applied: float | None = None
 
 
-class PolicyDesk:
+class PolicyManager:
     """Takes policy texts while the engine runs. Any thread may call it; a call may wait for a round to end.
 
     Whatever is wrong with a text, nothing has changed when the error is raised: the last good policy stays.
@@ -80,7 +82,7 @@ class PolicyDesk:
 
     def __init__(
         self,
-        front: AsyncEngine,
+        engine: AsyncEngine,
         core: EngineCore,
         costs: CostTable,
         specs: Sequence[PolicySpec],
@@ -95,7 +97,7 @@ class PolicyDesk:
         Raises:
             PolicyError: a file cannot be read any more.
         """
-        self._front = front
+        self._engine = engine
         self._core = core
         self._costs = costs
         served = [ServedPolicy(spec, read_text(files[spec.name]), files[spec.name]) for spec in specs]
@@ -113,12 +115,12 @@ class PolicyDesk:
     @property
     def default(self) -> str:
         """The policy of requests that name none."""
-        return self._core.default_policy
+        return self._core.controller.default
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Names of tasks beyond the known ones, in the order of their numbers."""
-        return self._core.labels.tasks.own
+        return self._core.controller.labels.tasks.own
 
     def listen(self, reloaded: Callable[[str], None]) -> None:
         """Have `reloaded` called with the name of every policy that comes anew, on the thread that brings it."""
@@ -130,7 +132,7 @@ class PolicyDesk:
 
     def estimates(self) -> tuple[ShadowEstimate, ...]:
         """What each shadow would have earned."""
-        return self._core.estimates()
+        return self._core.controller.estimates()
 
     def check(self, text: str, source: str = "<policy>") -> str:
         """The name of the policy in a text, if it could be served. Changes nothing, and waits for no round.
@@ -139,8 +141,8 @@ class PolicyDesk:
             PolicyError, ConfigError: it cannot be used; says why, and where.
         """
         spec = self._parsed(text, source, None)
-        policy = build_policy(spec, self._costs, self._core.max_rows, self._core.labels.copy())
-        self._core.check_policy(spec.name, policy, methods_of(spec))
+        policy = build_policy(spec, self._costs, self._core.limits.max_rows, self._core.controller.labels.copy())
+        check_policy(self._core, spec.name, policy, TaskMethods.of(spec))
         self._check_room(spec.name)
         return spec.name
 
@@ -191,7 +193,7 @@ class PolicyDesk:
         with self._lock:
             if name not in self._served:
                 raise UnknownModelError(f"there is no policy {name!r} here; served are: {', '.join(self._served)}")
-            self._front.call(lambda: self._core.drop(name)).result()
+            self._engine.call(lambda: self._core.controller.drop(name)).result()
             self._served = {other: policy for other, policy in self._served.items() if other != name}
 
     def forget(self) -> list[str]:
@@ -203,14 +205,14 @@ class PolicyDesk:
 
     def _adopt(self, spec: PolicySpec, *, carry: bool = False) -> bool:
         """Build a policy and have it from the next round on. On the engine's thread, where requests name tasks too."""
-        methods, core = methods_of(spec), self._core
+        methods, core = TaskMethods.of(spec), self._core
 
         def adopted() -> bool:
-            with core.labels.kept_if_done():
-                policy = build_policy(spec, self._costs, core.max_rows, core.labels)
-                return core.adopt(spec.name, policy, methods, spec.rollout, carry=carry)
+            with core.controller.labels.kept_if_done():
+                policy = build_policy(spec, self._costs, core.limits.max_rows, core.controller.labels)
+                return adopt_policy(core, spec.name, policy, methods, spec.rollout, carry=carry)
 
-        return self._front.call(adopted).result()
+        return self._engine.call(adopted).result()
 
     def _apply(self, text: str, source: str, path: Path | None) -> Applied:
         spec = self._parsed(text, source, path)
@@ -232,7 +234,7 @@ class PolicyDesk:
         """What was sent may name policies, but no files: whoever sends it might learn what is in them."""
         served = {name: policy.spec for name, policy in self._served.items()}
         find = found_anywhere if path is not None else found_among(served)
-        return parse_policy_spec(text, source, self._core.labels, self._core.drafters, find)
+        return parse_policy_spec(text, source, self._core.controller.labels, self._core.executor.drafters, find)
 
     def _check_room(self, name: str) -> None:
         if name not in self._served and len(self._served) >= self._most:
@@ -254,7 +256,7 @@ class PolicyDesk:
     def learned(self) -> dict[str, PolicyState]:
         """What every policy has learned, by name. Raises EngineError if the engine has stopped."""
         with self._lock:
-            known = self._front.call(self._core.learned).result()
+            known = self._engine.call(lambda: learned(self._core)).result()
             return {name: PolicyState(self._served[name].signature, arrays) for name, arrays in known.items()}
 
     def restore(self, states: Mapping[str, PolicyState], tasks: Sequence[str] = ()) -> list[str]:
@@ -266,14 +268,14 @@ class PolicyDesk:
             StateError: a state cannot be of the policy it says it is of, or its `tasks` have other numbers here; then
                 none is used.
         """
-        if not self._core.labels.tasks.follow(tasks):
+        if not self._core.controller.labels.tasks.follow(tasks):
             raise StateError("the tasks that it names have other numbers here")
         fitting = {
             name: state.arrays
             for name, state in states.items()
             if name in self._served and self._served[name].signature == state.signature
         }
-        self._front.call(lambda: self._core.restore(fitting)).result()
+        self._engine.call(lambda: restore(self._core, fitting)).result()
         return list(fitting)
 
 
@@ -281,3 +283,71 @@ def _check_owner(name: str, path: Path | None, before: ServedPolicy | None) -> N
     """Two files of one name would take turns at every change; a text that was sent may replace anything."""
     if path is not None and before is not None and before.path not in (None, path):
         raise ConfigError(f"{before.path} and {path} both hold a policy called {name}; rename one (metadata.name)")
+
+
+def check_policy(core: EngineCore, name: str, policy: Policy, methods: TaskMethods) -> None:
+    """Raise ConfigError if a policy cannot run here; touches no state, so any thread may call it."""
+    room = core.limits.max_depth
+    if policy.max_depth > room:
+        raise ConfigError(
+            f"policy {name} drafts up to {policy.max_depth} tokens, but this engine was started with room for "
+            f"{room}: restart it with this policy among --policy"
+        )
+    core.controller.check(name, policy)
+    methods.check(name, policy, core.executor.anticipating)
+
+
+def adopt_policy(
+    core: EngineCore, name: str, policy: Policy, methods: TaskMethods, rollout: Rollout = LIVE, *, carry: bool = False
+) -> bool:
+    """Between rounds: from the next one on, have a policy, in place of one of its name. Returns whether what that one
+    had learned was carried over, which `carry` asks for. Nothing has changed if it raises.
+
+    Raises:
+        ConfigError: see `Controller.adopt`; or it drafts deeper than this engine has room for, or by a drafter that one
+            of its methods cannot judge.
+    """
+    check_policy(core, name, policy, methods)
+    before = core.controller.everyone.get(name)
+    carried = carry and before is not None and _carry(before, policy, name)
+    core.controller.adopt(name, policy, rollout, {sequence.policy for sequence in core.scheduler.waiting})
+    core.methods[name] = methods
+    for sequence in (*core.scheduler.running, *core.scheduler.waiting):
+        if sequence.policy == name:
+            sequence.method = methods.get(sequence.request.speculation.task)
+    return carried
+
+
+def learned(core: EngineCore) -> dict[str, dict[str, FloatArray]]:
+    """Between rounds: copies of what policies have learned, by name; those that learn nothing are left out."""
+    known = {name: policy.learned() for name, policy in core.controller.everyone.items()}
+    return {name: arrays for name, arrays in known.items() if arrays}
+
+
+def restore(core: EngineCore, learned: Mapping[str, Mapping[str, FloatArray]]) -> None:
+    """Before the first round: let policies go on from what they learned elsewhere, all of them or none.
+
+    Raises:
+        StateError: one of them cannot.
+    """
+    everyone = core.controller.everyone
+    before = {name: everyone[name].learned() for name in learned}
+    done: list[str] = []
+    try:
+        for name, arrays in learned.items():
+            everyone[name].restore(arrays)
+            done.append(name)
+    except StateError as error:
+        for restored in done:
+            everyone[restored].restore(before[restored])
+        raise StateError(f"policy {name}: {error}") from error
+
+
+def _carry(before: Policy, policy: Policy, name: str) -> bool:
+    learned = before.learned()
+    try:
+        policy.restore(learned)
+    except StateError as error:
+        _log.warning("what policy %s had learned does not fit its new arms (%s); it learns anew", name, error)
+        return False
+    return bool(learned)

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.language.build import parse_policy_spec
-from adaptspec.engine.by_task import ByTask, methods_of
+from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.types import Request
 from adaptspec.verification.registry import method
 from adaptspec.verification.threshold import Threshold
@@ -18,14 +18,14 @@ LOOSE = "  tasks: {story: {verification: {method: threshold, lossy: true, high: 
 
 
 def test_a_task_without_its_own_gets_the_usual() -> None:
-    one = ByTask(3, {"code": 5})
-    assert [one.of(task) for task in (None, "code", "story")] == [3, 5, 3]
-    assert one.each(str) == ByTask("3", {"code": "5"})
+    usual, own = method("coupled"), method("block")
+    one = TaskMethods(usual, {"code": own})
+    assert [one.get(task) for task in (None, "code", "story")] == [usual, own, usual]
 
 
 def test_methods_are_built_with_their_numbers() -> None:
-    methods = methods_of(parse_policy_spec(static("p", 3, LOOSE)))
-    assert methods == ByTask(method("coupled"), {"story": Threshold(high=0.1, low=0.0, top=9)})
+    methods = TaskMethods.of(parse_policy_spec(static("p", 3, LOOSE)))
+    assert methods == TaskMethods(method("coupled"), {"story": Threshold(high=0.1, low=0.0, top=9)})
 
 
 async def test_requests_of_a_lossy_task_are_marked_and_others_stay_exact(

@@ -1,0 +1,65 @@
+"""What a round needs done by models: the seam between deciding what to draft and drafting it.
+
+`ModelExecutor` runs models in this process; the simulator's stands on a tape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from adaptspec.control.policy import Decision
+from adaptspec.engine.scheduler import Batch, Cache
+from adaptspec.engine.sequence import Sequence as Seq
+from adaptspec.models.draft import Draft
+from adaptspec.types import IntArray
+from adaptspec.verification.method import Verdict
+
+
+class Executor(Protocol):
+    """Drafts and verifies for batches: B decoding rows first, then those whose prompt ends in this round, E in all.
+
+    All calls come from one thread, in the order of a round.
+    """
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Their names; `Decision.drafter` counts them."""
+
+    @property
+    def anticipating(self) -> tuple[str, ...]:
+        """Those drafters that may drop tokens for what they are (see `Drafter.propose`)."""
+
+    @property
+    def cache(self) -> Cache:
+        """The target's cache, in which the scheduler makes room."""
+
+    def start(self, sequence: Seq) -> None:
+        """A sequence has got its row."""
+
+    def leave(self, row: int) -> None:
+        """The row's sequence has ended or given way; its place in `cache` is free already."""
+
+    def lags(self, batch: Batch) -> Sequence[Sequence[int]]:
+        """[drafters, B] tokens that each drafter has yet to read (see `BatchSignals.lag`)."""
+
+    def offers(self, batch: Batch, most: int) -> Sequence[Sequence[int]]:
+        """[drafters, B] tokens that each drafter knows it would draft now, asked for `most` within the limits."""
+
+    def draft(self, batch: Batch, decision: Decision) -> Draft:
+        """Draft for the decoding rows; the others of the E have no tokens."""
+
+    def verify(self, batch: Batch, draft: Draft) -> Verdict:
+        """Run the target over drafts and prompt chunks and judge the drafts, E rows.
+
+        A sequence for which nothing can be drawn is failed; logprobs that it asked for are in `Seq.scored`.
+        """
+
+    def keep(self, rows: Sequence[int], lengths: Sequence[int], drafters: Sequence[int]) -> None:
+        """After commit: forget what is cached of rows beyond `lengths`; `drafters` drafted for them (-1: none)."""
+
+    def shadows(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
+        """After commit: what drafters that did not run would have drafted and got accepted (`RoundRecord.shadow`).
+
+        [drafters, B] each, -1 where unknown; `context` [B]: tokens before the round. None where nobody is watched.
+        """

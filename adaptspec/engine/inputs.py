@@ -1,0 +1,91 @@
+"""Requests on their way in: what can never be served is refused, tasks are read off prompts, sequences are made."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence as Tokens
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.control.tasks import HEAD, TAIL, TaskDetector
+from adaptspec.engine.detokenizer import Detokenizer
+from adaptspec.engine.sequence import Sequence
+from adaptspec.errors import PromptTooLongError, RequestError
+from adaptspec.models.grammars import Grammars
+from adaptspec.models.runner import ModelInfo
+from adaptspec.models.sampling import check_vocabulary
+from adaptspec.types import Grammar, Request
+from adaptspec.verification.method import Method
+
+# The detector looks at HEAD and TAIL characters; few tokenizers need more than a token for two of them.
+_HEAD_TOKENS, _TAIL_TOKENS = HEAD // 2, TAIL // 2
+
+
+class InputProcessor:
+    """Knows the target's limits and its tokenizer. Any thread may use it."""
+
+    def __init__(
+        self, info: ModelInfo, tokenizer: PreTrainedTokenizerFast, detector: TaskDetector | None = None
+    ) -> None:
+        """`detector` reads the task of requests that name none (None: nobody does)."""
+        self.info = info
+        self._tokenizer = tokenizer
+        self._detector = detector
+        self._grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids)
+
+    def check(self, request: Request) -> None:
+        """Refuse what this model can never serve.
+
+        Raises:
+            RequestError: with the field at fault in `param`.
+        """
+        prompt, info = request.prompt, self.info
+        if not prompt:
+            raise RequestError("the prompt is empty; give at least one token", "prompt")
+        if len(prompt) >= info.context:
+            raise PromptTooLongError(
+                f"the prompt has {len(prompt)} tokens; {info.name} holds {info.context}, and one must be left "
+                "for the answer: shorten the prompt",
+                "prompt",
+            )
+        if min(prompt) < 0 or max(prompt) >= info.vocab_size:
+            worst = min(prompt) if min(prompt) < 0 else max(prompt)
+            raise RequestError(f"prompt has token id {worst}; {info.name} has 0 to {info.vocab_size - 1}", "prompt")
+        check_vocabulary(request.sampling, info.vocab_size)
+        if request.sampling.grammar is not None:
+            self.check_grammar(request.sampling.grammar)
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Compile it, unless that was done a while ago. Raises RequestError if it cannot be used."""
+        self._grammars.check(grammar)
+
+    def with_task(self, request: Request) -> Request:
+        """The request with its task read off the prompt, unless it names one or has been read before."""
+        wishes = request.speculation
+        if self._detector is None or wishes.task is not None or wishes.task_detected:
+            return request
+        task = self._detector.detect(self.excerpt(request.prompt)).task
+        return replace(request, speculation=replace(wishes, task=task, task_detected=True))
+
+    def excerpt(self, prompt: Tokens[int]) -> str:
+        """The prompt's beginning and end, without special tokens: of a long one, a few hundred tokens are decoded."""
+        decode = self._tokenizer.backend_tokenizer.decode
+        if len(prompt) <= _HEAD_TOKENS + _TAIL_TOKENS:
+            return str(decode(list(prompt)))
+        return f"{decode(list(prompt[:_HEAD_TOKENS]))}\n{decode(list(prompt[-_TAIL_TOKENS:]))}"
+
+    def sequence(self, request: Request, method: Method) -> Sequence:
+        """A checked request, ready to be queued; `method` is to judge its drafts."""
+        seed, grammar = request.sampling.seed, request.sampling.grammar
+        return Sequence(
+            request,
+            method,
+            Detokenizer(self._tokenizer, request.sampling.stop),
+            seed=secrets.randbits(63) if seed is None else seed,
+            eos=self.info.eos_token_ids,
+            context=self.info.context,
+            now=time.monotonic(),
+            constraint=None if grammar is None else self._grammars.start(grammar),
+        )

@@ -1,0 +1,228 @@
+"""Drafting and verifying with models in this process, whatever mix of drafters and methods the rows use."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from adaptspec.control.arrays import some
+from adaptspec.control.policy import Decision
+from adaptspec.draft_tables import CANDIDATES
+from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup
+from adaptspec.drafting.tolerant import tolerant
+from adaptspec.engine.logprobs import score_output, score_prompts
+from adaptspec.engine.scheduler import Batch, held_row
+from adaptspec.engine.sequence import Sequence as Seq
+from adaptspec.models.constraint import Constraint
+from adaptspec.models.draft import Draft
+from adaptspec.models.runner import Packed, Runner
+from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.types import IntArray
+from adaptspec.verification.draft_scores import score_temperatures
+from adaptspec.verification.method import Verdict
+
+NOT_NUMBERS = "the model's scores for it were not numbers (NaN or infinite)"
+
+
+class ModelExecutor:
+    """An `Executor` over a target and drafters."""
+
+    def __init__(self, target: Runner, drafters: Sequence[Drafter]) -> None:
+        self.cache = target
+        self._drafters = [tolerant(drafter) for drafter in drafters]
+        self._names = tuple(drafter.name for drafter in drafters)
+        self._lookups = {i: drafter for i, drafter in enumerate(self._drafters) if isinstance(drafter, Lookup)}
+        self._sampling: tuple[list[SamplingRow], SamplingBatch] | None = None
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """See `Executor.drafters`."""
+        return self._names
+
+    @property
+    def anticipating(self) -> tuple[str, ...]:
+        """See `Executor.anticipating`."""
+        return tuple(drafter.name for drafter in self._drafters if not drafter.non_anticipating)
+
+    def start(self, sequence: Seq) -> None:
+        """See `Executor.start`."""
+        if sequence.request.prediction:
+            for lookup in self._lookups.values():
+                lookup.expect(held_row(sequence), sequence.request.prediction, sequence.prompt_length)
+
+    def leave(self, row: int) -> None:
+        """See `Executor.leave`."""
+        for drafter in self._drafters:
+            drafter.free(row)
+
+    def lags(self, batch: Batch) -> Sequence[Sequence[int]]:
+        """See `Executor.lags`."""
+        return [[drafter.lag(held_row(s), s.length) for s in batch.decoding] for drafter in self._drafters]
+
+    def offers(self, batch: Batch, most: int) -> Sequence[Sequence[int]]:
+        """See `Executor.offers`."""
+        offers = [[0] * len(batch.decoding)] * len(self._drafters)
+        for which, lookup in self._lookups.items() if most else ():
+            offers[which] = [
+                lookup.offer(held_row(s), s.tokens, min(limit, most))
+                for s, limit in zip(batch.decoding, batch.limits, strict=True)
+            ]
+        return offers
+
+    def draft(self, batch: Batch, decision: Decision) -> Draft:
+        """See `Executor.draft`. Rows of one drafter that are judged alike draft together."""
+        emitting = batch.emitting
+        if not some(decision.depths):
+            return Draft.empty(len(emitting))
+        beyond = len(emitting) - len(decision.depths)
+        depths, drafter = np.pad(decision.depths, (0, beyond)), np.pad(decision.drafter, (0, beyond))
+        sampling, methods = self._sampled(emitting), [s.method for s in emitting]
+        lanes = dict.fromkeys((int(drafter[i]), methods[i]) for i in np.flatnonzero(depths))
+        parts = []
+        for which, how in lanes:
+            mine = [drafter[i] == which and methods[i] is how for i in range(len(emitting))]
+            job = DraftJob(
+                batch.rows,
+                [s.tokens for s in emitting],
+                depths if len(lanes) == 1 else np.where(mine, depths, 0),
+                sampling,
+                shares_noise=how.shares_noise,
+                keep_distribution=how.needs_distribution and not sampling.plain_greedy,
+                stop=decision.stop,
+                # Nothing can be gained where every row takes the likeliest token.
+                temperature=None if sampling.plain_greedy else decision.temperature,
+            )
+            parts.append(self._drafters[which].propose(job))
+        draft = parts[0] if len(parts) == 1 else Draft.merged(parts)
+        return cut_refused(draft, sampling.constraints) if sampling.constrained else draft
+
+    def verify(self, batch: Batch, draft: Draft) -> Verdict:
+        """See `Executor.verify`."""
+        logits, broken = sound(score_prompts(batch, self.cache.forward(_packed(batch, draft))), draft.counts)
+        emitting = batch.emitting
+        verdict = self._judge(emitting, logits, draft)
+        if len(broken):
+            for i in broken.tolist():
+                emitting[i].fail(NOT_NUMBERS)
+            verdict = replace(
+                verdict, accepted=np.where(np.isin(np.arange(len(emitting)), broken), 0, verdict.accepted)
+            )
+        score_output(emitting, logits, draft, verdict)
+        if draft.scores is None:
+            return verdict
+        shares = np.array([s.method.shares_noise for s in emitting], dtype=np.bool_)
+        sampling = self._sampled(emitting)
+        scores = score_temperatures(logits, draft, verdict, sampling, shares_noise=shares, temperatures=CANDIDATES)
+        return replace(verdict, temperature_scores=scores)
+
+    def keep(self, rows: Sequence[int], lengths: Sequence[int], drafters: Sequence[int]) -> None:
+        """See `Executor.keep`."""
+        for row, length, drafter in zip(rows, lengths, drafters, strict=True):
+            self.cache.truncate(row, length)
+            if drafter >= 0:
+                self._drafters[drafter].commit(row, length)
+
+    def shadows(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
+        """See `Executor.shadows`: lookups tell for next to nothing."""
+        watched = [which for which in decision.watched if which in self._lookups]
+        if not watched:
+            return None
+        depths, drafter = decision.depths.tolist(), decision.drafter.tolist()
+        drafted, accepted = np.full((2, len(self._drafters), len(depths)), -1, dtype=np.int64)
+        known = False
+        for which in watched:
+            for i, sequence in enumerate(batch.decoding):
+                if not depths[i] or drafter[i] != which:
+                    shadow = self._lookups[which].shadow(int(batch.rows[i]), sequence.tokens, int(context[i]))
+                    drafted[which, i], accepted[which, i] = shadow.drafted, shadow.accepted
+                    known = True
+        return (drafted, accepted) if known else None
+
+    def _sampled(self, emitting: Sequence[Seq]) -> SamplingBatch:
+        """How the batch draws tokens, made anew only when its members change."""
+        rows, last = [sequence.sampling for sequence in emitting], self._sampling
+        if last is not None and len(last[0]) == len(rows) and all(map(operator.is_, last[0], rows)):
+            return last[1]
+        batch = SamplingBatch(rows, self.cache.info.vocab_size, self.cache.device)
+        self._sampling = rows, batch
+        return batch
+
+    def _judge(self, emitting: Sequence[Seq], logits: torch.Tensor, draft: Draft) -> Verdict:
+        """Verify each row by its own method. `logits` [sum(counts + 1), V]."""
+        methods, sampling = [s.method for s in emitting], self._sampled(emitting)
+        used = list(dict.fromkeys(methods))
+        if any(how.lossy for how in used):
+            for sequence, how in zip(emitting, methods, strict=True):
+                sequence.lossy |= how.lossy
+        if len(used) == 1:
+            return used[0].verify(logits, draft, sampling)
+        accepted, following = np.zeros_like(draft.counts), np.zeros_like(draft.counts)
+        for how in used:
+            judged = np.array([one == how for one in methods])
+            mine = np.flatnonzero(judged)
+            own = torch.from_numpy(np.repeat(judged, draft.counts + 1)).to(logits.device)
+            part = how.verify(logits[own], draft.take(mine), sampling.take(mine))
+            accepted[mine], following[mine] = part.accepted, part.following
+        return Verdict(accepted, following)
+
+
+def _packed(batch: Batch, draft: Draft) -> Packed:
+    """The newest token and the draft of each decoding row, and chunks of prompts."""
+    tokens: list[int] = []
+    rows, counts, wanted = [], [], []
+    for i, sequence in enumerate(batch.decoding):
+        count = int(draft.counts[i])
+        tokens.append(sequence.tokens[-1])
+        tokens.extend(draft.tokens[i, :count].tolist())
+        rows.append(sequence.row)
+        counts.append(count + 1)
+        wanted.append(count + 1)
+    for chunk in batch.chunks:
+        tokens.extend(chunk.sequence.tokens[chunk.start : chunk.start + chunk.count])
+        rows.append(chunk.sequence.row)
+        counts.append(chunk.count)
+        wanted.append(chunk.count if chunk.scored else int(chunk.last))
+    return Packed(*(np.array(part, dtype=np.int64) for part in (rows, counts, tokens, wanted)))
+
+
+def cut_refused(draft: Draft, constraints: Sequence[Constraint | None]) -> Draft:
+    """The draft, each row cut to what its grammar takes, before the target spends a pass on what cannot be kept.
+
+    A lookup knows no grammar; a draft model draws from masked scores already. A refused token has probability 0, and
+    what follows it has no mask: the matcher cannot read on. Under every lossless method this changes no output:
+    `coupled` would reject the token anyway, and a lookup's token is a point mass, so leaving it out is leaving out what
+    is sure to fail.
+    """
+    counts = draft.counts.tolist()
+    for i, constraint in enumerate(constraints):
+        if constraint is not None and counts[i]:
+            counts[i] = constraint.valid(draft.tokens[i, : counts[i]].tolist())
+    kept = np.array(counts, dtype=np.int64)
+    return draft if np.array_equal(kept, draft.counts) else draft.cut(kept)
+
+
+def sound(logits: torch.Tensor, counts: IntArray) -> tuple[torch.Tensor, IntArray]:
+    """Logits that can be judged, and the rows whose own could not: theirs are zeros now, so that others do not suffer.
+
+    Row i of the round owns counts[i] + 1 of the logits [sum(counts + 1), V]. One product tells that all is well: the
+    sum of their squares is a number only if all of them are. A sum that overflows, or tokens that a model rules out
+    with -inf, cost a closer look and nothing else.
+    """
+    nobody = np.zeros(0, dtype=np.int64)
+    flat = logits.numpy().reshape(-1) if logits.is_cpu else logits.reshape(-1)
+    if math.isfinite(flat @ flat):
+        return logits, nobody
+    best = logits.amax(1)  # NaN if one of them is, -inf if none is left, inf if one cannot be compared
+    bad = ~torch.isfinite(best).cpu().numpy()
+    if not bad.any():
+        return logits, nobody
+    owners = np.repeat(np.arange(len(counts)), counts + 1)
+    broken = np.unique(owners[bad])
+    mended = logits.clone()
+    mended[torch.from_numpy(np.isin(owners, broken)).to(logits.device)] = 0.0
+    return mended, broken

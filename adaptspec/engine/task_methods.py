@@ -1,0 +1,49 @@
+"""How a policy has drafts verified, task by task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from adaptspec.control.labels import OTHER
+from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.policy import Policy
+from adaptspec.errors import ConfigError
+from adaptspec.verification.method import Method
+from adaptspec.verification.registry import method
+
+
+@dataclass(frozen=True)
+class TaskMethods:
+    """`usual`, and what stands in for it for requests of some `tasks`."""
+
+    usual: Method
+    tasks: Mapping[str, Method] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of(cls, spec: PolicySpec) -> TaskMethods:
+        """What a policy's file says."""
+        tasks = {task: method(one.method, one.parameters) for task, one in spec.task_verifications.items()}
+        return cls(method(spec.verification.method, spec.verification.parameters), tasks)
+
+    def get(self, task: str | None) -> Method:
+        """The method for a request of this task; None: it has none, which is `OTHER`."""
+        return self.tasks.get(task or OTHER, self.usual)
+
+    def check(self, name: str, policy: Policy, anticipating: Sequence[str]) -> None:
+        """Refuse methods that would be biased by what one of the policy's drafters may leave out.
+
+        Raises:
+            ConfigError: one of them weighs tokens by what they were drawn from, and the policy drafts with one of the
+                `anticipating` drafters.
+        """
+        choosy = [drafter for drafter in anticipating if policy.max_depth and drafter in policy.drafters]
+        tasks = {f"spec.tasks.{task}.verification": how for task, how in self.tasks.items()}
+        for where, how in {"spec.verification": self.usual, **tasks}.items():
+            if choosy and how.needs_distribution:
+                raise ConfigError(
+                    f"policy {name}: {where}: {how.name} weighs each drafted token by what it was drawn from, but "
+                    f"{choosy[0]} may drop tokens for what they are, which would change how likely texts are: "
+                    "use coupled, or another drafter"
+                )
