@@ -113,9 +113,11 @@ def estimate(
     where = f"{log.path}: policy {logged!r}"
     _refuse_what_says_nothing(where, seen)
     rounds, matched = len(seen.tokens), np.array(seen.matched)
-    columns = (np.array(part, dtype=np.float64) for part in (seen.tokens, seen.seconds, seen.propensity))
+    tokens, seconds, propensity = (
+        np.array(part, dtype=np.float64) for part in (seen.tokens, seen.seconds, seen.propensity)
+    )
     try:
-        result = weighted_goodput(*columns, matched, clip=clip, level=level)
+        result = weighted_goodput(tokens, seconds, propensity, matched, clip=clip, level=level)
     except ValueError as error:
         raise _no_overlap(where, spec, f"they agree in {int(matched.sum())} of {rounds} rounds") from error
     found = OffPolicyEstimate(

@@ -1,7 +1,4 @@
-"""Runs one policy over a stream of recorded requests and sums up what it delivered.
-
-The policy is built and driven as the engine does it, by the same `Controller`; there is no second implementation.
-"""
+"""Runs one policy over a stream of recorded requests and sums up what it delivered."""
 
 from __future__ import annotations
 
@@ -111,6 +108,7 @@ def replay(
     profile: CostProfile | None = None,
     pace: Callable[[int], float] | None = None,
     keep: bool = False,
+    controller: type[Controller] = Controller,
 ) -> Tally:
     """Serve a stream under a policy. `profile` is what the policy believes of costs at the start (default: the truth
     at the points that a profiler measures); `keep` keeps the round records. The verification method is the
@@ -128,8 +126,8 @@ def replay(
     labels = Labels()
     policy = build_policy(spec, cost, stream.most_rows, labels)
     drafters = drafters_of(stream.tape, costs, settings)
-    controller = Controller({spec.name: policy}, spec.name, drafters, stream.most_rows, cost=cost, labels=labels)
-    return run(Simulator(stream, costs, controller, settings, pace), keep=keep)
+    deciding = controller({spec.name: policy}, spec.name, drafters, stream.most_rows, cost=cost, labels=labels)
+    return run(Simulator(stream, costs, deciding, settings, pace), keep=keep)
 
 
 def _by_rejection(spec: PolicySpec) -> bool:

@@ -290,11 +290,9 @@ def _offsets(sizes: Sequence[int]) -> IntArray:
 
 
 def _joined(views: Sequence[DraftView]) -> DraftView:
-    columns = (
-        np.concatenate([getattr(view, name) for view in views])
-        for name in ("run", "reach", "confidence", "entropy", "rejection")
-    )
-    return DraftView(*columns, _joined_after_miss([view.after_miss for view in views]))
+    names = ("run", "reach", "confidence", "entropy", "rejection")
+    columns: dict[str, Any] = {name: np.concatenate([getattr(view, name) for view in views]) for name in names}
+    return DraftView(**columns, after_miss=_joined_after_miss([view.after_miss for view in views]))
 
 
 def _joined_after_miss(parts: Sequence[AfterMiss | None]) -> AfterMiss | None:

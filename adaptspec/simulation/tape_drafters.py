@@ -1,0 +1,179 @@
+"""Drafters on a tape: what the engine's would make of recorded text, and how long they would take.
+
+`TapeModel` reads, lags and drafts by the rules of the engine's draft model, `TapeNGram` by those of its n-gram drafter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from adaptspec.draft_tables import StopTable
+from adaptspec.models.draft import Draft
+from adaptspec.simulation.cost_profiles import MachineCosts
+from adaptspec.simulation.tape import DraftView
+from adaptspec.types import FloatArray, IntArray
+
+# As in the engine: after full acceptance two tokens are to be read, which every round brings.
+_USUAL = 2
+
+
+@dataclass(frozen=True)
+class TapeJob:
+    """What to draft in one round. `at` indexes the tape's position after each row's `context` tokens, `last` the last
+    position recorded of its request.
+    """
+
+    rows: IntArray  # [B]
+    depths: IntArray  # [B], 0 leaves a row out
+    context: IntArray  # [B]
+    at: IntArray  # [B]
+    last: IntArray  # [B]
+    stop: StopTable | None
+
+
+class TapeModel:
+    """A draft model: reads what it missed, at most so many tokens a round, then drafts step by step.
+
+    Where the tape does not know how sure the model is behind a wrong token, it is taken to be as sure as it is of the
+    true text.
+    """
+
+    def __init__(self, name: str, view: DraftView, costs: MachineCosts, max_rows: int, catch_up_tokens: int) -> None:
+        self.view = view
+        self._name = name
+        self._costs = costs
+        self._own = costs.drafters[name]
+        self._cached: IntArray = np.zeros(max_rows, dtype=np.int64)
+        self._catch_up_tokens = catch_up_tokens
+
+    def lag(self, rows: IntArray, context: IntArray) -> list[int]:
+        """Tokens it must still read beyond the usual one or two, [B]."""
+        lag: list[int] = np.maximum(context - self._cached[rows] - _USUAL, 0).tolist()
+        return lag
+
+    def propose(self, job: TapeJob) -> tuple[Draft, float]:
+        """Drafts for the rows with a depth, and the seconds they take."""
+        job = replace(job, depths=np.minimum(job.depths, self.view.reach[job.at]))
+        fed, parts, active = self._read(job)
+        counts = np.zeros(len(job.rows), dtype=np.int64)
+        certainty = np.full((2, len(counts), int(job.depths.max())), np.nan)
+        caught_up = int(np.maximum(parts - _USUAL, 0).sum())
+        seconds = self._own.start + self._own.per_row * len(fed) + self._own.catch_up_per_token * caught_up
+        steps = 0
+        if not len(active):  # nobody drafts yet, but prompts are read on
+            seconds += self._step(job, fed, 0)
+        else:
+            seconds += self._step(job, active, 0, len(fed))
+            if job.stop is None:
+                steps, more = self._draft_all(job, active, counts, certainty)
+            else:
+                steps, more = self._draft_until(job, job.stop, active, counts, certainty)
+            seconds += more
+            # The last token drafted was never fed.
+            self._cached[job.rows[active]] = job.context[active] + counts[active] - 1
+        tokens = np.zeros(certainty.shape[1:], dtype=np.int64)
+        return Draft(tokens, counts, certainty[0], certainty[1], steps=steps, caught_up=caught_up), seconds
+
+    def keep(self, rows: IntArray, lengths: IntArray) -> None:
+        """It drafted for these rows; so many tokens were kept of each."""
+        self._cached[rows] = np.minimum(self._cached[rows], lengths)
+
+    def free(self, row: int) -> None:
+        """The request in `row` has ended."""
+        self._cached[row] = 0
+
+    def _draft_all(self, job: TapeJob, active: IntArray, counts: IntArray, certainty: FloatArray) -> tuple[int, float]:
+        """Draft to the full depth, all steps at once: steps, and seconds of those after the first."""
+        own = job.depths[active]
+        counts[active] = own
+        steps = int(own.max())
+        ahead = np.arange(steps)
+        drafted = ahead < own[:, None]
+        certainty[:, active, :steps] = np.where(drafted, self._certainty(job, active[:, None], ahead), np.nan)
+        rows = np.count_nonzero(drafted, axis=0).tolist()
+        cached = [0.0] * steps
+        if self._own.per_cached_token:
+            cached = (drafted * (job.context[active, None] + ahead)).sum(axis=0).tolist()
+        return steps, sum(self._costs.step_seconds(self._name, rows[i], cached[i]) for i in range(1, steps))
+
+    def _draft_until(
+        self, job: TapeJob, table: StopTable, active: IntArray, counts: IntArray, certainty: FloatArray
+    ) -> tuple[int, float]:
+        """Draft step by step until depth or stop rule end it: steps, and seconds of those after the first."""
+        steps, seconds, stop = 0, 0.0, table.begin(active)
+        while True:
+            sure, spread = certainty[:, active, steps] = self._certainty(job, active, steps)
+            steps += 1
+            counts[active] = steps
+            going = job.depths[active] > steps
+            if going.any():
+                going &= stop(steps, active, sure, spread)
+            active = active[going]
+            if not len(active):
+                return steps, seconds
+            seconds += self._step(job, active, steps)
+
+    def _certainty(self, job: TapeJob, rows: IntArray, ahead: IntArray | int) -> tuple[FloatArray, FloatArray]:
+        """Confidence and entropy of the token that comes `ahead` drafted ones, in these rows of the batch."""
+        view, at, last = self.view, job.at[rows], job.last[rows]
+        where = np.minimum(at + ahead, last)
+        sure, spread, after_miss = view.confidence[where], view.entropy[where], view.after_miss
+        past = ahead - view.run[at] - 1  # tokens since the wrong one
+        if after_miss is None or not (past >= 0).any():
+            return sure, spread
+        wrong, most = np.minimum(at + view.run[at], last), after_miss.confidence.shape[1]
+        past, wrong = np.broadcast_arrays(past, wrong)
+        known = (past >= 0) & (past < most)
+        past = np.where(known, past, 0)
+        known &= ~np.isnan(after_miss.confidence[wrong, past])
+        return (
+            np.where(known, after_miss.confidence[wrong, past], sure),
+            np.where(known, after_miss.entropy[wrong, past], spread),
+        )
+
+    def _step(self, job: TapeJob, active: IntArray, step: int, rows: int | None = None) -> float:
+        cached = 0.0
+        if self._own.per_cached_token:
+            cached = float(job.context[active].sum() + step * len(active))
+        return self._costs.step_seconds(self._name, len(active) if rows is None else rows, cached)
+
+    def _read(self, job: TapeJob) -> tuple[IntArray, IntArray, IntArray]:
+        """Who reads, how many tokens each, and who has then read all of it and drafts (positions in the batch)."""
+        fed = np.flatnonzero(job.depths)
+        missing = job.context[fed] - self._cached[job.rows[fed]]
+        parts = missing
+        if missing.sum() > self._catch_up_tokens:
+            budget, shares = self._catch_up_tokens, []
+            for tokens in missing.tolist():
+                shares.append(min(tokens, max(budget, _USUAL)))
+                budget -= shares[-1]
+            parts = np.array(shares, dtype=np.int64)
+        self._cached[job.rows[fed]] += parts
+        return fed, parts, fed[parts == missing]
+
+
+class TapeNGram:
+    """An n-gram drafter: never lags, ends where it finds nothing, and asks no stop rule."""
+
+    def __init__(self, view: DraftView, seconds_per_row: float) -> None:
+        self.view = view
+        self._seconds_per_row = seconds_per_row
+
+    def lag(self, rows: IntArray, context: IntArray) -> list[int]:  # noqa: ARG002 - reading is free of charge
+        """See `TapeModel.lag`."""
+        return [0] * len(rows)
+
+    def propose(self, job: TapeJob) -> tuple[Draft, float]:
+        """See `TapeModel.propose`."""
+        counts = np.minimum(job.depths, self.view.reach[job.at])
+        unknown = np.full((len(counts), int(job.depths.max())), np.nan)
+        draft = Draft(np.zeros(unknown.shape, dtype=np.int64), counts, unknown, unknown)
+        return draft, self._seconds_per_row * int(np.count_nonzero(job.depths))
+
+    def keep(self, rows: IntArray, lengths: IntArray) -> None:
+        """See `TapeModel.keep`."""
+
+    def free(self, row: int) -> None:
+        """See `TapeModel.free`."""

@@ -1,0 +1,248 @@
+"""What stands in for models in a simulated engine: a tape says what drafts meet, a cost table what passes take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from adaptspec.control.arrays import alike, some
+from adaptspec.control.policy import Decision
+from adaptspec.engine.inputs import InputProcessor
+from adaptspec.engine.scheduler import Batch, held_row
+from adaptspec.engine.sequence import Sequence as Seq
+from adaptspec.models.draft import Draft
+from adaptspec.simulation.cost_profiles import MachineCosts
+from adaptspec.simulation.tape import Tape
+from adaptspec.simulation.tape_drafters import TapeJob, TapeModel, TapeNGram
+from adaptspec.types import Completion, Delta, FinishReason, IntArray, Request, SpeculationStats, Timings
+from adaptspec.verification.method import Method, Verdict
+
+
+class TapeSequence(Seq):
+    """A recorded request on its way through the engine: it counts tokens, and has none."""
+
+    def __init__(self, request: Request, method: Method, tape: Tape, index: int, emitted: int) -> None:
+        """Request `index` of the tape, of which so many tokens are there already."""
+        self.request = request
+        self.method = method
+        self.index = index
+        self.row = None
+        self.finish = None
+        self.error = None
+        self.lossy = False
+        self.max_tokens = int(tape.max_tokens[index])
+        self.timings = Timings(arrived=0.0, admitted=None, first_token=None, finished=0.0)
+        self._prompt = int(tape.prompt_tokens[index])
+        self._whole = int(tape.lengths[index])
+        self._emitted = emitted
+        self._delta = Delta(request.id, "", ())
+
+    @property
+    def length(self) -> int:
+        """See `Sequence.length`."""
+        return self._prompt + self._emitted
+
+    @property
+    def emitted(self) -> int:
+        """See `Sequence.emitted`."""
+        return self._emitted
+
+    def commit(self, tokens: list[int], now: float, drafter: str | None = None) -> int:  # noqa: ARG002
+        """See `Sequence.commit`."""
+        gained = min(len(tokens), self._whole - self._emitted)
+        self._emitted += gained
+        if self._emitted == self._whole:
+            self.finish = FinishReason.LENGTH
+        return gained
+
+    def count_round(self, drafted: int, accepted: int) -> None:
+        """See `Sequence.count_round`; nobody reads it here."""
+
+    def delta(self) -> Delta:
+        """See `Sequence.delta`."""
+        return self._delta
+
+    def completion(self, now: float) -> Completion:  # noqa: ARG002 - nobody reads it here
+        """See `Sequence.completion`."""
+        finish = self.finish or FinishReason.ABORT
+        return Completion(self.request.id, "", (), self._prompt, finish, SpeculationStats(), self.timings)
+
+
+class TapeInputs(InputProcessor):
+    """Makes sequences of recorded requests. `request_of(id)` says which request of the tape goes by an id."""
+
+    def __init__(self, tape: Tape, request_of: Callable[[str], int], *, emitted: int) -> None:
+        self._tape = tape
+        self._request_of = request_of
+        self._emitted = emitted
+
+    def with_task(self, request: Request) -> Request:
+        """There is no prompt to read a task off."""
+        return request
+
+    def sequence(self, request: Request, method: Method) -> TapeSequence:
+        """See `InputProcessor.sequence`."""
+        return TapeSequence(request, method, self._tape, self._request_of(request.id), self._emitted)
+
+
+class TapeCache:
+    """The target's cache: how many tokens of each row are in it. There is always room."""
+
+    free_memory = 1.0
+
+    def __init__(self, rows: int) -> None:
+        self.lengths = [0] * rows
+
+    def reserve(self, row: int, length: int) -> bool:  # noqa: ARG002 - there is room
+        """See `Cache.reserve`."""
+        return True
+
+    def length(self, row: int) -> int:
+        """See `Cache.length`."""
+        return self.lengths[row]
+
+    def free(self, row: int) -> None:
+        """See `Cache.free`."""
+        self.lengths[row] = 0
+
+
+class TapeExecutor:
+    """An `Executor` over a tape. `now` are the seconds that have passed, `firsts` the first tokens of prompts read.
+
+    `factors()` multiply a round's drafting, its verify pass and its overhead.
+    """
+
+    anticipating = ()
+
+    def __init__(
+        self,
+        tape: Tape,
+        costs: MachineCosts,
+        drafters: Sequence[str],
+        rows: int,
+        *,
+        catch_up_tokens: int,
+        factors: Callable[[], tuple[float, float, float]],
+    ) -> None:
+        self.drafters = tuple(drafters)
+        self.cache = TapeCache(rows)
+        self.now, self.firsts = 0.0, 0
+        self._tape = tape
+        self._costs = costs
+        self._drafters = [
+            TapeNGram(tape.views[name], costs.drafters[name].per_row)
+            if costs.drafters[name].step is None
+            else TapeModel(name, tape.views[name], costs, rows, catch_up_tokens)
+            for name in self.drafters
+        ]
+        self._ngrams = [which for which, drafter in enumerate(self._drafters) if isinstance(drafter, TapeNGram)]
+        self._request: IntArray = np.zeros(rows, dtype=np.int64)  # on the tape, by row
+        self._factors = factors
+        self._slower = (1.0, 1.0, 1.0)
+        self._rows = self._context = self._at = self._request[:0]  # of the decoding rows of this round
+        self._drafter: IntArray = self._rows
+
+    def start(self, sequence: Seq) -> None:
+        """See `Executor.start`."""
+        assert isinstance(sequence, TapeSequence), "made by `TapeInputs`"
+        row = held_row(sequence)
+        self._request[row] = sequence.index
+        self.cache.lengths[row] = sequence.length - 1 if sequence.emitted else 0
+
+    def leave(self, row: int) -> None:
+        """See `Executor.leave`."""
+        for drafter in self._drafters:
+            drafter.free(row)
+
+    def lags(self, batch: Batch) -> Sequence[Sequence[int]]:
+        """See `Executor.lags`."""
+        self._rows = batch.rows[: len(batch.decoding)]
+        self._context = np.array([sequence.length for sequence in batch.decoding], dtype=np.int64)
+        request = self._request[self._rows]
+        self._at = self._tape.offsets[request] + self._context - self._tape.prompt_tokens[request]
+        return [drafter.lag(self._rows, self._context) for drafter in self._drafters]
+
+    def offers(self, batch: Batch, most: int) -> Sequence[Sequence[int]]:
+        """See `Executor.offers`."""
+        offers: list[list[int]] = [[0] * len(batch.decoding)] * len(self._drafters)
+        for which in self._ngrams if most else ():
+            reach = self._drafters[which].view.reach[self._at]
+            offers[which] = np.minimum(reach, np.minimum(batch.limits, most)).tolist()
+        return offers
+
+    def draft(self, batch: Batch, decision: Decision) -> Draft:
+        """See `Executor.draft`."""
+        self._slower, self._drafter = self._factors(), decision.drafter
+        depths = decision.depths
+        if not some(depths):
+            return Draft.empty(len(batch.emitting))
+        used = sorted(set(decision.drafter[depths > 0].tolist()))
+        last = self._tape.offsets[self._request[self._rows] + 1] - 1
+        drafts, spent = [], 0.0
+        for which in used:
+            mine = depths if len(used) == 1 else np.where(decision.drafter == which, depths, 0)
+            job = TapeJob(self._rows, mine, self._context, self._at, last, decision.stop)
+            draft, seconds = self._drafters[which].propose(job)
+            drafts.append(draft)
+            spent += seconds
+        self.now += spent * self._slower[0]
+        whole = drafts[0] if len(drafts) == 1 else Draft.merged(drafts)
+        beyond = len(batch.emitting) - len(batch.decoding)
+        return _padded(whole, beyond) if beyond else whole
+
+    def verify(self, batch: Batch, draft: Draft) -> Verdict:
+        """See `Executor.verify`."""
+        size, costs = len(batch.decoding), self._costs
+        tokens = size + int(draft.counts.sum()) + batch.prefill_tokens
+        cached = float(self._context.sum()) if costs.per_cached_token else 0.0
+        self.now += costs.verify_seconds(size, tokens, cached) * self._slower[1]
+        for chunk in batch.chunks:
+            self.cache.lengths[held_row(chunk.sequence)] += chunk.count
+            self.firsts += chunk.last
+        accepted = np.zeros(len(batch.emitting), dtype=np.int64)
+        accepted[:size] = np.minimum(self._runs(), draft.counts[:size])
+        return Verdict(accepted, np.zeros_like(accepted))
+
+    def _runs(self) -> IntArray:
+        """How many tokens of a draft are right, in each decoding row, by its drafter."""
+        first = int(self._drafter[0]) if len(self._drafter) else 0
+        if alike(self._drafter, first):
+            return self._drafters[first].view.run[self._at]
+        runs = np.stack([drafter.view.run[self._at] for drafter in self._drafters])
+        return np.asarray(runs[self._drafter, np.arange(len(self._drafter))])
+
+    def keep(self, rows: Sequence[int], lengths: Sequence[int], drafters: Sequence[int]) -> None:
+        """See `Executor.keep`."""
+        for row, length in zip(rows, lengths, strict=True):
+            self.cache.lengths[row] = length
+        for which in {*drafters} - {-1}:
+            mine = [i for i, drafter in enumerate(drafters) if drafter == which]
+            self._drafters[which].keep(np.array(rows)[mine], np.array(lengths)[mine])
+        self.now += self._costs.overhead * self._slower[2]
+
+    def shadows(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
+        """See `Executor.shadows`: n-grams are scored where they did not draft themselves."""
+        watched = [which for which in self._ngrams if which in decision.watched]
+        if not watched or not len(context):
+            return None
+        gained = np.array([sequence.length for sequence in batch.decoding]) - context
+        drafted, accepted = np.full((2, len(self._drafters), len(context)), -1, dtype=np.int64)
+        for which in watched:
+            idle, view = (decision.drafter != which) | (decision.depths == 0), self._drafters[which].view
+            drafted[which] = np.where(idle, np.minimum(view.reach[self._at], gained), -1)
+            accepted[which] = np.where(idle, np.minimum(view.run[self._at], gained), -1)
+        return drafted, accepted
+
+
+def _padded(draft: Draft, beyond: int) -> Draft:
+    """The same, and so many rows without drafts."""
+    rows = ((0, beyond), (0, 0))
+    return replace(
+        draft,
+        tokens=np.pad(draft.tokens, rows),
+        counts=np.pad(draft.counts, (0, beyond)),
+        confidence=np.pad(draft.confidence, rows, constant_values=np.nan),
+        entropy=np.pad(draft.entropy, rows, constant_values=np.nan),
+    )
