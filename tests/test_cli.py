@@ -98,7 +98,7 @@ def test_every_command_is_listed() -> None:
     assert set(COMMANDS) <= modules
     assert all(hasattr(import_module(f"adaptspec.commands.{name}"), "add_arguments") for name in COMMANDS)
     shared = {"arguments", "values", "engine_settings", "config_file"}
-    shared |= {"policy_import", "policy_analysis", "run_policy_analysis", "policy_reference"}
+    shared |= {"policy_import", "policy_analysis", "run_journal_analysis", "run_simulation", "policy_reference"}
     runs = {*(f"run_{name}" for name in COMMANDS), "run_costs_measure"}
     assert modules - set(COMMANDS) - shared <= runs
 

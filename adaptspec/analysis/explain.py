@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,8 @@ class Group:
     """Sums over row-rounds that have something in common.
 
     A row's share of its round's seconds is one over the rows in it. `plain` adds up what those rounds would have taken
-    without speculation, by the profile. Of row-rounds that drafted and whose policy estimates: `hoped` accepted tokens
-    and those that `came`. `worth` adds up what arms were thought to be worth, over `judged` row-rounds.
+    without speculation, by the profile. Of row-rounds that drafted and whose policy estimates: `expected` accepted
+    tokens and those that `came`. `worth` adds up what arms were thought to be worth, over `judged` row-rounds.
     """
 
     rows: int = 0
@@ -37,7 +37,7 @@ class Group:
     emitted: int = 0
     seconds: float = 0.0
     plain: float = 0.0
-    hoped: float = 0.0
+    expected: float = 0.0
     came: int = 0
     worth: float = 0.0
     judged: int = 0
@@ -54,7 +54,7 @@ class Group:
         self.seconds += line.seconds
         self.plain += line.plain
         if line.expected is not None and line.drafted:
-            self.hoped += line.expected
+            self.expected += line.expected
             self.came += line.accepted
         if line.worth is not None:
             self.worth += line.worth
@@ -71,8 +71,8 @@ class Group:
             "first_token_acceptance": self.first / self.drafting if self.drafting else None,
             "emitted": self.emitted,
             "goodput_over_plain": self.over_plain(pace),
-            "expected_accepted": self.hoped or None,
-            "came_of_them": self.came if self.hoped else None,
+            "expected_accepted": self.expected or None,
+            "came_of_them": self.came if self.expected else None,
             "expected_over_plain": self.expected_over_plain,
         }
 
@@ -121,15 +121,15 @@ class Explanation:
 
     policy: str
     total: Group = field(default_factory=Group)
-    reasons: dict[Reason, Group] = field(default_factory=dict)
-    depths: dict[int, Group] = field(default_factory=dict)
-    tasks: dict[str, Group] = field(default_factory=dict)
+    reasons: defaultdict[Reason, Group] = field(default_factory=lambda: defaultdict(Group))
+    depths: defaultdict[int, Group] = field(default_factory=lambda: defaultdict(Group))
+    tasks: defaultdict[str, Group] = field(default_factory=lambda: defaultdict(Group))
     requests: set[str] = field(default_factory=set)
     rounds: int = 0
     switches: int = 0
     chosen: set[int] = field(default_factory=set)  # depths that nothing but the policy itself asked for
     guarding: Guarding = field(default_factory=Guarding)
-    lines: deque[RowRound] = field(default_factory=deque)
+    lines: list[RowRound] = field(default_factory=list)
     missing_lines: int = 0
     strays: int = 0
     expected_tokens: float = 0.0  # by the goodput expected of each round, over what it took
@@ -160,12 +160,10 @@ class Explanation:
             self._last_depth[line.request] = line.depth
             if line.reason in _FREE:
                 self.chosen.add(line.depth)
-            if line.reads_prompt:
-                continue  # its time is the prompt's as well
-            reason, task = self.reasons.setdefault(line.reason, Group()), line.task or "unknown"
-            depth, by_task = self.depths.setdefault(line.depth, Group()), self.tasks.setdefault(task, Group())
-            for group in (self.total, reason, depth, by_task):
-                group.add(line)
+            if not line.reads_prompt:  # else its time is the prompt's as well
+                task = self.tasks[line.task or "unknown"]
+                for group in (self.total, self.reasons[line.reason], self.depths[line.depth], task):
+                    group.add(line)
         if whole.prefill_tokens:
             return
         if not whole.drafted.any() and not whole.draft_steps:
@@ -179,18 +177,15 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         pace = self.pace
-        groups = {
-            "reasons": {reason.name.lower(): group for reason, group in self.reasons.items()},
-            "depths": {str(depth): self.depths[depth] for depth in sorted(self.depths)},
-            "tasks": self.tasks,
-        }
         return {
             "policy": self.policy,
             "requests": len(self.requests),
             "rounds": self.rounds,
             "machine_over_profile": pace,
             "total": self.total.to_json(pace) if self.total.rows else None,
-            **{name: {key: one.to_json(pace) for key, one in part.items()} for name, part in groups.items()},
+            "reasons": {reason.name.lower(): group.to_json(pace) for reason, group in self.reasons.items()},
+            "depths": {str(depth): self.depths[depth].to_json(pace) for depth in sorted(self.depths)},
+            "tasks": {task: group.to_json(pace) for task, group in self.tasks.items()},
             "depth_changes": self.switches,
             "switched_off_by_guard": self.guarding.switched_off,
             "probes": self.guarding.probes,

@@ -44,7 +44,7 @@ def reasons_table(found: Explanation) -> Table:
 
 def depths_table(found: Explanation) -> Table:
     """What each depth earned, and what was expected of it."""
-    columns = ("depth", "share", "first token", "accepted", "expected", "tokens", "over plain", "hoped for")
+    columns = ("depth", "share", "first token", "accepted", "expected", "tokens", "over plain", "expected over plain")
     table = Table(*columns, title="what each depth earned (per request and round)")
     for depth in sorted(found.depths):
         group = found.depths[depth]
@@ -54,7 +54,7 @@ def depths_table(found: Explanation) -> Table:
             f"{group.rows / found.total.rows:.0%}",
             f"{group.first / drafting:.0%}" if group.drafting else "-",
             f"{group.accepted / drafting:.2f}" if group.drafting else "-",
-            f"{group.hoped / drafting:.2f}" if group.hoped else "-",
+            f"{group.expected / drafting:.2f}" if group.expected else "-",
             f"{group.emitted / group.rows:.2f}",
             _ratio(group.over_plain(found.pace)),
             _ratio(group.expected_over_plain),
@@ -95,15 +95,15 @@ def _why(line: RowRound) -> str:
     words = line.reason.name.lower()
     if line.propensity is not None and line.propensity < 1.0:
         words += f", p {line.propensity:.2f}"
-    return words if line.worth is None else f"{words}, hoped {line.worth:.2f} x"
+    return words if line.worth is None else f"{words}, expected {line.worth:.2f} x"
 
 
 def _estimates(found: Explanation) -> list[str]:
     said = []
     total = found.total
-    if total.hoped:
+    if total.expected:
         said.append(
-            f"Where it drafted it expected {total.hoped / total.drafting:.2f} accepted tokens and got "
+            f"Where it drafted it expected {total.expected / total.drafting:.2f} accepted tokens and got "
             f"{total.came / total.drafting:.2f} (the first is for the whole depth; a stop rule may end drafts early)."
         )
     ratio = found.goodput_expected_over_came

@@ -1,4 +1,4 @@
-"""What policies earn over cells, against plain decoding, every fixed tier and the oracles: as JSON and as tables."""
+"""What policies earn in scenarios, beside plain decoding, every fixed tier and the oracles: JSON, tables, a plot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptspec.analysis.oracle import TIERS, References, modelled_best, references
+from adaptspec.analysis.oracle import TIERS, References, references
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError
 from adaptspec.simulation.cost_profiles import MachineCosts
@@ -26,17 +26,11 @@ _CHANCE = 1.1
 
 @dataclass(frozen=True)
 class CellResult:
-    """One cell on one machine: what the references and each policy made of it.
-
-    `modelled` is the limit L1: what acceptance and cost say the best fixed depth is worth over plain decoding.
-    """
+    """One scenario on one machine: what the references and each policy made of it."""
 
     machine: str
-    work: str
-    batch: str
-    mixed: bool
+    scenario: Scenario
     references: References
-    modelled: float | None
     policies: Mapping[str, Tally]
     recovery: Mapping[str, tuple[float, ...]]  # by policy, tokens until it is near the best after each shift
 
@@ -48,38 +42,31 @@ class CellResult:
         """Goodput over that of the best fixed setting in hindsight."""
         return self.policies[policy].goodput / self.references.best_static
 
-    def gap_closed(self, policy: str) -> float | None:
-        """See `References.gap_closed`."""
-        return self.references.gap_closed(self.policies[policy].goodput)
-
     def to_json(self) -> dict[str, Any]:
         """Plain data; ratios are to plain decoding unless their name says otherwise."""
         known = self.references
         return {
             "machine": self.machine,
-            "work": self.work,
-            "batch": self.batch,
-            "mixed": self.mixed,
+            "work": self.scenario.work,
+            "batch": self.scenario.batch,
+            "mixed": self.scenario.mixed,
             "off_tokens_per_second": known.off,
             "tiers": {str(tier): goodput / known.off for tier, goodput in known.tiers.items()},
             "best_static": {"tier": str(known.best), "ratio": known.best_static / known.off},
             "per_request_best": _over(known.per_request_best, known.off),
             "clairvoyant": _over(known.clairvoyant, known.off),
             "per_phase_best": _over(known.per_phase_best, known.off),
-            "modelled_best": self.modelled,
             "policies": {name: self._policy(name, tally) for name, tally in self.policies.items()},
         }
 
     def _policy(self, name: str, tally: Tally) -> dict[str, Any]:
-        clairvoyant, off = self.references.clairvoyant, self.references.off
-        ratio = tally.goodput / off
+        known = self.references
         return {
-            "ratio": ratio,
+            "ratio": self.over_off(name),
             "over_best_static": self.over_best_static(name),
-            "gap_closed": self.gap_closed(name),
-            "over_modelled_best": None if self.modelled is None else ratio / self.modelled,
-            "over_clairvoyant": None if clairvoyant is None else tally.goodput / clairvoyant,
-            "over_per_phase_best": _over(tally.goodput, self.references.per_phase_best),
+            "gap_closed": known.gap_closed(tally.goodput),
+            "over_clairvoyant": _over(tally.goodput, known.clairvoyant),
+            "over_per_phase_best": _over(tally.goodput, known.per_phase_best),
             "recovery_tokens": list(self.recovery[name]) if name in self.recovery else None,
             "mean_acceptance_length": tally.mean_acceptance_length,
             "duty": tally.duty,
@@ -93,14 +80,10 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Report:
-    """All cells on all machines."""
+    """All scenarios on all machines."""
 
     policies: tuple[str, ...]
     cells: tuple[CellResult, ...]
-
-    def worst(self, policy: str) -> float:
-        """The worst-case slowdown: the least ratio to plain decoding over all cells."""
-        return min(cell.over_off(policy) for cell in self.cells)
 
     def check(self) -> None:
         """Refuse what cannot be: depth k earns k + 1 tokens a round at most, wrong drafts one, and no round is cheaper.
@@ -110,12 +93,13 @@ class Report:
         """
         for cell in self.cells:
             for tier, goodput in cell.references.tiers.items():
-                ratio, most = goodput / cell.references.off, 1 if cell.work == WRONG else tier.depth + 1
+                work, batch = cell.scenario.work, cell.scenario.batch
+                ratio, most = goodput / cell.references.off, 1 if work == WRONG else tier.depth + 1
                 if ratio > _CHANCE * most:
                     raise ConfigError(
-                        f"{cell.machine}: {tier} would be {ratio:.2f} x plain decoding on {cell.work!r} at batch "
-                        f"{cell.batch}, and cannot be more than {most}: its costs are wrong. Measure them anew "
-                        "(adaptspec costs measure), or give others with --cost"
+                        f"{cell.machine}: {tier} would be {ratio:.2f} x plain decoding on {work!r} at batch {batch}, "
+                        f"and cannot be more than {most}: its costs are wrong. Measure them anew (adaptspec costs "
+                        "measure), or give others with --cost"
                     )
 
     def to_json(self) -> dict[str, Any]:
@@ -132,75 +116,59 @@ class Report:
         for cell in self.cells:
             known = cell.references
             best = f"{known.best_static / known.off:.2f} {known.best}"
-            oracle = "-" if known.clairvoyant is None else f"{known.clairvoyant / known.off:.2f}"
+            oracle = _shown(_over(known.clairvoyant, known.off), ".2f")
             each = (f"{cell.over_off(name):.2f} ({cell.over_best_static(name):.2f})" for name in self.policies)
-            table.add_row(cell.machine, cell.work, cell.batch, best, oracle, *each)
+            table.add_row(cell.machine, cell.scenario.work, cell.scenario.batch, best, oracle, *each)
         return table
 
     def summary(self) -> Table:
         """One line per policy."""
-        columns = (
-            "over off",
-            "over best static",
-            "worst over off",
-            "over per-phase best",
-            "gap closed",
-            "duty",
-            "switches / 1,000 tokens",
-            "probing cost",
-            "tokens to recover",
-        )
+        columns = {
+            "over off": ("mean_ratio", ".3f"),
+            "over best static": ("mean_over_best_static", ".3f"),
+            "worst over off": ("worst_ratio", ".3f"),
+            "over per-phase best": ("over_per_phase_best", ".3f"),
+            "gap closed": ("gap_closed", ".2f"),
+            "duty": ("duty", ".2f"),
+            "switches / 1,000 tokens": ("switches_per_1000_tokens", ".0f"),
+            "probing cost": ("probing_cost", ".3f"),
+            "tokens to recover": ("recovery_tokens", ".0f"),
+        }
         table = Table("policy", *columns, title="over all cells (means, unless it says worst)")
         for name in self.policies:
             row = self._summary(name)
-            table.add_row(
-                name,
-                f"{row['mean_ratio']:.3f}",
-                f"{row['mean_over_best_static']:.3f}",
-                f"{row['worst_ratio']:.3f}",
-                _shown(row["over_per_phase_best"], ".3f"),
-                _shown(row["gap_closed"], ".2f"),
-                f"{row['duty']:.2f}",
-                f"{row['switches_per_1000_tokens']:.0f}",
-                f"{row['probing_cost']:.3f}",
-                _shown(row["recovery_tokens"], ".0f"),
-            )
+            table.add_row(name, *(_shown(row[key], how) for key, how in columns.values()))
         return table
 
     def _summary(self, name: str) -> dict[str, Any]:
-        gaps = [gap for cell in self.cells if (gap := cell.gap_closed(name)) is not None]
-        tallies = [cell.policies[name] for cell in self.cells]
-        phased = [
-            cell.policies[name].goodput / best
-            for cell in self.cells
-            if (best := cell.references.per_phase_best) is not None
-        ]
-        recovered = [tokens for cell in self.cells for tokens in cell.recovery.get(name, ())]
+        cells, tallies = self.cells, [cell.policies[name] for cell in self.cells]
+        best = [cell.over_best_static(name) for cell in cells]
+        phased = [_over(cell.policies[name].goodput, cell.references.per_phase_best) for cell in cells]
         return {
-            "mean_ratio": _mean([cell.over_off(name) for cell in self.cells]),
-            "worst_ratio": self.worst(name),
-            "mean_over_best_static": _mean([cell.over_best_static(name) for cell in self.cells]),
-            "worst_over_best_static": min(cell.over_best_static(name) for cell in self.cells),
-            "gap_closed": _mean(gaps) if gaps else None,
+            "mean_ratio": _mean([cell.over_off(name) for cell in cells]),
+            "worst_ratio": min(cell.over_off(name) for cell in cells),
+            "mean_over_best_static": _mean(best),
+            "worst_over_best_static": min(best),
+            "gap_closed": _mean([cell.references.gap_closed(cell.policies[name].goodput) for cell in cells]),
             "duty": _mean([tally.duty for tally in tallies]),
             "switches_per_1000_rounds": _mean([tally.switches_per_1000 for tally in tallies]),
             "switches_per_1000_tokens": _mean([tally.switches_per_1000_tokens for tally in tallies]),
             "probing_cost": _mean([tally.probing_cost for tally in tallies]),
-            "over_per_phase_best": _mean(phased) if phased else None,
-            "recovery_tokens": _mean(recovered) if recovered else None,
+            "over_per_phase_best": _mean(phased),
+            "recovery_tokens": _mean([tokens for cell in cells for tokens in cell.recovery.get(name, ())]),
         }
 
 
 def simulate(
     policies: Sequence[PolicySpec],
-    cells: Sequence[Scenario],
+    scenarios: Sequence[Scenario],
     machines: Sequence[MachineCosts],
     settings: SimulatorSettings = SimulatorSettings(),
     *,
     depths: Sequence[int] = TIERS,
     tick: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Run every policy in every cell on every machine. `tick` is called after each cell.
+    """Run every policy in every scenario on every machine. `tick` is called after each scenario.
 
     References use the drafters that the policies use, each at all of `depths`.
 
@@ -209,31 +177,18 @@ def simulate(
         ConfigError, PolicyError: a policy wants a drafter that is not on the tape, or cannot be built.
     """
     results = []
+    wanted = {drafter for spec in policies if spec.drafts for drafter in spec.drafters}
     for costs in machines:
-        for cell in cells:
-            results.append(_cell(policies, cell, costs, settings, depths))
+        for scenario in scenarios:
+            stream = scenario.stream
+            here = drafters_of(stream.tape, costs, settings)
+            tallies = {spec.name: replay(spec, stream, costs, settings) for spec in policies}
+            used = [drafter for drafter in here if drafter in wanted] or list(here[:1])
+            known = references(stream, costs, used, settings, depths)
+            recovery = {} if known.phase_seconds is None else _recovery(stream, tallies, known.phase_seconds)
+            results.append(CellResult(costs.name, scenario, known, tallies, recovery))
             tick()
     return Report(tuple(spec.name for spec in policies), tuple(results))
-
-
-def _cell(
-    policies: Sequence[PolicySpec],
-    cell: Scenario,
-    costs: MachineCosts,
-    settings: SimulatorSettings,
-    depths: Sequence[int],
-) -> CellResult:
-    here = drafters_of(cell.stream.tape, costs, settings)
-    wanted = {drafter for spec in policies if spec.drafts for drafter in spec.drafters}
-    used = [drafter for drafter in here if drafter in wanted] or list(here[:1])
-    tallies = {spec.name: replay(spec, cell.stream, costs, settings) for spec in policies}
-    known = references(cell.stream, costs, used, settings, depths)
-    batch = cell.stream.schedule.fixed
-    modelled = None
-    if batch is not None:
-        modelled = max(modelled_best(cell.stream.tape, costs, batch, drafter, depths) for drafter in used)
-    recovery = {} if known.phase_seconds is None else _recovery(cell.stream, tallies, known.phase_seconds)
-    return CellResult(costs.name, cell.work, cell.batch, cell.mixed, known, modelled, tallies, recovery)
 
 
 def _recovery(stream: Stream, tallies: Mapping[str, Tally], best: FloatArray) -> dict[str, tuple[float, ...]]:
@@ -255,8 +210,10 @@ def _shown(value: float | None, how: str) -> str:
     return "-" if value is None else format(value, how)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Of those that are known."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def plotting() -> Any:
@@ -293,7 +250,8 @@ def plot_report(report: Report, path: Path) -> None:
             axes.plot(places, values, mark, color="black", label=name)
         for policy in report.policies:
             axes.plot(places, [cell.over_off(policy) for cell in cells], "o", markersize=4, label=policy)
-        axes.set_xticks(places, [f"{cell.work} @ {cell.batch}" for cell in cells], rotation=90, fontsize=7)
+        names = [f"{cell.scenario.work} @ {cell.scenario.batch}" for cell in cells]
+        axes.set_xticks(places, names, rotation=90, fontsize=7)
         axes.set_ylabel("goodput / off")
         axes.set_title(machine)
         axes.legend(fontsize=7)

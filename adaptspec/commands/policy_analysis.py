@@ -72,7 +72,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the noise, and of draws under rejection")
     add_table_forms(parser, json=True)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the cells into a .png, .svg or .pdf")
-    parser.set_defaults(run=later("adaptspec.commands.run_policy_analysis:run_simulate"))
+    parser.set_defaults(run=later("adaptspec.commands.run_simulation:run_simulate"))
 
 
 def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,7 @@ def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--request", metavar="ID", help="only this request (the id in its response), round by round")
     parser.add_argument("--rounds", type=int, metavar="N", help="also print the last N rounds")
     add_table_forms(parser, json=True)
-    parser.set_defaults(run=later("adaptspec.commands.run_policy_analysis:run_explain"))
+    parser.set_defaults(run=later("adaptspec.commands.run_journal_analysis:run_explain"))
 
 
 def add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +115,7 @@ def add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
         "--level", type=float, default=0.95, metavar="P", help="of the confidence interval (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=later("adaptspec.commands.run_policy_analysis:run_estimate"))
+    parser.set_defaults(run=later("adaptspec.commands.run_journal_analysis:run_estimate"))
 
 
 def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,4 +152,4 @@ def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the search (default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the policy here, comments kept")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=later("adaptspec.commands.run_policy_analysis:run_tune"))
+    parser.set_defaults(run=later("adaptspec.commands.run_simulation:run_tune"))

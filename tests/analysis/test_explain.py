@@ -33,10 +33,10 @@ def test_the_parts_add_up_to_the_journal(name: str, batch: int, tmp_path: Path) 
         assert sum(group.accepted for group in part.values()) == found.total.accepted
     assert set(found.tasks) == set(made_tape().tasks)
     assert [line.number for line in found.lines] == [n for r in records[-3:] for n in [r.number] * len(r.rows)]
-    hoped = sum(
+    expected = sum(
         float(record.expected.accepted[record.drafted > 0].sum()) for record in records if record.expected is not None
     )
-    assert found.total.hoped == pytest.approx(hoped)
+    assert found.total.expected == pytest.approx(expected)
     assert (found.total.judged > 0) == (name == "thompson")
     assert found.to_json()["requests"] == len(found.requests)
 

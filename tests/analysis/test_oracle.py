@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.analysis.oracle import References, Tier, modelled_best, references, survivals
+from adaptspec.analysis.oracle import References, Tier, references
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, in_phases, stream
 from adaptspec.simulation.simulator import SimulatorSettings
-from tests.simulation.tapes import made_tape, one_request
+from tests.simulation.tapes import made_tape
 
 BOTH = ("draft-model", "ngram")
 TASKS = ("code", "json")
@@ -107,21 +107,3 @@ def test_noise_is_left_out_of_references() -> None:
     one, costs = stream(made_tape(count=1), Schedule((4,))), load_costs("cpu-2-cores")
     quiet = references(one, costs, depths=(0, 2))
     assert references(one, costs, settings=SimulatorSettings(noise=0.3), depths=(0, 2)).tiers == quiet.tiers
-
-
-@pytest.mark.parametrize("machine", ["cpu-2-cores", "gpu-8b"])
-def test_it_is_near_the_best_fixed_depth(machine: str) -> None:
-    """Replayed depths differ from it by where rounds happen to fall, and by the ends of requests."""
-    tape, costs = made_tape(count=10, length=200, prompt=1), load_costs(machine)
-    known = references(stream(tape, Schedule((1,))), costs)
-    assert modelled_best(tape, costs, 1) == pytest.approx(known.best_static / known.off, rel=0.05)
-
-
-def test_with_drafts_that_are_always_wrong_it_is_off() -> None:
-    assert modelled_best(made_tape().always_wrong(), load_costs("gpu-8b"), 1) == 1.0
-
-
-def test_survival_is_counted_in_rounds() -> None:
-    """Rounds of depth 2 over 1 1 1 0 1: two accepted, none of two (the third was the bonus), one of the last."""
-    tape = one_request([1, 1, 1, 0, 1])
-    assert survivals(tape, "draft-model", 2).tolist() == [2 / 3, 1 / 3]

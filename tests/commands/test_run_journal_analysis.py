@@ -1,95 +1,19 @@
-"""`policy simulate|explain|estimate|tune`: what they print and write, and what they refuse before any work."""
+"""`policy explain` and `policy estimate`: from a journal to words, tables and one object."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.commands.policy_analysis import add_simulate_arguments
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
-from adaptspec.errors import AdaptSpecError, ConfigError
 from adaptspec.simulation.replay import static_spec
 from adaptspec.simulation.scenarios import Schedule, stream
-from adaptspec.simulation.tape_file import save_tape
 from tests.analysis.logs import policy, write_journal
-from tests.analysis.test_journal_tape import _journal
-from tests.analysis.test_tune import STATIC
 from tests.simulation.tapes import made_tape
-
-
-def _run(line: str) -> int:
-    parser = argparse.ArgumentParser()
-    add_simulate_arguments(parser)
-    arguments = parser.parse_args(line.split())
-    return int(arguments.run(arguments))
-
-
-@pytest.fixture
-def tape(tmp_path: Path) -> Path:
-    path = tmp_path / "tape.npz"
-    save_tape(made_tape({"code": 0.6, "json": 0.9}, count=1, length=20), path)
-    return path
-
-
-def test_it_prints_one_object(tape: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two tapes joined, a shipped table, a shipped policy and one from a file, mixed streams of two sizes."""
-    own = tape.with_name("own.yaml")
-    own.write_text(
-        "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: own}\n"
-        "spec: {choose: {algorithm: static, depth: 2}}\n"
-    )
-    line = f"--tape {tape} {tape} --cost cpu-2-cores --policy goodput --policy {own} --batch 1,1-2-1 --mixed --json"
-    assert _run(line) == 0
-    data = json.loads(capsys.readouterr().out)
-    assert list(data["policies"]) == ["goodput", "own"]
-    assert [(cell["machine"], cell["batch"]) for cell in data["cells"]] == [
-        ("cpu-2-cores", batch) for batch in ("1", "1", "1-2-1", "1-2-1")
-    ]
-
-
-def test_it_prints_tables(tape: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(f"--tape {tape} --cost gpu-8b --batch 1 --temperature 0") == 0
-    out = capsys.readouterr().out
-    assert "clairvoyant" in out
-    assert "goodput" in out
-
-
-def test_a_journal_replays_the_default_policy_and_says_without_what(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No journal knows what n-grams would have guessed: the policy goes without them, as a trial on the page does."""
-    journal = _journal(tmp_path / "j", 4, made_tape(count=3))
-    assert _run(f"--journal {journal} --batch 1 --mixed --policy goodput --policy static-3 --json") == 0
-    told = capsys.readouterr()
-    assert list(json.loads(told.out)["policies"]) == ["goodput", "static-3"]
-    assert [line for line in told.err.splitlines() if "without" in line] == [
-        "policy goodput is simulated without ngram: a journal can replay only drafts of draft-model"
-    ]
-    with pytest.raises(ConfigError, match="goodput-ngram drafts with ngram only"):
-        _run(f"--journal {journal} --batch 1 --mixed --policy goodput-ngram")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "--cost abacus",
-        "--policy goodputt",
-        "--policy off --policy off",
-        "--batch many",
-        "--temperature 0.7",
-        "--plot out.png",
-    ],
-)
-def test_what_cannot_be_simulated_is_refused(line: str, tape: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(AdaptSpecError):
-        _run(f"--tape {tape} {line}")
 
 
 def test_it_tells_a_story_with_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,42 +109,3 @@ def test_the_command_refuses_a_journal_without_propensities(tmp_path: Path, caps
     write_journal(path, static_spec(2), stream(made_tape(count=1), Schedule((1,))))
     assert main(["policy", "estimate", "off", "--journal", str(path)]) == 2
     assert "no propensities" in capsys.readouterr().err
-
-
-@pytest.fixture
-def tuning(tmp_path: Path) -> list[str]:
-    """The command for a policy that drafts far too deep."""
-    tape, policy = tmp_path / "tape.npz", tmp_path / "deep.yaml"
-    save_tape(made_tape({"code": 0.5}, count=12, length=32), tape)
-    policy.write_text(STATIC)
-    return ["policy", "tune", str(policy), "--tape", str(tape), "--budget", "3", "--set", "spec.choose.depth=1..2"]
-
-
-def test_it_writes_what_the_held_out_prompts_confirm(
-    tuning: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "best.yaml"
-    assert main([*tuning, "--out", str(out)]) == 0
-    told = capsys.readouterr().out
-    assert "tokens per second before" in told
-    assert "confirm it" in told
-    assert load_policy_spec(out).spec.choose.depth < 7  # type: ignore[union-attr]  # static has one
-    assert "# too deep" in out.read_text()
-
-
-def test_without_a_gain_the_original_stays(
-    tuning: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Deeper still is no better, and the file written is the one that was given."""
-    out = tmp_path / "best.yaml"
-    assert main([*tuning[:-1], "spec.choose.depth=20..30", "--out", str(out), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert not found["improves"]
-    assert out.read_text() == STATIC
-
-
-def test_what_cannot_be_tuned_is_refused(tuning: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong in (["--budget", "0"], ["--requests", "-1"], ["--seed", "-1"], ["--set", "x"], ["--batch", "many"]):
-        assert main([*tuning, *wrong]) == 2
-    assert main(["policy", "tune", "vllm-batch-table"]) == 2
-    assert "--set" in capsys.readouterr().err

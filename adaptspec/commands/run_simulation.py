@@ -1,4 +1,4 @@
-"""What `adaptspec policy simulate|explain|estimate|tune` does and prints; the exit status is 0."""
+"""What `adaptspec policy simulate` and `policy tune` do on recorded traffic; the exit status is 0."""
 
 from __future__ import annotations
 
@@ -6,17 +6,11 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
-from adaptspec.analysis.explain import explain
-from adaptspec.analysis.explain_report import depths_table, reasons_table, rounds_table, sentences, tasks_table
-from adaptspec.analysis.importance_weighting import Interval
-from adaptspec.analysis.journal_rounds import JournalLog, named_policy, served_policy
 from adaptspec.analysis.journal_tape import narrowed, tape_of_journal
-from adaptspec.analysis.off_policy import OffPolicyEstimate, estimate, exploring_policies
 from adaptspec.analysis.report import plot_report, plotting, simulate
 from adaptspec.analysis.search_space import Parameter, parameters_of, parse_parameter
 from adaptspec.analysis.tune import Tuned, tune
@@ -24,15 +18,13 @@ from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import read_text
-from adaptspec.errors import ConfigError, JournalError
+from adaptspec.errors import ConfigError
 from adaptspec.simulation.cost_profiles import MachineCosts, load_costs, shipped_costs
 from adaptspec.simulation.scenarios import Schedule, mixed_scenarios, task_scenarios
 from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.simulation.tape import Tape, join
 from adaptspec.simulation.tape_file import find_tape, load_tape
-from adaptspec.tables import Table, show
-
-_ROUNDS = 40  # that are shown of a request where nobody says how many
+from adaptspec.tables import show
 
 
 def run_simulate(arguments: argparse.Namespace) -> int:
@@ -59,8 +51,9 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         plot_report(report, arguments.plot)
     if arguments.json:
-        return _print_json(report.to_json())
-    show([report.table(), report.summary()], arguments.form)
+        print(json.dumps(report.to_json(), indent=1, allow_nan=False))
+    else:
+        show([report.table(), report.summary()], arguments.form)
     return 0
 
 
@@ -98,100 +91,6 @@ def _recorded(arguments: argparse.Namespace) -> tuple[Tape, list[MachineCosts]]:
     return read.tape, costs or [read.costs]
 
 
-def run_explain(arguments: argparse.Namespace) -> int:
-    """Say why a policy chose what it did.
-
-    Raises:
-        JournalError: it cannot be read, or has no rounds of the policy or request.
-        ConfigError, PolicyError: an argument cannot be used.
-    """
-    rounds = arguments.rounds
-    if rounds is not None and rounds < 0:
-        raise ConfigError(f"--rounds {rounds}: give a number of rounds")
-    if rounds is None:
-        rounds = _ROUNDS if arguments.request is not None else 0
-    policy = arguments.policy or served_policy(arguments.journal, arguments.request)
-    name, spec = named_policy(policy)
-    log = JournalLog(arguments.journal)
-    found = explain(log, name, request=arguments.request, rounds=rounds)
-    if arguments.json:
-        return _print_json(found.to_json())
-    said: list[Table | str] = [*sentences(found, spec)]
-    others = [f"{other} ({count} requests)" for other, count in log.policies.most_common() if other != name]
-    if arguments.policy is None and others:
-        said.append(f"The journal has rounds of other policies, too: {', '.join(others)}; name one to explain it.")
-    if found.total.rows:
-        said += [reasons_table(found), depths_table(found), tasks_table(found)]
-    if found.lines:
-        said.append(rounds_table(found.lines))
-    show(said, arguments.form)
-    return 0
-
-
-def run_estimate(arguments: argparse.Namespace) -> int:
-    """Estimate a policy from the journal of another.
-
-    Raises:
-        JournalError: it cannot be read, has no propensities, or too little overlap with the policy.
-        ConfigError, PolicyError: an argument or the policy cannot be used.
-    """
-    if not arguments.clip >= 1.0:
-        raise ConfigError(f"--clip {arguments.clip:g}: the largest weight is at least 1")
-    if not 0.5 <= arguments.level < 1.0:
-        raise ConfigError(f"--level {arguments.level:g}: give a probability from 0.5 to below 1, such as 0.95")
-    spec = load_policy_spec(find_policy(arguments.policy))
-    logged = arguments.logged or _explored_most(arguments.journal)
-    found = estimate(JournalLog(arguments.journal), spec, logged, clip=arguments.clip, level=arguments.level)
-    if arguments.json:
-        return _print_json(found.to_json())
-    sys.stdout.write("\n".join(_estimated(found, arguments.level)) + "\n")
-    return 0
-
-
-def _explored_most(path: Path) -> str:
-    log = JournalLog(path)
-    explored = exploring_policies(log)
-    if not explored:
-        raise JournalError(
-            f"{path}: no round was decided by chance (there are no propensities), by any of its policies "
-            f"({', '.join(log.policies) or 'none'}); serve one that explores, such as examples/logging_policy.yaml, or "
-            "simulate on a tape"
-        )
-    return explored.most_common(1)[0][0]
-
-
-def _estimated(found: OffPolicyEstimate, level: float) -> list[str]:
-    result = found.result
-    said = [
-        f"{found.policy} would have delivered {result.goodput.value:,.0f} tokens per second "
-        f"({level:.0%}: {_range(result.goodput, 0)}),",
-        f"{result.over_logged.value:.3f} x ({_range(result.over_logged, 3)}) the {result.logged:,.0f} of "
-        f"{found.logged}, which served.",
-        f"From {found.rounds:,} rounds: it decides alike in {result.matched:,}, which weigh as much as "
-        f"{result.effective:,.0f} equal ones.",
-    ]
-    if result.clipped > 0.0:
-        said.append(f"{result.clipped:.1%} of the weight was clipped, which draws the estimate towards {found.logged}.")
-    gone = [f"{count:,} {why}" for why, count in found.left_out.items() if count and why != "impossible"]
-    if gone:
-        said.append(f"Left out: {', '.join(gone)}.")
-    if found.learns:
-        said.append(
-            f"{found.policy} learns as it goes: here it learned from those {result.matched:,} rounds only, and was "
-            "judged meanwhile. Where it serves it may do better; simulate it on a tape to know."
-        )
-    if found.uncovered > 0.1:
-        said.append(
-            f"In {found.uncovered:.0%} of the rounds {found.logged} could not have done what {found.policy} would do: "
-            "the estimate is for the others, which may be unlike them."
-        )
-    return said
-
-
-def _range(interval: Interval, digits: int) -> str:
-    return f"{interval.low:,.{digits}f} to {interval.high:,.{digits}f}"
-
-
 def run_tune(arguments: argparse.Namespace) -> int:
     """Search parameters, and write what the held-out prompts confirm.
 
@@ -227,8 +126,9 @@ def run_tune(arguments: argparse.Namespace) -> int:
             said = f"--out {arguments.out}: cannot be written ({error.strerror}); choose another file"
             raise ConfigError(said) from error
     if arguments.json:
-        return _print_json(found.to_json())
-    sys.stdout.write("\n".join(_tuned(found, space, arguments.out)) + "\n")
+        print(json.dumps(found.to_json(), indent=1, allow_nan=False))
+    else:
+        print("\n".join(_tuned(found, space, arguments.out)))
     return 0
 
 
@@ -254,8 +154,3 @@ def _tapes(names: list[str]) -> Tape:
 
 def _schedules(text: str) -> list[Schedule]:
     return [Schedule.parse(one.strip()) for one in text.split(",")]
-
-
-def _print_json(data: dict[str, Any]) -> int:
-    sys.stdout.write(json.dumps(data, indent=1, allow_nan=False) + "\n")
-    return 0
