@@ -1,8 +1,4 @@
-"""Importance-weighted goodput: a ratio of sums over rounds that another policy decided by chance, and how sure it is.
-
-Knows numbers only: tokens, seconds, the probability of what was done, and whether the policy in question would have
-done it too.
-"""
+"""Importance-weighted goodput: a ratio of sums over rounds that another policy decided by chance, with bounds."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from adaptspec.drafters import Kind, kind_of
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.types import BoolArray, IntArray, Reason, Request, RoundRecord, SpeculationParams
 
-_MOST_DEPTH = 64
+_MOST_DEPTH, _MOST_ROWS = 64, 1024
 _SURE = 1.0 - 1e-9
 # Below these the interval itself cannot be trusted.
 _LEAST_EFFECTIVE, _LEAST_BLOCKS = 50.0, 10
@@ -159,7 +159,7 @@ class _Seen:
         elif (limits < self.deepest).any():
             # Several arms come to the same depth here, and the journal has the chance of one of them only.
             self.left_out["near an answer's end"] += 1
-        elif told is None or _overruled(own):
+        elif told is None or (np.isnan(told.propensities) | np.isin(own.reasons, _OVERRULED)).any():
             self.left_out["overruled"] += 1
         else:
             chances = told.propensities
@@ -178,13 +178,6 @@ class _Seen:
         self.stopped += int((went_on & (own.drafted < own.depths)).sum())
         if same.all():
             replica.learn(own)
-
-
-def _overruled(own: RoundRecord) -> bool:
-    """Whether anything but its chooser decided a row."""
-    told = own.provenance
-    assert told is not None, "asked of rounds with provenance only"
-    return bool((np.isnan(told.propensities) | np.isin(own.reasons, _OVERRULED)).any())
 
 
 def _refuse_what_says_nothing(where: str, seen: _Seen) -> None:
@@ -226,18 +219,16 @@ class _Replica:
     """The policy in question, shown the rounds of a journal."""
 
     def __init__(self, log: JournalLog, spec: PolicySpec) -> None:
-        header = log.known_header
+        header, cost = log.known_header, log.costs()
         self._log = log
-        self._most_rows = 1024
-        cost = log.costs()
         labels = Labels(Names(header.tasks))
-        policy = build_policy(spec, cost, self._most_rows, labels)
+        policy = build_policy(spec, cost, _MOST_ROWS, labels)
         self._controller = Controller(
-            {spec.name: policy}, spec.name, header.drafters, self._most_rows, cost=cost, labels=labels
+            {spec.name: policy}, spec.name, header.drafters, _MOST_ROWS, cost=cost, labels=labels
         )
         profiled = cost.profile.drafters
         self.runs_model: BoolArray = np.array([bool(name in profiled) for name in header.drafters] or [False])
-        self._cached: dict[str, IntArray] = {}
+        self._cached: IntArray = np.zeros((len(self.runs_model), _MOST_ROWS), dtype=np.int64)  # by drafter and row
         self._running: dict[int, str] = {}
         self._decided = 0
 
@@ -249,8 +240,8 @@ class _Replica:
         most = np.array([one.max_tokens for one in known])
         own = np.array([_MOST_DEPTH if one.max_depth is None else one.max_depth for one in known])
         limits = np.minimum(most - position - 1, np.minimum(own, _MOST_DEPTH))
-        cached = np.stack([self._cached[name] for name in record.request_ids], axis=1)
-        lag = np.where(self.runs_model[:, None], np.maximum(record.context - cached - 2, 0), 0)
+        missing = record.context - self._cached[:, record.rows] - 2
+        lag = np.where(self.runs_model[:, None], np.maximum(missing, 0), 0)
         nothing = np.zeros(len(known), dtype=np.int64)
         signals = BatchSignals(
             record.rows, nothing, record.context, limits, lag, np.zeros_like(lag), position, record.prefill_tokens
@@ -258,7 +249,8 @@ class _Replica:
         decision = self._controller.decide(signals)
         self._decided = decision.number
         drafter = (decision.drafter == record.drafter) | (decision.depths == 0)
-        self._note(record)
+        read = record.drafted > 0
+        self._cached[record.drafter[read], record.rows[read]] = (record.context + record.accepted)[read]
         return np.asarray((decision.depths == record.depths) & drafter), limits
 
     def learn(self, record: RoundRecord) -> None:
@@ -269,20 +261,10 @@ class _Replica:
         for name, row in zip(record.request_ids, record.rows.tolist(), strict=True):
             if self._running.get(row) == name:
                 continue
-            if row >= self._most_rows:
-                raise JournalError(f"{self._log.path}: more than {self._most_rows} requests at a time; log with fewer")
-            if row in self._running:
-                self._cached.pop(self._running[row], None)
+            if row >= _MOST_ROWS:
+                raise JournalError(f"{self._log.path}: more than {_MOST_ROWS} requests at a time; log with fewer")
             started = self._log.requests[name]
             wishes = SpeculationParams(task=started.task, max_depth=started.max_depth)
             self._controller.start(row, Request(name, (0,), speculation=wishes))
             self._running[row] = name
-            self._cached[name] = np.zeros(len(self.runs_model), dtype=np.int64)
-
-    def _note(self, record: RoundRecord) -> None:
-        """How far the drafter that ran has read."""
-        if not record.drafting:
-            return
-        for i in np.flatnonzero(record.drafted).tolist():
-            read = self._cached[record.request_ids[i]]
-            read[record.drafter[i]] = record.context[i] + record.accepted[i]
+            self._cached[:, row] = 0

@@ -1,7 +1,7 @@
 """What a policy would have earned on the newest part of a server's journal, beside the policy it is to replace.
 
-Short enough for somebody who waits: a few requests, replayed in turn. Knows journals and policies; it does not know who
-asks, nor how long they are willing to wait.
+`python -m adaptspec.analysis.policy_trial` is one trial in its own process, so that a server can wait or give up: it
+reads {"journal", "policy", "against", "served"} as JSON from standard input, and writes {"trial"} or {"error"}.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,14 +19,13 @@ from typing import Any
 
 from adaptspec.analysis.journal_tape import narrowed, tape_of_journal
 from adaptspec.control.labels import Labels
-from adaptspec.control.language.build import Find, found_anywhere, parse_policy_spec
+from adaptspec.control.language.build import found_anywhere, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import AdaptSpecError, JournalError
 from adaptspec.files import open_file
 from adaptspec.records import read_journal
-from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.replay import Tally, replay, static_spec
-from adaptspec.simulation.scenarios import Schedule, Stream, in_turn, stream
+from adaptspec.simulation.scenarios import Schedule, in_turn, stream
 from adaptspec.simulation.tape import Tape
 
 RECENT_BYTES = 2 * 2**20
@@ -102,19 +101,26 @@ def try_policy(
             batch = _batch(recent)
         except JournalError as error:
             raise JournalError(str(error).replace(f"{recent}: ", f"{journal.name}: ")) from error
-    tape = _thinned(read.tape)
+    tape, known = _thinned(read.tape), tuple(read.tape.drafters)
     work = stream(tape, Schedule((batch,)), in_turn(tape))
     off = replay(static_spec(0), work, read.costs)
-    fixed = {depth: replay(static_spec(depth), work, read.costs) for depth in _DEPTHS}
-    best = max(fixed, key=lambda depth: fixed[depth].goodput)
-    known = tuple(read.tape.drafters)
-    current, reason = _current(against, known, work, read.costs, off=off, find=find)
+    fixed = [replay(static_spec(depth), work, read.costs) for depth in _DEPTHS]
+    depth, best = max(zip(_DEPTHS, fixed, strict=True), key=lambda pair: pair[1].goodput)
+
+    def earned(spec: PolicySpec) -> Run:
+        return Run.of(spec.name, replay(narrowed(spec, known), work, read.costs), off)
+
+    current, reason = None, None
+    try:
+        current = None if against is None else earned(parse_policy_spec(against, "<served>", find=find))
+    except AdaptSpecError as error:
+        reason = str(error)
     return Trial(
-        edited=Run.of(edited.name, replay(narrowed(edited, known), work, read.costs), off),
+        edited=earned(edited),
         current=current,
         current_error=reason,
         off=Run.of("off", off, off),
-        best_static=Run.of(f"static-{best}", fixed[best], off),
+        best_static=Run.of(f"static-{depth}", best, off),
         requests=len(tape),
         tokens=off.tokens,
         batch=batch,
@@ -129,18 +135,6 @@ def _thinned(tape: Tape) -> Tape:
     while each > 1 and int(tape.thinned(each).lengths.sum()) > _MOST_TOKENS:
         each = each * 3 // 4
     return tape.thinned(each)
-
-
-def _current(
-    text: str | None, known: Sequence[str], work: Stream, costs: MachineCosts, *, off: Tally, find: Find
-) -> tuple[Run | None, str | None]:
-    if text is None:
-        return None, None
-    try:
-        spec = parse_policy_spec(text, "<served>", find=find)
-        return Run.of(spec.name, replay(narrowed(spec, known), work, costs), off), None
-    except AdaptSpecError as error:
-        return None, str(error)
 
 
 def _copy_newest(journal: Path, to: Path) -> None:

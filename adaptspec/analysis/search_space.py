@@ -1,7 +1,4 @@
-"""What a search may change of a policy: numbers with bounds in its schema, or what a user says.
-
-Knows specs and ranges; not what any value earns.
-"""
+"""What a search may change of a policy: numbers with bounds in its schema, or what a user says."""
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
-"""Searches a policy's parameters on one half of the prompts of a tape, and lets the other half decide.
-
-Knows policies as YAML text, so that what was measured is what gets written; what may change is the search space's.
-"""
+"""Searches a policy's parameters on one half of the prompts of a tape, and lets the other half decide."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +16,7 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import PolicyError, TapeError
 from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.replay import replay
-from adaptspec.simulation.scenarios import Schedule, in_turn, stream
+from adaptspec.simulation.scenarios import Schedule, Stream, in_turn, stream
 from adaptspec.simulation.tape import Tape
 from adaptspec.types import FloatArray
 
@@ -32,7 +29,7 @@ _TRIES = 200
 
 
 @dataclass(frozen=True)
-class Trial:
+class Candidate:
     """A candidate: its values, its text, and its gain over the original on streams of the tuning half."""
 
     values: Mapping[Path, Value]
@@ -47,8 +44,8 @@ class Tuned:
     `low` and `high` bound their mean with 90 % confidence.
     """
 
-    best: Trial
-    trials: tuple[Trial, ...]
+    best: Candidate
+    trials: tuple[Candidate, ...]
     before: float  # tokens per second on the held-out half
     after: float
     gains: tuple[float, ...]
@@ -83,31 +80,17 @@ class Tuned:
         }
 
 
-class Bench:
-    """Goodputs of policies on the streams of one half, each relative to the original's on the same stream."""
+def _gains(
+    spec: PolicySpec, streams: Sequence[Sequence[Stream]], machines: Sequence[MachineCosts], original: FloatArray
+) -> tuple[FloatArray, float]:
+    """Log gains by fold [F] over the original's goodputs, which are [F, runs]; and the mean goodput of all runs."""
+    after = _goodputs(spec, streams, machines)
+    return np.log(after / original[: len(after)]).mean(axis=1), float(after.mean())
 
-    def __init__(
-        self, folds: Sequence[Tape], schedules: Sequence[Schedule], machines: Sequence[MachineCosts], original: str
-    ) -> None:
-        self._streams = [[stream(tape, schedule, in_turn(tape)) for schedule in schedules] for tape in folds]
-        self._machines = machines
-        self._original = parse_policy_spec(original)
-        self._known: dict[int, FloatArray] = {}
 
-    def gains(self, spec: PolicySpec, folds: int) -> tuple[FloatArray, float, float]:
-        """Log gains by stream [folds] (means over machines and batch sizes), and both goodputs there,
-        the original's first: means over all that was run.
-        """
-        for fold in range(folds):
-            if fold not in self._known:
-                self._known[fold] = self._run(self._original, fold)
-        pairs = [(self._known[fold], self._run(spec, fold)) for fold in range(folds)]
-        logs = np.array([float(np.mean(np.log(new / old))) for old, new in pairs])
-        return logs, float(np.mean([old for old, _ in pairs])), float(np.mean([new for _, new in pairs]))
-
-    def _run(self, spec: PolicySpec, fold: int) -> FloatArray:
-        runs = [replay(spec, one, costs).goodput for costs in self._machines for one in self._streams[fold]]
-        return np.array(runs, dtype=np.float64)
+def _goodputs(spec: PolicySpec, streams: Sequence[Sequence[Stream]], machines: Sequence[MachineCosts]) -> FloatArray:
+    """By fold and run [F, machines x schedules]."""
+    return np.array([[replay(spec, one, costs).goodput for costs in machines for one in fold] for fold in streams])
 
 
 def tune(
@@ -134,27 +117,32 @@ def tune(
     halves = split(tape, 2)
     if len(halves) < 2 or any(len(split(half, FOLDS)) < FOLDS for half in halves):
         raise TapeError(f"tuning needs at least {2 * FOLDS} prompts; this tape has fewer: record more")
-    learning, holding = (Bench(split(half, FOLDS), schedules, machines, text) for half in halves)
+    learning, holding = (
+        [[stream(fold, schedule, in_turn(fold)) for schedule in schedules] for fold in split(half, FOLDS)]
+        for half in halves
+    )
+    original = parse_policy_spec(text)
+    known, held = _goodputs(original, learning, machines), _goodputs(original, holding, machines)
     racing = _candidates(text, space, budget, seed)
     rungs = [1, min(_ETA, FOLDS), FOLDS]
     work = sum(_left(budget, rung) * folds for rung, folds in enumerate(rungs)) + FOLDS
     done = 0
-    finished: list[Trial] = []
+    finished: list[Candidate] = []
     for rung, folds in enumerate(rungs):
         measured = []
-        for trial in racing[: _left(budget, rung)]:
-            logs, _, _ = learning.gains(parse_policy_spec(trial.text), folds)
-            measured.append(Trial(trial.values, trial.text, float(np.exp(logs.mean())), folds))
+        for one in racing[: _left(budget, rung)]:
+            logs, _ = _gains(parse_policy_spec(one.text), learning[:folds], machines, known)
+            measured.append(replace(one, gain=float(np.exp(logs.mean())), folds=folds))
             done += folds
             tick(done / work)
-        racing = sorted(measured, key=lambda trial: -trial.gain)
+        racing = sorted(measured, key=lambda one: -one.gain)
         finished = racing + finished[len(racing) :]
-    best = racing[0] if racing[0].gain > 1.0 else Trial({}, text, 1.0, FOLDS)
-    logs, before, after = holding.gains(parse_policy_spec(best.text), FOLDS)
+    best = racing[0] if racing[0].gain > 1.0 else Candidate({}, text, 1.0, FOLDS)
+    logs, after = _gains(parse_policy_spec(best.text), holding, machines, held)
     tick(1.0)
     spread = float(logs.std(ddof=1)) / math.sqrt(FOLDS) * float(stdtrit(FOLDS - 1, 0.95))
     low, high = (math.exp(float(logs.mean()) + sign * spread) for sign in (-1.0, 1.0))
-    return Tuned(best, tuple(finished), before, after, tuple(np.exp(logs).tolist()), low, high)
+    return Tuned(best, tuple(finished), float(held.mean()), after, tuple(np.exp(logs).tolist()), low, high)
 
 
 def split(tape: Tape, parts: int) -> list[Tape]:
@@ -176,10 +164,10 @@ def _left(budget: int, rung: int) -> int:
     return left
 
 
-def _candidates(text: str, space: Sequence[Parameter], budget: int, seed: int) -> list[Trial]:
+def _candidates(text: str, space: Sequence[Parameter], budget: int, seed: int) -> list[Candidate]:
     """As many as the budget says, all valid and different."""
     rng = np.random.default_rng(seed)
-    found: dict[str, Trial] = {}
+    found: dict[str, Candidate] = {}
     refused: PolicyError | None = None
     for _ in range(budget + _TRIES):
         values = draw(space, rng)
@@ -189,7 +177,7 @@ def _candidates(text: str, space: Sequence[Parameter], budget: int, seed: int) -
         except PolicyError as error:
             refused = error
             continue
-        found.setdefault(changed, Trial(values, changed, 0.0, 0))
+        found.setdefault(changed, Candidate(values, changed, 0.0, 0))
         if len(found) == budget:
             break
     if not found and refused is not None:
