@@ -9,20 +9,17 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.cost import CostTable
-from adaptspec.control.labels import Labels
-from adaptspec.control.language.build import build_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.simulation.cost_profiles import MachineCosts
-from adaptspec.simulation.replay import run
+from adaptspec.simulation.replay import replay
 from adaptspec.simulation.scenarios import Schedule, in_turn, stream
-from adaptspec.simulation.simulator import Simulator, SimulatorSettings, drafters_of
 from adaptspec.simulation.tape import Tape
 from adaptspec.types import RoundRecord
 
@@ -30,13 +27,11 @@ BATCHES = (1, 64)
 
 
 class TimedController(Controller):
-    """Notes what each round's decision and learning took together, in seconds."""
+    """Appends what each round's decision and learning took together to `seconds`."""
 
-    def __init__(self, spec: PolicySpec, cost: CostTable, drafters: Sequence[str], rows: int) -> None:
-        labels = Labels()
-        policy = build_policy(spec, cost, rows, labels)
-        super().__init__({spec.name: policy}, spec.name, drafters, rows, cost=cost, labels=labels)
-        self.seconds: list[float] = []
+    def __init__(self, seconds: list[float], *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.seconds = seconds
 
     def decide(self, signals: BatchSignals) -> Decision:
         """See `Controller.decide`."""
@@ -90,10 +85,9 @@ def _measure(spec: PolicySpec, tape: Tape, costs: MachineCosts, batch: int, requ
     turn = in_turn(tape)
     order = tuple(turn[i % len(turn)] for i in range(requests))
     work = stream(tape, Schedule((batch,)), order)
-    settings = SimulatorSettings()
-    controller = TimedController(spec, CostTable(costs.profile()), drafters_of(tape, costs, settings), work.most_rows)
-    tally = run(Simulator(work, costs, controller, settings))
-    spent = np.array(controller.seconds) * 1e6
+    seconds: list[float] = []
+    tally = replay(spec, work, costs, controller=partial(TimedController, seconds))
+    spent = np.array(seconds) * 1e6
     median = statistics.median(spent.tolist())
     return {
         "rounds": tally.rounds,

@@ -18,13 +18,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         "plain decoding, every fixed depth and an oracle that knows every agreement. Deterministic; needs no model."
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--tape",
-        nargs="+",
-        default=["bundled"],
-        metavar="NAME|FILE",
-        help="tapes, as `bench record` writes them; 'bundled' is of the bundled pair (default: %(default)s)",
-    )
+    _add_tape(source)
     source.add_argument(
         "--journal",
         type=Path,
@@ -33,14 +27,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         "knows only what was drafted: where the server drafted less than a policy would, agreement is drawn from like "
         "positions, so results for deeper drafts are guesses; a tape knows them all",
     )
-    parser.add_argument(
-        "--cost",
-        action="append",
-        default=[],
-        metavar="NAME|FILE",
-        help=f"what rounds cost: {MACHINES}, or a JSON file; may be given again "
-        "(default: all that ship; with --journal, what its rounds took)",
-    )
+    _add_cost(parser, "all that ship; with --journal, what its rounds took")
     complete_policies(
         parser.add_argument(
             "--policy",
@@ -51,18 +38,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         )
     )
     # All of the bundled tape at batch sizes 1, 4, 16 and 64 takes minutes; the defaults take under half a minute.
-    parser.add_argument(
-        "--batch",
-        default="1,16",
-        help="batch sizes, comma-separated; dashes for stages of one stream, as in 1-16-1 (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--requests",
-        type=int,
-        default=20,
-        metavar="N",
-        help="at most so many requests of each task, spread over the tape; 0: all (default: %(default)s)",
-    )
+    _add_traffic(parser, batch="1,16", requests=20)
     parser.add_argument("--mixed", action="store_true", help="only streams that mix all tasks, not each task by itself")
     parser.add_argument("--temperature", type=float, help="only requests recorded at this temperature")
     parser.add_argument(
@@ -125,20 +101,9 @@ def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
         "not confirm is not claimed, and the original is kept. Deterministic for a seed."
     )
     complete_policies(parser.add_argument("policy", metavar="NAME|FILE", help="the policy to start from"))
-    parser.add_argument(
-        "--tape", nargs="+", default=["bundled"], metavar="NAME|FILE", help="as for simulate (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--cost",
-        action="append",
-        default=[],
-        metavar="NAME|FILE",
-        help=f"what rounds cost: {MACHINES}, or a JSON file; may be given again (default: cpu-2-cores)",
-    )
-    parser.add_argument("--batch", default="1", help="batch sizes, as for simulate (default: %(default)s)")
-    parser.add_argument(
-        "--requests", type=int, default=24, metavar="N", help="of each task; 0: all (default: %(default)s)"
-    )
+    _add_tape(parser)
+    _add_cost(parser, "cpu-2-cores")
+    _add_traffic(parser, batch="1", requests=24)
     parser.add_argument(
         "--set",
         action="append",
@@ -153,3 +118,38 @@ def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the policy here, comments kept")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=later("adaptspec.commands.run_simulation:run_tune"))
+
+
+def _add_tape(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--tape",
+        nargs="+",
+        default=["bundled"],
+        metavar="NAME|FILE",
+        help="tapes, as `bench record` writes them; 'bundled' is of the bundled pair (default: %(default)s)",
+    )
+
+
+def _add_cost(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--cost",
+        action="append",
+        default=[],
+        metavar="NAME|FILE",
+        help=f"what rounds cost: {MACHINES}, or a JSON file; may be given again (default: {default})",
+    )
+
+
+def _add_traffic(parser: argparse.ArgumentParser, *, batch: str, requests: int) -> None:
+    parser.add_argument(
+        "--batch",
+        default=batch,
+        help="batch sizes, comma-separated; dashes for stages of one stream, as in 1-16-1 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=requests,
+        metavar="N",
+        help="at most so many requests of each task, spread over the tape; 0: all (default: %(default)s)",
+    )

@@ -108,12 +108,14 @@ def replay(
     profile: CostProfile | None = None,
     pace: Callable[[int], float] | None = None,
     keep: bool = False,
-    controller: type[Controller] = Controller,
+    controller: Callable[..., Controller] = Controller,
 ) -> Tally:
     """Serve a stream under a policy. `profile` is what the policy believes of costs at the start (default: the truth
-    at the points that a profiler measures); `keep` keeps the round records. The verification method is the
-    policy's: under `rejection` (and `block`, which never does worse) agreement is drawn by chance, from the settings'
-    seed. A draft temperature is left alone: what other tokens it would lead to, a tape does not know.
+    at the points that a profiler measures); `keep` keeps the round records; `controller` makes one.
+
+    The verification method is the policy's: under `rejection` (and `block`, which never does worse) agreement is drawn
+    by chance, from the settings' seed. A draft temperature is left alone: what other tokens it would lead to, a tape
+    does not know.
 
     Raises:
         TapeError: tape and costs have no drafter in common with the settings, or the verification is lossy,
@@ -148,15 +150,15 @@ def _by_rejection(spec: PolicySpec) -> bool:
     return coupled == {False}
 
 
-def run(world: Simulator, *, keep: bool = False) -> Tally:
-    """Let a world run to its end."""
+def run(simulator: Simulator, *, keep: bool = False) -> Tally:
+    """Let it run to its end."""
     tally = Tally()
-    while not world.over:
-        record = world.round()
+    while not simulator.over:
+        record = simulator.round()
         tally.add(record)
         if keep:
             tally.records.append(record)
-    tally.tokens, tally.seconds, tally.rounds = world.tokens, world.seconds, world.rounds
+    tally.tokens, tally.seconds, tally.rounds = simulator.tokens, simulator.seconds, simulator.rounds
     return tally
 
 
