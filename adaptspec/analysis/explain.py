@@ -229,7 +229,7 @@ def explain(log: JournalLog, policy: str, *, request: str | None = None, rounds:
 
 def _lines(log: JournalLog, logged: LoggedRound, costs: CostTable) -> list[RowRound]:
     own, whole, size = logged.own, logged.whole, logged.size
-    told, hopes = own.provenance, own.expected
+    told, expected = own.provenance, own.expected
     plain = costs.plain_seconds(size, float(whole.context.sum())) / size
     return [
         RowRound(
@@ -243,7 +243,7 @@ def _lines(log: JournalLog, logged: LoggedRound, costs: CostTable) -> list[RowRo
             drafted=int(own.drafted[i]),
             accepted=int(own.accepted[i]),
             emitted=int(own.emitted[i]),
-            expected=None if hopes is None else _known(hopes.accepted[i]),
+            expected=None if expected is None else _known(expected.accepted[i]),
             worth=None if told is None else _known(told.worth[i]),
             propensity=None if told is None else _known(told.propensities[i]),
             seconds=own.total_seconds / size,

@@ -205,7 +205,7 @@ def _refuse_stops(spec: PolicySpec) -> None:
     arms = getattr(body.choose, "arms", None) or ()
     if getattr(body.choose, "weighs_offers", False) and any(kind_of(name) is Kind.LOOKUP for name in spec.drafters):
         raise ConfigError(
-            f"policy {spec.name!r} weighs what a lookup offers, which a journal tells only where it was taken; "
+            f"policy {spec.name!r} weighs what n-grams propose, which a journal tells only where it was taken; "
             "simulate it on a tape"
         )
     if stops or body.draft_temperature is not None or any(arm.depth is None or arm.stop is not None for arm in arms):

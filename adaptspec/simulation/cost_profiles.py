@@ -22,8 +22,8 @@ from adaptspec.files import read_text
 
 # What the profiler of the engine measures.
 _ROWS, _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128), (1, 2, 4, 8)
-# A lookup in a table of n-grams, for each row that drafts: a measured profile has no entry for it.
-_LOOKUP_SECONDS = 1e-5
+# What an n-gram drafter takes for each row that it drafts for: a measured profile has no entry for it.
+_NGRAM_SECONDS = 1e-5
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def parse_costs(text: str, name: str) -> MachineCosts:
 
 
 def of_profile(name: str, profile: CostProfile) -> MachineCosts:
-    """The machine that an engine's profile describes; lookups cost a round number there."""
+    """The machine that an engine's profile describes; n-gram drafters cost a round number there."""
     drafters = {
         own: DraftCosts(
             _curve(cost.rows, cost.step_seconds) if cost.step_seconds else None,
@@ -168,11 +168,11 @@ def of_profile(name: str, profile: CostProfile) -> MachineCosts:
         )
         for own, cost in profile.drafters.items()
     }
-    lookups = [name for name in DRAFTERS if kind_of(name) is Kind.LOOKUP]
+    ngrams = {own: DraftCosts(per_row=_NGRAM_SECONDS) for own in DRAFTERS if kind_of(own) is Kind.LOOKUP}
     return MachineCosts(
         name,
         CostTable(profile).verify_seconds,
-        {**{name: DraftCosts(per_row=_LOOKUP_SECONDS) for name in lookups}, **drafters},
+        {**ngrams, **drafters},
         overhead=profile.overhead,
         per_cached_token=profile.per_cached_token,
         profile=profile,

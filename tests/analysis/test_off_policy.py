@@ -87,7 +87,7 @@ def test_drafts_that_end_by_a_stop_rule_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("goodput", "lookup offers"), ("entropy-gate", "stop rules"), ("per-task", "stop rules")]
+    ("name", "why"), [("goodput", "n-grams propose"), ("entropy-gate", "stop rules"), ("per-task", "stop rules")]
 )
 def test_policies_that_do_more_than_choose_depths_are_refused(name: str, why: str, log: Path) -> None:
     """A journal of depths cannot tell where a stop rule would have ended a draft, nor what a lookup found."""

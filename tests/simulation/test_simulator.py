@@ -27,7 +27,7 @@ COSTS = load_costs("cpu-2-cores")
 BOTH = ("draft-model", "ngram")
 
 
-def world(
+def dictated(
     made: Stream,
     choose: Callable[[int, int], Sequence[int]],
     *,
@@ -36,7 +36,7 @@ def world(
     costs: MachineCosts = COSTS,
     pace: Callable[[int], float] | None = None,
 ) -> Simulator:
-    """A world whose depths are dictated; drafters take turns by row and round."""
+    """A simulator whose depths are dictated; drafters take turns by row and round."""
     policy = Dictated(drafters, choose)
     here = tuple(name for name in settings.drafters if name in made.tape.views)
     return Simulator(made, costs, Controller({"p": policy}, "p", here, made.most_rows), settings, pace)
@@ -62,7 +62,7 @@ def test_accounts_add_up(depths: list[int], batch: int, prefill: int, catch_up: 
     tape = made_tape(count=2, length=14, beyond=beyond, most=14 + beyond)
     made = Stream(tape, tuple(range(6)), Schedule((batch,)))
     settings = SimulatorSettings(prefill_tokens=prefill, catch_up_tokens=catch_up)
-    one = world(made, lambda n, size: [depths[(n + i) % len(depths)] for i in range(size)], settings=settings)
+    one = dictated(made, lambda n, size: [depths[(n + i) % len(depths)] for i in range(size)], settings=settings)
     emitted: dict[str, int] = {}
     records = finish(one)
     for record in records:
@@ -85,7 +85,7 @@ def test_accounts_add_up(depths: list[int], batch: int, prefill: int, catch_up: 
 
 def test_batch_one_emits_the_whole_tape() -> None:
     tape = made_tape(count=2)
-    one = world(stream(tape, Schedule((1,))), lambda n, size: [3] * size)
+    one = dictated(stream(tape, Schedule((1,))), lambda n, size: [3] * size)
     finish(one)
     assert one.tokens == int((tape.lengths - 1).sum()), "the first tokens are the prompts'"
 
@@ -94,18 +94,18 @@ def test_prompts_share_rounds_with_decoding() -> None:
     """At most so many prompt tokens a round, first come first served; the end of a prompt yields the first token."""
     tape = made_tape({"code": 0.5}, count=3, length=30, prompt=20)
     settings = SimulatorSettings(prefill_tokens=16)
-    one = world(Stream(tape, (0, 1, 2), Schedule((2,))), lambda n, size: [0] * size, settings=settings)
+    one = dictated(Stream(tape, (0, 1, 2), Schedule((2,))), lambda n, size: [0] * size, settings=settings)
     records = finish(one)
     assert [record.prefill_tokens for record in records[:4]] == [16, 16, 8, 0]
     assert [len(record.rows) for record in records[:4]] == [0, 0, 1, 2]
     assert records[2].verify_tokens == 9
     firsts = one.tokens - sum(int(record.emitted.sum()) for record in records)
-    assert firsts == 2, "the world ends when one row runs empty, before the third prompt is read"
+    assert firsts == 2, "it ends when one row runs empty, before the third prompt is read"
 
 
 def test_a_request_of_one_token_takes_no_round() -> None:
     tape = one_request([])
-    one = world(Stream(tape, (0, 0), Schedule((1,))), lambda n, size: [3] * size, drafters=("draft-model",))
+    one = dictated(Stream(tape, (0, 0), Schedule((1,))), lambda n, size: [3] * size, drafters=("draft-model",))
     assert one.over
 
 
@@ -114,7 +114,7 @@ def test_runs_are_deterministic_and_noise_is_seeded() -> None:
     made = stream(made_tape(), Schedule((4,)))
 
     def seconds(noise: float, seed: int) -> float:
-        one = world(made, lambda n, size: [2] * size, settings=SimulatorSettings(noise=noise, seed=seed))
+        one = dictated(made, lambda n, size: [2] * size, settings=SimulatorSettings(noise=noise, seed=seed))
         finish(one)
         return one.seconds
 
@@ -125,8 +125,8 @@ def test_runs_are_deterministic_and_noise_is_seeded() -> None:
 
 def test_a_slow_moment_slows_its_rounds_only() -> None:
     made = stream(made_tape(), Schedule((1,)))
-    plain = finish(world(made, lambda n, size: [0] * size))
-    slow = finish(world(made, lambda n, size: [0] * size, pace=lambda number: 3.0 if number == 5 else 1.0))
+    plain = finish(dictated(made, lambda n, size: [0] * size))
+    slow = finish(dictated(made, lambda n, size: [0] * size, pace=lambda number: 3.0 if number == 5 else 1.0))
     ratio = [b.total_seconds / a.total_seconds for a, b in zip(plain, slow, strict=True)]
     assert ratio[5] == pytest.approx(3.0)
     assert ratio[4] == ratio[6] == 1.0
@@ -135,16 +135,16 @@ def test_a_slow_moment_slows_its_rounds_only() -> None:
 def test_the_crowd_comes_and_goes_with_the_schedule() -> None:
     """Never more than the stage allows are let in; those that run when it shrinks finish first; one ends alone."""
     made = stream(made_tape(count=8), Schedule((1, 6, 1)))
-    sizes = [len(record.rows) for record in finish(world(made, lambda n, size: [0] * size))]
+    sizes = [len(record.rows) for record in finish(dictated(made, lambda n, size: [0] * size))]
     assert sizes[0] == sizes[-1] == 1
     assert max(sizes) == 6
 
 
-def test_lookups_are_scored_where_they_do_not_draft() -> None:
+def test_n_grams_are_scored_where_they_do_not_draft() -> None:
     """Against the tokens of the round, which is all that anybody knows; a draft model is not, and needs no row."""
     tape = made_tape({"code": 0.6}, count=1, length=60)
     run, reach = tape.views["ngram"].run, tape.views["ngram"].reach
-    records = finish(world(stream(tape, Schedule((1,))), lambda n, size: [n % 3] * size))
+    records = finish(dictated(stream(tape, Schedule((1,))), lambda n, size: [n % 3] * size))
     at, scored = 1, 0
     for record in records:
         assert record.shadow is not None
@@ -162,7 +162,7 @@ def test_lookups_are_scored_where_they_do_not_draft() -> None:
 def test_both_drafters_may_serve_one_round() -> None:
     """Each row by its own, with its own confidences; only the model's steps and catching up are counted."""
     tape = made_tape({"json": 0.9}, count=4)
-    records = finish(world(stream(tape, Schedule((4,))), lambda n, size: [3] * size))
+    records = finish(dictated(stream(tape, Schedule((4,))), lambda n, size: [3] * size))
     mixed = next(record for record in records if record.drafted.all() and len(set(record.drafter.tolist())) == 2)
     assert np.isnan(mixed.confidence[mixed.drafter == 1]).all()
     assert not np.isnan(mixed.confidence[mixed.drafter == 0, 0]).any()
@@ -210,7 +210,7 @@ class Onlooker(Controller):
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_offers_are_what_a_lookup_would_draft(batch: int) -> None:
+def test_offers_are_what_n_grams_would_draft(batch: int) -> None:
     """Known before the round, within the limits, never of a draft model: exactly what is then drafted."""
     made = stream(made_tape(count=3, length=20), Schedule((batch,)))
     controller = Onlooker("goodput", CostTable(COSTS.profile()), batch)
