@@ -21,7 +21,7 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.records import RequestStarted
 from adaptspec.simulation.cost_profiles import MachineCosts, of_table
-from adaptspec.simulation.tape import DraftView, Recorded, Tape, tape_of
+from adaptspec.simulation.tape import DraftView, Tape, join, recorded
 from adaptspec.types import IntArray, RoundRecord
 
 DRAFTER = "draft-model"
@@ -80,7 +80,7 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
             "static-3, or record a tape with `adaptspec bench record`"
         )
     pool, rng = _pool(list(whole.values())), np.random.default_rng(seed)
-    tape = tape_of([one.recorded(name, pool, rng) for name, one in whole.items()], {"journal": path.name})
+    tape = join([one.tape(name, pool, rng) for name, one in whole.items()], {"journal": path.name})
     return JournalTape(tape, of_table("journal", costs), known, rounds, plain)
 
 
@@ -124,7 +124,7 @@ class _Request:
             sure, spread = float(record.confidence[i, j]), float(record.entropy[i, j])
             self.known[at + j] = (int(j < accepted), sure, spread)
 
-    def recorded(self, name: str, pool: _Pool, rng: np.random.Generator) -> Recorded:
+    def tape(self, name: str, pool: _Pool, rng: np.random.Generator) -> Tape:
         agreed: IntArray = np.full(self.length, _UNKNOWN, dtype=np.int64)
         sure, spread = np.full((2, self.length), np.nan)
         for at in range(1, self.length):
@@ -135,8 +135,15 @@ class _Request:
             agreed[at], sure[at], spread[at] = found
         view = DraftView.of_agreement(agreed == 1, sure, spread)
         own = self.started
-        return Recorded(
-            name, own.prompt_tokens, self.length, {DRAFTER: view}, self.task, "journal", own.max_tokens, own.temperature
+        return recorded(
+            name,
+            own.prompt_tokens,
+            self.length,
+            {DRAFTER: view},
+            self.task,
+            source="journal",
+            max_tokens=own.max_tokens,
+            temperature=own.temperature,
         )
 
 

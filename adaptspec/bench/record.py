@@ -25,7 +25,7 @@ from adaptspec.control.cost import CostTable
 from adaptspec.engine.build import Built, EngineConfig, build
 from adaptspec.engine.profile import Stopwatch, measure, middle, processor
 from adaptspec.errors import ConfigError
-from adaptspec.simulation.tape import Recorded, Tape, tape_of
+from adaptspec.simulation.tape import Tape, join, recorded
 from adaptspec.simulation.tape_file import save_tape
 from adaptspec.tables import Table, show
 from adaptspec.types import Request, SamplingParams, SpeculationParams
@@ -63,9 +63,9 @@ def record(built: Built, workloads: Workloads, settings: RecordSettings, tick: C
     jobs = _jobs(built, workloads, settings, longest)
     texts = _write(built, [job.request for job in jobs], tick)
     judge = Judge(built.target, built.drafters)
-    recorded = []
+    tapes = []
     for job in jobs:
-        recorded.append(_recorded(built, judge, job, texts[job.request.id]))
+        tapes.append(_recorded(built, judge, job, texts[job.request.id]))
         tick()
     about = {
         "target": built.target.info.fingerprint,
@@ -73,7 +73,7 @@ def record(built: Built, workloads: Workloads, settings: RecordSettings, tick: C
         "dtype": built.target.info.dtype,
         "verification": "coupled",
     }
-    return tape_of(recorded, about)
+    return join(tapes, about)
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,12 @@ def _length(tokens: Sequence[int], ends: set[int]) -> int:
     return next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
 
 
-def _recorded(built: Built, judge: Judge, job: _Job, tokens: Sequence[int]) -> Recorded:
+def _recorded(built: Built, judge: Judge, job: _Job, tokens: Sequence[int]) -> Tape:
     sampling = job.request.sampling
     length = _length(tokens, set(built.target.info.eos_token_ids))
     text = Written(job.request.prompt, tuple(tokens), length, sampling)
-    return Recorded(
-        id=job.request.id,
+    return recorded(
+        name=job.request.id,
         prompt_tokens=len(text.prompt),
         length=length,
         views=judge.views(text),

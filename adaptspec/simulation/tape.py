@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -96,25 +97,6 @@ def run_lengths(agreed: BoolArray) -> IntArray:
     following: IntArray = np.minimum.accumulate(misses[::-1])[::-1]
     runs: IntArray = np.minimum(following - here, FAR)
     return runs
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """One request as it was recorded: P >= `length` positions of it.
-
-    Position 0 is the token that reading the prompt yields; drafts start at position 1 at the earliest. Positions from
-    `length` on come after the token that ended the request: drafts may reach into them, nothing there is emitted.
-    """
-
-    id: str
-    prompt_tokens: int
-    length: int
-    views: Mapping[str, DraftView]
-    task: str = ""
-    source: str = ""
-    max_tokens: int = 0  # what the request asked for; 0: `length`
-    temperature: float = 0.0
-    seed: int = 0
 
 
 _COLUMNS = ("ids", "tasks", "sources", "prompt_tokens", "lengths", "max_tokens", "temperatures", "seeds")
@@ -231,48 +213,52 @@ class Tape:
         return replace(self, views=views)
 
 
-def tape_of(requests: Sequence[Recorded], about: Mapping[str, str] | None = None) -> Tape:
-    """A tape of these requests, which must have been recorded with the same drafters.
+def recorded(
+    name: str,
+    prompt_tokens: int,
+    length: int,
+    views: Mapping[str, DraftView],
+    task: str = "",
+    *,
+    source: str = "",
+    max_tokens: int = 0,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Tape:
+    """One request, with views of P >= `length` positions of it; `max_tokens` is what it asked for (0: `length`).
 
-    Raises:
-        TapeError: they have different drafters, or there are none.
+    Position 0 is the token that reading the prompt yields; drafts start at position 1 at the earliest. Positions from
+    `length` on come after the token that ended the request: drafts may reach into them, nothing there is emitted.
     """
-    if not requests:
-        raise TapeError("a tape needs at least one request")
-    names = tuple(requests[0].views)
-    if any(tuple(request.views) != names for request in requests):
-        raise TapeError("all requests of a tape must be recorded with the same drafters, in the same order")
-    sizes = [len(request.views[names[0]].run) if names else request.length for request in requests]
     return Tape(
-        ids=tuple(request.id for request in requests),
-        tasks=tuple(request.task for request in requests),
-        sources=tuple(request.source for request in requests),
-        prompt_tokens=np.array([request.prompt_tokens for request in requests], dtype=np.int64),
-        lengths=np.array([request.length for request in requests], dtype=np.int64),
-        max_tokens=np.array([request.max_tokens or request.length for request in requests], dtype=np.int64),
-        temperatures=np.array([request.temperature for request in requests], dtype=np.float64),
-        seeds=np.array([request.seed for request in requests], dtype=np.int64),
-        offsets=_offsets(sizes),
-        views={name: _joined([request.views[name] for request in requests]) for name in names},
-        about=dict(about or {}),
+        ids=(name,),
+        tasks=(task,),
+        sources=(source,),
+        prompt_tokens=np.array([prompt_tokens], dtype=np.int64),
+        lengths=np.array([length], dtype=np.int64),
+        max_tokens=np.array([max_tokens or length], dtype=np.int64),
+        temperatures=np.array([temperature], dtype=np.float64),
+        seeds=np.array([seed], dtype=np.int64),
+        offsets=_offsets([len(next(iter(views.values())).run) if views else length]),
+        views=views,
     )
 
 
-def join(tapes: Sequence[Tape]) -> Tape:
-    """Several tapes as one, in this order; only drafters that all of them know are kept.
+def join(tapes: Sequence[Tape], about: Mapping[str, str] | None = None) -> Tape:
+    """Several tapes as one, in this order; only drafters that all of them know are kept. `about`: the first one's.
 
     Raises:
         TapeError: there is no tape.
     """
     if not tapes:
-        raise TapeError("give at least one tape")
+        raise TapeError("a tape needs at least one request")
     names = [name for name in tapes[0].views if all(name in tape.views for tape in tapes)]
     columns: dict[str, Any] = {name: _concatenated([getattr(tape, name) for tape in tapes]) for name in _COLUMNS}
     return Tape(
         **columns,
         offsets=_offsets([size for tape in tapes for size in np.diff(tape.offsets).tolist()]),
         views={name: _joined([tape.views[name] for tape in tapes]) for name in names},
-        about=tapes[0].about,
+        about=tapes[0].about if about is None else about,
     )
 
 
@@ -282,7 +268,7 @@ def _taken(column: Any, requests: Sequence[int]) -> Any:
 
 
 def _concatenated(parts: Sequence[Any]) -> Any:
-    return sum(parts, ()) if isinstance(parts[0], tuple) else np.concatenate(parts)
+    return tuple(chain(*parts)) if isinstance(parts[0], tuple) else np.concatenate(parts)
 
 
 def _offsets(sizes: Sequence[int]) -> IntArray:

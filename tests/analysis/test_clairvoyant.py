@@ -13,7 +13,7 @@ from adaptspec.analysis.clairvoyant import RowCosts, alone, plan_seconds, shares
 from adaptspec.analysis.oracle import Tier, tier_seconds
 from adaptspec.errors import ConfigError
 from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
-from adaptspec.simulation.tape import DraftView, Recorded, Tape, run_lengths, tape_of
+from adaptspec.simulation.tape import DraftView, Tape, recorded, run_lengths
 from tests.simulation.tapes import made_tape, one_request
 
 
@@ -64,7 +64,7 @@ def test_it_is_what_trying_everything_finds(
     if both:
         views["ngram"] = DraftView(run, reach, unknown, unknown, unknown)
         rows["ngram"] = alone(load_costs("cpu-2-cores"), "ngram", 4)
-    tape = tape_of([Recorded("only", prompt, size, views)])
+    tape = recorded("only", prompt, size, views)
     model = rows["draft-model"]
     rows["draft-model"] = RowCosts(
         model.verify, model.steps, catch_up, model.per_cached, model.draft_per_cached, model.draft_row

@@ -17,7 +17,7 @@ from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, 
 from adaptspec.simulation.replay import Tally, replay
 from adaptspec.simulation.scenarios import Schedule, Stream
 from adaptspec.simulation.simulator import SimulatorSettings
-from adaptspec.simulation.tape import DraftView, Recorded, tape_of
+from adaptspec.simulation.tape import DraftView, join, recorded
 from adaptspec.types import BoolArray, FloatArray
 from tests.references import fixed_goodput
 
@@ -91,12 +91,12 @@ def texts(acceptance: float, count: int, length: int = 128, seed: int = 0, sharp
 
 def stream_of(work: Sequence[Text], batch: int = 1) -> Stream:
     """The texts as a synthetic tape; the prompt yields one token before them, as easy as their first."""
-    recorded = []
+    tapes = []
     for i, text in enumerate(work):
         agrees, sure = np.append(text.agrees[:1], text.agrees), np.append(np.nan, text.confidence)
         views = {"draft-model": DraftView.of_agreement(agrees, sure, np.zeros(len(sure)))}
-        recorded.append(Recorded(f"r{i}", text.prompt, len(agrees), views, text.task or ""))
-    return Stream(tape_of(recorded), tuple(range(len(work))), Schedule((batch,)))
+        tapes.append(recorded(f"r{i}", text.prompt, len(agrees), views, text.task or ""))
+    return Stream(join(tapes), tuple(range(len(work))), Schedule((batch,)))
 
 
 def run(

@@ -10,7 +10,7 @@ from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.simulation.cost_profiles import of_profile
 from adaptspec.simulation.replay import Tally, replay
 from adaptspec.simulation.scenarios import Schedule, Stream
-from adaptspec.simulation.tape import DraftView, Recorded, Tape, tape_of
+from adaptspec.simulation.tape import DraftView, Tape, join, recorded
 from adaptspec.types import FloatArray
 from tests.control.simulator import HEADER, Machine
 
@@ -19,17 +19,17 @@ OFF = HEADER + "  choose: {algorithm: static, depth: 0}\n"
 _COSTS = of_profile("small", Machine().profile())
 
 
-def request(name: str, model: FloatArray | float, lookup: FloatArray | float, length: int, seed: int) -> Recorded:
+def request(name: str, model: FloatArray | float, lookup: FloatArray | float, length: int, seed: int) -> Tape:
     """A request whose draft model and lookup agree with these probabilities, by position."""
     rng = np.random.default_rng(seed)
     chances = {"draft-model": np.broadcast_to(model, length), "ngram": np.broadcast_to(lookup, length)}
     views = {drafter: DraftView.of_agreement(rng.random(length) < chance) for drafter, chance in chances.items()}
-    return Recorded(name, 64, length, views)
+    return recorded(name, 64, length, views)
 
 
 def alike(model: float, lookup: float, count: int, length: int = 300) -> Tape:
     """Requests of the same acceptance."""
-    return tape_of([request(f"r{i}", model, lookup, length, i) for i in range(count)])
+    return join([request(f"r{i}", model, lookup, length, i) for i in range(count)])
 
 
 def serve(policy: str, tape: Tape, batch: int = 1) -> Tally:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adaptspec.simulation.tape import DraftView, Recorded, Tape, run_lengths, tape_of
+from adaptspec.simulation.tape import DraftView, Tape, join, recorded, run_lengths
 
 TASKS = {"code": 0.6, "json": 0.88, "rag": 0.4}
 
@@ -23,7 +23,7 @@ def made_tape(
 ) -> Tape:
     """Requests with a draft model of known agreement and a lookup that finds something now and then."""
     rng = np.random.default_rng(seed)
-    recorded = []
+    tapes = []
     for task, acceptance in (TASKS if tasks is None else tasks).items():
         for i in range(count):
             size = length + beyond
@@ -37,12 +37,13 @@ def made_tape(
                 "draft-model": DraftView.of_agreement(agreed, sure, 1.0 - sure, np.broadcast_to(chance, size).copy()),
                 "ngram": DraftView(run, reach, unknown, unknown, (run > 0) * 0.5),
             }
-            recorded.append(Recorded(f"{task}-{i}", prompt, length, views, task, "made", most or length, 0.0, i))
-    return tape_of(recorded, {"made": "here"})
+            one = recorded(f"{task}-{i}", prompt, length, views, task, source="made", max_tokens=most or length, seed=i)
+            tapes.append(one)
+    return join(tapes, {"made": "here"})
 
 
 def one_request(agreed: Sequence[int], *, prompt: int = 8, confidence: Sequence[float] | None = None) -> Tape:
     """One request: the token of the prompt, then one that the draft agrees with or not for each entry."""
     flags = np.array([0, *agreed], dtype=np.bool_)
     sure = None if confidence is None else np.array([np.nan, *confidence])
-    return tape_of([Recorded("only", prompt, len(flags), {"draft-model": DraftView.of_agreement(flags, sure)})])
+    return recorded("only", prompt, len(flags), {"draft-model": DraftView.of_agreement(flags, sure)})

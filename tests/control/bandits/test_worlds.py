@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from adaptspec.simulation.tape import tape_of
+from adaptspec.simulation.tape import join
 from adaptspec.types import RoundRecord
 from tests.control.simulator import HEADER, Text, run, run_fixed, texts
 from tests.control.two_drafters import best, request, serve
@@ -103,7 +103,7 @@ TWO = HEADER + "  choose: {algorithm: %s, scope: request, arms: " + ARMS + "}\n 
 @pytest.mark.parametrize("algorithm", ["ucb", "thompson"])
 def test_lookup_is_found_where_it_pays(algorithm: str) -> None:
     """Every other request repeats itself: no single arm is right for both kinds."""
-    tape = tape_of([request(f"r{i}", 0.75, 0.92 if i % 2 else 0.1, 150, i) for i in range(12)])
+    tape = join([request(f"r{i}", 0.75, 0.92 if i % 2 else 0.1, 150, i) for i in range(12)])
     assert serve(TWO % algorithm, tape).goodput > best(tape, 1)
 
 
@@ -112,7 +112,7 @@ def test_a_policy_among_the_arms_sees_what_a_lookup_offers() -> None:
     arms = (
         HEADER + "  choose: {algorithm: ucb, arms: [{policy: goodput}, {depth: 0}]}\n  drafters: [draft-model, ngram]\n"
     )
-    tape = tape_of([request(f"r{i}", 0.4, 0.98, 200, i) for i in range(6)])
+    tape = join([request(f"r{i}", 0.4, 0.98, 200, i) for i in range(6)])
     records = serve(arms, tape).records
     looked_up = sum(int((r.drafter[r.drafted > 0] == 1).sum()) for r in records)
     assert looked_up > 0.3 * len(records)

@@ -17,7 +17,7 @@ from adaptspec.control.choosers.planning import ModelTerms, RoundTerms
 from adaptspec.control.choosers.slo import Slo, keep_pace, seconds_of, worst_pace
 from adaptspec.control.policy import BatchSignals
 from adaptspec.simulation.replay import Tally
-from adaptspec.simulation.tape import tape_of
+from adaptspec.simulation.tape import join
 from adaptspec.types import Reason
 from tests.control.helpers import record, signals, table
 from tests.control.simulator import HEADER
@@ -25,7 +25,7 @@ from tests.control.two_drafters import GOODPUT, OFF, alike, request, serve
 
 SLO = HEADER + "  choose: {algorithm: slo, time-per-output-token-ms: %s}\n"
 # Half of the rows accept most tokens, half few: goodput lets the first draft deep, at the expense of the others.
-UNEQUAL = tape_of([request(f"r{i}", (0.35, 0.85)[i % 2], 0.0, 300, i) for i in range(24)])
+UNEQUAL = join([request(f"r{i}", (0.35, 0.85)[i % 2], 0.0, 300, i) for i in range(24)])
 
 
 def promised(seconds: float, rows: int = 1, margin: float = 0.05, drafter: str = "draft-model") -> Slo:
