@@ -80,6 +80,9 @@ class Tally:
 
     def add(self, record: RoundRecord) -> None:
         """Count one round."""
+        self.rounds += 1
+        self.seconds += record.total_seconds
+        self.tokens += int(record.emitted.sum())
         depths = record.depths.tolist()
         share = record.total_seconds / max(len(depths), 1)
         tries = (record.reasons == Reason.EXPLORE) | (record.reasons == Reason.PROBE)
@@ -158,7 +161,7 @@ def run(simulator: Simulator, *, keep: bool = False) -> Tally:
         tally.add(record)
         if keep:
             tally.records.append(record)
-    tally.tokens, tally.seconds, tally.rounds = simulator.tokens, simulator.seconds, simulator.rounds
+    tally.tokens += simulator.firsts
     return tally
 
 

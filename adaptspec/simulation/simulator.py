@@ -54,7 +54,7 @@ def started(name: str) -> int:
 
 
 class Simulator:
-    """Serves a stream of requests. Call `round` until `over`; `tokens` and `seconds` add up what it delivered."""
+    """Serves a stream of requests. Call `round` until `over`."""
 
     def __init__(
         self,
@@ -81,9 +81,8 @@ class Simulator:
         self._pace = pace
         self._noise = np.random.default_rng(settings.seed)
         self._records: list[RoundRecord] = []
-        self._started = 0
+        self._rounds, self._started = 0, 0
         self._waiting = deque(stream.order)
-        self.seconds, self.rounds, self._emitted = 0.0, 0, 0
         executor = TapeExecutor(
             tape, costs, self.drafters, rows, catch_up_tokens=settings.catch_up_tokens, factors=self._factors
         )
@@ -102,9 +101,9 @@ class Simulator:
         self._admit()
 
     @property
-    def tokens(self) -> int:
-        """Tokens that were emitted; the first ones of requests, too, where their prompts were read."""
-        return self._emitted + self._executor.firsts
+    def firsts(self) -> int:
+        """First tokens of requests whose prompts were read: no round's record counts them."""
+        return self._executor.firsts
 
     @property
     def over(self) -> bool:
@@ -116,6 +115,7 @@ class Simulator:
         """One round of the engine; then the next requests are let in."""
         self._executor.now = 0.0
         self._core.step()
+        self._rounds += 1
         self._admit()
         return self._records.pop()
 
@@ -125,9 +125,6 @@ class Simulator:
     def emit(self, record: RoundRecord) -> None:
         """See `Sink.emit`."""
         self._records.append(record)
-        self.rounds += 1
-        self.seconds += record.total_seconds
-        self._emitted += int(record.emitted.sum())
 
     def finished(self, request: Request, completion: Completion) -> None:
         """See `Sink.finished`."""
@@ -148,7 +145,7 @@ class Simulator:
 
     def _factors(self) -> tuple[float, float, float]:
         """What multiplies a round's drafting, its verify pass and the rest."""
-        pace = 1.0 if self._pace is None else self._pace(self.rounds)
+        pace = 1.0 if self._pace is None else self._pace(self._rounds)
         if not self._settings.noise:
             return pace, pace, pace
         jitter = np.exp(self._noise.normal(0.0, self._settings.noise, 3)) * pace

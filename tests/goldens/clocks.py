@@ -123,8 +123,6 @@ def exploring(records: list[RoundRecord]) -> float:
     tally = Tally()
     for record in records:
         tally.add(record)
-        tally.tokens += int(record.emitted.sum())
-        tally.seconds += record.total_seconds
     return tally.probing_cost
 
 

@@ -45,7 +45,6 @@ def test_what_exploring_costs_is_what_its_tokens_would_have_taken_otherwise() ->
     tally = Tally()
     for record, seconds, reason in zip(quiet, (1.0, 3.0, 1.0), (Reason.OFF, Reason.EXPLORE, Reason.OFF), strict=True):
         tally.add(replace(record, total_seconds=seconds, reasons=np.array([int(reason)])))
-    tally.tokens, tally.seconds = 3, 5.0
     assert tally.probing_cost == pytest.approx(2.0 / 5.0)
     assert tally.tries == 1
     assert list(tally.spent.values()) == [5.0]
