@@ -22,10 +22,9 @@ from adaptspec import __version__
 from adaptspec.control.labels import Labels
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.build import BUNDLED, Built, EngineConfig, build
+from adaptspec.engine.checkpointer import Checkpointer, StateStore, tasks_in
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.engine.policy_watch import PolicyWatch
-from adaptspec.engine.state_keeper import StateKeeper
-from adaptspec.engine.state_store import StateStore, tasks_in
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app
@@ -123,7 +122,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
         if journal is not None:
             journal.begin(_header(built, engine))
             _watch_journal(metrics, journal)
-        keeper: StateKeeper | None = None
+        keeper: Checkpointer | None = None
         if config.state_dir is not None:
             keeper = await _keep_state(StateStore(config.state_dir, built.pair), desk, metrics, closing)
         _watch(desk, config, closing)
@@ -169,10 +168,12 @@ def _labels(config: ServeConfig) -> Labels:
     return labels
 
 
-async def _keep_state(store: StateStore, desk: PolicyManager, metrics: Metrics, closing: AsyncExitStack) -> StateKeeper:
+async def _keep_state(
+    store: StateStore, desk: PolicyManager, metrics: Metrics, closing: AsyncExitStack
+) -> Checkpointer:
     """Go on from what was learned before, and keep what is learned from now on."""
     _watch_store(metrics, store)
-    keeper = StateKeeper(desk, store)
+    keeper = Checkpointer(desk, store)
     await asyncio.to_thread(keeper.start)
     closing.push_async_callback(asyncio.to_thread, keeper.close)
     return keeper

@@ -24,7 +24,7 @@ from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.state import read_state
 from adaptspec.control.tasks import TaskDetector
-from adaptspec.engine.state_store import StateStore
+from adaptspec.engine.checkpointer import StateStore
 from adaptspec.errors import AdaptSpecError, FileError, StateError
 from adaptspec.files import check_regular, open_file, read_bytes, read_text, write_file
 from adaptspec.models.loading import load_model, load_tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adaptspec.command_line import add_table_forms
 from adaptspec.control.state import LearnedState, PolicyState, read_state, to_bytes
-from adaptspec.engine.state_store import FILE
+from adaptspec.engine.checkpointer import FILE
 from adaptspec.errors import ConfigError, StateError
 from adaptspec.files import write_file
 from adaptspec.tables import Table, show

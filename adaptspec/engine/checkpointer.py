@@ -1,6 +1,5 @@
-"""Where learned state lies: one directory per engine, one file in it, written whole or not at all.
-
-Knows files, locks and full disks; what is in the file is `state`'s affair.
+"""What an engine has learned, kept across restarts: one directory per engine, one file in it, written whole or not at
+all.
 """
 
 from __future__ import annotations
@@ -8,11 +7,13 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 from adaptspec.control.state import MOST_BYTES, LearnedState, PolicyState, from_bytes, read_state, to_bytes
-from adaptspec.errors import StateError
+from adaptspec.engine.policy_manager import PolicyManager
+from adaptspec.errors import EngineError, StateError
 from adaptspec.files import open_file, read_bytes, write_file
 
 FILE = "learned.json"
@@ -102,3 +103,50 @@ class StateStore:
     def close(self) -> None:
         """Let another engine have the directory."""
         os.close(self._lock)
+
+
+class Checkpointer:
+    """Saves every `seconds`, on a thread of its own: the engine only copies arrays between two rounds."""
+
+    def __init__(self, manager: PolicyManager, store: StateStore, seconds: float = 60.0) -> None:
+        self._manager = manager
+        self._store = store
+        self._seconds = seconds
+        self._others: dict[str, PolicyState] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="adaptspec-state", daemon=True)
+
+    def start(self) -> None:
+        """Load what there is, and begin to save. Before the first request."""
+        state = self._store.load()
+        if state is not None:
+            try:
+                restored = self._manager.restore(state.policies, state.tasks)
+            except StateError as error:
+                self._store.quarantine(str(error))
+            else:
+                # What is learned of policies that are not served today may be wanted tomorrow.
+                self._others = {name: kept for name, kept in state.policies.items() if name not in restored}
+                _log.info("learned state restored for %s", ", ".join(restored) or "no policy")
+        self._thread.start()
+
+    def save(self) -> bool:
+        """Save now. What goes wrong is a line in the log, and False."""
+        try:
+            return self._store.save({**self._others, **self._manager.learned()}, self._manager.tasks)
+        except EngineError as error:
+            _log.warning("what was learned since the last time is not saved: %s", error)
+        except Exception:  # noqa: BLE001 - saving must go on with whatever a policy does next time
+            _log.exception("what was learned could not be saved; it is tried again later")
+        return False
+
+    def close(self) -> None:
+        """Save for the last time, and let the directory go. The engine must still run."""
+        self._closing.set()
+        self._thread.join()
+        self.save()
+        self._store.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._seconds):
+            self.save()
