@@ -191,7 +191,7 @@ def _serve(
     return policy.records, done
 
 
-def _requests(count: int, temperature: float = 0.0, **more: float) -> list[Request]:
+def _alike(count: int, temperature: float = 0.0, **more: float) -> list[Request]:
     goes_on = "min_tokens" not in more
     params = [
         SamplingParams(max_tokens=24, temperature=temperature, seed=i, ignore_eos=goes_on, **more)  # type: ignore[arg-type]
@@ -206,7 +206,7 @@ def test_a_score_is_what_the_drafter_gets_when_it_runs(
     tokenizer: PreTrainedTokenizerFast, depths: list[int], temperature: float
 ) -> None:
     """Exact at the depth that was emitted, accepted and drafted, from whatever round and beside whatever drafter."""
-    requests = _requests(3, temperature)
+    requests = _alike(3, temperature)
     scored, _ = _serve(tokenizer, requests, lambda n, size: [depths[(n + i) % len(depths)] for i in range(size)])
     played, done = _serve(tokenizer, requests, lambda n, size: [4] * size, ("ngram",))
     real = {}
@@ -246,5 +246,5 @@ def _would_get(text: list[int], context: int, depth: int) -> tuple[int, int]:
 
 def test_nothing_is_scored_where_nobody_asks(tokenizer: PreTrainedTokenizerFast) -> None:
     """A policy of one drafter, which cannot be scored: its rounds carry no scores and cost no lookups."""
-    records, _ = _serve(tokenizer, _requests(2), lambda n, size: [n % 2] * size, ("draft-model",))
+    records, _ = _serve(tokenizer, _alike(2), lambda n, size: [n % 2] * size, ("draft-model",))
     assert all(record.shadow is None for record in records)
