@@ -23,7 +23,7 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.engine.build import Built, EngineConfig, assemble, build, model_place
-from adaptspec.engine.profile import processor
+from adaptspec.engine.profiler import processor
 from adaptspec.errors import ConfigError
 
 STATIC_DEPTHS = (1, 2, 3, 5, 7)

@@ -23,7 +23,7 @@ from adaptspec.bench.forced import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode, read_workloads
 from adaptspec.control.cost import CostTable
 from adaptspec.engine.build import Built, EngineConfig, build
-from adaptspec.engine.profile import Stopwatch, measure, middle, processor
+from adaptspec.engine.profiler import Stopwatch, measure, middle, processor
 from adaptspec.errors import ConfigError
 from adaptspec.replay.limit import emitted_positions
 from adaptspec.replay.tape import Recorded, Tape, tape_of

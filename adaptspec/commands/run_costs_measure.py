@@ -11,7 +11,7 @@ from adaptspec.commands.engine_settings import engine_config
 from adaptspec.commands.run_costs import print_costs
 from adaptspec.engine.build import build
 from adaptspec.engine.cost_files import read_cost_file
-from adaptspec.engine.profile import cost_path, measured_costs
+from adaptspec.engine.profiler import cost_path, measured_costs
 from adaptspec.errors import ConfigError
 
 

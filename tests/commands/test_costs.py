@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.engine import profile
 
 
 @pytest.fixture(autouse=True)
 def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of its own, and a machine that counts as quiet whatever else runs on it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(profile, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
 
 
 def measure(target_path: Path, draft_path: Path, *more: str) -> int:
@@ -36,7 +35,7 @@ def test_what_was_measured_is_shown_with_place_and_machine(
     assert Path(table["path"]).parent == Path(told["folder"])
     assert table["path"] in measured
     assert 0 <= table["age_seconds"] < 600
-    assert table["about"]["processor"] == profile.processor()
+    assert table["about"]["processor"] == profiler.processor()
     assert table["about"]["max_rows"] == 2
     assert table["costs"]["rows"] == [1, 2]
     assert main(["costs", "show", table["path"], "--markdown"]) == 0
@@ -64,7 +63,7 @@ def test_a_table_of_a_busy_machine_is_not_kept_and_that_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(profile, "_BUSY", 0.0)
+    monkeypatch.setattr(profiler, "_BUSY", 0.0)
     assert measure(target_path, draft_path) == 1
     assert "was not kept" in capsys.readouterr().err
     assert not list(tmp_path.glob("adaptspec/costs/*"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.engine.rehearsal import Rehearsal
+from adaptspec.engine.profiler_rounds import ProfiledRounds
 from adaptspec.errors import ConfigError
 from tests.fakes import TableRunner
 
@@ -23,7 +23,7 @@ def test_models_take_turns_while_they_are_timed() -> None:
 
     target, draft = Noted(context=128), Noted(seed=1, context=128)
     draft.called = "draft"
-    rehearsal = Rehearsal(target, 2, 8, 8)
+    rehearsal = ProfiledRounds(target, 2, 8, 8)
     rehearsal.join(DraftModelDrafter(draft), 8, 8)
     pieces = rehearsal.pieces((1, 2, 4))
     for _ in range(2):
@@ -38,7 +38,7 @@ def test_models_take_turns_while_they_are_timed() -> None:
 def test_no_deeper_than_the_draft_model_has_room() -> None:
     """A draft of a shorter context drafts as far as it reaches."""
     target, draft = TableRunner(context=128), TableRunner(seed=1, context=12)
-    rehearsal = Rehearsal(target, 1, 8, 8)
+    rehearsal = ProfiledRounds(target, 1, 8, 8)
     rehearsal.join(DraftModelDrafter(draft), 8, 4)
     for piece in rehearsal.pieces((8,)):
         piece()
@@ -48,4 +48,4 @@ def test_no_deeper_than_the_draft_model_has_room() -> None:
 
 def test_rows_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="use fewer rows"):
-        Rehearsal(TableRunner(capacity=20), 2, 8, 8)
+        ProfiledRounds(TableRunner(capacity=20), 2, 8, 8)

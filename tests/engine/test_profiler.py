@@ -13,9 +13,9 @@ from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine import profile
+from adaptspec.engine import profiler
 from adaptspec.engine.cost_files import write_cost_file
-from adaptspec.engine.profile import (
+from adaptspec.engine.profiler import (
     Extent,
     Stopwatch,
     contradiction,
@@ -83,8 +83,8 @@ def test_the_middle_of_profiles_is_taken_cell_by_cell() -> None:
 @pytest.fixture
 def _calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that nothing disturbs."""
-    monkeypatch.setattr(profile, "_BUSY", 1e9)
-    monkeypatch.setattr(profile, "_AGREES", 1e9)
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_AGREES", 1e9)
 
 
 @pytest.mark.usefixtures("_calm")
@@ -107,8 +107,8 @@ def test_a_table_that_laps_contradict_is_measured_again(
     """Another machine under the same name, or one that was busy when it was measured."""
     target, drafters = _parts()
     with monkeypatch.context() as calm:
-        calm.setattr(profile, "_BUSY", 1e9)
-        calm.setattr(profile, "_AGREES", 1e9)
+        calm.setattr(profiler, "_BUSY", 1e9)
+        calm.setattr(profiler, "_AGREES", 1e9)
         first = profiled_costs(target, drafters, 1)
     (path,) = (tmp_path / "adaptspec" / "costs").glob("*.json")
     slow = tuple(tuple(100.0 * one for one in line) for line in first.profile.verify)
@@ -121,7 +121,7 @@ def test_what_contradicts_itself_is_mended_and_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """560 ms for two rows where eight take 25 ms: somebody else computed meanwhile."""
-    monkeypatch.setattr(profile, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
     steps = DrafterCost((1, 2, 8), (1e-3, 9e-3, 2e-3))
     odd = CostProfile((1, 2, 8), (1, 2), ((0.008, 0.009), (0.56, 0.012), (0.025, 0.03)), {"draft-model": steps})
     assert contradiction(odd) > 10
@@ -129,7 +129,7 @@ def test_what_contradicts_itself_is_mended_and_not_kept(
     assert mended.verify == ((0.008, 0.009), (0.012, 0.012), (0.025, 0.03))
     assert mended.drafters["draft-model"].step_seconds == (1e-3, 2e-3, 2e-3)
     assert contradiction(mended) == pytest.approx(1.0)
-    monkeypatch.setattr(profile, "measure", lambda *_: odd)
+    monkeypatch.setattr(profiler, "measure", lambda *_: odd)
     target, drafters = _parts()
     assert profiled_costs(target, drafters, 1).profile == mended
     assert not (tmp_path / "adaptspec").exists()
@@ -138,8 +138,8 @@ def test_what_contradicts_itself_is_mended_and_not_kept(
 
 def test_other_models_and_sizes_are_measured_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A table is never used for other weights, another draft or another number of rows."""
-    monkeypatch.setattr(profile, "_BUSY", 1e9)
-    monkeypatch.setattr(profile, "_AGREES", 1e9)
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_AGREES", 1e9)
     target, drafters = _parts()
     profiled_costs(target, drafters, 2)
     profiled_costs(target, drafters, 1)
@@ -150,13 +150,13 @@ def test_other_models_and_sizes_are_measured_apart(monkeypatch: pytest.MonkeyPat
 
 def test_other_types_and_processors_are_measured_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A home directory shared by machines, or another --dtype: costs of the one say nothing of the other."""
-    monkeypatch.setattr(profile, "_BUSY", 1e9)
-    monkeypatch.setattr(profile, "_AGREES", 1e9)
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_AGREES", 1e9)
     target, drafters = _parts()
     profiled_costs(target, drafters, 1)
     target.info = replace(target.info, dtype="bfloat16")
     profiled_costs(target, drafters, 1)
-    monkeypatch.setattr(profile, "processor", lambda: "another one")
+    monkeypatch.setattr(profiler, "processor", lambda: "another one")
     profiled_costs(target, drafters, 1)
     assert len(list((tmp_path / "adaptspec" / "costs").glob("*.json"))) == 3
 
@@ -186,8 +186,8 @@ def test_only_rows_the_cache_has_room_for_are_measured(
 
 def test_a_larger_cache_is_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A table taken with room for one row must not be read where there is room for four."""
-    monkeypatch.setattr(profile, "_BUSY", 1e9)
-    monkeypatch.setattr(profile, "_AGREES", 1e9)
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_AGREES", 1e9)
     assert profiled_costs(TableRunner(context=128, capacity=128), [NgramDrafter()], 4).profile.rows == (1,)
     assert profiled_costs(TableRunner(context=128), [NgramDrafter()], 4).profile.rows == (1, 2, 4)
 
@@ -196,8 +196,8 @@ def test_a_broken_cache_file_is_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A damaged file costs a few seconds and a warning, never the start."""
-    monkeypatch.setattr(profile, "_BUSY", 1e9)
-    monkeypatch.setattr(profile, "_AGREES", 1e9)
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_AGREES", 1e9)
     target, drafters = _parts()
     good = profiled_costs(target, drafters, 1)
     (path,) = (tmp_path / "adaptspec" / "costs").glob("*.json")
@@ -211,7 +211,7 @@ def test_a_busy_machine_is_not_remembered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Measurements taken while something else computes are used for this run only."""
-    monkeypatch.setattr(profile, "_BUSY", 0.0)
+    monkeypatch.setattr(profiler, "_BUSY", 0.0)
     target, drafters = _parts()
     profiled_costs(target, drafters, 1)
     assert not (tmp_path / "adaptspec").exists()
@@ -222,8 +222,8 @@ def test_an_unwritable_cache_is_only_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No home, full disk: serving goes on."""
-    monkeypatch.setattr(profile, "_BUSY", 1e9)
-    monkeypatch.setattr(profile, "_AGREES", 1e9)
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_AGREES", 1e9)
     (tmp_path / "adaptspec").write_text("in the way")
     target, drafters = _parts()
     assert profiled_costs(target, drafters, 1).profile.rows == (1,)

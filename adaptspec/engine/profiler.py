@@ -1,7 +1,7 @@
 """Measuring what passes cost on this machine, in a few seconds, once per machine and model pair.
 
-The result is kept in the user's cache directory, under a name made of the models' fingerprints and
-data types, the processor or GPU, the thread count, and what was measured.
+The result is kept in the user's cache directory, under a name made of the models' fingerprints and data types, the
+processor or GPU, the thread count, and what was measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.control.grid import LearnedGrid
 from adaptspec.drafting.drafter import Drafter, RunsModel
 from adaptspec.engine.cost_files import costs_folder, read_cost_file, write_cost_file
-from adaptspec.engine.rehearsal import Rehearsal, fill, packed_rows
+from adaptspec.engine.profiler_rounds import ProfiledRounds, fill, packed_rows
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import certainty
@@ -310,12 +310,12 @@ def _laps(target: Runner, draft: RunsModel | None, extent: Extent, own: Extent, 
     table = []
     widest = max(extent.widths)
     for count in extent.rows:
-        rehearsal = Rehearsal(target, count, extent.context, widest)
+        rounds = ProfiledRounds(target, count, extent.context, widest)
         if draft is not None and count in own.rows:
-            rehearsal.join(draft, own.context, max(own.widths))
+            rounds.join(draft, own.context, max(own.widths))
         # A round without drafts follows its like.
-        seconds = stopwatch.medians(rehearsal.pieces((1, *extent.widths)))[2:]
-        rehearsal.close()
+        seconds = stopwatch.medians(rounds.pieces((1, *extent.widths)))[2:]
+        rounds.close()
         table.append(_Laps(seconds[::2], seconds[1::2]))
     return table
 

@@ -1,8 +1,7 @@
 """Rounds without requests: drafts and verify passes as they alternate in service, to be timed.
 
 A pass that follows its like finds its weights in the caches and its threads awake; in a round the other model has run
-in between, which makes both of them slower. Knows two models and their caches; it does not know what is done with the
-times.
+in between, which makes both of them slower.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from adaptspec.types import IntArray, SamplingParams
 Piece = Callable[[], None]
 
 
-class Rehearsal:
+class ProfiledRounds:
     """Rounds of `count` rows that hold `context` tokens each, of at most `widest` verified tokens per row.
 
     Rows must be free, and are free again once it is closed.
