@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
+from adaptspec.engine import profiler
 
 
 @pytest.fixture(autouse=True)
