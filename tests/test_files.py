@@ -33,7 +33,7 @@ from adaptspec.replay.costs import load_costs
 from adaptspec.replay.tape_file import load_tape
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.trace_events import write_trace_file
-from adaptspec.training.jsonl import read_objects
+from adaptspec.training.corpus import read_objects
 
 KILLS = """
 import itertools, os, random, signal, sys, time

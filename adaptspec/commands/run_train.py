@@ -8,8 +8,8 @@ from dataclasses import replace
 from rich.console import Console
 
 from adaptspec.training.pair import train_pair
-from adaptspec.training.settings import preset
-from adaptspec.training.tasks import train_tasks
+from adaptspec.training.pair_settings import preset
+from adaptspec.training.task_training import train_tasks
 
 
 def run_train_pair(arguments: argparse.Namespace) -> int:

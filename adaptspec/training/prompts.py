@@ -1,7 +1,4 @@
-"""The prompts of the report: a small built-in set for samples, and reading or choosing those to measure on.
-
-Knows no models and no tokens.
-"""
+"""The prompts of the report: a small built-in set for samples, and reading or choosing those to measure on."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from adaptspec.errors import CorpusError
-from adaptspec.training.corpus import SYNTHETIC, Record
-from adaptspec.training.jsonl import read_objects, strings
+from adaptspec.training.corpus import SYNTHETIC, Record, read_objects, strings
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from adaptspec.cli import main
 from adaptspec.commands import run_train as command
 from adaptspec.control.tasks import SHIPPED
-from adaptspec.training.settings import PairSettings
+from adaptspec.training.pair_settings import PairSettings
 
 
 @pytest.fixture

@@ -1,20 +1,24 @@
-"""The numbers of the pair recipe: sizes, times, rates, and the presets for a CPU and for a GPU."""
+"""The numbers of the pair recipe, its presets, and the record in a training directory of what it was begun with."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
 from adaptspec.errors import ConfigError
+from adaptspec.files import read_text, write_file
 from adaptspec.training.corpus import SPECIAL_TOKENS, SYNTHETIC
 
 MIN_VOCAB = 256 + len(SPECIAL_TOKENS)  # every byte must have a token of its own
 MAX_VOCAB = 2**16 - 1  # tokens are kept as 16-bit numbers
 PRESETS = ("auto", "cpu", "gpu")
+RECORD = "recipe.json"  # beside the checkpoints
 
 
 def _check(name: str, value: object, good: bool, wanted: str) -> None:
@@ -23,17 +27,11 @@ def _check(name: str, value: object, good: bool, wanted: str) -> None:
 
 
 def _check_device(name: str) -> None:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device is {name!r}; use cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device is {name!r}; use cpu, cuda or cuda:N")
+    kind, _, index = name.partition(":")
+    _check("--device", repr(name), kind in ("cpu", "cuda") and (index.isdecimal() or not index), "cpu, cuda or cuda:N")
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and not found:
-        raise ConfigError(f"--device is {name!r} but torch finds no CUDA device; use --device cpu")
-    if device.type == "cuda" and (device.index or 0) >= found:
-        raise ConfigError(f"--device is {name!r} but there are only {found}, counted from cuda:0")
+    if kind == "cuda" and int(index or 0) >= found:
+        raise ConfigError(f"--device is {name!r} but torch finds only {found} CUDA devices; use --device cpu")
 
 
 @dataclass(frozen=True)
@@ -143,3 +141,60 @@ def preset(name: str) -> PairSettings:
             mixed_precision=True,
         )
     raise ConfigError(f"preset is {name!r}; it must be one of {', '.join(PRESETS)}")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How long one model was trained, and on how many tokens."""
+
+    minutes: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One training run. `identity` is `PairSettings.identity`, `sources` counts records by source tag."""
+
+    identity: Mapping[str, object]
+    corpus: str
+    sources: Mapping[str, int]
+    hardware: str
+    stages: Mapping[str, Stage] = field(default_factory=dict)
+
+    def save(self, work: Path) -> None:
+        """Write it into `work`, whole or not at all."""
+        write_file(work / RECORD, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    def check(self, work: Path) -> None:
+        """Make sure that `work` is new or was begun with the same settings and corpus.
+
+        Raises:
+            ConfigError: it was begun with others, or its record cannot be read.
+        """
+        if not (work / RECORD).exists():
+            return
+        earlier = load_record(work)
+        names = sorted(self.identity.keys() | earlier.identity.keys())
+        differing = [name for name in names if self.identity.get(name) != earlier.identity.get(name)]
+        if self.corpus != earlier.corpus:
+            differing.append("corpus")
+        if differing:
+            raise ConfigError(
+                f"{work}: was begun with other settings ({', '.join(differing)}); "
+                "give the same ones to go on, or another --out to start afresh"
+            )
+
+
+def load_record(work: Path) -> RunRecord:
+    """The record in `work`.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    path = work / RECORD
+    try:
+        fields = json.loads(read_text(path, 2**20))
+        stages = {name: Stage(**stage) for name, stage in fields.pop("stages").items()}
+        return RunRecord(**fields, stages=stages)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); delete it, or train into another directory") from error

@@ -12,9 +12,9 @@ from rich.console import Console
 from adaptspec.control.tasks import TASKS, TaskDetector, ngrams
 from adaptspec.training import task_examples as task_examples_module
 from adaptspec.training.corpus import read_corpus
-from adaptspec.training.task_card import digest
 from adaptspec.training.task_examples import task_examples
-from adaptspec.training.tasks import feature_matrix, fit, leave_sources_out, quantised, train_tasks
+from adaptspec.training.task_report import digest
+from adaptspec.training.task_training import feature_matrix, fit, leave_sources_out, quantised, train_tasks
 
 pytestmark = pytest.mark.whole
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from adaptspec.training.corpus import Record
+from adaptspec.training.corpus import Record, data_sources
+from adaptspec.training.pair_report import ALL, LossFigures, PairReport, ReportSize, model_card, report_pair
+from adaptspec.training.pair_settings import PairSettings, RunRecord, Stage
 from adaptspec.training.prompts import Prompt
-from adaptspec.training.report import ALL, PairReport, ReportSize, report_pair
 
 HELD_OUT = [Record("chat", "svamp", "Hi there", "Hello"), Record("chat", "synthetic", None, "Once upon a time")]
 PROMPTS = [
@@ -64,3 +65,42 @@ def test_a_pair_can_be_reported_without_any_prompt(target_path: Path, draft_path
     report = report_pair(target_path, draft_path, HELD_OUT, [], Console(quiet=True), size=ReportSize(sample_tokens=2))
     assert report.acceptance == ()
     assert "| chat | real |" in report.to_markdown()
+
+
+REPORT = PairReport(5_867_776, 734_592, ReportSize(), (LossFigures("chat", False, 99, 1.234, 2.341),), (), ())
+RECORD = RunRecord(
+    PairSettings().identity,
+    "0123abcd",
+    {"gsm8k-train": 7472, "my-notes": 12},
+    "CPU (2 threads)",
+    {"target": Stage(84.0, 12_700_000), "draft": Stage(24.0, 9_000_000)},
+)
+
+
+def test_the_card_says_on_what_and_how_long() -> None:
+    """Whoever reads the figures must be able to judge them."""
+    card = model_card(RECORD, REPORT)
+    assert "On CPU (2 threads)" in card
+    assert "target: 84 minutes, 12.7 million tokens" in card
+    assert "draft: 24 minutes, 9.0 million tokens" in card
+    assert "5,867,776" in card
+    assert "| chat | real | 99 | 1.23 | 2.34 |" in card
+
+
+def test_only_the_sources_of_the_corpus_are_listed_and_unknown_ones_say_so() -> None:
+    """Nobody else's corpus may be credited to, or blamed on, ours."""
+    card = model_card(RECORD, REPORT)
+    assert "MIT, (c) 2021 OpenAI" in card
+    assert "7,472" in card
+    assert "| my-notes | not known to the recipe |" in card
+    assert "Tatoeba" not in card
+
+
+def test_every_known_source_has_origin_and_licence() -> None:
+    """Attribution is what most of the licences ask for."""
+    sources = data_sources()
+    record = RunRecord(PairSettings().identity, "0123abcd", dict.fromkeys(sources, 1), "CPU (2 threads)")
+    card = model_card(record, PairReport(1, 1, ReportSize(), (), (), ()))
+    for source in sources.values():
+        assert all(source.values())
+        assert f"| {source['what']} | {source['origin']} | {source['licence']} | 1 |" in card

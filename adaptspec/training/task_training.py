@@ -1,7 +1,7 @@
 """Training the task detector: logistic regression over hashed n-grams, stored as plain arrays of a byte per weight.
 
 What is chosen (regularisation, and how sure the model may be) is chosen by its answers on sources it was not trained
-on: prompts of the sources it knows are too easy. Knows nothing of engines.
+on: prompts of the sources it knows are too easy.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ from adaptspec.control.tasks import MIN_CONFIDENCE, SIZE, TASKS, TaskDetector, n
 from adaptspec.files import write_file
 from adaptspec.tables import show
 from adaptspec.training.corpus import read_corpus
-from adaptspec.training.phrasings import PHRASINGS
 from adaptspec.training.prompts import choose_prompts
-from adaptspec.training.task_card import TaskTraining, card_path, task_card
-from adaptspec.training.task_examples import Example, example_weights, task_examples
-from adaptspec.training.task_report import measure_tasks
+from adaptspec.training.task_examples import PHRASINGS, Example, example_weights, task_examples
+from adaptspec.training.task_report import TaskTraining, card_path, measure_tasks, task_card
 from adaptspec.types import BoolArray, FloatArray
 
 STRENGTHS = (3.0, 10.0, 30.0)  # inverse regularisation, weakest weights first
