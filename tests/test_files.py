@@ -19,7 +19,7 @@ import pytest
 import adaptspec
 from adaptspec.command_line import Parser
 from adaptspec.commands.policy_import import import_vllm
-from adaptspec.commands.serve import add_arguments
+from adaptspec.commands.serve_command import add_arguments
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.state import read_state

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -16,19 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
 from adaptspec.bench.forced import Judge, Written
-from adaptspec.bench.workloads import Workloads, encode, read_workloads
+from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.cost import CostTable
-from adaptspec.engine.build import Built, EngineConfig, build
+from adaptspec.engine.build import Built
 from adaptspec.engine.profile import Stopwatch, measure, middle, processor
 from adaptspec.errors import ConfigError
 from adaptspec.replay.limit import emitted_positions
 from adaptspec.replay.tape import Recorded, Tape, tape_of
-from adaptspec.replay.tape_file import save_tape
-from adaptspec.tables import Table, show
+from adaptspec.tables import Table
 from adaptspec.types import Request, SamplingParams, SpeculationParams
 
 # So many times are costs measured, each time for about so long: a moment of other work on the machine is outvoted.
@@ -138,35 +133,6 @@ def _recorded(built: Built, judge: Judge, job: _Job, tokens: Sequence[int]) -> R
     )
 
 
-def run_record(config: EngineConfig, arguments: argparse.Namespace) -> int:
-    """Record, write the tape, say what is on it; the exit status is 0.
-
-    Raises:
-        ConfigError, ModelError, PolicyError, CorpusError, TapeError: saying what to do.
-    """
-    if arguments.out is None and arguments.costs_out is None:
-        raise ConfigError("nothing to write: give --out for a tape, --costs-out for a cost table, or both")
-    if arguments.out is None:
-        _write_costs(build(config), config.limits.max_rows, arguments.costs_out)
-        return 0
-    settings = RecordSettings(arguments.tokens, _temperatures(arguments.temperatures), arguments.seed)
-    workloads = read_workloads(arguments.workloads, arguments.prompts)
-    built = build(config)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        total = 2 * len(settings.temperatures) * sum(map(len, workloads.values()))
-        bar = progress.add_task("record", total=total)
-        tape = record(built, workloads, settings, lambda: progress.advance(bar))
-    save_tape(tape, arguments.out)
-    if arguments.costs_out is not None:
-        _write_costs(built, config.limits.max_rows, arguments.costs_out)
-    summary = summarise(tape)
-    if arguments.json:
-        sys.stdout.write(json.dumps({"tape": os.fspath(arguments.out), "recorded": summary}, indent=1) + "\n")
-    else:
-        show([_table(summary)], arguments.form)
-    return 0
-
-
 def summarise(tape: Tape) -> list[dict[str, str | int | float]]:
     """Requests, tokens and each drafter's share of agreement, by temperature and task."""
     rows: list[dict[str, str | int | float]] = []
@@ -187,7 +153,8 @@ def summarise(tape: Tape) -> list[dict[str, str | int | float]]:
     return rows
 
 
-def _table(summary: Sequence[dict[str, str | int | float]]) -> Table:
+def summary_table(summary: Sequence[dict[str, str | int | float]]) -> Table:
+    """The same for people."""
     columns = list(dict.fromkeys(key for row in summary for key in row))
     table = Table(*columns, title="recorded; drafters: share of positions where they agree", keys=2)
     for row in summary:
@@ -197,8 +164,11 @@ def _table(summary: Sequence[dict[str, str | int | float]]) -> Table:
     return table
 
 
-def _write_costs(built: Built, max_rows: int, path: Path) -> None:
-    """The engine's own table will not do: it may have been measured in a bad moment, and is corrected as it serves."""
+def write_costs(built: Built, max_rows: int, path: Path) -> None:
+    """Measure what rounds cost, several times, and write the medians.
+
+    The engine's own table will not do: it may have been measured in a bad moment, and is corrected as it serves.
+    """
     watches = [Stopwatch(built.target.device, budget=_COST_SECONDS) for _ in range(_COST_RUNS)]
     profile = middle([measure(built.target, built.drafters, max_rows, watch) for watch in watches])
     about = {
@@ -212,10 +182,3 @@ def _write_costs(built: Built, max_rows: int, path: Path) -> None:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: the cost table cannot be written ({error})") from error
-
-
-def _temperatures(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"--temperatures is {text!r}; give numbers with commas, such as 0,0.8") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -11,13 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from adaptspec.bench.record import RecordSettings, record, run_record
+from adaptspec.bench.record import RecordSettings, record
 from adaptspec.bench.workloads import Workloads, encode
-from adaptspec.commands.bench import add_record_arguments
+from adaptspec.cli import main
 from adaptspec.control.cost import CostTable
 from adaptspec.engine.build import Built, EngineConfig, assemble, build
 from adaptspec.engine.core import Limits
-from adaptspec.errors import AdaptSpecError, ConfigError
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.simulator import replay, static_spec
 from adaptspec.replay.streams import Schedule, Stream
@@ -138,12 +136,10 @@ def test_the_command_writes_a_tape_and_its_costs(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`bench record --json`: one object on standard output, a tape and a cost table that can be loaded."""
-    monkeypatch.setattr("adaptspec.bench.record.build", lambda config: built)
-    parser = argparse.ArgumentParser()
-    add_record_arguments(parser)
+    monkeypatch.setattr("adaptspec.engine.build.build", lambda config: built)
     out, costs = tmp_path / "tape.npz", tmp_path / "costs.json"
     line = f"--out {out} --costs-out {costs} --prompts 1 --tokens 8 --temperatures 0 --json"
-    assert run_record(EngineConfig(), parser.parse_args(line.split())) == 0
+    assert main(["bench", "record", *line.split()]) == 0
     printed = json.loads(capsys.readouterr().out)
     tape = load_tape(out)
     assert len(tape) == len(printed["recorded"]) == len(set(tape.tasks))
@@ -153,19 +149,19 @@ def test_the_command_writes_a_tape_and_its_costs(
     assert measured.drafters["draft-model"].rows == built.costs.profile.drafters["draft-model"].rows
 
 
-def test_costs_alone_need_no_tape(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_alone_need_no_tape(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The file says on what, and when; asked for nothing, the command says what to ask for."""
-    monkeypatch.setattr("adaptspec.bench.record.build", lambda config: built)
+    monkeypatch.setattr("adaptspec.engine.build.build", lambda config: built)
     monkeypatch.setattr("adaptspec.bench.record._COST_SECONDS", 0.0)
-    parser = argparse.ArgumentParser()
-    add_record_arguments(parser)
     costs = tmp_path / "costs.json"
-    assert run_record(EngineConfig(), parser.parse_args(["--costs-out", str(costs)])) == 0
+    assert main(["bench", "record", "--costs-out", str(costs)]) == 0
     body = json.loads(costs.read_text())
     assert body["models"] == built.pair
     assert {"processor", "date", "about"} <= set(body)
-    with pytest.raises(ConfigError, match="--costs-out"):
-        run_record(EngineConfig(), parser.parse_args([]))
+    assert main(["bench", "record"]) == 2
+    assert "--costs-out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -175,10 +171,7 @@ def test_settings_that_cannot_be_recorded_are_refused(
     line: str, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a message, before anything is written."""
-    monkeypatch.setattr("adaptspec.bench.record.build", lambda config: built)
-    parser = argparse.ArgumentParser()
-    add_record_arguments(parser)
+    monkeypatch.setattr("adaptspec.engine.build.build", lambda config: built)
     out = tmp_path / "tape.npz"
-    with pytest.raises(AdaptSpecError):
-        run_record(EngineConfig(), parser.parse_args([*f"--out {out}".split(), *line.split()]))
+    assert main(["bench", "record", *f"--out {out}".split(), *line.split()]) == 2
     assert not out.exists()

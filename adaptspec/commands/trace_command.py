@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from adaptspec.commands.values import seconds
+from adaptspec.commands.arguments import seconds
 from adaptspec.errors import JournalError
 from adaptspec.records import Entry, read_entries
 from adaptspec.telemetry.latest import latest

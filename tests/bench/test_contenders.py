@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from adaptspec.bench.hostile import WrongDrafter
+from adaptspec.bench.contenders import WrongDrafter
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.ngram import NgramDrafter

@@ -1,19 +1,44 @@
-"""The file of `serve --config`: what `serve --show-config` prints, read back with the line of whatever is wrong."""
+"""The configuration of a server: flags over variables over the file of `--config`, which `--show-config` prints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from adaptspec.app import ServeConfig
+from adaptspec.command_line import given_values
+from adaptspec.commands.arguments import engine_config
 from adaptspec.control.language.spec_errors import problems_of
 from adaptspec.control.language.yaml_source import Source, policy_error, read_yaml
 from adaptspec.errors import ConfigError
+from adaptspec.files import read_text
+from adaptspec.telemetry.trace_settings import PushSettings, TraceLevel, TraceSettings
 
+ADMIN_KEY = "ADAPTSPEC_ADMIN_KEY"
+_MOST_BYTES = 2**20  # of a file of keys
+
+
+# Settings that flags call otherwise, and those that are not what the flag says.
+_NAMES: Mapping[str, str] = {
+    "metrics_compat": "compat_vllm",
+    "journal_megabytes": "journal_bytes",
+    "allow_host": "allowed_hosts",
+    "otlp_endpoint": "endpoint",
+    "otlp_metrics": "wanted",
+    **{f"trace_{name}": name for name in ("level", "slow_seconds", "round_share", "content")},
+}
+_VALUES: Mapping[str, Callable[[Any], Any]] = {
+    "compat_vllm": lambda value: value == "vllm",
+    "journal_bytes": lambda value: value * 2**20,
+    "allowed_hosts": tuple,
+    "level": TraceLevel,
+}
 # Of secrets a configuration shows only this much.
 _SECRETS: Mapping[str, Any] = {"api_keys": int, "admin_key": bool}
 # What the command line checks while it parses has to hold here, too.
@@ -26,6 +51,29 @@ _BOUNDS: Mapping[str, Any] = {
     "round_share": Annotated[float, Field(ge=0.0, le=1.0)],
 }
 _Settings = TypeVar("_Settings")
+
+
+def serve_config(arguments: argparse.Namespace) -> ServeConfig:
+    """The file of `--config`, or the defaults, and over it what flags and variables say.
+
+    Raises:
+        ConfigError: a file or a limit cannot be used, or keys that the file speaks of are missing.
+    """
+    file = None if arguments.config is None else read_config(arguments.config)
+    base, given = ServeConfig() if file is None else file.config, given_values(arguments)
+    config = replace(
+        base,
+        engine=engine_config(arguments, base.engine),
+        admin_key=_admin_key(arguments.admin_key_file),
+        api_keys=_api_keys(given),
+        traces=replace(base.traces, **_given_settings(TraceSettings, given)),
+        push=replace(base.push, **_given_settings(PushSettings, given)),
+        limits=base.limits.changed(given.get("limit", ())),
+        **_given_settings(ServeConfig, given),
+    )
+    if file is not None:
+        file.check_keys(config)
+    return config
 
 
 @dataclass(frozen=True)
@@ -113,3 +161,42 @@ def _without_login(url: str | None) -> str | None:
     scheme, separator, rest = url.rpartition("://")
     place, slash, path = rest.partition("/")
     return scheme + separator + place.rpartition("@")[2] + slash + path
+
+
+def _given_settings(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of these settings that flags and variables set."""
+    named = {_NAMES.get(flag, flag): value for flag, value in given.items()}
+    return {one.name: _VALUES.get(one.name, _same)(named[one.name]) for one in fields(kind) if one.name in named}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _api_keys(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The API keys; none where everybody may use the server."""
+    file = given.get("api_key_file")
+    lines = given.get("api_key", []) if file is None else _read(file, "--api-key-file").splitlines()
+    keys = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    if not keys and ("api_key" in given or file is not None):
+        raise ConfigError("--api-key is empty; give a key, or leave it out to serve everybody")
+    return keys
+
+
+def _admin_key(file: Path | None) -> str | None:
+    """The admin key: a file keeps it out of the list of processes; None where nobody may change anything."""
+    if file is None:
+        return os.environ.get(ADMIN_KEY) or None
+    return _read(file, "--admin-key-file")
+
+
+def _read(file: Path, option: str) -> str:
+    """What a file of keys holds."""
+    try:
+        text = read_text(file, _MOST_BYTES).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"  # never what is in it
+        raise ConfigError(f"{option} {file}: cannot be read ({reason}); give a file that holds the key") from error
+    if not text:
+        raise ConfigError(f"{option} {file}: it is empty; write the key into it")
+    return text

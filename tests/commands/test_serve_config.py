@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.commands.config_file import read_config
+from adaptspec.commands.serve_config import ADMIN_KEY, _admin_key, read_config
+from adaptspec.errors import ConfigError
 
 EVERYTHING = (
     "--model /m --draft none --policy off --policy mine.yaml --device cpu --dtype float32 --context 512 --max-rows 3 "
@@ -86,3 +87,26 @@ def test_keys_come_beside_the_file(
     assert "secret" not in file.read_text()
     assert shown(capsys, "--config", str(file)) == file.read_text()
     assert read_config(file).secrets == {"api_keys": 2, "admin_key": True}
+
+
+def test_the_key_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never from the command line, which everybody on the machine can read; without either there is none."""
+    monkeypatch.delenv(ADMIN_KEY, raising=False)
+    assert _admin_key(None) is None
+    monkeypatch.setenv(ADMIN_KEY, "")
+    assert _admin_key(None) is None
+    monkeypatch.setenv(ADMIN_KEY, "from outside")
+    assert _admin_key(None) == "from outside"
+    file = tmp_path / "key"
+    file.write_text("  in the file\n")
+    assert _admin_key(file) == "in the file"
+
+
+def test_a_key_that_is_none_is_refused(tmp_path: Path) -> None:
+    """An empty file must not mean that everybody is the admin, nor that nobody is."""
+    file = tmp_path / "key"
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match="empty"):
+        _admin_key(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        _admin_key(tmp_path / "nowhere")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.commands.state import merged
+from adaptspec.commands.state_command import merged
 from adaptspec.control.state import LearnedState, PolicyState, from_bytes, read_state, to_bytes
 from adaptspec.engine.state_store import FILE, StateStore
 from adaptspec.errors import StateError

@@ -7,9 +7,9 @@ import urllib.request
 
 import pytest
 
-from adaptspec.bench import telemetry as module
+from adaptspec.bench import telemetry_cost as module
 from adaptspec.bench.collectors import COLLECTORS, Load, collector, p99_over
-from adaptspec.bench.telemetry import BATCHES, TelemetrySettings, run_telemetry, telemetry_report
+from adaptspec.bench.telemetry_cost import BATCHES, TelemetrySettings, run_telemetry, telemetry_report
 from adaptspec.bench.workloads import Workloads, read_workloads
 from adaptspec.tables import Table
 from adaptspec.telemetry.trace_settings import TraceLevel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adaptspec.command_line import Parser
-from adaptspec.commands.top import add_arguments
+from adaptspec.commands.top_command import add_arguments
 
 
 def test_the_key_comes_from_the_environment_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ from rich.console import Console
 from adaptspec.app import ServeConfig
 from adaptspec.cli import main
 from adaptspec.command_line import Parser
-from adaptspec.commands import run_serve as command
-from adaptspec.commands.serve import add_arguments
+from adaptspec.commands.serve_command import add_arguments
 from adaptspec.engine.build import EngineConfig
 from adaptspec.engine.core import Limits
 
@@ -26,7 +25,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
     async def serve(config: ServeConfig, console: Console) -> None:
         configs.append(config)
 
-    monkeypatch.setattr(command, "serve", serve)
+    monkeypatch.setattr("adaptspec.app.serve", serve)
     for name in [name for name in os.environ if name.startswith("ADAPTSPEC_")]:
         monkeypatch.delenv(name)
     return configs

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from adaptspec.cli import main
-from adaptspec.commands import run_train as command
 from adaptspec.control.tasks import SHIPPED
 from adaptspec.training.pair_settings import PairSettings
 
@@ -32,7 +31,7 @@ def test_pair_settings_reach_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None
     def train_pair(corpus: Path, work: Path, settings: PairSettings, console: Console, prompts: Path | None) -> None:
         seen.append((corpus, work, settings, prompts))
 
-    monkeypatch.setattr(command, "train_pair", train_pair)
+    monkeypatch.setattr("adaptspec.training.pair.train_pair", train_pair)
     assert main(["train", "pair", "--corpus", "c.jsonl", "--preset", "cpu"]) == 0
     given = "--target-minutes 3 --draft-minutes 1.5 --target-learning-rate 0.01 --draft-learning-rate 0.02 --batch 4"
     more = "--vocab-size 600 --window 64 --device cpu --out o --prompts p --source-weight a=0.5 --source-weight b=1"
@@ -61,7 +60,7 @@ def test_task_settings_reach_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None
     def train_tasks(corpus: Path, out: Path, console: Console, prompts: Path | None, form: str) -> None:
         seen.append((corpus, out, prompts))
 
-    monkeypatch.setattr(command, "train_tasks", train_tasks)
+    monkeypatch.setattr("adaptspec.training.task_training.train_tasks", train_tasks)
     assert main(["train", "tasks", "--corpus", "c.jsonl"]) == 0
     assert main(["train", "tasks", "--corpus", "c.jsonl", "--out", "o.npz", "--prompts", "p"]) == 0
     assert seen == [(Path("c.jsonl"), SHIPPED, None), (Path("c.jsonl"), Path("o.npz"), Path("p"))]

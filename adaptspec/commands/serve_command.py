@@ -1,13 +1,14 @@
-"""`adaptspec serve`: the arguments of the HTTP server. Loads nothing that takes time; `run_serve` does."""
+"""`adaptspec serve`: the arguments of the HTTP server, and its start; `serve_config` settles what they mean."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import sys
 from pathlib import Path
 
-from adaptspec.command_line import Lines, later
-from adaptspec.commands.arguments import add_models
-from adaptspec.commands.values import positive, seconds, share
+from adaptspec.command_line import Lines
+from adaptspec.commands.arguments import add_models, positive, seconds, share
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_server(parser.add_argument_group("server"))
     _add_telemetry(parser.add_argument_group("traces and metrics (OTEL_* variables work, too)"))
     _add_security(parser.add_argument_group("security and limits"))
-    parser.set_defaults(run=later("adaptspec.commands.run_serve:run_serve"))
+    parser.set_defaults(run=_serve)
 
 
 def _add_configuration(group: argparse._ArgumentGroup) -> None:
@@ -139,3 +140,23 @@ def _add_security(group: argparse._ArgumentGroup) -> None:
         metavar="NAME=VALUE",
         help="set one of the limits that --show-config lists; may be repeated",
     )
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    import yaml
+    from rich.console import Console
+
+    from adaptspec.app import serve
+    from adaptspec.commands.serve_config import serve_config, shown_config
+
+    config = serve_config(arguments)
+    if arguments.show_config:
+        yaml.safe_dump(shown_config(config), sys.stdout, sort_keys=False, allow_unicode=True)
+        return 0
+    if arguments.given.get("api_key", "").startswith("--"):
+        sys.stderr.write(
+            "adaptspec: whoever may list this machine's processes can read --api-key; better use ADAPTSPEC_API_KEY or "
+            "--api-key-file\n"
+        )
+    asyncio.run(serve(config, Console(stderr=True)))
+    return 0

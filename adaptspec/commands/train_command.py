@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
-from adaptspec.command_line import add_table_forms, later
+from adaptspec.command_line import add_table_forms, given_values
 from adaptspec.control.tasks import SHIPPED
 
 
@@ -45,7 +46,7 @@ def _add_train_pair(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE=SHARE",
         help="train on this share (0 to 1) of a source's records; may be given again (default: the preset's)",
     )
-    parser.set_defaults(run=later("adaptspec.commands.run_train:run_train_pair"))
+    parser.set_defaults(run=_train_pair)
 
 
 def _add_train_tasks(parser: argparse.ArgumentParser) -> None:
@@ -59,4 +60,27 @@ def _add_train_tasks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
     parser.add_argument("--out", type=Path, default=SHIPPED, help="file to write (default: the one that is used)")
     add_table_forms(parser)
-    parser.set_defaults(run=later("adaptspec.commands.run_train:run_train_tasks"))
+    parser.set_defaults(run=_train_tasks)
+
+
+def _train_pair(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from adaptspec.training.pair import train_pair
+    from adaptspec.training.pair_settings import preset
+
+    given = given_values(arguments)
+    others = {"corpus", "out", "prompts", "preset", "source_weight"}
+    base = replace(preset(arguments.preset), **{name: value for name, value in given.items() if name not in others})
+    settings = base.with_source_weights(arguments.source_weight)
+    train_pair(arguments.corpus, arguments.out, settings, Console(stderr=True), arguments.prompts)
+    return 0
+
+
+def _train_tasks(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from adaptspec.training.task_training import train_tasks
+
+    train_tasks(arguments.corpus, arguments.out, Console(stderr=True), arguments.prompts, arguments.form)
+    return 0

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from adaptspec.bench import command
+from adaptspec.bench import exactness, quick
 from adaptspec.cli import main
 from adaptspec.engine.build import EngineConfig
 
 
 def _exactness(monkeypatch: pytest.MonkeyPatch, unexplained: int) -> int:
     result: dict[str, Any] = {"unexplained": unexplained, "settings": [], "prompts": 10, "tokens": 8}
-    monkeypatch.setattr(command, "run_exactness", lambda *_, **__: result)
+    monkeypatch.setattr(exactness, "run_exactness", lambda *_, **__: result)
     return main(["bench", "exactness", "--json"])
 
 
@@ -44,7 +44,7 @@ def test_exactness_reports_shares_in_any_data_type(
         row: dict[str, Any] = {"dtype": config.dtype, "unexplained": 0, "settings": [], "prompts": 8, "tokens": 8}
         return row | {"changed_share": shares}
 
-    monkeypatch.setattr(command, "run_exactness", result)
+    monkeypatch.setattr(exactness, "run_exactness", result)
     assert main(["bench", "exactness", "--json", "--dtype", dtype]) == 0
     assert json.loads(capsys.readouterr().out)["dtype"] == dtype
     assert main(["bench", "exactness", "--dtype", dtype]) == 0
@@ -64,7 +64,7 @@ def test_a_disturbed_run_is_shown_beside_the_quiet_one(
         sums = {"policy_over_plain": 1.25}
         return {"mean": sums, "worst": sums, "tasks": {"chat": ratios}, "milliseconds_per_token": {"off": 1.5}}
 
-    monkeypatch.setattr(command, "run_quick", result)
+    monkeypatch.setattr(quick, "run_quick", result)
     assert main(["bench", "quick", "--disturb", "--prompts", "1"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("policy over plain") == 2
