@@ -29,7 +29,7 @@ from adaptspec.training.optimizer import Loss, distillation_loss, next_token_los
 from adaptspec.training.pair_report import PairReport, model_card, report_pair
 from adaptspec.training.pair_settings import PairSettings, RunRecord, Shape, Stage
 from adaptspec.training.prompts import choose_prompts
-from adaptspec.training.tokens import Windows, encode, train_tokenizer
+from adaptspec.training.tokenization import Windows, encode, train_tokenizer
 
 TARGET, DRAFT = "target", "draft"
 
