@@ -1,4 +1,4 @@
-"""Reading a training corpus: JSONL records, split, weighted and written as chat text."""
+"""Reading JSONL: the records of a training corpus, split, weighted and written as chat text; prompts to measure on."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
-
-import yaml
+from typing import TextIO, TypeVar
 
 from adaptspec.errors import CorpusError
 from adaptspec.files import open_file
-from adaptspec.tables import Table
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 SPECIAL_TOKENS = ("<|pad|>", END, USER, ASSISTANT)
 SYNTHETIC = "synthetic"  # the source tag of text made by a program
-_DATA_SOURCES = Path(__file__).parent / "data_sources.yaml"
+T = TypeVar("T")
+BUILT_IN = Path(__file__).parent / "prompts.jsonl"  # a prompt of each task, in the form that users give theirs
 
 
 @dataclass(frozen=True)
@@ -156,19 +154,43 @@ def _object(line: str, where: str) -> Mapping[str, object]:
     return fields
 
 
-def source_table(counts: Mapping[str, int], counted: str) -> str:
-    """A Markdown table of sources by tag, with how much of each was used; unknown ones say that they are."""
-    known = data_sources()
-    table = Table("text", "from", "licence", counted)
-    for tag, count in counts.items():
-        source = known.get(
-            tag, {"what": tag, "origin": "not known to the recipe", "licence": "add it before publishing"}
-        )
-        table.add_row(source["what"], source["origin"], source["licence"], f"{count:,}")
-    return table.markdown().rstrip()
+@dataclass(frozen=True)
+class Prompt:
+    """One user message, with its task and where it comes from."""
+
+    task: str
+    source: str
+    text: str
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether a program wrote it; such prompts flatter a pair that was trained on their templates."""
+        return self.source == SYNTHETIC
 
 
-def data_sources() -> Mapping[str, Mapping[str, str]]:
-    """What is known of the bundled corpus's sources, by tag: `what`, `origin`, `licence`."""
-    known: Mapping[str, Mapping[str, str]] = yaml.safe_load(_DATA_SOURCES.read_text(encoding="utf-8"))
-    return known
+def choose_prompts(path: Path | None, held_out: Sequence[Record]) -> list[Prompt]:
+    """The prompts in `path`, or without one those of the held-out records that have a prompt."""
+    if path is not None:
+        return read_prompts(path)
+    return [Prompt(r.task, r.source, r.prompt) for r in held_out if r.prompt is not None]
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Read a JSONL file of prompts (`task`, `source`, `prompt`; other fields are ignored), or every one in a folder.
+
+    Raises:
+        CorpusError: nothing is there, or a line is not a prompt.
+    """
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    names = ("task", "source", "prompt")
+    prompts = [Prompt(*strings(where, fields, names)) for file in files for where, fields in read_objects(file)]
+    if not prompts:
+        raise CorpusError(f"{path}: no prompts; give a JSONL file, or a folder of them, with task, source and prompt")
+    return prompts
+
+
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """At most `count` of the items, evenly spaced: files are often sorted by source."""
+    if len(items) <= count:
+        return list(items)
+    return [items[i * len(items) // count] for i in range(count)]

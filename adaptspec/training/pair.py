@@ -23,12 +23,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from adaptspec.errors import ConfigError, CorpusError
 from adaptspec.files import write_file
-from adaptspec.training.corpus import Corpus, read_corpus
+from adaptspec.training.corpus import Corpus, choose_prompts, read_corpus
 from adaptspec.training.loop import LoopSettings, keep_freed_pages, train
 from adaptspec.training.optimizer import Loss, distillation_loss, next_token_loss
 from adaptspec.training.pair_report import PairReport, model_card, report_pair
 from adaptspec.training.pair_settings import PairSettings, RunRecord, Shape, Stage
-from adaptspec.training.prompts import choose_prompts
 from adaptspec.training.tokenization import Windows, encode, train_tokenizer
 
 TARGET, DRAFT = "target", "draft"

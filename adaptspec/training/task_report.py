@@ -16,26 +16,9 @@ import numpy as np
 
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.tables import Table
-from adaptspec.training.corpus import SYNTHETIC, source_table
-from adaptspec.training.prompts import Prompt
+from adaptspec.training.cards import render
+from adaptspec.training.corpus import SYNTHETIC, Prompt
 from adaptspec.training.task_examples import PHRASINGS
-
-INTRODUCTION = """\
-# The task detector
-
-Reads the task of a request off its prompt, so that what was learned of one task serves the next request of it. A linear
-model: hashed character n-grams, logistic regression, stored as plain arrays with a byte per weight. It names one of
-{tasks},
-or none where it gives the likeliest less than {least:g}. Clients that know their task say so instead."""
-
-LIMITS = """\
-## Limits
-
-- English prompts of the kinds above; other languages, long documents and mixed tasks are guesses.
-- It is wrong most on sources unlike those it was trained on: read their figures, not the synthetic ones.
-- A wrong task costs speed only, unless a policy makes a task lossy: text is verified exactly whatever the task.
-- It learns how people ask, and from texts of others; nothing was done about bias, and nothing about people should be
-  decided by it."""
 
 KINDS = ("synthetic", "real, source known", "real, source never seen")
 
@@ -167,38 +150,7 @@ def digest(weights: bytes) -> str:
 
 def task_card(tasks: Sequence[str], least: float, weights: bytes, training: TaskTraining, figures: TaskFigures) -> str:
     """The card as Markdown. `least` is the probability below which no task is named."""
-    parts = [
-        INTRODUCTION.format(tasks=", ".join(tasks), least=least),
-        f"This is the card of the weights with the digest `{digest(weights)}`.",
-        _how(training),
-        _data(training.examples),
-        _figures(figures),
-        LIMITS,
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _how(training: TaskTraining) -> str:
-    tried = ", ".join(f"{accuracy:.3f} at {strength:g}" for strength, accuracy in training.left_out.items())
-    return (
-        f"## How it was trained\n\nOn {training.date}, with\n\n```\n{training.command}\n```\n\n"
-        f"on the corpus with the fingerprint `{training.corpus}`: some hundred prompts of each source at most, as they "
-        "are and as clients may wrap them, and wordings of our own. Tasks count alike, and sources within a task. "
-        f"Regularisation was chosen by answers on sources left out of training (right: {tried}): "
-        f"{training.strength:g}; so was the temperature of the probabilities, {training.temperature:.2f}."
-    )
-
-
-def _data(examples: Mapping[str, int]) -> str:
-    theirs = {source: count for source, count in examples.items() if source != PHRASINGS}
-    return (
-        "## Data, with thanks to its authors\n\nThe texts themselves are not part of this directory.\n\n"
-        f"{source_table(theirs, 'prompts')}\n\n"
-        f"And {examples.get(PHRASINGS, 0):,} prompts from wordings of our own."
-    )
-
-
-def _figures(figures: TaskFigures) -> str:
-    lines = [f"- {line}" for line in figures.summaries]
-    lines.append(f"- time per prompt: {figures.seconds * 1e3:.3f} ms (median, where it was trained)")
-    return "\n".join(["## How often it is right", "", *lines, "", figures.table.markdown().rstrip()])
+    theirs = {source: count for source, count in training.examples.items() if source != PHRASINGS}
+    ours = training.examples.get(PHRASINGS, 0)
+    values = {"theirs": theirs, "ours": ours, "digest": digest(weights), "training": training, "figures": figures}
+    return render("task_card", tasks=tasks, least=least, **values)

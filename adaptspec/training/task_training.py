@@ -22,8 +22,7 @@ from adaptspec.command_line import TEXT
 from adaptspec.control.tasks import MIN_CONFIDENCE, SIZE, TASKS, TaskDetector, ngrams
 from adaptspec.files import write_file
 from adaptspec.tables import show
-from adaptspec.training.corpus import read_corpus
-from adaptspec.training.prompts import choose_prompts
+from adaptspec.training.corpus import choose_prompts, read_corpus
 from adaptspec.training.task_examples import PHRASINGS, Example, example_weights, task_examples
 from adaptspec.training.task_report import TaskTraining, card_path, measure_tasks, task_card
 from adaptspec.types import BoolArray, FloatArray

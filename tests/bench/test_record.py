@@ -22,7 +22,7 @@ from adaptspec.replay.streams import Schedule, Stream
 from adaptspec.replay.tape import Tape
 from adaptspec.replay.tape_file import load_tape
 from adaptspec.replay.world import WorldSettings
-from adaptspec.training.prompts import Prompt
+from adaptspec.training.corpus import Prompt
 from adaptspec.types import Request, RoundRecord, SamplingParams, SpeculationParams
 from tests.conftest import MakeModel
 from tests.engine.conftest import Notes

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from adaptspec.training.corpus import Record, data_sources
+from adaptspec.training.cards import data_sources
+from adaptspec.training.corpus import Prompt, Record
 from adaptspec.training.pair_report import ALL, LossFigures, PairReport, ReportSize, model_card, report_pair
 from adaptspec.training.pair_settings import PairSettings, RunRecord, Stage
-from adaptspec.training.prompts import Prompt
 
 HELD_OUT = [Record("chat", "svamp", "Hi there", "Hello"), Record("chat", "synthetic", None, "Once upon a time")]
 PROMPTS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from adaptspec.control.tasks import SHIPPED, SIZE, TASKS, TaskDetector, ngrams
-from adaptspec.training.prompts import Prompt
+from adaptspec.training.corpus import Prompt
 from adaptspec.training.task_report import (
     KINDS,
     SourceScore,
