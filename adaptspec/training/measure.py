@@ -56,7 +56,7 @@ class MeasuredPair:
     @property
     def parameters(self) -> tuple[int, int]:
         """Number of parameters of target and draft, tied ones counted once."""
-        return _size(self._target), _size(self._draft)
+        return self._target.num_parameters(), self._draft.num_parameters()
 
     def encode_chat(self, message: str) -> list[int]:
         """Token ids of one user message, ready for the answer."""
@@ -142,10 +142,6 @@ def _coupled(p: torch.Tensor, q: torch.Tensor, seed: int) -> torch.Tensor:
 
 def _numbers(values: torch.Tensor) -> FloatArray:
     return values.cpu().numpy().astype(np.float64)
-
-
-def _size(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -67,10 +68,9 @@ def task_examples(
         for (task, source), group in drawn.items()
         for record in group
     ]
-    phrasings = Phrasings.load()
-    fillings = Fillings.of([record for group in drawn.values() for record in group])
+    slots = fillings([record for group in drawn.values() for record in group])
     for task in TASKS:
-        texts = [phrasings.phrase(task, fillings, rng) for _ in range(phrased)]
+        texts = [phrase(rng.choice(wordings()[task]), slots, rng) for _ in range(phrased)]
         examples += [Example(task, PHRASINGS, _wrapped(text, task, rng)) for text in texts]
     return examples
 
@@ -102,52 +102,39 @@ def _wrapped(text: str, task: str, rng: random.Random) -> str:
     return f"{rng.choice(_SYSTEM)}\n{text}" if rng.random() < 0.12 else text
 
 
-@dataclass(frozen=True)
-class Fillings:
-    """Pieces of the corpus that fill the slots of a wording."""
-
-    passage: Sequence[str]
-    sentence: Sequence[str]
-    tale: Sequence[str]
-    code: Sequence[str]
-    json: Sequence[str]
-
-    @classmethod
-    def of(cls, records: Sequence[Record]) -> Fillings:
-        """Cut the pieces out of records, each kind from the tasks that have it."""
-        running = [r.completion[:900] for r in records if r.task == "story" and len(r.completion) > 200]
-        papers = [r.prompt.partition("\n")[2].strip()[:1200] for r in records if r.prompt and r.task == "summarize"]
-        return cls(
-            passage=[*running, *papers] or ["It was a long day."],
-            sentence=[r.completion[:200] for r in records if r.task == "translate"] or ["It is late."],
-            tale=[text[: 120 + 10 * (i % 40)] for i, text in enumerate(running)] or ["There was a fox."],
-            code=[r.completion[:500] for r in records if r.task == "code"] or ["x = 1"],
-            json=[r.completion[:400] for r in records if r.task == "json"] or ["{}"],
-        )
+def wordings() -> Mapping[str, Sequence[str]]:
+    """Our own wordings of each task, with slots such as {topic}."""
+    return _ours()["wordings"]
 
 
-@dataclass(frozen=True)
-class Phrasings:
-    """`wordings` of each task have slots such as {topic}, which one of the `words` or a piece of the corpus fills."""
+def fillings(records: Sequence[Record]) -> dict[str, Sequence[str]]:
+    """What fills the slots of wordings: words of ours, and pieces of records, each kind from the tasks that have it."""
+    running = [r.completion[:900] for r in records if r.task == "story" and len(r.completion) > 200]
+    papers = [r.prompt.partition("\n")[2].strip()[:1200] for r in records if r.prompt and r.task == "summarize"]
+    pieces = {
+        "passage": [*running, *papers] or ["It was a long day."],
+        "sentence": [r.completion[:200] for r in records if r.task == "translate"] or ["It is late."],
+        "tale": [text[: 120 + 10 * (i % 40)] for i, text in enumerate(running)] or ["There was a fox."],
+        "code": [r.completion[:500] for r in records if r.task == "code"] or ["x = 1"],
+        "json": [r.completion[:400] for r in records if r.task == "json"] or ["{}"],
+    }
+    return {**pieces, **_ours()["words"]}
 
-    words: Mapping[str, Sequence[str]]
-    wordings: Mapping[str, Sequence[str]]
 
-    @classmethod
-    def load(cls) -> Phrasings:
-        """Those that ship."""
-        return cls(**yaml.safe_load(_WORDINGS.read_text(encoding="utf-8")))
+def phrase(wording: str, slots: Mapping[str, Sequence[str]], rng: random.Random) -> str:
+    """A wording with its slots filled at random."""
 
-    def phrase(self, task: str, fillings: Fillings, rng: random.Random) -> str:
-        """One prompt for `task`: a wording drawn at random, its slots filled."""
-        wording = rng.choice(self.wordings[task])
-        return _SLOT.sub(lambda slot: self._fill(slot.group(1), fillings, rng), wording)
-
-    def _fill(self, slot: str, fillings: Fillings, rng: random.Random) -> str:
-        if slot == "turns":
-            spoken = self.words["smalltalk"]
+    def fill(slot: re.Match[str]) -> str:
+        if slot[1] == "turns":
+            spoken = slots["smalltalk"]
             turns = range(rng.choice(_TURNS) - 1)
             return "".join(f"User: {rng.choice(spoken)}\nAssistant: {rng.choice(spoken)}\n" for _ in turns)
-        if slot in self.words:
-            return rng.choice(self.words[slot])
-        return str(rng.choice(getattr(fillings, slot)))
+        return rng.choice(slots[slot[1]])
+
+    return _SLOT.sub(fill, wording)
+
+
+@cache
+def _ours() -> dict[str, dict[str, list[str]]]:
+    read: dict[str, dict[str, list[str]]] = yaml.safe_load(_WORDINGS.read_text(encoding="utf-8"))
+    return read

@@ -12,7 +12,7 @@ import pytest
 from adaptspec.control.tasks import TASKS
 from adaptspec.errors import CorpusError
 from adaptspec.training.corpus import Record, read_corpus
-from adaptspec.training.task_examples import PHRASINGS, Fillings, Phrasings, example_weights, task_examples
+from adaptspec.training.task_examples import PHRASINGS, example_weights, fillings, phrase, task_examples, wordings
 
 
 def test_sources_are_capped_and_drawn_the_same_every_time(corpus_path: Path) -> None:
@@ -45,23 +45,19 @@ def test_a_corpus_of_other_tasks_is_refused() -> None:
         task_examples([Record("poetry", "mine", None, "roses are red")])
 
 
-OURS = Phrasings.load()
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_every_slot_is_filled(task: str) -> None:
     """Also when the corpus has nothing to fill it with."""
-    rng = random.Random(0)
-    texts = {OURS.phrase(task, Fillings.of([]), rng) for _ in range(300)}
-    slots = "|".join([*OURS.words, "passage", "sentence", "tale", "code", "json", "turns"])
+    rng, slots = random.Random(0), fillings([])
+    texts = {phrase(rng.choice(wordings()[task]), slots, rng) for _ in range(300)}
     assert len(texts) > 20
-    assert not [text for text in texts if not text.strip() or re.search(rf"\{{({slots})\}}", text)]
+    assert not [text for text in texts if not text.strip() or re.search(rf"\{{({'|'.join(slots)}|turns)\}}", text)]
 
 
 def test_pieces_come_from_the_tasks_that_have_them() -> None:
     """Code is not told as a tale."""
     story, code = "Once there was a fox. " * 20, "def f(): pass"
-    fillings = Fillings.of([Record("story", "a", None, story), Record("code", "b", "Write f.", code)])
-    assert fillings.passage == [story[:900]]
-    assert fillings.code == [code]
-    assert story.startswith(fillings.tale[0])
+    slots = fillings([Record("story", "a", None, story), Record("code", "b", "Write f.", code)])
+    assert slots["passage"] == [story[:900]]
+    assert slots["code"] == [code]
+    assert story.startswith(slots["tale"][0])
