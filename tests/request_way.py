@@ -21,7 +21,7 @@ from unittest.mock import patch
 import aiohttp
 from aiohttp import web
 
-from adaptspec.engine.front import AsyncEngine
+from adaptspec.app import AsyncEngine
 from tests.running import Running, config_of
 
 PACKAGE = "adaptspec."
