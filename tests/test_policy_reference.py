@@ -6,18 +6,18 @@ import re
 
 import pytest
 
-from adaptspec.commands.policy_reference import MARK, README, reference
 from adaptspec.control.labels import Labels
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import schema
 from tests.control.helpers import table
+from tests.policy_reference import MARK, README, reference
 
 BY_HAND, _, GENERATED = README.read_text(encoding="utf-8").partition(MARK)
 HEAD, *RECIPES = re.findall(r"```yaml\n(.*?)```", BY_HAND, re.DOTALL)
 
 
 def test_the_reference_is_the_schema() -> None:
-    assert GENERATED.strip() == reference(schema()).strip(), "run: python -m adaptspec.commands.policy_reference"
+    assert GENERATED.strip() == reference(schema()).strip(), "run: python -m tests.policy_reference"
 
 
 def test_every_part_of_the_language_has_a_section_and_every_link_leads_to_one() -> None:

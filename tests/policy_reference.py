@@ -1,6 +1,6 @@
 """The reference of the policy language as Markdown: every field of the JSON Schema with its type, default and meaning.
 
-`python -m adaptspec.commands.policy_reference` writes it into a checkout's policies/README.md, below what stands there
+`python -m tests.policy_reference` writes it into a checkout's policies/README.md, below what stands there
 by hand.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from adaptspec.control.language.spec import schema
 
-MARK = "<!-- Below: python -m adaptspec.commands.policy_reference -->\n"
-README = Path(__file__).parents[2] / "policies" / "README.md"
+MARK = "<!-- Below: python -m tests.policy_reference -->\n"
+README = Path(__file__).parents[1] / "policies" / "README.md"
 Schema = Mapping[str, Any]
 
 
