@@ -24,7 +24,6 @@ from adaptspec.replay.simulator import run
 from adaptspec.replay.streams import Schedule, in_turn, stream
 from adaptspec.replay.tape import Tape
 from adaptspec.replay.world import World, WorldSettings, drafters_of
-from adaptspec.tables import Table
 from adaptspec.types import RoundRecord
 
 BATCHES = (1, 64)
@@ -85,14 +84,6 @@ def run_decisions(
             rows.append({"policy": spec.name, "batch": batch, **_measure(spec, tape, costs, batch, requests)})
             tick()
     return {"benchmark": "decisions", "machine": costs.name, "policies": rows}
-
-
-def decisions_report(result: dict[str, Any]) -> list[Table | str]:
-    """The result for people."""
-    table = Table(*result["policies"][0], title="decide + learn per round; simulated rounds of " + result["machine"])
-    for row in result["policies"]:
-        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
-    return [table]
 
 
 def _measure(spec: PolicySpec, tape: Tape, costs: MachineCosts, batch: int, requests: int) -> dict[str, float]:

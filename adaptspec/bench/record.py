@@ -23,7 +23,6 @@ from adaptspec.engine.profile import Stopwatch, measure, middle, processor
 from adaptspec.errors import ConfigError
 from adaptspec.replay.limit import emitted_positions
 from adaptspec.replay.tape import Recorded, Tape, tape_of
-from adaptspec.tables import Table
 from adaptspec.types import Request, SamplingParams, SpeculationParams
 
 # So many times are costs measured, each time for about so long: a moment of other work on the machine is outvoted.
@@ -151,17 +150,6 @@ def summarise(tape: Tape) -> list[dict[str, str | int | float]]:
                 }
             )
     return rows
-
-
-def summary_table(summary: Sequence[dict[str, str | int | float]]) -> Table:
-    """The same for people."""
-    columns = list(dict.fromkeys(key for row in summary for key in row))
-    table = Table(*columns, title="recorded; drafters: share of positions where they agree", keys=2)
-    for row in summary:
-        table.add_row(
-            *(f"{value:.3g}" if isinstance(value := row.get(key, ""), float) else str(value) for key in columns)
-        )
-    return table
 
 
 def write_costs(built: Built, max_rows: int, path: Path) -> None:

@@ -125,17 +125,19 @@ def _exactness(arguments: argparse.Namespace) -> int:
 
 
 def _decisions(arguments: argparse.Namespace) -> int:
-    from adaptspec.bench.decisions import DecisionSettings, decisions_report, run_decisions
+    from adaptspec.bench.decisions import DecisionSettings, run_decisions
     from adaptspec.control.language.build import load_policy_spec
     from adaptspec.replay.costs import load_costs
     from adaptspec.replay.tape_file import find_tape, load_tape
+    from adaptspec.tables import table_of
 
     names = arguments.policy or [path.stem for path in shipped_policies()]
     policies = [load_policy_spec(find_policy(name)) for name in names]
     tape, costs, settings = load_tape(find_tape(arguments.tape)), load_costs(arguments.cost), DecisionSettings()
     with _progress("decisions", len(policies) * len(settings.batches)) as tick:
         result = run_decisions(policies, tape, costs, settings, tick)
-    return _told(arguments, result, decisions_report)
+    title = "decide + learn per round; simulated rounds of " + costs.name
+    return _told(arguments, result, lambda result: [table_of(result["policies"], title)])
 
 
 def _telemetry(arguments: argparse.Namespace) -> int:
@@ -151,10 +153,11 @@ def _telemetry(arguments: argparse.Namespace) -> int:
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    from adaptspec.bench.record import RecordSettings, record, summarise, summary_table, write_costs
+    from adaptspec.bench.record import RecordSettings, record, summarise, write_costs
     from adaptspec.bench.workloads import read_workloads
     from adaptspec.engine.build import build
     from adaptspec.replay.tape_file import save_tape
+    from adaptspec.tables import table_of
 
     config = engine_config(arguments)
     if arguments.out is None and arguments.costs_out is None:
@@ -170,8 +173,9 @@ def _record(arguments: argparse.Namespace) -> int:
     save_tape(tape, arguments.out)
     if arguments.costs_out is not None:
         write_costs(built, config.limits.max_rows, arguments.costs_out)
+    title = "recorded; drafters: share of positions where they agree"
     result = {"tape": os.fspath(arguments.out), "recorded": summarise(tape)}
-    return _told(arguments, result, lambda result: [summary_table(result["recorded"])])
+    return _told(arguments, result, lambda result: [table_of(result["recorded"], title, keys=2)])
 
 
 @contextmanager
