@@ -69,10 +69,7 @@ def test_task_settings_reach_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (
-            ["--source-weight", "libary-0=0.5"],
-            "libary-0: the corpus has no such source; it has: library-0, library-1",
-        ),
+        (["--source-weight", "libary-0=0.5"], "libary-0: the corpus has no such source; it has: library-0, library-1"),
         (["--source-weight", "library-0"], "must be SOURCE=SHARE, such as synthetic=0.6"),
         (["--source-weight", "library-0=2"], "between 0 and 1"),
         (["--vocab-size", "3"], "--vocab-size"),

@@ -119,8 +119,7 @@ def test_a_new_directory_and_one_without_a_record_are_accepted(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
-    [({"identity": PairSettings(batch=4).identity}, "batch"), ({"corpus": "other"}, "corpus")],
+    ("change", "named"), [({"identity": PairSettings(batch=4).identity}, "batch"), ({"corpus": "other"}, "corpus")]
 )
 def test_other_settings_or_another_corpus_are_refused(tmp_path: Path, change: dict[str, object], named: str) -> None:
     """Mixing them would silently train something nobody asked for."""
