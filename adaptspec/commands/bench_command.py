@@ -153,7 +153,7 @@ def _telemetry(arguments: argparse.Namespace) -> int:
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    from adaptspec.bench.record import RecordSettings, record, summarise, write_costs
+    from adaptspec.bench.record_tape import RecordSettings, record, summarise, write_costs
     from adaptspec.bench.workloads import read_workloads
     from adaptspec.engine.build import build
     from adaptspec.replay.tape_file import save_tape

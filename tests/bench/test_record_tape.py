@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from adaptspec.bench.record import RecordSettings, record
+from adaptspec.bench.record_tape import RecordSettings, record
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.cli import main
 from adaptspec.control.cost import CostTable
@@ -154,7 +154,7 @@ def test_costs_alone_need_no_tape(
 ) -> None:
     """The file says on what, and when; asked for nothing, the command says what to ask for."""
     monkeypatch.setattr("adaptspec.engine.build.build", lambda config: built)
-    monkeypatch.setattr("adaptspec.bench.record._COST_SECONDS", 0.0)
+    monkeypatch.setattr("adaptspec.bench.record_tape._COST_SECONDS", 0.0)
     costs = tmp_path / "costs.json"
     assert main(["bench", "record", "--costs-out", str(costs)]) == 0
     body = json.loads(costs.read_text())

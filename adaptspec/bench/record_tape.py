@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from adaptspec.bench.forced import Judge, Written
+from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.cost import CostTable
 from adaptspec.engine.build import Built
