@@ -1,7 +1,7 @@
 """Teacher forcing: what each drafter would have proposed at every position of a text that the target wrote.
 
 One pass of target and draft over prompt and output gives the scores at all positions; processors, noise and choices are
-the engine's own. Knows loaded models and one request at a time; tapes are put together in `record_tape`.
+the engine's own. `record_tape` makes tapes of what is found here.
 """
 
 from __future__ import annotations
