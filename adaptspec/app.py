@@ -1,4 +1,4 @@
-"""The composition root: the only module that knows all the others, and puts a server together."""
+"""The composition root: puts a server together of engine, telemetry and HTTP, and runs it to its end."""
 
 from __future__ import annotations
 

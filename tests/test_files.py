@@ -19,7 +19,7 @@ import pytest
 import adaptspec
 from adaptspec.command_line import Parser
 from adaptspec.commands.policy_import import import_vllm
-from adaptspec.commands.serve import add_arguments
+from adaptspec.commands.serve_command import add_arguments
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.state import read_state
@@ -33,7 +33,7 @@ from adaptspec.replay.costs import load_costs
 from adaptspec.replay.tape_file import load_tape
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.trace_events import write_trace_file
-from adaptspec.training.jsonl import read_objects
+from adaptspec.training.corpus import read_objects
 
 KILLS = """
 import itertools, os, random, signal, sys, time

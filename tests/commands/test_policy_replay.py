@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adaptspec.command_line import Parser
-from adaptspec.commands.policy import add_arguments
+from adaptspec.commands.policy_command import add_arguments
 from adaptspec.commands.policy_import import IMPORTERS
 from adaptspec.commands.policy_replay import MACHINES
 from adaptspec.replay.costs import shipped_costs
