@@ -14,7 +14,7 @@ from pydantic import RootModel
 from adaptspec.engine.policy_manager import PolicyManager, ServedPolicy
 from adaptspec.errors import ConfigError, RequestError, UnknownModelError
 from adaptspec.server.answers import Answer, Json, Listed
-from adaptspec.server.http_errors import PolicyInUseError, UnknownPolicyError
+from adaptspec.server.http_errors import RefusedError
 from adaptspec.server.wire import shown
 
 POLICIES = web.AppKey("policies", PolicyManager)
@@ -99,21 +99,6 @@ class ReloadedFiles(Listed[ReloadedFile]):
     """All policies that have a file."""
 
 
-def policy_routes(admin: bool) -> list[web.RouteDef]:
-    """The routes; those that need the admin key only where there is one."""
-    routes = [web.get("/v1/policies", policies), web.get("/v1/policies/{policy}", policy)]
-    if admin:
-        routes += [
-            web.get("/admin/policies", running),
-            web.post("/admin/policies", apply),
-            web.post("/admin/policies/reload", reload),
-            web.get(_BY_NAME, one),
-            web.put(_BY_NAME, put),
-            web.delete(_BY_NAME, delete),
-        ]
-    return routes
-
-
 async def policies(http: web.Request) -> web.Response:
     """GET /v1/policies: what a request may name."""
     desk = http.app[POLICIES]
@@ -174,7 +159,7 @@ async def delete(http: web.Request) -> web.Response:
     except UnknownModelError as error:
         raise _unknown(name) from error
     except ConfigError as error:
-        raise PolicyInUseError(str(error)) from error
+        raise RefusedError(409, "policy_in_use", str(error)) from error
     return web.json_response(DeletedPolicy(name=name, deleted=True).written())
 
 
@@ -202,8 +187,9 @@ async def _apply(http: web.Request, text: str) -> web.Response:
     return web.json_response(AppliedPolicy.model_validate(applied, from_attributes=True).written())
 
 
-def _unknown(name: str) -> UnknownPolicyError:
-    return UnknownPolicyError(f"there is no policy {shown(name)} here; GET /admin/policies lists what there is")
+def _unknown(name: str) -> RefusedError:
+    words = f"there is no policy {shown(name)} here; GET /admin/policies lists what there is"
+    return RefusedError(404, "policy_not_found", words)
 
 
 def _running(desk: PolicyManager) -> list[RunningPolicy]:
@@ -224,3 +210,14 @@ def _card(policy: ServedPolicy, default: str) -> Json:
         "description": policy.description,
         "default": policy.name == default,
     }
+
+
+USER_ROUTES = (web.get("/v1/policies", policies), web.get("/v1/policies/{policy}", policy))
+ADMIN_ROUTES = (
+    web.get("/admin/policies", running),
+    web.post("/admin/policies", apply),
+    web.post("/admin/policies/reload", reload),
+    web.get(_BY_NAME, one),
+    web.put(_BY_NAME, put),
+    web.delete(_BY_NAME, delete),
+)

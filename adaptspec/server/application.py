@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.server import admin, handlers, status, tokenize, trials
+from adaptspec.server import operations as operating
 from adaptspec.server.auth import Hosts, Keys, auth, named_key
 from adaptspec.server.codec import Codec
 from adaptspec.server.http_errors import answer_errors, shape_refusal
@@ -22,12 +23,27 @@ from adaptspec.server.live import add_live
 from adaptspec.server.live_page import add_page
 from adaptspec.server.middleware import add_request_id, counting, tracing
 from adaptspec.server.openapi import KEYED, openapi
-from adaptspec.server.operations import OPERATIONS, Operations, operation_routes
+from adaptspec.server.operations import Operations
 from adaptspec.server.service import SERVICE, Service
 from adaptspec.server.sse import Padding
 from adaptspec.telemetry.live import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.tracing import Tracing
+
+_ROUTES = (
+    web.post("/v1/completions", handlers.completions),
+    web.post("/v1/chat/completions", handlers.chat_completions),
+    web.post("/v1/responses", handlers.responses),
+    web.get("/v1/models", status.models),
+    web.get("/v1/models/{model:.+}", status.model),
+    web.post("/tokenize", tokenize.tokenize),
+    web.post("/detokenize", tokenize.detokenize),
+    web.get("/health", status.health),
+    web.get("/ready", status.ready),
+    web.get("/version", status.version),
+    web.get("/metrics", status.metrics),
+    web.get("/openapi.json", openapi),
+)
 
 
 def make_app(
@@ -59,8 +75,9 @@ def make_app(
     aborts a request whose client has gone.
     """
     guard = auth(Keys(map(named_key, api_keys)), Keys([(admin_key, None)] if admin_key else []), hosts)
-    around = [] if traces is None else [tracing(traces)]
-    middlewares = [*around, counting(exposition.responded), answer_errors, guard]
+    middlewares = [counting(exposition.responded), answer_errors, guard]
+    if traces is not None:
+        middlewares.insert(0, tracing(traces))
     app = web.Application(middlewares=middlewares, client_max_size=limits.body_bytes)
     codec = Codec(tokenizer, limits.template_seconds, limits.text_bytes(engine.target.context))
     app[SERVICE] = Service(engine, codec, limits, padding)
@@ -68,31 +85,16 @@ def make_app(
     app[status.STARTED] = int(time.time())
     app[KEYED] = bool(api_keys)
     app.on_response_prepare.extend((shape_refusal, add_request_id))
-    app.add_routes(
-        [
-            web.post("/v1/completions", handlers.completions),
-            web.post("/v1/chat/completions", handlers.chat_completions),
-            web.post("/v1/responses", handlers.responses),
-            web.get("/v1/models", status.models),
-            web.get("/v1/models/{model:.+}", status.model),
-            web.post("/tokenize", tokenize.tokenize),
-            web.post("/detokenize", tokenize.detokenize),
-            web.get("/health", status.health),
-            web.get("/ready", status.ready),
-            web.get("/version", status.version),
-            web.get("/metrics", status.metrics),
-            web.get("/openapi.json", openapi),
-        ]
-    )
+    app.add_routes(_ROUTES)
     if policies is not None:
         app[admin.POLICIES] = policies
+        app.add_routes(admin.USER_ROUTES)
+    if policies is not None and admin_key:
         app[trials.TRIALS] = trials.Trials(journal)
-        app.add_routes(admin.policy_routes(admin=bool(admin_key)))
-        if admin_key:
-            app.add_routes(trials.trial_routes())
-        if operations is not None and admin_key:
-            app[OPERATIONS] = operations
-            app.add_routes(operation_routes())
+        app.add_routes([*admin.ADMIN_ROUTES, *trials.ROUTES])
+        if operations is not None:
+            app[operating.OPERATIONS] = operations
+            app.add_routes(operating.ROUTES)
     # What padding hides the feed would tell to all who have a key.
     if live is not None and padding is None:
         add_live(app, live, facts)

@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from adaptspec.errors import ConfigError
-from adaptspec.server.http_errors import AdminKeyError, ApiKeyError, BodyCodingError, Handler, HostError
+from adaptspec.server.http_errors import Handler, RefusedError
 
 # The page's files hold no data: it asks its reader for the key that all it shows needs.
 OPEN = frozenset({"/health", "/ready", "/", "/dashboard", "/page/{name}"})
@@ -42,9 +42,9 @@ def auth(api: Keys, admin: Keys, hosts: Hosts | None) -> Any:
         place = "" if resource is None else resource.canonical
         if place.startswith(ADMIN):
             if not admin.admit(http):
-                raise AdminKeyError("this needs the admin key: send it as Authorization: Bearer KEY")
+                raise _unauthorised("the admin key")
         elif place not in OPEN and api and not api.admit(http):
-            raise ApiKeyError("this needs an API key of this server: send it as Authorization: Bearer KEY")
+            raise _unauthorised("an API key of this server")
         return await handler(http)
 
     return check
@@ -54,7 +54,14 @@ def _check_coding(http: web.Request) -> None:
     for header in ("Content-Encoding", "Transfer-Encoding"):
         codings = ",".join(http.headers.getall(header, ())).split(",")
         if not all(coding.strip().lower() in _UNCHANGED for coding in codings):
-            raise BodyCodingError(f"this server takes no compressed bodies; send it as it is, without {header}")
+            words = f"this server takes no compressed bodies; send it as it is, without {header}"
+            code = "unsupported_content_encoding"
+            raise RefusedError(415, code, words, Connection="close", Accept_Encoding="identity")
+
+
+def _unauthorised(key: str) -> RefusedError:
+    words = f"this needs {key}: send it as Authorization: Bearer KEY"
+    return RefusedError(401, "invalid_api_key", words, WWW_Authenticate="Bearer")
 
 
 class Keys:
@@ -108,14 +115,16 @@ class Hosts:
         self._names = frozenset(name.lower().rstrip(".") for name in names) | {"localhost"}
 
     def check(self, http: web.Request) -> None:
-        """Raise HostError for a name that is not known. No Host at all is no browser."""
+        """Raise RefusedError for a name that is not known. No Host at all is no browser."""
         given = http.headers.get("Host", "")
         name = _without_port(given)
         if not given or name in self._names or name.endswith(".localhost") or _is_address(name):
             return
-        raise HostError(
+        raise RefusedError(
+            403,
+            "host_not_allowed",
             "this server answers to localhost and to addresses; start it with --allow-host NAME to call it by another "
-            "name, or with an API key"
+            "name, or with an API key",
         )
 
 

@@ -25,36 +25,15 @@ RETRY_SECONDS = "1"
 _logger = logging.getLogger(__name__)
 
 
-class BodyTypeError(RequestError):
-    """The body is not declared to be JSON."""
+class RefusedError(RequestError):
+    """A request that is refused for what it is sent by, to or in, not for what it asks: it has a status of its own."""
 
-
-class BodyCodingError(RequestError):
-    """The body is compressed."""
-
-
-class BodyTimeoutError(RequestError):
-    """The body did not arrive in time."""
-
-
-class AdminKeyError(RequestError):
-    """The admin key is missing or wrong."""
-
-
-class ApiKeyError(RequestError):
-    """An API key is missing or wrong."""
-
-
-class HostError(RequestError):
-    """The server was called by a name that is not its own: a web page may have had it pointed here."""
-
-
-class UnknownPolicyError(RequestError):
-    """A policy that the admin names is not here."""
-
-
-class PolicyInUseError(RequestError):
-    """A policy that cannot be deleted: others, or requests that name none, need it."""
+    def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
+        """`headers` have `_` in place of `-`."""
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
 class DrainingError(OverloadedError):
@@ -106,9 +85,6 @@ class HttpError:
 
 INTERNAL = HttpError(500, "the server failed on this request; its log says why", "server_error", "internal_error")
 _RETRY = MappingProxyType({"Retry-After": RETRY_SECONDS})
-_CLOSE = MappingProxyType({"Connection": "close"})
-_PLAIN = MappingProxyType({"Connection": "close", "Accept-Encoding": "identity"})
-_CHALLENGE = MappingProxyType({"WWW-Authenticate": "Bearer"})
 
 # The first class that fits wins, so subclasses come before their parents.
 _BY_CLASS: tuple[tuple[type[AdaptSpecError], HttpError], ...] = (
@@ -116,14 +92,6 @@ _BY_CLASS: tuple[tuple[type[AdaptSpecError], HttpError], ...] = (
     (OverloadedError, HttpError(429, "", "rate_limit_error", "overloaded", headers=_RETRY)),
     (UnknownModelError, HttpError(400, "", code="policy_not_found")),
     (PromptTooLongError, HttpError(400, "", code="context_length_exceeded")),
-    (BodyTimeoutError, HttpError(408, "", code="request_timeout", headers=_CLOSE)),
-    (BodyCodingError, HttpError(415, "", code="unsupported_content_encoding", headers=_PLAIN)),
-    (BodyTypeError, HttpError(415, "", code="unsupported_media_type")),
-    (AdminKeyError, HttpError(401, "", code="invalid_api_key", headers=_CHALLENGE)),
-    (ApiKeyError, HttpError(401, "", code="invalid_api_key", headers=_CHALLENGE)),
-    (UnknownPolicyError, HttpError(404, "", code="policy_not_found")),
-    (PolicyInUseError, HttpError(409, "", code="policy_in_use")),
-    (HostError, HttpError(403, "", code="host_not_allowed")),
     (RequestError, HttpError(400, "")),
     (EngineStoppedError, HttpError(503, "", "server_error", "engine_stopped")),
     (EngineError, HttpError(500, "", "server_error", "engine_error")),
@@ -134,6 +102,8 @@ _MODEL_NOT_FOUND = HttpError(404, "", code="model_not_found")
 def http_error(error: AdaptSpecError) -> HttpError:
     """What an error of our tree is to a client."""
     param = error.param if isinstance(error, RequestError) else None
+    if isinstance(error, RefusedError):
+        return HttpError(error.status, str(error), code=error.code, headers=error.headers)
     if isinstance(error, UnknownModelError) and param == "model":
         return replace(_MODEL_NOT_FOUND, message=str(error), param=param)
     for kind, found in _BY_CLASS:

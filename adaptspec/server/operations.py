@@ -77,17 +77,6 @@ class Operations:
 OPERATIONS = web.AppKey("operations", Operations)
 
 
-def operation_routes() -> list[web.RouteDef]:
-    """The routes."""
-    return [
-        web.get("/admin/requests", requests),
-        web.post("/admin/drain", drain),
-        web.delete("/admin/drain", resume),
-        web.post("/admin/state/save", save),
-        web.post("/admin/state/reset", reset),
-    ]
-
-
 async def requests(http: web.Request) -> web.Response:
     """GET /admin/requests: what runs, and what was decided for it in its last rounds, and why."""
     operations = http.app[OPERATIONS]
@@ -127,3 +116,12 @@ async def reset(http: web.Request) -> web.Response:
 def _draining(http: web.Request) -> web.Response:
     service = http.app[SERVICE]
     return web.json_response(Draining(draining=service.draining, **service.load).written())
+
+
+ROUTES = (
+    web.get("/admin/requests", requests),
+    web.post("/admin/drain", drain),
+    web.delete("/admin/drain", resume),
+    web.post("/admin/state/save", save),
+    web.post("/admin/state/reset", reset),
+)

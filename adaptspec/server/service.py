@@ -14,7 +14,7 @@ from adaptspec.server.chat import ChatBody
 from adaptspec.server.codec import Codec
 from adaptspec.server.completions import CompletionBody
 from adaptspec.server.generation_body import GenerationBody
-from adaptspec.server.http_errors import BodyTimeoutError, BodyTypeError, DrainingError, EngineStoppedError
+from adaptspec.server.http_errors import DrainingError, EngineStoppedError, RefusedError
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.sse import Padding
 from adaptspec.server.threads import Lanes, within
@@ -247,11 +247,11 @@ async def read_body(http: web.Request, model: type[Body]) -> Body:
     to that machine.
     """
     if http.content_type != "application/json":
-        raise BodyTypeError("send the body as JSON, with the header Content-Type: application/json")
+        words = "send the body as JSON, with the header Content-Type: application/json"
+        raise RefusedError(415, "unsupported_media_type", words)
     limits = http.app[SERVICE].limits
-    late = BodyTimeoutError(
-        f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster, or a shorter one"
-    )
+    words = f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster, or a shorter one"
+    late = RefusedError(408, "request_timeout", words, Connection="close")
     # Not asyncio.wait_for: before Python 3.12 it forgets to be cancelled when a client has gone just as its body came.
     timer = asyncio.get_running_loop().call_later(limits.body_seconds, http.content.set_exception, late)
     try:

@@ -133,11 +133,6 @@ class Trials:
 TRIALS = web.AppKey("trials", Trials)
 
 
-def trial_routes() -> list[web.RouteDef]:
-    """The routes, all of which need the admin key: they compute, and tell of the traffic."""
-    return [web.post("/admin/policies/validate", validate), web.post("/admin/policies/simulate", simulate)]
-
-
 async def validate(http: web.Request) -> web.Response:
     """POST /admin/policies/validate: the body is a policy as YAML; nothing changes, and what is wrong is the answer."""
     text = await body_text(http)
@@ -170,3 +165,7 @@ def _problem(line: str) -> PolicyProblem:
     if found is None:
         return PolicyProblem(line=None, column=None, message=line)
     return PolicyProblem(line=int(found[1]), column=int(found[2]), message=line[found.end() :])
+
+
+# They need the admin key: they compute, and tell of the traffic.
+ROUTES = (web.post("/admin/policies/validate", validate), web.post("/admin/policies/simulate", simulate))
