@@ -1,6 +1,6 @@
 """The routes about policies: what users may ask for, and with the admin key what runs, and changing it.
 
-Who may come here is the affair of `auth`.
+`auth` decides who may come here.
 """
 
 from __future__ import annotations
@@ -101,17 +101,17 @@ class ReloadedFiles(Listed[ReloadedFile]):
 
 async def policies(http: web.Request) -> web.Response:
     """GET /v1/policies: what a request may name."""
-    desk = http.app[POLICIES]
-    cards = [PolicyCard(**_card(one, desk.default)) for one in desk.on_request()]
+    manager = http.app[POLICIES]
+    cards = [PolicyCard(**_card(one, manager.default)) for one in manager.on_request()]
     return web.json_response(PolicyList(object="list", data=cards).written())
 
 
 async def policy(http: web.Request) -> web.Response:
     """GET /v1/policies/{policy}: one of them, as YAML too."""
-    desk, name = http.app[POLICIES], http.match_info["policy"]
-    for one in desk.on_request():
+    manager, name = http.app[POLICIES], http.match_info["policy"]
+    for one in manager.on_request():
         if one.name == name:
-            return web.json_response(PolicyText(**_card(one, desk.default), yaml=one.text).written())
+            return web.json_response(PolicyText(**_card(one, manager.default), yaml=one.text).written())
     raise web.HTTPNotFound
 
 
@@ -192,11 +192,11 @@ def _unknown(name: str) -> RefusedError:
     return RefusedError(404, "policy_not_found", words)
 
 
-def _running(desk: PolicyManager) -> list[RunningPolicy]:
-    estimates = {estimate.policy: estimate for estimate in desk.estimates()}
+def _running(manager: PolicyManager) -> list[RunningPolicy]:
+    estimates = {estimate.policy: estimate for estimate in manager.estimates()}
     cards = []
-    for policy in desk.served:
-        card = RunningPolicy(**_card(policy, desk.default), mode=policy.mode, yaml=policy.text)
+    for policy in manager.served:
+        card = RunningPolicy(**_card(policy, manager.default), mode=policy.mode, yaml=policy.text)
         if policy.name in estimates:
             card.estimate = ShadowEstimate.model_validate(estimates[policy.name], from_attributes=True)
         cards.append(card)

@@ -224,7 +224,7 @@ def _bound_tokens(schema: object, vocab_size: int) -> None:
 
 
 def _scheme(path: str, *, keyed: bool) -> str | None:
-    """The key that a path needs, as the gate has it."""
+    """The key that a path needs, as `auth` has it."""
     if path.startswith(ADMIN):
         return "admin_key"
     return "api_key" if keyed and path not in OPEN else None

@@ -150,13 +150,13 @@ async def simulate(http: web.Request) -> web.Response:
 
     It is compared with plain decoding and with what serves under its name now, or else with the default.
     """
-    desk, text = http.app[POLICIES], await body_text(http)
+    manager, text = http.app[POLICIES], await body_text(http)
     try:
-        name = await asyncio.to_thread(desk.check, text, "<body>")
+        name = await asyncio.to_thread(manager.check, text, "<body>")
     except ConfigError as error:
         raise RequestError(str(error)) from error
-    served = {policy.name: policy.text for policy in desk.served}
-    return web.json_response(await http.app[TRIALS].run(text, served.get(name, served.get(desk.default)), served))
+    served = {policy.name: policy.text for policy in manager.served}
+    return web.json_response(await http.app[TRIALS].run(text, served.get(name, served.get(manager.default)), served))
 
 
 def _problem(line: str) -> PolicyProblem:
