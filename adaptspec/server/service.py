@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from aiohttp import web
@@ -85,7 +85,7 @@ class Service:
         requests: list[Request] = []
 
         def add(prompt: tuple[int, ...]) -> None:
-            requests.extend(self._requests(identity, body, prompt, key=key, first=len(requests)))
+            requests.extend(self._requests(identity, body, prompt, key=key))
 
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
         await self.codec.encode_all(texts, check=add)
@@ -93,7 +93,7 @@ class Service:
             if not isinstance(prompt, str):
                 add(tuple(prompt))
         self._check_echoes(body, requests)
-        return requests if len(requests) > 1 else [replace(requests[0], id=identity)]
+        return _numbered(requests)
 
     async def chat_requests(self, identity: str, body: ChatBody, key: str | None = None) -> list[Request]:
         """One engine request per choice. Raises RequestError if the engine can never serve them."""
@@ -105,8 +105,7 @@ class Service:
             text = body.prediction.content
             tokens = await self.codec.encode(text, add_special_tokens=False, param="prediction")
             prediction = tokens[: self.engine.target.context]
-        requests = list(self._requests(identity, body, prompt, grammar=grammar, prediction=prediction, key=key))
-        return requests if len(requests) > 1 else [replace(requests[0], id=identity)]
+        return _numbered(self._requests(identity, body, prompt, grammar=grammar, prediction=prediction, key=key))
 
     async def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Run the requests at the same time; answers in the order of the requests.
@@ -189,9 +188,8 @@ class Service:
         grammar: Grammar | None = None,
         prediction: tuple[int, ...] = (),
         key: str | None = None,
-        first: int = 0,
-    ) -> Iterable[Request]:
-        """A request for each choice, numbered from `first` on."""
+    ) -> list[Request]:
+        """A request for each choice, all of one name. The one place where they are checked."""
         room = self.engine.target.context - len(prompt)
         field, asked = body.asked_tokens or (None, body.usual_tokens)
         sampling = body.sampling(max(room, 0) if asked is None else asked, grammar)
@@ -208,9 +206,8 @@ class Service:
                 f"{len(prompt)}: ask for at most {room}, or leave {field} out",
                 field,
             )
-        for choice in range(body.choices):
-            own = replace(sampling, seed=seed_of_choice(sampling.seed, choice))
-            yield replace(request, id=f"{identity}-{first + choice}", sampling=own)
+        seeds = [seed_of_choice(sampling.seed, choice) for choice in range(body.choices)]
+        return [replace(request, sampling=replace(sampling, seed=seed)) for seed in seeds]
 
     def _check_echoes(self, body: CompletionBody, requests: Sequence[Request]) -> None:
         if not body.echoes or body.alternatives is None:
@@ -259,6 +256,13 @@ async def read_body(http: web.Request, model: type[Body]) -> Body:
     finally:
         timer.cancel()
     return await http.app[SERVICE].reading.run(len(raw), lambda: parse(model, raw, limits))
+
+
+def _numbered(requests: list[Request]) -> list[Request]:
+    """With ids of their own, where there are several."""
+    if len(requests) == 1:
+        return requests
+    return [replace(request, id=f"{request.id}-{index}") for index, request in enumerate(requests)]
 
 
 async def _completion(stream: Stream) -> Completion:
