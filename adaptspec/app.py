@@ -28,12 +28,11 @@ from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app
-from adaptspec.server.exposure import Hosts, check_exposure, is_loopback
-from adaptspec.server.keys import named_key
+from adaptspec.server.auth import Hosts, check_exposure, is_loopback, named_key
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.operations import Operations
-from adaptspec.server.padding import Padding
 from adaptspec.server.run import serve as serve_app
+from adaptspec.server.sse import Padding
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.live import LiveFeed

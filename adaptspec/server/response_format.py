@@ -1,21 +1,66 @@
-"""Bounds on what JSON schemas of clients ask of those who compile them, beyond how long they are.
+"""`response_format` on the wire, the grammar that it asks for, and bounds on the JSON schemas of clients.
 
-The compiler follows references as deep as they go, and a stack has an end: the process would go down with it. What has
-to match several patterns takes twice as long, and twice the memory, for each of them. Knows schemas; no grammars.
+The compiler of grammars follows references as deep as they go, and a stack has an end: the process would go down with
+it. What has to match several patterns takes twice as long, and twice the memory, for each of them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import Field
 
 from adaptspec.errors import RequestError
-from adaptspec.server.wire import shown
+from adaptspec.server.wire import WireModel, shown
+from adaptspec.types import Grammar
 
 DEEPEST = 128  # parts within each other, with references followed; about 1,500 were too many
 MOST_PATTERNS = 8  # and formats, that one text has to match
 _REGULAR = ("pattern", "format")
 _NOT_CHOSEN = ("allOf", "enum", "const", "default", "examples")  # lists that hold together, or hold no schemas
+
+
+class TextFormat(WireModel):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(WireModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(WireModel):
+    """A JSON schema with a name. It is always kept to, whatever `strict` says."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    definition: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(WireModel):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+def grammar_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> Grammar | None:
+    """The grammar a format asks for; None where any text will do. Raises RequestError for too much of a schema."""
+    if isinstance(wanted, JsonObjectFormat):
+        return Grammar('{"type": "object"}')
+    if isinstance(wanted, JsonSchemaFormat):
+        check_schema(wanted.json_schema.definition, "response_format")
+        return Grammar(json.dumps(wanted.json_schema.definition))
+    return None
 
 
 def check_schema(schema: Mapping[str, Any], param: str) -> None:

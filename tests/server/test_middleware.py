@@ -1,19 +1,27 @@
-"""Traces over HTTP: begun with the request, told what it became, ended with the answer."""
+"""Traces, request ids and counts around every request."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+import string
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp import StreamReader, web
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adaptspec.server.application import make_app
+from adaptspec.server.middleware import MAX_ID_LENGTH, sanitised
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.types import Request
+from adaptspec.types import Completion, FinishReason, Request, SpeculationParams, SpeculationStats, Timings
 from tests.server.conftest import Client, FakeEngine
 
 PROMPT = {"prompt": "abc", "max_tokens": 3}
@@ -139,3 +147,84 @@ async def test_responses_are_traced_as_the_chats_they_are(traced: Client, book: 
     (trace,) = book.traces
     assert (trace.operation, trace.ends) == ("chat", [(200, None)])
     assert [request.operation for request in trace.requests] == ["chat"]
+
+
+async def test_a_clients_id_comes_back_and_stays_out_of_the_engine(client: Any, engine: Any) -> None:
+    body = {"prompt": "x", "max_tokens": 1}
+    async with client.post("/v1/completions", json=body, headers={"X-Request-Id": "trace/42"}) as response:
+        assert response.headers["x-request-id"] == "trace/42"
+        assert (await response.json())["id"] == engine.seen[0].id != "trace/42"
+
+
+async def test_every_answer_has_one(client: Any) -> None:
+    async with client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}) as response:
+        assert response.headers["x-request-id"] == (await response.json())["id"]
+    async with client.get("/nowhere") as response:
+        assert response.headers["x-request-id"].startswith("req-")
+
+
+@given(st.text())
+def test_what_is_echoed_is_short_and_plain(supplied: str) -> None:
+    echoed = sanitised(supplied)
+    assert len(echoed) <= MAX_ID_LENGTH
+    assert all(character.isascii() and character.isprintable() and character not in ' "\\<>' for character in echoed)
+
+
+WORDS = 500
+DONE = Completion("r", "", (1,) * 5, 3, FinishReason.STOP, SpeculationStats("goodput"), Timings(0.0, 0.1, 0.5, 2.5))
+
+
+async def series(client: Client) -> set[str]:
+    async with client.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
+
+
+async def test_random_models_paths_methods_and_wishes_make_no_series(client: Client, app: web.Application) -> None:
+    """500 of each: a model, a path, a method, a task and a policy that nobody serves."""
+    luck = random.Random(5)
+
+    def word() -> str:
+        return "".join(luck.choices(string.ascii_uppercase, k=12))
+
+    parts = {
+        name: mock.MagicMock() for name in ("writer", "protocol", "transport")
+    }  # one for all: they are slow to make
+
+    async def handled(method: str, path: str, body: dict[str, Any] | None = None) -> int:
+        # Past sockets and parser, which lets no such method in at all.
+        payload = StreamReader(parts["protocol"], 2**16)
+        payload.feed_data(json.dumps(body).encode())
+        payload.feed_eof()
+        headers = {"Content-Type": "application/json"}
+        request = make_mocked_request(method, path, headers, app=app, payload=payload, **parts)
+        return int((await app._handle(request)).status)
+
+    async def everything() -> None:
+        wishes = {"policy": word(), "task": word()}
+        body = {"model": word(), "prompt": "a", "max_tokens": 1, "adaptspec": wishes}
+        assert await handled("POST", "/v1/completions", body) == 404
+        assert await handled(word(), f"/v1/{word()}") in (404, 405)
+
+    await series(client)
+    for _ in range(20):
+        await everything()
+    before = await series(client)
+    for _ in range(WORDS):
+        await everything()
+    assert await series(client) == before
+    assert len(before) < 300
+
+
+def test_what_the_engine_is_told_makes_no_series() -> None:
+    """Ids, prompts and task hints differ from request to request; labels are of what is served."""
+    metrics = Metrics(compat_vllm=True, model_name="tiny")
+    sizes = []
+    for number in range(2 * WORDS):
+        request = Request(
+            f"r{number}", (number,), speculation=SpeculationParams(task=f"task-{number}"), operation="chat"
+        )
+        metrics.finished(request, DONE)
+        if number in (0, 2 * WORDS - 1):
+            sizes.append(sum(len(family.samples) for family in metrics.families()))
+    assert sizes[0] == sizes[1]

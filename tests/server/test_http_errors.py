@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, UnknownModelError
-from adaptspec.server.problem import problem_of
+from adaptspec.server.http_errors import http_error
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -96,5 +96,5 @@ async def test_a_body_that_is_too_large(client: Any) -> None:
 
 
 def test_the_model_at_fault_is_told_from_the_policy_at_fault() -> None:
-    assert problem_of(UnknownModelError("", "model")).status == 404
-    assert problem_of(UnknownModelError("", "adaptspec.policy")).status == 400
+    assert http_error(UnknownModelError("", "model")).status == 404
+    assert http_error(UnknownModelError("", "adaptspec.policy")).status == 400

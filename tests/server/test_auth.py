@@ -12,8 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.errors import ConfigError
 from adaptspec.server.application import make_app
-from adaptspec.server.exposure import Hosts, check_exposure, is_loopback
-from adaptspec.server.keys import Keys
+from adaptspec.server.auth import Hosts, Keys, check_exposure, is_loopback
 from adaptspec.telemetry.metrics import Metrics
 from tests.server.test_admin import FakeDesk
 

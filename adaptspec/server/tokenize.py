@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from aiohttp import web
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_core import to_json
 
 from adaptspec.errors import RequestError
-from adaptspec.server.messages import Messages, check_messages
+from adaptspec.models.sampling import check_tokens
+from adaptspec.server.answers import Answer
+from adaptspec.server.messages import Messages
 from adaptspec.server.service import SERVICE, read_body
 from adaptspec.server.wire import Name, TokenId, WireModel
 
@@ -35,6 +37,15 @@ class TokenizeBody(WireModel):
         },
     )
 
+    @model_validator(mode="after")
+    def _check_one(self) -> TokenizeBody:
+        if self.prompt is None and self.messages is None:
+            told = "there is nothing to tokenize; send prompt (a text) or messages (a conversation)"
+            raise RequestError(told, "prompt")
+        if self.prompt is not None and self.messages is not None:
+            raise RequestError("send prompt or messages, not both", "prompt")
+        return self
+
 
 class DetokenizeBody(WireModel):
     """Token ids to read."""
@@ -43,23 +54,34 @@ class DetokenizeBody(WireModel):
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
+class Tokens(Answer):
+    """Token ids of a text or a conversation."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Text(Answer):
+    """The text of token ids."""
+
+    prompt: str
+
+
 async def tokenize(http: web.Request) -> web.Response:
     """POST /tokenize."""
     service = http.app[SERVICE]
     body = await read_body(http, TokenizeBody)
     service.check_model(body.model)
-    if body.prompt is not None and body.messages is None:
-        tokens = await service.codec.encode(body.prompt, add_special_tokens=body.add_special_tokens)
-    elif body.messages is not None and body.prompt is None:
-        check_messages(body.messages)
-        tokens = await service.codec.encode_chat(body.messages, answer=body.add_generation_prompt)
-    elif body.prompt is None:
-        raise RequestError("there is nothing to tokenize; send prompt (a text) or messages (a conversation)", "prompt")
+    if body.messages is None:
+        tokens = await service.codec.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
     else:
-        raise RequestError("send prompt or messages, not both", "prompt")
+        tokens = await service.codec.encode_chat(body.messages, answer=body.add_generation_prompt)
     context = service.engine.target.context
-    answer = {"count": len(tokens), "max_model_len": context, "tokens": tokens}
-    written = await service.reading.run(_TOKEN * len(tokens), lambda: to_json(answer))
+    # The answer may hold millions of numbers: it is made where it is written.
+    written = await service.reading.run(
+        _TOKEN * len(tokens), lambda: to_json(Tokens(count=len(tokens), max_model_len=context, tokens=list(tokens)))
+    )
     return web.json_response(body=written)
 
 
@@ -68,5 +90,5 @@ async def detokenize(http: web.Request) -> web.Response:
     service = http.app[SERVICE]
     body = await read_body(http, DetokenizeBody)
     service.check_model(body.model)
-    service.codec.check(body.tokens, "tokens")
-    return web.json_response({"prompt": await service.codec.decode(body.tokens)})
+    check_tokens("tokens", body.tokens, service.engine.target.vocab_size)
+    return web.json_response(Text(prompt=await service.codec.decode(body.tokens)).written())

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from adaptspec.errors import RequestError
 from adaptspec.server.chat import ChatBody
-from adaptspec.server.schemas import DEEPEST, MOST_PATTERNS, check_schema
+from adaptspec.server.response_format import DEEPEST, MOST_PATTERNS, check_schema
 
 Json = dict[str, Any]
 
@@ -85,4 +85,4 @@ def test_formats_and_tools_are_held_to_it(name: str) -> None:
     for field, value in (("response_format", wanted), ("tools", tools)):
         body = ChatBody.model_validate({"messages": messages, field: value})
         with pytest.raises(RequestError, match=f"{field} has a schema that"):
-            _ = body.grammar
+            body.grammar()

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from adaptspec.server.turns import Turns
+from adaptspec.server.threads import Lanes
 
 
 async def test_small_work_is_done_where_it_is_asked_for() -> None:
-    turns, here = Turns(10), threading.current_thread()
+    turns, here = Lanes(10), threading.current_thread()
     assert await turns.run(10, threading.current_thread) is here
     assert await turns.run(11, threading.current_thread) is not here
 
@@ -19,12 +19,12 @@ async def test_small_work_is_done_where_it_is_asked_for() -> None:
 async def test_errors_are_the_callers() -> None:
     for size in (1, 100):
         with pytest.raises(ZeroDivisionError):
-            await Turns(10).run(size, lambda: 1 / 0)
+            await Lanes(10).run(size, lambda: 1 / 0)
 
 
 async def test_who_leaves_gives_up_his_turn_only_when_his_work_has_ended() -> None:
     """Otherwise clients that come and go would have as many threads at work as there are."""
-    turns, going, begun = Turns(0), threading.Event(), threading.Event()
+    turns, going, begun = Lanes(0), threading.Event(), threading.Event()
 
     def work() -> None:
         begun.set()
@@ -46,7 +46,7 @@ async def test_who_leaves_gives_up_his_turn_only_when_his_work_has_ended() -> No
 
 
 async def test_who_leaves_before_his_turn_is_forgotten() -> None:
-    turns, going = Turns(0), threading.Event()
+    turns, going = Lanes(0), threading.Event()
     first = asyncio.create_task(turns.run(100, lambda: going.wait(20.0)))
     second = asyncio.create_task(turns.run(100, lambda: pytest.fail("nobody wants this")))
     await asyncio.sleep(0)
