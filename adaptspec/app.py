@@ -1,4 +1,4 @@
-"""The composition root: the only module that knows all the others, and puts a server together."""
+"""The composition root: puts a server together of engine, telemetry and HTTP, and runs it to its end."""
 
 from __future__ import annotations
 
@@ -22,19 +22,17 @@ from adaptspec import __version__
 from adaptspec.control.labels import Labels
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.build import BUNDLED, Built, EngineConfig, build
+from adaptspec.engine.checkpointer import Checkpointer, StateStore, tasks_in
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.engine.policy_watch import PolicyWatch
-from adaptspec.engine.state_keeper import StateKeeper
-from adaptspec.engine.state_store import StateStore, tasks_in
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.records import JournalHeader
 from adaptspec.server.application import make_app
-from adaptspec.server.exposure import Hosts, check_exposure, is_loopback
-from adaptspec.server.keys import named_key
+from adaptspec.server.auth import Hosts, check_exposure, is_loopback, named_key
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.operations import Operations
-from adaptspec.server.padding import Padding
 from adaptspec.server.run import serve as serve_app
+from adaptspec.server.sse import Padding
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.live import LiveFeed
@@ -123,7 +121,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
         if journal is not None:
             journal.begin(_header(built, engine))
             _watch_journal(metrics, journal)
-        keeper: StateKeeper | None = None
+        keeper: Checkpointer | None = None
         if config.state_dir is not None:
             keeper = await _keep_state(StateStore(config.state_dir, built.pair), desk, metrics, closing)
         _watch(desk, config, closing)
@@ -169,10 +167,12 @@ def _labels(config: ServeConfig) -> Labels:
     return labels
 
 
-async def _keep_state(store: StateStore, desk: PolicyManager, metrics: Metrics, closing: AsyncExitStack) -> StateKeeper:
+async def _keep_state(
+    store: StateStore, desk: PolicyManager, metrics: Metrics, closing: AsyncExitStack
+) -> Checkpointer:
     """Go on from what was learned before, and keep what is learned from now on."""
     _watch_store(metrics, store)
-    keeper = StateKeeper(desk, store)
+    keeper = Checkpointer(desk, store)
     await asyncio.to_thread(keeper.start)
     closing.push_async_callback(asyncio.to_thread, keeper.close)
     return keeper

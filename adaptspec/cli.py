@@ -17,7 +17,7 @@ from adaptspec import __version__
 from adaptspec.command_line import Parser
 from adaptspec.errors import AdaptSpecError
 
-# Each is a module of `adaptspec.commands` with an `add_arguments(parser)`, which sets `run(arguments) -> exit status`.
+# Each is a module `adaptspec.commands.NAME_command` whose `add_arguments(parser)` sets `run(arguments) -> exit status`.
 COMMANDS: Mapping[str, str] = {
     "serve": "start an OpenAI-compatible HTTP server",
     "generate": "complete one prompt here in the terminal",
@@ -69,7 +69,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     for name, what in COMMANDS.items():
         command = commands.add_parser(name, help=what)
         if given[:1] == [name]:
-            import_module(f"adaptspec.commands.{name}").add_arguments(command)
+            import_module(f"adaptspec.commands.{name}_command").add_arguments(command)
     return parser
 
 

@@ -1,7 +1,7 @@
 """The parser of the command line: what a flag does not say, the environment may (`--max-rows`: `ADAPTSPEC_MAX_ROWS`).
 
-Flags win over variables, variables over defaults. Knows no command, and imports nothing that takes time: completion
-in a shell builds it anew for every key.
+Flags win over variables, variables over defaults. Imports nothing that takes time: completion in a shell builds it anew
+for every key.
 """
 
 from __future__ import annotations

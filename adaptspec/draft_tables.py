@@ -1,7 +1,7 @@
 """Tables a decision hands to drafters: when a row stops drafting, and at what temperature it draws its tokens.
 
-Arrays alone, so that numpy evaluates them here and a kernel may elsewhere. Knows no rules: `control.stopping` and
-`control.draft_temperature` write the tables.
+Arrays alone, so that numpy evaluates them here and a kernel may elsewhere. The rules that write them are in
+`control.stopping` and `control.draft_temperature`.
 """
 
 from __future__ import annotations

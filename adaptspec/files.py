@@ -1,7 +1,4 @@
-"""Opening files so that nobody waits, writing them whole or not at all, and reading archives of arrays from anybody.
-
-Does not know what is in a file, nor what arrays mean.
-"""
+"""Opening files so that nobody waits, writing them whole or not at all, and reading archives of arrays from anybody."""
 
 from __future__ import annotations
 

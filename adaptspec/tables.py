@@ -1,7 +1,7 @@
 """Tables of text, and the forms they are printed in: drawn for people, Markdown, CSV.
 
-Knows widths and quoting; it does not know what a table is of. Nothing is cut off: a terminal that is too narrow gets
-wrapped cells, and then the columns in several parts. A pipe gets lines as long as they need to be.
+Nothing is cut off: a terminal that is too narrow gets wrapped cells, and then the columns in several parts. A pipe gets
+lines as long as they need to be.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import csv
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 
 from rich.cells import cell_len
@@ -98,6 +98,16 @@ class Table:
         cells = [[row[i] for row in self.rows] for i in range(len(self.columns))]
         known = [[cell for cell in own if cell not in _NONE] for own in cells]
         return [bool(own) and all(map(_FIGURE.fullmatch, own)) for own in known]
+
+
+def table_of(rows: Sequence[Mapping[str, object]], title: str = "", keys: int = 1) -> Table:
+    """A table with a column for each key that any row has, and floats in three digits."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(*columns, title=title, keys=keys)
+    for row in rows:
+        cells = (row.get(key, "") for key in columns)
+        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells))
+    return table
 
 
 def show(parts: Iterable[Table | str], form: str = TEXT) -> None:

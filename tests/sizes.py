@@ -1,213 +1,327 @@
-"""How large the control plane is, and whether its constants earn their place.
-
-    python -m tests.sizes                       # lines by folder, the default's path, its constants with their reasons
-    python -m tests.sizes --ablate [--only M]   # goodput with each of them halved and doubled
-
-A constant is kept only if half or twice its value moves some cell by more than 1 %.
-"""
+"""Measures of the code's shape, with the limits that `test_style.py` holds: `python -m tests.sizes` prints them."""
 
 from __future__ import annotations
 
-import argparse
 import ast
-import json
-import os
-import shutil
-import subprocess
+import asyncio
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-import adaptspec
-from tests.goldens.cells import Cell, cells, goodput
-from tests.goldens.clocks import draw
+import grimp
 
-ROOT = Path(adaptspec.__file__).parent
-CONTROL = ROOT / "control"
-POLICY = "goodput"
-FACTORS = (0.5, 2.0)
-MOVES = 0.01
-SPLITS = 2  # of the tape, for each cell of an ablation
-CLOCKS = (3, 6, 8)  # draws of wrong clocks: where a cost table is true, nothing of what mends one matters
+import adaptspec
+
+ROOT, TESTS = Path(adaptspec.__file__).parent, Path(__file__).parent
+LINES, FILES = 30_000, 230
+LONGEST_FILE, LONG_FUNCTION, LONGEST_FUNCTION, STEP = 400, 40, 80, 20
+MOST_IN_FOLDER = 25
+LONG_SHARE, SINGLE_SHARE = 0.03, 0.20
+UNTESTED_SHARE = 0.15  # some are tested by what uses them
+HOPS, RECORDS = 6, 10
+# Lines and files, by folder: those of a line share theirs. The modules beside the folders are "".
+BUDGETS: Mapping[tuple[str, ...], tuple[int, int]] = {
+    ("control",): (6300, 36),
+    ("engine",): (3350, 25),
+    ("models",): (2600, 20),
+    ("drafting", "verification"): (1050, 13),
+    ("server", "top"): (4800, 35),
+    ("telemetry",): (2900, 16),
+    ("simulation", "analysis", "commands"): (4450, 40),
+    ("bench",): (1400, 10),
+    ("training",): (1600, 13),
+    ("",): (1550, 12),
+}
+OPTIONAL = ("matplotlib",)  # what may be imported in functions anywhere; commands import there what takes time
+_CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+_MAKERS = {"list", "dict", "set", "defaultdict", "Counter", "deque", "OrderedDict", "count"}
+_CHANGES = {"append", "add", "update", "pop", "popitem", "setdefault", "clear", "extend", "insert", "remove", "discard"}
 
 
 @dataclass(frozen=True)
-class Constant:
-    """A number in the source that somebody chose."""
+class Source:
+    """One file of the package."""
 
     path: Path
-    line: int
-    column: int
-    end: int
-    name: str
     text: str
-    reason: str
 
-    def __str__(self) -> str:
-        return f"{self.path.relative_to(CONTROL)}:{self.line} {self.name} = {self.text}"
+    @property
+    def name(self) -> str:
+        """Its place in the package."""
+        return str(self.path.relative_to(ROOT))
 
-    def scaled(self, factor: float) -> str:
-        """The source of its file with another value."""
-        value = ast.literal_eval(self.text)
-        other = max(1, round(value * factor)) if isinstance(value, int) else value * factor
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        line = lines[self.line - 1]
-        lines[self.line - 1] = line[: self.column] + repr(other) + line[self.end :]
-        return "".join(lines)
+    @property
+    def folder(self) -> str:
+        """The first folder of its place; nothing for a module of the package itself."""
+        return self.name.partition("/")[0] if "/" in self.name else ""
 
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
 
-def lines_by_folder(root: Path = ROOT) -> Counter[str]:
-    """Lines of Python by folder, those of its folders included."""
-    counts: Counter[str] = Counter()
-    for path in root.rglob("*.py"):
-        lines = len(path.read_text(encoding="utf-8").splitlines())
-        for folder in path.relative_to(root.parent).parents:
-            counts[str(folder)] += lines
-    return counts
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
 
 
-def default_path() -> list[Path]:
-    """Files of the control plane whose functions run when the default policy serves: found by serving."""
-    seen: set[str] = set()
-
-    def note(frame, event, _):
-        if event == "call" and frame.f_code.co_name not in ("<module>", "<lambda>") and serving:
-            seen.add(frame.f_code.co_filename)
-
-    serving = True
-    sys.setprofile(note)
-    try:
-        for cell in ("cpu-2-cores | mixed, in turn | 1", "cpu-2-cores | mixed, in turn | 16"):
-            goodput(POLICY, Cell.parse(cell), 0)
-    finally:
-        sys.setprofile(None)
-    return sorted(
-        path
-        for path in CONTROL.rglob("*.py")
-        if str(path) in seen and not LANGUAGE & set(path.relative_to(CONTROL).parts)
-    )
+def sources() -> list[Source]:
+    """All files of the package."""
+    return [Source(path, path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))]
 
 
-# What only reads a policy file and builds the policy.
-LANGUAGE = {"language", "registry.py", "rollout.py"}
+def folder_sizes(files: list[Source]) -> dict[tuple[str, ...], tuple[int, int]]:
+    """Lines and files by folder; a folder without a budget has a line of its own."""
+    found = {folder for file in files for folder in (file.folder,)}
+    known = {folder for names in BUDGETS for folder in names}
+    parts = [*BUDGETS, *((folder,) for folder in sorted(found - known))]
+    own = {part: [file for file in files if file.folder in part] for part in parts}
+    return {part: (sum(file.lines for file in members), len(members)) for part, members in own.items()}
 
 
-def constants(path: Path) -> Iterator[Constant]:
-    """Numbers that are named: module and class constants, defaults of fields and of parameters."""
-    text = path.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    for name, node in _named(ast.parse(text)):
-        powers = {id(one.right) for one in ast.walk(node) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Pow)}
-        for number in ast.walk(node):
-            chosen = isinstance(number, ast.Constant) and id(number) not in powers
-            if chosen and type(number.value) in (int, float) and number.value not in (0, 1):
-                own = lines[number.lineno - 1][number.col_offset : number.end_col_offset]
-                reason = _reason(lines, number.lineno)
-                yield Constant(path, number.lineno, number.col_offset, number.end_col_offset or 0, name, own, reason)
+def full_folders(files: list[Source]) -> dict[str, int]:
+    """Folders with too many files, those of their folders not counted."""
+    counts = Counter(str(file.path.parent.relative_to(ROOT)) for file in files)
+    return {folder: count for folder, count in counts.items() if count > MOST_IN_FOLDER}
 
 
-def _named(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    for node in ast.walk(tree):
-        body = node.body if isinstance(node, ast.Module | ast.ClassDef) else []
-        for one in body:
-            if isinstance(one, ast.Assign) and one.value is not None:
-                names = ast.unparse(one.targets[0])
-                if names.strip("(_").split(",")[0].strip(")").isupper():
-                    yield names, one.value
-            elif isinstance(one, ast.AnnAssign) and isinstance(one.value, ast.Constant):
-                yield ast.unparse(one.target), one.value
-        if isinstance(node, ast.FunctionDef):
-            arguments = [*node.args.posonlyargs, *node.args.args][-len(node.args.defaults) or None :]
-            yield from zip((f"{node.name}({a.arg})" for a in arguments), node.args.defaults, strict=False)
-            for one, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
-                if value is not None:
-                    yield f"{node.name}({one.arg})", value
+def functions(file: Source) -> Iterator[tuple[str, int]]:
+    """Every function's place and how many lines it has, its docstring and those of its functions included."""
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{file.name}:{node.lineno} {node.name}", (node.end_lineno or 0) - node.lineno + 1
 
 
-def _reason(lines: list[str], number: int) -> str:
-    """The comment behind a line, or the one above it."""
-    at = number - 1
-    if "#" in lines[at]:
-        return lines[at].split("#", 1)[1].strip()
-    words: list[str] = []
-    while at and lines[at - 1].strip().startswith("#"):
-        at -= 1
-        words.insert(0, lines[at].strip("# \t"))
-    return " ".join(words)
+def step_lines(files: list[Source]) -> int:
+    """Lines of the engine's main loop, a function called `step`, without its docstring."""
+    found = [
+        (node.end_lineno or 0) - node.lineno + 1 - len((ast.get_docstring(node) or "").splitlines())
+        for file in files
+        if file.folder == "engine"
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "step"
+    ]
+    return max(found)
 
 
-def earned() -> dict[str, float]:
-    """Goodput in some cells, and over a true table's with wrong clocks."""
-    wanted = [cell for cell in cells() if ("mixed" in cell.work or "wrong" in cell.work) and cell.batch in ("1", "16")]
-    found = {str(cell): sum(goodput(POLICY, cell, split) for split in range(SPLITS)) for cell in wanted}
-    return found | {f"wrong clocks {number}": draw(POLICY, number).over_off for number in CLOCKS}
+def untested(files: list[Source]) -> list[str]:
+    """Modules without a test of their own at the same place under tests/."""
+    places = {file.name: TESTS / file.path.relative_to(ROOT).with_name(f"test_{file.path.name}") for file in files}
+    return [name for name, place in places.items() if not place.exists() and not name.endswith("__.py")]
 
 
-def ablated(constant: Constant | None, factor: float = 1.0) -> dict[str, float]:
-    """What is earned with one constant at `factor` times its value: in a copy of the sources, by another process."""
-    with tempfile.TemporaryDirectory() as folder:
-        for part in (ROOT, Path(__file__).parent, ROOT.parent / "policies"):
-            shutil.copytree(part, Path(folder) / part.name, ignore=shutil.ignore_patterns("__pycache__"))
-        if constant is not None:
-            copy = Path(folder) / ROOT.name / constant.path.relative_to(ROOT)
-            copy.write_text(constant.scaled(factor), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.sizes", "--earned"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    # A value that breaks the policy has its place.
-    found: dict[str, float] = json.loads(done.stdout) if not done.returncode else {}
+def repeated_names(files: list[Source]) -> dict[str, list[str]]:
+    """File names that occur more than once."""
+    by_name: dict[str, list[str]] = {}
+    for file in files:
+        by_name.setdefault(file.path.name, []).append(file.name)
+    return {name: found for name, found in by_name.items() if len(found) > 1 and name != "__init__.py"}
+
+
+def imports() -> dict[str, Set[str]]:
+    """What each module imports of ours: those inside functions and for types counted."""
+    graph = grimp.build_graph("adaptspec", exclude_type_checking_imports=False, cache_dir=None)
+    return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+
+
+def modules_in_cycles(imports: Mapping[str, Set[str]]) -> set[str]:
+    """Modules that import each other in a circle, and those that lead from one circle to another."""
+    left = {module: set(targets) for module, targets in imports.items()}
+    while True:
+        importing = {module for module, targets in left.items() if targets & left.keys()}
+        imported = {target for targets in left.values() for target in targets}
+        kept = importing & imported
+        if kept == left.keys():
+            return kept
+        left = {module: left[module] & kept for module in kept}
+
+
+def single_importers(imports: Mapping[str, Set[str]]) -> dict[str, str]:
+    """Modules that one other imports, and which.
+
+    Left out are packages, and modules with a life of their own that some list calls for: a registry, a package, the
+    commands, which import what they run when it runs.
+    """
+    packages = {module.rpartition(".")[0] for module in imports}
+    by: dict[str, set[str]] = {}
+    for module, targets in imports.items():
+        for target in targets - packages:
+            by.setdefault(target, set()).add(module)
+    found = {module: importers.copy().pop() for module, importers in by.items() if len(importers) == 1}
+    commands = {
+        module for module in imports if module.startswith("adaptspec.commands.") or module == "adaptspec.__main__"
+    }
+    lists = commands | packages | {module for module in imports if module.endswith("registry")}
+    return {module: importer for module, importer in sorted(found.items()) if importer not in lists}
+
+
+def late_imports(file: Source) -> Iterator[str]:
+    """Imports inside functions, but of optional dependencies; those of commands wait until a command runs."""
+    if file.folder == "commands":
+        return
+    for function in ast.walk(file.tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(function):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            yield from (f"{file.name}:{node.lineno} {name}" for name in names if name.split(".")[0] not in OPTIONAL)
+
+
+def swallowed_errors(file: Source) -> Iterator[str]:
+    """`except:`, and handlers of any exception that neither raise, nor call anything, nor look at it."""
+    for node in ast.walk(file.tree):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        bare = node.type is None
+        broad = isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+        parts = [one for part in node.body for one in ast.walk(part)]
+        acts = any(isinstance(one, ast.Raise | ast.Call) for one in parts)
+        acts |= any(isinstance(one, ast.Name) and one.id == node.name for one in parts)
+        if bare or (broad and not acts):
+            yield f"{file.name}:{node.lineno}"
+
+
+def mutable_globals(file: Source) -> Iterator[str]:
+    """Names of a module that functions rebind, or whose containers they change; and counters."""
+    held = {name for name, value in _assigned(file.tree) if _is_container(value)}
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Global):
+            yield f"{file.name}:{node.lineno} {', '.join(node.names)}"
+        changed = None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
+            changed = node.func.value
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            changed = node.value
+        if isinstance(changed, ast.Name) and changed.id in held:
+            yield f"{file.name}:{node.lineno} {changed.id}"
+    for name, value in _assigned(file.tree):
+        if isinstance(value, ast.Call) and ast.unparse(value.func) in ("itertools.count", "count"):
+            yield f"{file.name} {name}"
+
+
+def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            yield from ((one.id, node.value) for one in node.targets if isinstance(one, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            yield node.target.id, node.value
+
+
+def _is_container(value: ast.expr) -> bool:
+    made = isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] in _MAKERS
+    return made or isinstance(value, _CONTAINERS)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One line of the table: what was found, its limit, and what breaks it."""
+
+    what: str
+    found: str
+    limit: str
+    good: bool
+    breaches: tuple[str, ...] = ()
+
+
+def measures() -> list[Measure]:
+    """All that can be read off the sources."""
+    files, graph = sources(), imports()
+    lengths = [one for file in files for one in functions(file)]
+    longest, long = max(files, key=lambda file: file.lines), [one for one in lengths if one[1] > LONG_FUNCTION]
+    worst, single = max(lengths, key=lambda one: one[1]), single_importers(graph)
+    modules = sum(file.path.name != "__init__.py" for file in files)
+    share = len(single) / modules
+    total = sum(file.lines for file in files)
+    found = [
+        Measure("lines", f"{total:,}", f"{LINES:,}", total <= LINES),
+        Measure("files", str(len(files)), str(FILES), len(files) <= FILES),
+    ]
+    for part, (lines, count) in folder_sizes(files).items():
+        most, most_files = BUDGETS.get(part, (0, 0))
+        fits = lines <= most and count <= most_files
+        where = ", ".join(f"{name}/" if name else "(root)" for name in part)
+        found.append(Measure(where, f"{lines:,} in {count}", f"{most:,} in {most_files}", fits))
+    too_long = tuple(f"{file.name} {file.lines}" for file in files if file.lines > LONGEST_FILE)
+    found += [
+        Measure("longest file", f"{longest.lines} {longest.name}", str(LONGEST_FILE), not too_long, too_long),
+        Measure(
+            f"functions over {LONG_FUNCTION} lines",
+            f"{len(long) / len(lengths):.2%}",
+            f"{LONG_SHARE:.0%}",
+            len(long) <= LONG_SHARE * len(lengths),
+            tuple(f"{name} {size}" for name, size in long),
+        ),
+        Measure("longest function", f"{worst[1]} {worst[0]}", str(LONGEST_FUNCTION), worst[1] <= LONGEST_FUNCTION),
+        Measure("the engine's step", str(step_lines(files)), str(STEP), step_lines(files) <= STEP),
+        Measure(
+            "modules with a single importer",
+            f"{share:.1%} ({len(single)})",
+            f"{SINGLE_SHARE:.0%}",
+            share <= SINGLE_SHARE,
+            tuple(f"{module} <- {importer}" for module, importer in single.items()),
+        ),
+        _none("folders above 25 files", (f"{name}/ {count}" for name, count in full_folders(files).items())),
+        Measure(
+            "modules without a test of their name",
+            f"{len(untested(files)) / modules:.1%}",
+            f"{UNTESTED_SHARE:.0%}",
+            len(untested(files)) <= UNTESTED_SHARE * modules,
+            tuple(untested(files)),
+        ),
+        _none("repeated file names", (" ".join(where) for where in repeated_names(files).values())),
+        _none("modules in import cycles", sorted(modules_in_cycles(graph))),
+        _none("imports inside functions", (one for file in files for one in late_imports(file))),
+        _none("bare or silent excepts", (one for file in files for one in swallowed_errors(file))),
+        _none("mutable module globals", (one for file in files for one in mutable_globals(file))),
+    ]
     return found
 
 
-def report_ablations(only: str | None, jobs: int) -> None:
-    """A line per constant: the cell that moves most, and by how much."""
-    chosen = [one for path in default_path() for one in constants(path) if only is None or only in str(one)]
-    with ThreadPoolExecutor(jobs) as pool:
-        usual = pool.submit(ablated, None).result()
-        tried = [(one, [pool.submit(ablated, one, factor) for factor in FACTORS]) for one in chosen]
-        for one, runs in tried:
-            moved = [
-                max(((abs(found.get(cell, 0.0) / before - 1.0), cell) for cell, before in usual.items()))
-                for found in (run.result() for run in runs)
-            ]
-            most, where = max(moved)
-            verdict = "keep" if most > MOVES else "GO  "
-            sys.stdout.write(f"{verdict} {most:7.4f}  {one}  ({where})\n")
-            sys.stdout.flush()
+def way_measures(hops: list[str], records: Set[str]) -> list[Measure]:
+    """Of a request that was served: see `tests.request_way`."""
+    return [
+        Measure("modules from HTTP handler to verification", str(len(hops)), str(HOPS), len(hops) <= HOPS, tuple(hops)),
+        Measure(
+            "record types made per round",
+            str(len(records)),
+            str(RECORDS),
+            len(records) <= RECORDS,
+            tuple(sorted(records)),
+        ),
+    ]
+
+
+def _none(what: str, found: Iterator[str] | list[str]) -> Measure:
+    breaches = tuple(found)
+    return Measure(what, str(len(breaches)), "0", not breaches, breaches)
+
+
+def table(found: list[Measure]) -> str:
+    """The measures, with what breaks a limit below it."""
+    lines = [f"{'':2}{'measure':44}{'limit':>14}  found"]
+    for one in found:
+        lines.append(f"{'  ' if one.good else '! '}{one.what:44}{one.limit:>14}  {one.found}")
+        lines += [f"      {breach}" for breach in one.breaches if not one.good]
+    return "\n".join(lines)
 
 
 def main() -> int:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ablate", action="store_true", help="halve and double each constant (minutes each)")
-    parser.add_argument("--only", help="constants whose line has this in it")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
-    parser.add_argument("--earned", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.earned:
-        sys.stdout.write(json.dumps(earned()))
-    elif asked.ablate:
-        report_ablations(asked.only, asked.jobs)
-    else:
-        for folder, count in sorted(lines_by_folder().items()):
-            sys.stdout.write(f"{count:7,}  {folder}\n")
-        path = default_path()
-        total = sum(len(one.read_text(encoding="utf-8").splitlines()) for one in path)
-        sys.stdout.write(f"\nThe default's path: {len(path)} files, {total:,} lines\n")
-        for one in path:
-            sys.stdout.write(f"{len(one.read_text(encoding='utf-8').splitlines()):7,}  {one.relative_to(CONTROL)}\n")
-            for constant in constants(one):
-                sys.stdout.write(f"           {constant.name} = {constant.text}: {constant.reason}\n")
-    return 0
+    """Print the table; the exit status is 1 where a limit is passed."""
+    from tests.conftest import write_tiny_model
+    from tests.request_way import request_way
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_tiny_model(folder / "target", "llama", 0, {})
+        write_tiny_model(folder / "draft", "llama", 1, {"num_hidden_layers": 1})
+        hops, records = asyncio.run(request_way(folder / "target", folder / "draft", folder))
+    found = measures() + way_measures(hops, records)
+    sys.stdout.write(table(found) + "\n")
+    return 0 if all(one.good for one in found) else 1
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from adaptspec.app import _watching, serve
 from adaptspec.control.state import read_state
-from adaptspec.engine.state_store import FILE
+from adaptspec.engine.checkpointer import FILE
 from adaptspec.errors import JournalError
 from adaptspec.records import JournalHeader, RequestFinished, RequestStarted, read_entries, read_journal
 from tests.running import MAIN, Running, config_of, get

@@ -119,7 +119,7 @@ def leaves(parser: argparse.ArgumentParser, path: tuple[str, ...]) -> list[tuple
 def test_every_flag_of_every_command_has_a_variable_in_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody has to remember to add one."""
     parser = Parser(prog=name)
-    import_module(f"adaptspec.commands.{name}").add_arguments(parser)
+    import_module(f"adaptspec.commands.{name}_command").add_arguments(parser)
     for path, leaf in leaves(parser, (name,)):
         with pytest.raises(SystemExit):
             main([*path, "--help"])

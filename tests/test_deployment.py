@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from adaptspec.cli import COMMANDS
-from adaptspec.commands.serve import add_arguments
+from adaptspec.commands.serve_command import add_arguments
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "examples" / "Dockerfile").read_text()

@@ -19,12 +19,12 @@ import pytest
 import adaptspec
 from adaptspec.command_line import Parser
 from adaptspec.commands.policy_import import import_vllm
-from adaptspec.commands.serve import add_arguments
+from adaptspec.commands.serve_command import add_arguments
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.state import read_state
 from adaptspec.control.tasks import TaskDetector
-from adaptspec.engine.state_store import StateStore
+from adaptspec.engine.checkpointer import StateStore
 from adaptspec.errors import AdaptSpecError, FileError, StateError
 from adaptspec.files import check_regular, open_file, read_bytes, read_text, write_file
 from adaptspec.models.loading import load_model, load_tokenizer
@@ -33,7 +33,7 @@ from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.tape_file import load_tape
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.trace_events import write_trace_file
-from adaptspec.training.jsonl import read_objects
+from adaptspec.training.corpus import read_objects
 
 KILLS = """
 import itertools, os, random, signal, sys, time

@@ -87,6 +87,9 @@ def test_the_wheel_is_pure_python_and_carries_every_policy(wheel: Path) -> None:
         "adaptspec/control/data/tasks.npz",
         "adaptspec/control/data/tasks.md",
         "adaptspec/training/phrasings.yaml",
+        "adaptspec/training/data_sources.yaml",
+        "adaptspec/training/prompts.jsonl",
+        "adaptspec/training/templates/pair_card.md.j2",
     } <= names
     page = ROOT / "adaptspec" / "server" / "page"
     assert {f"adaptspec/server/page/{path.name}" for path in page.iterdir()} <= names

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from adaptspec.command_line import CSV, MARKDOWN, TEXT
-from adaptspec.tables import Table, show
+from adaptspec.tables import Table, show, table_of
 
 
 @pytest.fixture
@@ -112,3 +112,8 @@ def test_markdown_has_its_cells_in_place(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_row_has_a_cell_for_every_column() -> None:
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
         Table("a", "b").add_row("1")
+
+
+def test_a_table_of_mappings_has_a_column_for_every_key() -> None:
+    table = table_of([{"name": "a", "us": 0.12345}, {"name": "b", "rounds": 3}], keys=1)
+    assert table.csv() == "name,us,rounds\na,0.123,\nb,,3\n"

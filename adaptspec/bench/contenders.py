@@ -1,17 +1,22 @@
-"""Ways to complete a prompt that a benchmark compares: our engine under a policy, and transformers."""
+"""Ways to complete a prompt that a benchmark compares: our engine under a policy, with drafts that are always wrong
+(the worst case for a policy), and transformers.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup, Shadow
 from adaptspec.engine.core import EngineCore
+from adaptspec.models.draft import Draft
 from adaptspec.types import Completion, Request, SamplingParams, SpeculationParams
 
 
@@ -98,3 +103,67 @@ class TransformersGenerate:
             )
         total = time.perf_counter() - started
         return Run(tuple(out[0, len(prompt) :].tolist()), total, total)
+
+
+class WrongDrafter:
+    """Drafts like the real one, confidence included, then proposes the next token id instead.
+
+    Right only where draft and target differ by exactly that one id, which is rare enough.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+        self.name = drafter.name
+        self.non_anticipating = drafter.non_anticipating
+        self._drafter = drafter
+        self._vocab_size = vocab_size
+
+    def lag(self, row: int, length: int) -> int:
+        """See `Drafter.lag`."""
+        return self._drafter.lag(row, length)
+
+    def propose(self, job: DraftJob) -> Draft:
+        """See `Drafter.propose`."""
+        draft = self._drafter.propose(job)
+        for i in np.flatnonzero(draft.counts).tolist():
+            # What the real one has seen of its own draft is not what is proposed here, so none of it may stay.
+            self._drafter.commit(int(job.rows[i]), len(job.tokens[i]))
+        proposed = np.arange(draft.tokens.shape[1]) < draft.counts[:, None]
+        tokens = np.where(proposed, (draft.tokens + 1) % self._vocab_size, 0)
+        drawn_from = draft.distribution
+        shifted = None if drawn_from is None else torch.roll(drawn_from, 1, dims=-1)
+        return replace(draft, tokens=tokens, distribution=shifted)
+
+    def commit(self, row: int, valid: int) -> None:
+        """See `Drafter.commit`."""
+        self._drafter.commit(row, valid)
+
+    def free(self, row: int) -> None:
+        """See `Drafter.free`."""
+        self._drafter.free(row)
+
+
+class WrongLookup(WrongDrafter):
+    """The same for a lookup: it offers as much as the real one, and is scored as what it proposes would be: wrong."""
+
+    def __init__(self, lookup: Lookup, drafter: Drafter, vocab_size: int) -> None:
+        super().__init__(drafter, vocab_size)
+        self._lookup = lookup
+
+    def offer(self, row: int, tokens: list[int], most: int) -> int:
+        """See `Lookup.offer`."""
+        return self._lookup.offer(row, tokens, most)
+
+    def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """See `Lookup.expect`."""
+        self._lookup.expect(row, tokens, start)
+
+    def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
+        """See `Lookup.shadow`."""
+        return Shadow(self._lookup.shadow(row, tokens, start).drafted, 0)
+
+
+def wrong(drafter: Drafter, vocab_size: int) -> WrongDrafter:
+    """The hostile form of a drafter."""
+    if isinstance(drafter, Lookup):
+        return WrongLookup(drafter, drafter, vocab_size)
+    return WrongDrafter(drafter, vocab_size)

@@ -9,6 +9,7 @@ Where 16 bits round passes of one and of several tokens differently, the report 
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.models.runner import Runner
+from adaptspec.tables import Table
 from adaptspec.types import Completion, FloatArray, IntArray, Reason, Request, RoundRecord, SamplingParams
 from adaptspec.verification.registry import method
 
@@ -120,6 +122,33 @@ def run_exactness(
         "unexplained": sum(s["unexplained"] for s in settings),
         "settings": settings,
     }
+
+
+def exactness_report(result: dict[str, Any]) -> list[Table | str]:
+    """The result for people."""
+    columns = (
+        "depth",
+        "drafter",
+        "batch",
+        "changed",
+        "divergent",
+        "unexplained",
+        "prompts_with_rejections",
+        "drafted",
+        "accepted",
+    )
+    title = f"{result['prompts']} prompts x {result['tokens']} tokens in {result['dtype']} against transformers"
+    table = Table(*(column.replace("_", " ") for column in columns), title=title, keys=3)
+    for row in result["settings"]:
+        table.add_row(*(str(row[column]) for column in columns))
+    where = ("depth", "drafter", "batch")
+    differing = [
+        json.dumps({name: row[name] for name in where} | divergence, default=str)
+        for row in result["settings"]
+        for divergence in row["divergences"]
+    ]
+    shares = ", ".join(f"{share:.1%} at depth {depth}" for depth, share in result["changed_share"].items())
+    return [table, *differing, f"texts that are not those of plain decoding, one request at a time: {shares}"]
 
 
 def _settings(

@@ -7,15 +7,18 @@ request on both sides.
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from adaptspec.bench.contenders import Contender, OwnEngine, Run, TransformersGenerate
-from adaptspec.bench.hostile import wrong
+from adaptspec.bench.contenders import Contender, OwnEngine, Run, TransformersGenerate, wrong
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import parse_policy_spec
@@ -23,11 +26,15 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.engine.build import Built, EngineConfig, assemble, build, model_place
-from adaptspec.engine.profile import processor
+from adaptspec.engine.profiler import processor
 from adaptspec.errors import ConfigError
+from adaptspec.tables import Table
 
 STATIC_DEPTHS = (1, 2, 3, 5, 7)
 LOOKUP_DEPTHS = (3, 7)
+BUSY = 2
+# Ends by itself when whoever started it is gone, however that ended.
+_LOOP = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(100_000))\n"
 
 
 @dataclass(frozen=True)
@@ -219,3 +226,33 @@ def _acceptance(timed: Sequence[Timed], task: str, policy: str) -> dict[str, flo
         "accepted_per_token": sum(run.accepted for run in runs) / emitted,
         "drafted_per_token": sum(run.drafted for run in runs) / emitted,
     }
+
+
+@contextmanager
+def disturbed(count: int = BUSY) -> Iterator[list[int]]:
+    """So many processes that only compute, by their ids: a machine that has other work."""
+    with ExitStack() as closing:
+        started = []
+        for _ in range(count):
+            process = subprocess.Popen([sys.executable, "-S", "-c", _LOOP, str(os.getpid())])
+            closing.callback(process.wait)
+            closing.callback(process.kill)
+            started.append(process.pid)
+        yield started
+
+
+def quick_report(result: dict[str, Any]) -> list[Table | str]:
+    """The result for people."""
+    parts = _ratios(result, "speed ratios (medians; above 1 is faster)")
+    if "disturbed" in result:
+        parts += _ratios(result["disturbed"], f"the same beside {BUSY} busy processes")
+    return parts
+
+
+def _ratios(result: dict[str, Any], title: str) -> list[Table | str]:
+    table = Table("against", *result["tasks"], "mean", "worst", title=title)
+    for name, mean in result["mean"].items():
+        cells = [row[name]["median"] for row in result["tasks"].values()]
+        table.add_row(name.replace("_", " "), *(f"{value:.2f}" for value in [*cells, mean, result["worst"][name]]))
+    took = (f"{name.replace('_', ' ')} {value:.3f}" for name, value in result["milliseconds_per_token"].items())
+    return [table, f"milliseconds per token: {', '.join(took)}"]

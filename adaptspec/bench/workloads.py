@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.training.prompts import SAMPLES, Prompt, read_prompts, spread
+from adaptspec.training.corpus import BUILT_IN, Prompt, read_prompts, spread
 
 Workloads = dict[str, list[Prompt]]
 
@@ -16,7 +16,7 @@ def read_workloads(folder: Path | None, per_task: int) -> Workloads:
 
     Without a folder: the one built-in prompt of each task.
     """
-    prompts = list(SAMPLES) if folder is None else read_prompts(folder)
+    prompts = read_prompts(folder or BUILT_IN)
     tasks: Workloads = {}
     for prompt in prompts:
         tasks.setdefault(prompt.task, []).append(prompt)

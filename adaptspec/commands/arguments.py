@@ -1,14 +1,23 @@
-"""Arguments that several commands share. Loads nothing that takes time: `engine_settings` makes engines of them."""
+"""Arguments that several commands share, and what is made of them. Loads nothing that takes time.
+
+Each command has a module here, NAME_command, with its arguments and its functions. Their imports stand in the functions
+where they take time, so that help and completion in a shell need none of it.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from argcomplete.completers import FilesCompleter
 
-from adaptspec.commands.values import positive
+from adaptspec.command_line import given_values
 from adaptspec.control.language.library import shipped_policies
+
+if TYPE_CHECKING:
+    from adaptspec.engine.build import EngineConfig
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
@@ -65,3 +74,47 @@ def complete_policies(action: argparse.Action) -> None:
         return [path.stem for path in shipped_policies()] + list(files)
 
     action.completer = names  # type: ignore[attr-defined]
+
+
+def engine_config(arguments: argparse.Namespace, base: EngineConfig | None = None) -> EngineConfig:
+    """What `add_models` was given, over `base` or the defaults."""
+    from adaptspec.engine.build import EngineConfig
+
+    given = given_values(arguments)
+    config = replace(
+        base or EngineConfig(),
+        **{name: given[name] for name in ("model", "device", "dtype", "context") if name in given},
+    )
+    if "draft" in given:
+        config = replace(config, draft=None if given["draft"] == "none" else given["draft"])
+    if "policy" in given:
+        config = replace(config, policies=tuple(given["policy"]))
+    if "max_rows" in given:
+        config = replace(config, limits=replace(config.limits, max_rows=given["max_rows"]))
+    if "no_task_detection" in given:
+        config = replace(config, detect_tasks=not given["no_task_detection"])
+    return config
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time of at least 0."""
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0.0):
+        raise argparse.ArgumentTypeError("must be at least 0")
+    return value
+
+
+def share(text: str) -> float:
+    """A share, from 0 to 1."""
+    value = float(text)
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError("must be between 0 and 1")
+    return value

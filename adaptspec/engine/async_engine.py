@@ -76,8 +76,8 @@ class AsyncEngine:
     def __init__(self, core: EngineCore, name: str | None = None, max_waiting: int = 1024) -> None:
         """`name` is what clients call the model (None: its own)."""
         self._core = core
-        info = core.inputs.info
-        self._info = info if name is None else replace(info, name=name)
+        if name is not None:
+            core.inputs.info = replace(core.inputs.info, name=name)
         self._max_waiting = max_waiting
         self._inbox: SimpleQueue[Callable[[], list[Delta]] | None] = SimpleQueue()
         # None: nobody listens any more, but the engine has not let go of the request yet.
@@ -96,7 +96,7 @@ class AsyncEngine:
     @property
     def target(self) -> ModelInfo:
         """The served model."""
-        return self._info
+        return self._core.inputs.info
 
     @property
     def policies(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from adaptspec.drafting.registry import make_drafters
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
-from adaptspec.engine.profile import profiled_costs, warm_up
+from adaptspec.engine.profiler import profiled_costs, warm_up
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.models.loading import check_pair, check_tokenizer, load_model, load_tokenizer

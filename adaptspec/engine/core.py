@@ -19,7 +19,6 @@ from adaptspec.control.labels import OTHER
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.engine.executor import Executor
 from adaptspec.engine.inputs import InputProcessor
-from adaptspec.engine.isolation import Isolation
 from adaptspec.engine.scheduler import Batch, Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.engine.task_methods import TaskMethods
@@ -86,7 +85,6 @@ class EngineCore:
         self._clock = clock
         self._number = 0
         self._outbox: list[Delta] = []
-        self._isolation = Isolation()
         self._told_full = False  # that there is no room for more tasks
 
     @torch.inference_mode()
@@ -137,38 +135,25 @@ class EngineCore:
         self.scheduler.add(self.inputs.sequence(request, self.methods[policy].get(task)))
         return []
 
-    def abort(
-        self, request_id: str, finish: FinishReason = FinishReason.ABORT, error: str | None = None
-    ) -> list[Delta]:
+    def abort(self, request_id: str) -> list[Delta]:
         """End a request where it stands; an unknown id is one that has already ended."""
-        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
-            if sequence.request.id == request_id:
-                self._send_away(sequence, finish, error)
-        return self._collect()
+        return self._abort(lambda sequence: sequence.request.id == request_id, FinishReason.ABORT, None)
 
     def abort_all(self, finish: FinishReason, error: str) -> list[Delta]:
         """End every request, waiting ones too."""
-        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
-            self._send_away(sequence, finish, error)
-        return self._collect()
+        return self._abort(lambda _: True, finish, error)
 
     def recover(self, error: Exception) -> list[Delta]:
-        """After a round that failed half-way: end the request that made it fail, once it is known which one it is.
-
-        Nothing that was cached can be trusted. Who ran waits at the front of the queue with the tokens it has, and
-        reads them again: half of them first, until the culprit has run, and failed, by itself.
-        """
+        """After a round that failed half-way: end the request that made it fail, once it is known which one it is."""
         ran = list(self.scheduler.running)
         for sequence in ran:
             if sequence.finish is not None:  # it ended in this very round, before something failed
                 self._end(sequence, sequence.finish, sequence.error)
-        culprit = self._isolation.failed([sequence for sequence in ran if sequence.finish is None])
-        self.scheduler.put_back()
+        culprit = self.scheduler.failed()
         if not ran and self.scheduler.waiting:
             culprit = self.scheduler.waiting[0]  # it could not even be admitted
         if culprit is not None:
             self._end(culprit, FinishReason.ERROR, f"{type(error).__name__}: {error}")
-        self.scheduler.only = self._isolation.group
         return self._collect()
 
     def _signals(self, batch: Batch) -> BatchSignals:
@@ -286,8 +271,7 @@ class EngineCore:
                 self._outbox.append(sequence.delta())
             else:
                 self._end(sequence, sequence.finish, sequence.error)
-        if self._isolation.group is not None:
-            self._clear()
+        self.scheduler.went_well()
         return self._collect()
 
     def _report(self, told: Callable[..., None], *news: object) -> None:
@@ -302,21 +286,12 @@ class EngineCore:
         deltas, self._outbox = self._outbox, []
         return deltas
 
-    def _send_away(self, sequence: Seq, finish: FinishReason, error: str | None) -> None:
-        self._end(sequence, finish, error)
-        self._isolation.gone(sequence)
-        self.scheduler.only = self._isolation.group
-
-    def _clear(self) -> None:
-        """While a culprit is sought: whoever has run well makes way for the next ones."""
-        before = self._isolation.group
-        if self._isolation.went_well() and self._isolation.bearable is not None:
-            _log.warning("no request fails by itself; at most %d run at once for a while", self._isolation.bearable)
-            self.scheduler.bear(self._isolation.bearable)
-        after = self._isolation.group
-        if after is not before and after is not None:
-            self.scheduler.put_back()
-        self.scheduler.only = after
+    def _abort(self, which: Callable[[Seq], bool], finish: FinishReason, error: str | None) -> list[Delta]:
+        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+            if which(sequence):
+                self._end(sequence, finish, error)
+                self.scheduler.clear(sequence)
+        return self._collect()
 
     def _end(self, sequence: Seq, finish: FinishReason, error: str | None = None) -> None:
         sequence.finish, sequence.error = finish, error

@@ -15,7 +15,7 @@ from adaptspec.engine.sequence import Sequence
 from adaptspec.errors import PromptTooLongError, RequestError
 from adaptspec.models.grammars import Grammars
 from adaptspec.models.runner import ModelInfo
-from adaptspec.models.sampling import check_vocabulary
+from adaptspec.models.sampling import check_tokens, check_vocabulary
 from adaptspec.types import Grammar, Request
 from adaptspec.verification.method import Method
 
@@ -43,16 +43,14 @@ class InputProcessor:
         """
         prompt, info = request.prompt, self.info
         if not prompt:
-            raise RequestError("the prompt is empty; give at least one token", "prompt")
+            raise RequestError("prompt is empty; send at least one token", "prompt")
         if len(prompt) >= info.context:
             raise PromptTooLongError(
-                f"the prompt has {len(prompt)} tokens; {info.name} holds {info.context}, and one must be left "
-                "for the answer: shorten the prompt",
+                f"prompt has {len(prompt)} tokens; {info.name} holds {info.context}, and one must be left for the "
+                "answer: send less",
                 "prompt",
             )
-        if min(prompt) < 0 or max(prompt) >= info.vocab_size:
-            worst = min(prompt) if min(prompt) < 0 else max(prompt)
-            raise RequestError(f"prompt has token id {worst}; {info.name} has 0 to {info.vocab_size - 1}", "prompt")
+        check_tokens("prompt", prompt, info.vocab_size)
         check_vocabulary(request.sampling, info.vocab_size)
         if request.sampling.grammar is not None:
             self.check_grammar(request.sampling.grammar)

@@ -15,16 +15,16 @@ from adaptspec.control.policy import Decision
 from adaptspec.draft_tables import CANDIDATES
 from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup
 from adaptspec.drafting.tolerant import tolerant
-from adaptspec.engine.logprobs import score_output, score_prompts
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.constraint import Constraint
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
-from adaptspec.types import IntArray
+from adaptspec.types import IntArray, TokenLogprob
 from adaptspec.verification.draft_scores import score_temperatures
 from adaptspec.verification.method import Verdict
+from adaptspec.verification.windows import window_starts
 
 NOT_NUMBERS = "the model's scores for it were not numbers (NaN or infinite)"
 
@@ -226,3 +226,59 @@ def sound(logits: torch.Tensor, counts: IntArray) -> tuple[torch.Tensor, IntArra
     mended = logits.clone()
     mended[torch.from_numpy(np.isin(owners, broken)).to(logits.device)] = 0.0
     return mended, broken
+
+
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], most: int) -> list[TokenLogprob]:
+    """What `logits` [N, V] say of N tokens, with the `most` likeliest alternatives at each."""
+    if not tokens:
+        return []
+    shares = logits.float().log_softmax(1)
+    own = shares.gather(1, torch.tensor(tokens, device=shares.device).unsqueeze(1)).squeeze(1).tolist()
+    best = torch.topk(shares, min(most, shares.shape[1]), dim=1)
+    tops = [
+        tuple(zip(row, values, strict=True))
+        for row, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+    return [TokenLogprob(*entry) for entry in zip(tokens, own, tops, strict=True)]
+
+
+def score_output(emitting: Sequence[Seq], logits: torch.Tensor, draft: Draft, verdict: Verdict) -> None:
+    """Before commit: score what each request is about to gain. `logits` are what was verified, [sum(counts + 1), V].
+
+    After it would be too late: a round that fails in between leaves tokens whose logits are gone.
+    """
+    asking = [(i, s) for i, s in enumerate(emitting) if s.request.sampling.logprobs is not None]
+    if not asking:
+        return
+    starts = window_starts(draft.counts).tolist()
+    for i, sequence in asking:
+        kept = int(verdict.accepted[i])
+        tokens = [*draft.tokens[i, :kept].tolist(), int(verdict.following[i])]
+        rows = logits[starts[i] : starts[i] + kept + 1]
+        sequence.scored = token_logprobs(rows, tokens, sequence.request.sampling.logprobs or 0)
+
+
+def score_prompts(batch: Batch, logits: torch.Tensor) -> torch.Tensor:
+    """Score prompt tokens, and return the logits of what emits alone. Scored chunks bring all of theirs.
+
+    A prompt that is read again, its request having given way, is not scored twice.
+    """
+    if not batch.chunks:
+        return logits
+    chunks = batch.chunks
+    if not any(chunk.scored for chunk in chunks):
+        return logits
+    at = len(logits) - sum(chunk.count if chunk.scored else chunk.last for chunk in chunks)
+    kept = list(range(at))
+    for chunk in chunks:
+        width = chunk.count if chunk.scored else int(chunk.last)
+        if chunk.last:
+            kept.append(at + width - 1)
+        if chunk.scored:
+            sequence = chunk.sequence
+            first = max(chunk.start, len(sequence.prompt_logprobs))
+            targets = sequence.tokens[first + 1 : min(chunk.start + width + 1, sequence.prompt_length)]
+            rows = logits[at + first - chunk.start : at + first - chunk.start + len(targets)]
+            sequence.prompt_logprobs += token_logprobs(rows, targets, sequence.request.sampling.prompt_logprobs or 0)
+        at += width
+    return logits[torch.from_numpy(np.array(kept, dtype=np.int64)).to(logits.device)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,7 @@ import numpy as np
 from adaptspec.engine.sequence import Sequence
 from adaptspec.errors import EngineError
 
+_log = logging.getLogger(__name__)
 BEARABLE_SECONDS = 60.0  # how long fewer rows run after more of them failed together
 
 
@@ -89,7 +91,7 @@ class Scheduler:
         self._on_leave = on_leave
         self._short_of_room = False
         self._bearable, self._bearable_until = max_rows, 0.0
-        self.only: Collection[Sequence] | None = None  # None: anybody may be admitted
+        self._bisection = Bisection()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -135,7 +137,34 @@ class Scheduler:
         self._short_of_room = False
         self._give_back(sequence)
 
-    def put_back(self) -> None:
+    def clear(self, sequence: Sequence) -> None:
+        """It has left before it was known whether it makes rounds fail: nobody may wait for that."""
+        self._bisection.clear(sequence)
+
+    def failed(self) -> Sequence | None:
+        """A round has failed half-way. Returns who made it fail, if that is known now.
+
+        Nothing that was cached can be trusted. Who ran waits at the front of the queue with the tokens it has, and
+        reads them again: half of them first, until the culprit has run, and failed, by itself.
+        """
+        culprit = self._bisection.failed(self.running)
+        self._put_back()
+        return culprit
+
+    def went_well(self) -> None:
+        """A round has gone well. While a culprit is sought: whoever has run well makes way for the next ones."""
+        before = self._bisection.group
+        if before is None:
+            return
+        if self._bisection.went_well() and self._bisection.bearable is not None:
+            self._bearable = self._bisection.bearable
+            self._bearable_until = time.monotonic() + BEARABLE_SECONDS
+            _log.warning("no request fails by itself; at most %d run at once for a while", self._bearable)
+        after = self._bisection.group
+        if after is not before and after is not None:
+            self._put_back()
+
+    def _put_back(self) -> None:
         """Have all that run wait at the front of the queue, in their order, and read their tokens again."""
         for sequence in reversed(self.running):
             self._give_back(sequence)
@@ -143,19 +172,16 @@ class Scheduler:
         self.running.clear()
         self._short_of_room = False
 
-    def bear(self, rows: int) -> None:
-        """For a while, run at most so many rows: more have failed where so many went well."""
-        self._bearable, self._bearable_until = rows, time.monotonic() + BEARABLE_SECONDS
-
     def _next(self) -> Sequence | None:
         """Who may be admitted now."""
         if not self.waiting or not self._free_rows or self._short_of_room:
             return None  # who gave way waits until somebody leaves: let back in at once, it would be driven out again
         if len(self.running) >= self._bearable and time.monotonic() < self._bearable_until:
             return None
-        if self.only is None:
+        group = self._bisection.group
+        if group is None:
             return self.waiting[0]
-        return next((sequence for sequence in self.waiting if sequence in self.only), None)
+        return next((sequence for sequence in self.waiting if sequence in group), None)
 
     def _admit(self) -> None:
         while (sequence := self._next()) is not None:
@@ -203,3 +229,56 @@ def held_row(sequence: Sequence) -> int:
     if sequence.row is None:
         raise ValueError("the sequence holds no row")
     return sequence.row
+
+
+class Bisection:
+    """Finds the request that makes rounds fail: who was in such a round runs again in halves, at last each by itself.
+
+    The first group runs until each of it has read its tokens and decoded once; a group of one that fails is it. A
+    failure that goes away by itself thus harms nobody. One that takes several requests together (memory that is short
+    for so many at once) is nobody's either: `bearable` says how many were seen to run well.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[list[Sequence]] = []
+        self._marks: dict[int, int] = {}
+        self._found = False
+        self.bearable: int | None = None
+
+    @property
+    def group(self) -> list[Sequence] | None:
+        """Who may run, in the order they came; None when nobody is under suspicion."""
+        return self._groups[0] if self._groups else None
+
+    def failed(self, ran: list[Sequence]) -> Sequence | None:
+        """A round of these has failed. Returns the culprit, if it is known now."""
+        if not self._groups:
+            self._found, self.bearable = False, None
+        rest = self._groups[1:]
+        if len(ran) < 2:
+            self._found = True
+            self._groups = rest
+            return ran[0] if ran else None
+        half = len(ran) // 2
+        self._groups = [list(ran[:half]), list(ran[half:]), *rest]
+        self._marks |= {id(sequence): len(sequence.tokens) for sequence in ran}
+        return None
+
+    def clear(self, sequence: Sequence) -> None:
+        """Suspect it no longer."""
+        groups = [[one for one in group if one is not sequence] for group in self._groups]
+        self._groups = [group for group in groups if group]
+        self._marks.pop(id(sequence), None)
+
+    def went_well(self) -> bool:
+        """A round has gone well. Returns whether that has just cleared the last suspects, and found no culprit."""
+        group = self._groups[0]
+        # One token comes from reading what it had again; what fails may fail in decoding only.
+        if any(one.finish is None and len(one.tokens) < self._marks[id(one)] + 2 for one in group):
+            return False
+        self._groups.pop(0)
+        self.bearable = max(len(group), self.bearable or 1)
+        if self._groups:
+            return False
+        self._marks.clear()
+        return not self._found

@@ -8,7 +8,7 @@ the same choice from the same scores. Knows rows and their settings; nothing of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -202,10 +202,14 @@ def top_certainty(scores: npt.NDArray[np.float32], top: int) -> tuple[float, flo
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     """Refuse token ids that the vocabulary does not have. Raises RequestError; call it when a request arrives."""
-    for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-        for token in tokens:
-            if not 0 <= token < vocab_size:
-                raise RequestError(f"{name} names token {token}; this model has tokens 0 to {vocab_size - 1}", name)
+    check_tokens("stop_token_ids", params.stop_token_ids, vocab_size)
+    check_tokens("logit_bias", params.logit_bias, vocab_size)
+
+
+def check_tokens(name: str, tokens: Collection[int], vocab_size: int) -> None:
+    """The same for the token ids of one field. None is told: one may have thousands of digits."""
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        raise RequestError(f"{name} has a token id that does not exist; ids go from 0 to {vocab_size - 1}", name)
 
 
 def _add_sparsely(scores: torch.Tensor, noisy: IntArray, keys: IntArray) -> torch.Tensor:

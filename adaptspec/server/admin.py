@@ -1,67 +1,131 @@
 """The routes about policies: what users may ask for, and with the admin key what runs, and changing it.
 
-Knows HTTP and the policy desk; it does not know what makes a policy good. Who may come here is `gate`'s affair.
+`auth` decides who may come here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Literal
 
 from aiohttp import web
+from pydantic import RootModel
 
+from adaptspec.engine.policy_manager import PolicyManager, ServedPolicy
 from adaptspec.errors import ConfigError, RequestError, UnknownModelError
-from adaptspec.server.errors import PolicyInUseError, UnknownPolicyError
-from adaptspec.server.protocols import Policies, ServedPolicy
+from adaptspec.server.answers import Answer, Json, Listed
+from adaptspec.server.http_errors import RefusedError
 from adaptspec.server.wire import shown
 
-POLICIES = web.AppKey("policies", Policies)
+POLICIES = web.AppKey("policies", PolicyManager)
 # What is done with policies has paths of its own, and no other methods than it says.
 _BY_NAME = "/admin/policies/{name:(?!(?:reload|simulate|validate)$)[^/]+}"
 
 
-def policy_routes(admin: bool) -> list[web.RouteDef]:
-    """The routes; those that need the admin key only where there is one."""
-    routes = [web.get("/v1/policies", policies), web.get("/v1/policies/{policy}", policy)]
-    if admin:
-        routes += [
-            web.get("/admin/policies", running),
-            web.post("/admin/policies", apply),
-            web.post("/admin/policies/reload", reload),
-            web.get(_BY_NAME, one),
-            web.put(_BY_NAME, put),
-            web.delete(_BY_NAME, delete),
-        ]
-    return routes
+class PolicyCard(Answer):
+    """A policy that requests may name."""
+
+    id: str
+    object: Literal["policy"]
+    description: str
+    default: bool
+
+
+class PolicyText(PolicyCard):
+    """The same, with its YAML."""
+
+    yaml: str
+
+
+class PolicyList(Listed[PolicyCard]):
+    """All of them."""
+
+
+class ShadowEstimate(Answer):
+    """What a shadow policy would have earned."""
+
+    against: str
+    rounds: int
+    goodput_ratio: float
+    guessed: float
+
+
+class RunningPolicy(PolicyText):
+    """A policy that runs; only a shadow has an estimate."""
+
+    mode: str
+    estimate: ShadowEstimate | None = None
+
+
+class RunningPolicies(Listed[RunningPolicy]):
+    """All of them."""
+
+
+class AppliedPolicy(Answer):
+    """What became of a policy that was sent."""
+
+    name: str
+    replaced: bool
+    carried: bool
+
+
+class DryRun(Answer):
+    """A policy that could be served, and is not."""
+
+    name: str
+    valid: Literal[True]
+
+
+class PutPolicy(RootModel[AppliedPolicy | DryRun]):
+    """What became of a policy; the second after a dry run."""
+
+
+class DeletedPolicy(Answer):
+    """A policy that requests can no longer come to."""
+
+    name: str
+    deleted: Literal[True]
+
+
+class ReloadedFile(Answer):
+    """What became of a policy's file: reloaded, unchanged (no error), or not usable."""
+
+    name: str
+    reloaded: bool
+    error: str | None
+
+
+class ReloadedFiles(Listed[ReloadedFile]):
+    """All policies that have a file."""
 
 
 async def policies(http: web.Request) -> web.Response:
     """GET /v1/policies: what a request may name."""
-    desk = http.app[POLICIES]
-    cards = [_card(one, desk.default) for one in desk.on_request()]
-    return web.json_response({"object": "list", "data": cards})
+    manager = http.app[POLICIES]
+    cards = [PolicyCard(**_card(one, manager.default)) for one in manager.on_request()]
+    return web.json_response(PolicyList(object="list", data=cards).written())
 
 
 async def policy(http: web.Request) -> web.Response:
     """GET /v1/policies/{policy}: one of them, as YAML too."""
-    desk, name = http.app[POLICIES], http.match_info["policy"]
-    for one in desk.on_request():
+    manager, name = http.app[POLICIES], http.match_info["policy"]
+    for one in manager.on_request():
         if one.name == name:
-            return web.json_response(_card(one, desk.default) | {"yaml": one.text})
+            return web.json_response(PolicyText(**_card(one, manager.default), yaml=one.text).written())
     raise web.HTTPNotFound
 
 
 async def running(http: web.Request) -> web.Response:
     """GET /admin/policies: everything that runs, as YAML too, and what shadows would have earned."""
-    return web.json_response({"object": "list", "data": _whole_cards(http.app[POLICIES])})
+    return web.json_response(RunningPolicies(object="list", data=_running(http.app[POLICIES])).written())
 
 
 async def one(http: web.Request) -> web.Response:
     """GET /admin/policies/{name}: the same of one policy."""
     name = http.match_info["name"]
-    for card in _whole_cards(http.app[POLICIES]):
-        if card["id"] == name:
-            return web.json_response(card)
+    for card in _running(http.app[POLICIES]):
+        if card.id == name:
+            return web.json_response(card.written())
     raise _unknown(name)
 
 
@@ -83,7 +147,7 @@ async def put(http: web.Request) -> web.Response:
     if found != name:
         raise RequestError(f"the policy is called {shown(found)}, not {shown(name)}; send it under its metadata.name")
     if dry_run == "true":
-        return web.json_response({"name": name, "valid": True})
+        return web.json_response(DryRun(name=name, valid=True).written())
     return await _apply(http, text)
 
 
@@ -95,14 +159,15 @@ async def delete(http: web.Request) -> web.Response:
     except UnknownModelError as error:
         raise _unknown(name) from error
     except ConfigError as error:
-        raise PolicyInUseError(str(error)) from error
-    return web.json_response({"name": name, "deleted": True})
+        raise RefusedError(409, "policy_in_use", str(error)) from error
+    return web.json_response(DeletedPolicy(name=name, deleted=True).written())
 
 
 async def reload(http: web.Request) -> web.Response:
     """POST /admin/policies/reload: read all policy files again. One that cannot be used leaves its policy as it is."""
     outcomes = await asyncio.to_thread(http.app[POLICIES].reload)
-    return web.json_response({"object": "list", "data": [dict(outcome) for outcome in outcomes]})
+    found = ReloadedFiles(object="list", data=[ReloadedFile.model_validate(outcome) for outcome in outcomes])
+    return web.json_response(found.written())
 
 
 async def body_text(http: web.Request) -> str:
@@ -119,34 +184,40 @@ async def _apply(http: web.Request, text: str) -> web.Response:
         applied = await asyncio.to_thread(http.app[POLICIES].apply, text, "<body>")
     except ConfigError as error:
         raise RequestError(str(error)) from error
-    return web.json_response({"name": applied.name, "replaced": applied.replaced, "carried": applied.carried})
+    return web.json_response(AppliedPolicy.model_validate(applied, from_attributes=True).written())
 
 
-def _unknown(name: str) -> UnknownPolicyError:
-    return UnknownPolicyError(f"there is no policy {shown(name)} here; GET /admin/policies lists what there is")
+def _unknown(name: str) -> RefusedError:
+    words = f"there is no policy {shown(name)} here; GET /admin/policies lists what there is"
+    return RefusedError(404, "policy_not_found", words)
 
 
-def _whole_cards(desk: Policies) -> list[dict[str, Any]]:
-    estimates = {estimate.policy: estimate for estimate in desk.estimates()}
+def _running(manager: PolicyManager) -> list[RunningPolicy]:
+    estimates = {estimate.policy: estimate for estimate in manager.estimates()}
     cards = []
-    for policy in desk.served:
-        card = {**_card(policy, desk.default), "mode": policy.mode, "yaml": policy.text}
-        estimate = estimates.get(policy.name)
-        if estimate is not None:
-            card["estimate"] = {
-                "against": estimate.against,
-                "rounds": estimate.rounds,
-                "goodput_ratio": estimate.goodput_ratio,
-                "guessed": estimate.guessed,
-            }
+    for policy in manager.served:
+        card = RunningPolicy(**_card(policy, manager.default), mode=policy.mode, yaml=policy.text)
+        if policy.name in estimates:
+            card.estimate = ShadowEstimate.model_validate(estimates[policy.name], from_attributes=True)
         cards.append(card)
     return cards
 
 
-def _card(policy: ServedPolicy, default: str) -> dict[str, Any]:
+def _card(policy: ServedPolicy, default: str) -> Json:
     return {
         "id": policy.name,
         "object": "policy",
         "description": policy.description,
         "default": policy.name == default,
     }
+
+
+USER_ROUTES = (web.get("/v1/policies", policies), web.get("/v1/policies/{policy}", policy))
+ADMIN_ROUTES = (
+    web.get("/admin/policies", running),
+    web.post("/admin/policies", apply),
+    web.post("/admin/policies/reload", reload),
+    web.get(_BY_NAME, one),
+    web.put(_BY_NAME, put),
+    web.delete(_BY_NAME, delete),
+)

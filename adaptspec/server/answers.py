@@ -1,14 +1,21 @@
-"""The shapes of answers to users, for `openapi.json` alone.
-
-Handlers and dialects write what is sent, and tests hold it to these shapes. What the admin is answered is in
-`admin_answers`, the live feed in `live_answers`.
-"""
+"""Models of answers, which write them and describe them in `openapi.json`: here what several endpoints share."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from itertools import zip_longest
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
+
+from adaptspec.types import Completion, Delta, Request, SpeculationStats
+
+Json = dict[str, Any]
+Bytes = Callable[[int], bytes]  # of a token
 
 
 class Answer(BaseModel):
@@ -16,20 +23,19 @@ class Answer(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-
-class ErrorDetail(Answer):
-    """What went wrong, what to do, and the field at fault."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+    def written(self) -> Json:
+        """As it is sent: fields that were not given are left out."""
+        return self.model_dump(exclude_unset=True)
 
 
-class Error(Answer):
-    """A request that could not be served."""
+Item = TypeVar("Item", bound=Answer)
 
-    error: ErrorDetail
+
+class Listed(Answer, Generic[Item]):
+    """All there are of something, in OpenAI's shape."""
+
+    object: Literal["list"]
+    data: list[Item]
 
 
 class PredictionDetails(Answer):
@@ -88,195 +94,146 @@ class Metrics(Answer):
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-class CompletionLogprobs(Answer):
-    """Of each token; the first of an echoed prompt has none."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-class CompletionChoice(Answer):
-    """One completion."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: Finish
-
-
-class Completion(Answer):
-    """Completions of one or several prompts."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage
-    metrics: Metrics
-
-
-class Alternative(Answer):
-    """A token and its log-probability."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatToken(Alternative):
-    """A token of the answer, and the likeliest in its place."""
-
-    top_logprobs: list[Alternative]
-
-
-class ChatLogprobs(Answer):
-    """Of each token."""
-
-    content: list[ChatToken]
-    refusal: None
-
-
-class Called(Answer):
-    """A function and its arguments, as JSON."""
-
-    name: str
-    arguments: str
-
-
-class Call(Answer):
-    """A tool call."""
-
-    id: str
-    type: Literal["function"]
-    function: Called
-
-
-class AssistantMessage(Answer):
-    """What the assistant says, or calls."""
-
-    role: Literal["assistant"]
-    content: str | None
-    refusal: None
-    tool_calls: list[Call] | None = None
-
-
-class ChatChoice(Answer):
-    """One answer."""
-
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Finish
-
-
-class ChatCompletion(Answer):
-    """The next message of a conversation."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    metrics: Metrics
-
-
-class Response(BaseModel):
-    """A response; what it repeats of its request is not spelled out here."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["completed", "incomplete"]
-    model: str
-    output: list[dict[str, Any]]
-    usage: dict[str, Any]
-    metrics: Metrics
-
-
-class ModelDetails(Answer):
-    """What AdaptSpec adds to a model's card."""
-
-    architecture: str
-    parameters: int
-    policies: list[str]
-    default_policy: str
-
-
-class Model(Answer):
-    """The model that is served."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    max_model_len: int
-    adaptspec: ModelDetails
-
-
-class ModelList(Answer):
-    """All models that are served."""
-
-    object: Literal["list"]
-    data: list[Model]
-
-
-class PolicyCard(Answer):
-    """A policy that requests may name."""
-
-    id: str
-    object: Literal["policy"]
-    description: str
-    default: bool
-
-
-class PolicyText(PolicyCard):
-    """The same, with its YAML."""
-
-    yaml: str
-
-
-class PolicyList(Answer):
-    """All of them."""
-
-    object: Literal["list"]
-    data: list[PolicyCard]
-
-
-class Tokens(Answer):
-    """Token ids of a text or a conversation."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-
-
-class Text(Answer):
-    """The text of token ids."""
-
-    prompt: str
-
-
-class Version(Answer):
-    """The version of AdaptSpec."""
-
-    version: str
-
-
-class Health(Answer):
-    """Whether requests are taken, and how many are in flight."""
-
-    status: Literal["ok", "draining", "full", "dead"]
-    running: int
-    waiting: int
-
-
-class OpenApi(BaseModel):
-    """An OpenAPI description."""
-
-    openapi: str
-    info: dict[str, Any]
-    paths: dict[str, Any]
+def usage(completions: Iterable[Completion], choices: int = 1) -> Usage:
+    """Tokens read and written: a prompt counts once, however many `choices` are answers to it."""
+    ended = list(completions)
+    counted = usage_of(
+        sum(completion.prompt_tokens for completion in ended) // choices,
+        sum(len(completion.tokens) for completion in ended),
+    )
+    accepted = sum(completion.prediction_accepted for completion in ended)
+    rejected = sum(completion.prediction_rejected for completion in ended)
+    if accepted or rejected:
+        counted.completion_tokens_details = PredictionDetails(
+            accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected
+        )
+    return counted
+
+
+def usage_of(prompt: int, output: int) -> Usage:
+    """So many tokens; none is ever cached, as no prompt is kept for another request."""
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=output,
+        total_tokens=prompt + output,
+        prompt_tokens_details=PromptDetails(cached_tokens=0),
+    )
+
+
+def metrics(completions: Iterable[Completion]) -> Metrics:
+    """What speculation did, summed over the prompts of a request.
+
+    Depth changes from round to round here, so `num_spec_tokens` is the deepest count that was accepted or could be.
+    """
+    stats = [completion.stats for completion in completions]
+    whole = SpeculationStats(
+        draft_rounds=sum(one.draft_rounds for one in stats),
+        drafted=sum(one.drafted for one in stats),
+        accepted=sum(one.accepted for one in stats),
+    )
+    histogram = _columns([one.acceptance_histogram for one in stats])
+    own = OwnMetrics(
+        policy=stats[0].policy if stats else "",
+        rounds=sum(one.rounds for one in stats),
+        accepted_per_position=_columns([one.accepted_per_position for one in stats]),
+        task=stats[0].task if len({one.task for one in stats}) == 1 else None,
+        task_detected=any(one.task_detected for one in stats),
+        lossy=any(one.lossy for one in stats),
+    )
+    return Metrics(
+        speculative_decoding=SpeculativeDecoding(
+            mean_acceptance_length=whole.mean_acceptance_length,
+            draft_acceptance_rate=whole.acceptance_rate,
+            acceptance_histogram=histogram,
+            num_spec_steps=whole.draft_rounds,
+            num_accepted_draft_tokens=whole.accepted,
+            num_draft_tokens=whole.drafted,
+            num_spec_tokens=max(len(histogram) - 1, 0),
+            adaptspec=own,
+        )
+    )
+
+
+def _columns(rows: Sequence[tuple[int, ...]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
+
+
+class Reply(ABC):
+    """One answer in the making, of a chat or of completions: what all its parts share."""
+
+    prefix: ClassVar[str]  # of ids
+    whole_model: ClassVar[type[Answer]]
+    whole_object: ClassVar[str]  # the `object` of a whole answer
+    chunk_object: ClassVar[str]  # that of a piece
+
+    def __init__(self, model: str, choices: int) -> None:
+        """`choices` answers go to each prompt, in a row."""
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"  # also names its requests in the engine
+        self.created = int(time.time())
+        self.model = model
+        self.choices = choices
+
+    def whole(self, completions: Sequence[Completion]) -> Json:
+        """The answer in one object."""
+        choices = [self.choice(index, completion) for index, completion in enumerate(completions)]
+        told = {"usage": usage(completions, self.choices), "metrics": metrics(completions)}
+        return self.whole_model.model_validate(self._envelope(self.whole_object, choices) | told).written()
+
+    @abstractmethod
+    def choice(self, index: int, completion: Completion) -> Answer:
+        """A whole answer to one prompt."""
+
+    @abstractmethod
+    def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterable[Json]:
+        """What a piece adds to choice `index`; where it carries the completion, the last of them tells the end."""
+
+    async def events(
+        self,
+        deltas: AsyncGenerator[tuple[int, Delta], None],
+        requests: Sequence[Request],
+        *,
+        include_usage: bool = False,
+        continuous_usage: bool = False,
+    ) -> AsyncGenerator[Json, None]:
+        """The answer in pieces. `deltas` belong to the `requests`; nothing comes before the first delta.
+
+        The metrics travel with the usage if that was asked for, else with the last ending.
+        """
+        opened: set[int] = set()
+        ended: dict[int, Completion] = {}
+        prompt, output = sum(len(request.prompt) for request in requests) // self.choices, 0
+        async with aclosing(deltas):
+            async for index, delta in deltas:
+                output += len(delta.tokens)
+                if delta.completion is not None:
+                    ended[index] = delta.completion
+                written = list(self.chunks(index, delta, first=index not in opened))
+                opened.add(index)
+                beside: Json = {"usage": None} if include_usage else {}
+                if continuous_usage:
+                    beside = {"usage": usage_of(prompt, output).written()}
+                for place, choice in enumerate(written, start=1):
+                    if place == len(written) and len(ended) == len(requests) and not include_usage:
+                        beside["metrics"] = metrics(ended.values()).written()
+                    yield (
+                        self._envelope(self.chunk_object, [choice])
+                        | beside
+                        | (_provenance(delta) if _has_text(choice) else {})
+                    )
+        if include_usage:
+            counted, made = usage(ended.values(), self.choices), metrics(ended.values())
+            yield self._envelope(self.chunk_object, []) | {"usage": counted.written(), "metrics": made.written()}
+
+    def _envelope(self, kind: str, choices: Sequence[object]) -> Json:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+
+def _provenance(delta: Delta) -> Json:
+    """Who drafted which words of a piece, token by token, for requests that asked: its texts add up to the piece's."""
+    if delta.pieces is None:
+        return {}
+    return {"adaptspec": {"provenance": [{"text": one.text, "drafter": one.drafter} for one in delta.pieces]}}
+
+
+def _has_text(choice: Json) -> bool:
+    return bool(choice.get("text") or choice.get("delta", {}).get("content"))

@@ -9,33 +9,49 @@ from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
+from transformers import PreTrainedTokenizerFast
 
-from adaptspec.server import admin, handlers, status, tokens, trials
+from adaptspec.engine.async_engine import AsyncEngine
+from adaptspec.engine.policy_manager import PolicyManager
+from adaptspec.server import admin, handlers, status, tokenize, trials
+from adaptspec.server import operations as operating
+from adaptspec.server.auth import Hosts, Keys, auth, named_key
 from adaptspec.server.codec import Codec
-from adaptspec.server.counting import counting
-from adaptspec.server.exposure import Hosts
-from adaptspec.server.gate import gate
-from adaptspec.server.keys import Keys, named_key
+from adaptspec.server.http_errors import answer_errors, shape_refusal
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.live import add_live
 from adaptspec.server.live_page import add_page
+from adaptspec.server.middleware import add_request_id, counting, tracing
 from adaptspec.server.openapi import KEYED, openapi
-from adaptspec.server.operations import OPERATIONS, Operations, operation_routes
-from adaptspec.server.padding import Padding
-from adaptspec.server.problem import problems, shape_refusal
-from adaptspec.server.protocols import AsyncEngine, Exposition, Policies, Tokenizer, Tracing
-from adaptspec.server.request_id import add_request_id
+from adaptspec.server.operations import Operations
 from adaptspec.server.service import SERVICE, Service
-from adaptspec.server.traces import tracing
+from adaptspec.server.sse import Padding
 from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.tracing import Tracing
+
+_ROUTES = (
+    web.post("/v1/completions", handlers.completions),
+    web.post("/v1/chat/completions", handlers.chat_completions),
+    web.post("/v1/responses", handlers.responses),
+    web.get("/v1/models", status.models),
+    web.get("/v1/models/{model:.+}", status.model),
+    web.post("/tokenize", tokenize.tokenize),
+    web.post("/detokenize", tokenize.detokenize),
+    web.get("/health", status.health),
+    web.get("/ready", status.ready),
+    web.get("/version", status.version),
+    web.get("/metrics", status.metrics),
+    web.get("/openapi.json", openapi),
+)
 
 
 def make_app(
     engine: AsyncEngine,
-    tokenizer: Tokenizer,
-    exposition: Exposition,
+    tokenizer: PreTrainedTokenizerFast,
+    exposition: Metrics,
     *,
-    policies: Policies | None = None,
+    policies: PolicyManager | None = None,
     traces: Tracing | None = None,
     admin_key: str | None = None,
     api_keys: Collection[str] = (),
@@ -58,42 +74,27 @@ def make_app(
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
     """
-    guard = gate(Keys(map(named_key, api_keys)), Keys([(admin_key, None)] if admin_key else []), hosts)
-    around = [] if traces is None else [tracing(traces)]
-    middlewares = [*around, counting(exposition.responded), problems, guard]
+    guard = auth(Keys(map(named_key, api_keys)), Keys([(admin_key, None)] if admin_key else []), hosts)
+    middlewares = [counting(exposition.responded), answer_errors, guard]
+    if traces is not None:
+        middlewares.insert(0, tracing(traces))
     app = web.Application(middlewares=middlewares, client_max_size=limits.body_bytes)
-    target, longest = engine.target, limits.text_bytes(engine.target.context)
-    codec = Codec(tokenizer, target.vocab_size, limits.template_seconds, longest)
+    codec = Codec(tokenizer, limits.template_seconds, limits.text_bytes(engine.target.context))
     app[SERVICE] = Service(engine, codec, limits, padding)
     app[status.EXPOSITION] = exposition
     app[status.STARTED] = int(time.time())
     app[KEYED] = bool(api_keys)
     app.on_response_prepare.extend((shape_refusal, add_request_id))
-    app.add_routes(
-        [
-            web.post("/v1/completions", handlers.completions),
-            web.post("/v1/chat/completions", handlers.chat_completions),
-            web.post("/v1/responses", handlers.responses),
-            web.get("/v1/models", status.models),
-            web.get("/v1/models/{model:.+}", status.model),
-            web.post("/tokenize", tokens.tokenize),
-            web.post("/detokenize", tokens.detokenize),
-            web.get("/health", status.health),
-            web.get("/ready", status.ready),
-            web.get("/version", status.version),
-            web.get("/metrics", status.metrics),
-            web.get("/openapi.json", openapi),
-        ]
-    )
+    app.add_routes(_ROUTES)
     if policies is not None:
         app[admin.POLICIES] = policies
+        app.add_routes(admin.USER_ROUTES)
+    if policies is not None and admin_key:
         app[trials.TRIALS] = trials.Trials(journal)
-        app.add_routes(admin.policy_routes(admin=bool(admin_key)))
-        if admin_key:
-            app.add_routes(trials.trial_routes())
-        if operations is not None and admin_key:
-            app[OPERATIONS] = operations
-            app.add_routes(operation_routes())
+        app.add_routes([*admin.ADMIN_ROUTES, *trials.ROUTES])
+        if operations is not None:
+            app[operating.OPERATIONS] = operations
+            app.add_routes(operating.ROUTES)
     # What padding hides the feed would tell to all who have a key.
     if live is not None and padding is None:
         add_live(app, live, facts)

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` on the wire: its body, and the shapes of its answers."""
+"""`/v1/chat/completions` on the wire: its body, and its answers, whole and in pieces."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from adaptspec.errors import RequestError
-from adaptspec.server.hints import Effort, Hints, Idle
-from adaptspec.server.logprobs import Bytes, chat_logprobs
-from adaptspec.server.messages import Messages, Text, check_messages
-from adaptspec.server.structure import ResponseFormat, grammar_of
-from adaptspec.server.tool_text import Arguments, Opened, Part, PlainText, ToolText, Words, reader_of
-from adaptspec.server.tools import ToolChoice, Tools, check_tools, tool_grammar
-from adaptspec.server.wire import NO_PROVENANCE, PROVENANCE, Alternatives, AtLeastOne, GenerationBody, WireModel
-from adaptspec.types import Completion, Delta, FinishReason, Grammar, TokenLogprob
+from pydantic import model_validator
 
-Json = dict[str, Any]
+from adaptspec.errors import RequestError
+from adaptspec.server.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
+from adaptspec.server.generation_body import (
+    NO_PROVENANCE,
+    PROVENANCE,
+    Alternatives,
+    AtLeastOne,
+    Effort,
+    GenerationBody,
+    Hints,
+    Idle,
+)
+from adaptspec.server.messages import Messages, Text
+from adaptspec.server.response_format import ResponseFormat, grammar_of
+from adaptspec.server.tools import CallReader, CallStart, Part, TextPiece, ToolChoice, Tools, check_tools, tool_grammar
+from adaptspec.server.wire import WireModel
+from adaptspec.types import Completion, Delta, FinishReason, Grammar, TokenLogprob
 
 
 class PredictedText(WireModel):
@@ -70,24 +78,16 @@ class ChatBody(GenerationBody, Hints):
     operation: ClassVar[str] = "chat"
 
     @property
-    def prompts(self) -> int:
-        """All messages together are one."""
-        return 1
-
-    @property
     def contents(self) -> list[dict[str, str]]:
         """See `GenerationBody.contents`."""
         return [message.plain() for message in self.messages]
 
     @property
-    def wanted_tokens(self) -> int | None:
-        """Output tokens asked for; None is as many as the context has room for."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def tokens_field(self) -> str | None:
-        """See `GenerationBody.tokens_field`."""
-        return super().tokens_field if self.max_completion_tokens is None else "max_completion_tokens"
+    def asked_tokens(self) -> tuple[str, int] | None:
+        """See `GenerationBody.asked_tokens`."""
+        if self.max_completion_tokens is None:
+            return super().asked_tokens
+        return "max_completion_tokens", self.max_completion_tokens
 
     @property
     def alternatives(self) -> int | None:
@@ -100,20 +100,17 @@ class ChatBody(GenerationBody, Hints):
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
+    def constrained(self) -> bool:
+        """Whether there may be a grammar, which takes its time to write."""
+        return bool(self.tools) or self._formatted
+
     def grammar(self) -> Grammar | None:
-        """See `GenerationBody.grammar`."""
+        """What the answer must be; None where any text will do. Raises RequestError for too much of a schema."""
         parallel = self.parallel_tool_calls is not False
         return tool_grammar(self.tools or (), self.tool_choice, parallel=parallel) or grammar_of(self.response_format)
 
-    @property
-    def constrained(self) -> bool:
-        """See `GenerationBody.constrained`."""
-        return bool(self.tools) or self._formatted
-
-    def check(self) -> None:
-        """What no single field can say. Raises RequestError."""
-        super().check()
-        check_messages(self.messages)
+    @model_validator(mode="after")
+    def _check_chat(self) -> ChatBody:
         check_tools(self.tools or (), self.tool_choice)
         if self.calls and self._formatted:
             raise RequestError(
@@ -126,88 +123,172 @@ class ChatBody(GenerationBody, Hints):
             raise RequestError("top_logprobs needs logprobs: true; leave it out otherwise", "top_logprobs")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise RequestError("send max_completion_tokens or max_tokens, not both", "max_tokens")
+        return self
 
     @property
     def _formatted(self) -> bool:
         return self.response_format is not None and self.response_format.type != "text"
 
 
-class ChatDialect:
-    """How chat completions are written."""
+class Alternative(Answer):
+    """A token and its log-probability."""
 
-    id_prefix = "chatcmpl"
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(Alternative):
+    """A token of the answer, and the likeliest in its place."""
+
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(Answer):
+    """Of each token."""
+
+    content: list[ChatToken]
+    refusal: None
+
+
+class Called(Answer):
+    """A function and its arguments, as JSON."""
+
+    name: str
+    arguments: str
+
+
+class Call(Answer):
+    """A tool call."""
+
+    id: str
+    type: Literal["function"]
+    function: Called
+
+
+class AssistantMessage(Answer):
+    """What the assistant says, or calls."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[Call] | None = None
+
+
+class ChatChoice(Answer):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+
+
+class ChatCompletion(Answer):
+    """The next message of a conversation."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    metrics: Metrics
+
+
+class ChatReply(Reply):
+    """Answers a chat."""
+
+    prefix = "chatcmpl"
+    whole_model = ChatCompletion
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, bytes_of: Bytes, *, logprobs: bool = False, calls: bool = False) -> None:
-        """`logprobs`: tell those of every token. `calls`: answers may call tools."""
+    def __init__(self, model: str, body: ChatBody, bytes_of: Bytes) -> None:
+        super().__init__(model, body.choices)
         self._bytes_of = bytes_of
-        self._logprobs = logprobs
-        self._calls = calls
-        self._readers: dict[int, ToolText | PlainText] = {}
-
-    def choice(self, index: int, completion: Completion) -> Json:
-        """A whole answer."""
-        message: Json = {"role": "assistant", "content": None, "refusal": None}
-        reader = reader_of(self._calls)
-        message["content"], calls = gathered([*reader.feed(completion.text), *reader.end()])
-        if calls:
-            message["tool_calls"] = calls
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": self._written(completion.logprobs),
-            "finish_reason": _finish(completion, reader),
-        }
+        self._logprobs = bool(body.logprobs)
+        self._calls = body.calls
+        self._readers: dict[int, CallReader] = {}
 
     def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterator[Json]:
-        """What one piece of an answer adds; who speaks comes first."""
+        """See `Reply.chunks`; who speaks comes first."""
         if first:
-            yield _choice(index, {"role": "assistant", "content": ""}, None, None)
-        reader = self._readers.get(index)
-        if reader is None:
-            reader = self._readers[index] = reader_of(self._calls)
+            yield _chunk(index, {"role": "assistant", "content": ""})
+        reader = self._readers.setdefault(index, CallReader(self._calls))
         parts = [*reader.feed(delta.text), *(reader.end() if delta.completion is not None else ())]
         pieces = [_piece(part) for part in parts]
-        logprobs = self._written(delta.logprobs) if delta.tokens else None
+        logprobs = self._told(delta.logprobs) if delta.tokens else None
         if logprobs is not None and not pieces:
             pieces = [{"content": ""}]
         for place, piece in enumerate(pieces):  # the tokens of a round are told once
-            yield _choice(index, piece, logprobs if place == 0 else None, None)
+            yield _chunk(index, piece, logprobs.written() if logprobs is not None and place == 0 else None)
         if delta.completion is not None:
-            yield _choice(index, {}, None, _finish(delta.completion, reader))
+            yield _chunk(index, {}, finish=_finish(delta.completion, reader))
 
-    def _written(self, entries: Sequence[TokenLogprob]) -> Json | None:
+    def choice(self, index: int, completion: Completion) -> ChatChoice:
+        """See `Reply.choice`."""
+        reader = CallReader(self._calls)
+        content, calls = gathered([*reader.feed(completion.text), *reader.end()])
+        message = AssistantMessage(role="assistant", content=content, refusal=None)
+        if calls:
+            message.tool_calls = calls
+        return ChatChoice(
+            index=index,
+            message=message,
+            logprobs=self._told(completion.logprobs),
+            finish_reason=_finish(completion, reader),
+        )
+
+    def _told(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         return chat_logprobs(entries, self._bytes_of) if self._logprobs else None
 
 
-def gathered(parts: Sequence[Part]) -> tuple[str | None, list[Json]]:
+def chat_logprobs(entries: Sequence[TokenLogprob], bytes_of: Bytes) -> ChatLogprobs:
+    """The `logprobs` of a chat's choice."""
+
+    def token(number: int, logprob: float) -> Json:
+        raw = bytes_of(number)
+        return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
+
+    tokens = [
+        ChatToken(**token(one.token, one.logprob), top_logprobs=[Alternative(**token(*other)) for other in one.top])
+        for one in entries
+    ]
+    return ChatLogprobs(content=tokens, refusal=None)
+
+
+def gathered(parts: Sequence[Part]) -> tuple[str | None, list[Call]]:
     """The content of a message, None where there are only calls, and its tool calls."""
-    content = "".join(part.text for part in parts if isinstance(part, Words))
-    calls = [_call(part.name) for part in parts if isinstance(part, Opened)]
+    content, calls = "", []
     for part in parts:
-        if isinstance(part, Arguments):
-            calls[part.index]["function"]["arguments"] += part.text
+        if isinstance(part, TextPiece):
+            content += part.text
+        elif isinstance(part, CallStart):
+            calls.append(_call(part.name))
+        else:
+            calls[part.index].function.arguments += part.text
     return content if content or not calls else None, calls
 
 
-def _call(name: str) -> Json:
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": {"name": name, "arguments": ""}}
+def _call(name: str) -> Call:
+    return Call(id=f"call_{uuid.uuid4().hex[:24]}", type="function", function=Called(name=name, arguments=""))
 
 
 def _piece(part: Part) -> Json:
-    if isinstance(part, Words):
+    if isinstance(part, TextPiece):
         return {"content": part.text}
-    if isinstance(part, Opened):
-        return {"tool_calls": [{"index": part.index, **_call(part.name)}]}
+    if isinstance(part, CallStart):
+        return {"tool_calls": [{"index": part.index, **_call(part.name).written()}]}
     return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
 
 
-def _finish(completion: Completion, reader: ToolText | PlainText) -> str:
+def _finish(completion: Completion, reader: CallReader) -> Finish:
     # A stop string may cut a call short: its arguments are no JSON then, and nobody should call with them.
-    called = completion.finish is FinishReason.STOP and reader.calls and reader.whole
-    return "tool_calls" if called else completion.finish.value
+    if completion.finish is FinishReason.STOP:
+        return "tool_calls" if reader.calls and reader.whole else "stop"
+    return "length"
 
 
-def _choice(index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
+def _chunk(index: int, delta: Json, logprobs: Json | None = None, finish: Finish | None = None) -> Json:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}

@@ -1,21 +1,21 @@
-"""Text to token ids and back, with errors a client can act on. Knows no HTTP and no engine."""
+"""Text to token ids and back, with errors a client can act on."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import NoReturn
 
 from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import PromptTooLongError, RequestError
 from adaptspec.models.token_bytes import TokenBytes
+from adaptspec.server.answers import Json
 from adaptspec.server.messages import Message
-from adaptspec.server.protocols import Tokenizer
-from adaptspec.server.timed import within
+from adaptspec.server.threads import Lanes, within
 from adaptspec.server.tools import Tool, written_out
-from adaptspec.server.turns import Turns
 
 # A template is a program of the model's makers: what it does with odd messages is not only what jinja raises itself.
 _OF_TEMPLATES = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
@@ -25,23 +25,25 @@ _MESSAGE = 64  # characters that a message counts for beside its own: a template
 
 
 class Codec:
-    """A tokenizer with its vocabulary's bounds.
+    """A tokenizer.
 
     What takes long is done in threads, and others' texts wait only for those of about their own length. A template runs
     in a thread whatever it is given: it is a program that came with the model.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, template_seconds: float = 2.0, most_bytes: int = 2**22
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        template_seconds: float = 2.0,
+        most_bytes: int = 2**22,
     ) -> None:
         """`template_seconds`: how long a chat template may take for one conversation; `most_bytes`: of a text."""
         self._tokenizer = tokenizer
         self._template_seconds = template_seconds
-        self._vocab_size = vocab_size
         self._most_bytes = most_bytes
-        self._encoding = Turns(SHORT_TEXT)
-        self._decoding = Turns(SHORT_IDS)
-        self._rendering = Turns(0)
+        self._encoding = Lanes(SHORT_TEXT)
+        self._decoding = Lanes(SHORT_IDS)
+        self._rendering = Lanes(0)
 
     @cached_property
     def bytes_of(self) -> TokenBytes:
@@ -67,7 +69,8 @@ class Codec:
         Raises PromptTooLongError, before any is encoded, if one is longer than any that fits.
         """
         for text in texts:
-            self.check_length(text, param)
+            if len(text) > self._most_bytes or (not text.isascii() and len(text.encode()) > self._most_bytes):
+                self._refuse_length(param)
         together, encoded = sum(map(len, texts)), []
         for text in texts:
             size = len(text) if together <= SHORT_TEXT else max(len(text), SHORT_TEXT + 1)
@@ -92,19 +95,6 @@ class Codec:
         """Text of token ids, special tokens included."""
         return await self._decoding.run(len(tokens), lambda: self._decode(tokens))
 
-    def check_length(self, text: str, param: str) -> None:
-        """Raise PromptTooLongError if no text as long as this fits the model: encoding it could take seconds."""
-        if len(text) > self._most_bytes or (not text.isascii() and len(text.encode()) > self._most_bytes):
-            self._refuse_length(param)
-
-    def check(self, tokens: Iterable[int], param: str) -> None:
-        """Raise RequestError if an id is outside of the vocabulary."""
-        ids = list(tokens)
-        if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
-            raise RequestError(
-                f"{param} has a token id that does not exist; ids go from 0 to {self._vocab_size - 1}", param
-            )
-
     async def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
         """Templates come with the model, and may do anything with what clients send: compare all messages, say."""
         weight = sum(message.characters + _MESSAGE for message in messages)
@@ -121,7 +111,8 @@ class Codec:
                 ) from error
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
-        plain, options = [message.plain() for message in messages], {}
+        plain = [message.plain() for message in messages]
+        options: Json = {}
         template = str(self._tokenizer.chat_template)
         if tools and "tools" in template:
             options["tools"] = [tool.plain() for tool in tools]

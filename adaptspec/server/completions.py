@@ -1,23 +1,22 @@
-"""`/v1/completions` on the wire: its body, and the shapes of its answers."""
+"""`/v1/completions` on the wire: its body, and its answers, whole and in pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+import codecs
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from adaptspec import types
+from adaptspec.server.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
+from adaptspec.server.generation_body import Alternatives, GenerationBody
 from adaptspec.server.limits import ServerLimits
-from adaptspec.server.logprobs import Bytes, CompletionLogprobs
-from adaptspec.server.wire import TOKEN_ID, Alternatives, GenerationBody
-from adaptspec.types import Completion, Delta, TokenLogprob
-
-DEFAULT_MAX_TOKENS = 16  # as at OpenAI
+from adaptspec.server.wire import TOKEN_ID
+from adaptspec.types import Delta, FinishReason, TokenLogprob
 
 Prompt = str | list[int]
-Json = dict[str, Any]
 
 
 def _prompts(value: object) -> list[Prompt]:
@@ -40,7 +39,7 @@ def _is_tokens(value: object) -> bool:
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "format": TOKEN_ID}, "minItems": 1}
 _TEXT = {"type": "string", "minLength": 1}
-_PROMPTS: dict[str, Any] = {
+_PROMPTS: Json = {
     "anyOf": [
         _TEXT,
         {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": ServerLimits().prompts},
@@ -64,21 +63,12 @@ class CompletionBody(GenerationBody):
 
     prompt_field: ClassVar[str] = "prompt"
     operation: ClassVar[str] = "text_completion"
-
-    @property
-    def prompts(self) -> int:
-        """See `GenerationBody.prompts`."""
-        return len(self.prompt)
+    usual_tokens: ClassVar[int | None] = 16  # as at OpenAI
 
     @property
     def contents(self) -> list[dict[str, str]]:
         """See `GenerationBody.contents`."""
         return [{"role": "user", "content": prompt} for prompt in self.prompt if isinstance(prompt, str)]
-
-    @property
-    def wanted_tokens(self) -> int:
-        """Output tokens asked for."""
-        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
@@ -91,52 +81,127 @@ class CompletionBody(GenerationBody):
         return bool(self.echo)
 
 
-class CompletionDialect:
-    """How completions are written. `prompts` are the texts to begin answers with, one per choice, where they echo."""
+class CompletionLogprobs(Answer):
+    """Of each token; the first of an echoed prompt has none."""
 
-    id_prefix = "cmpl"
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Answer):
+    """One completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish
+
+
+class Completion(Answer):
+    """Completions of one or several prompts."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    metrics: Metrics
+
+
+class CompletionReply(Reply):
+    """Answers a request for completions."""
+
+    prefix = "cmpl"
+    whole_model = Completion
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, bytes_of: Bytes, *, logprobs: bool = False, prompts: Sequence[Echo] = ()) -> None:
-        """`logprobs`: tell those of every token."""
+    def __init__(self, model: str, body: CompletionBody, bytes_of: Bytes) -> None:
+        super().__init__(model, body.choices)
         self._bytes_of = bytes_of
-        self._logprobs = logprobs
-        self._prompts = prompts
-        self._writers: dict[int, CompletionLogprobs] = {}
+        self._logprobs = body.logprobs is not None
+        self._echoes: list[tuple[str, int]] = []
+        self._writers: dict[int, LogprobsWriter] = {}
 
-    def choice(self, index: int, completion: Completion) -> Json:
-        """A whole answer."""
-        echo = self._prompts[index].text if self._prompts else ""
-        logprobs = self._written(index, completion.prompt_logprobs, completion.logprobs, begins=True)
-        return _choice(index, echo + completion.text, logprobs, completion.finish.value)
+    def echo(self, prompts: Iterable[tuple[str, int]]) -> None:
+        """Begin each answer with its prompt, of which this is the text and the first token."""
+        self._echoes = [prompt for prompt in prompts for _ in range(self.choices)]
 
     def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterator[Json]:
-        """What one piece of an answer adds. The prompt's own chunk comes first where it is echoed."""
-        begins = first and bool(self._prompts)
-        text = (self._prompts[index].text if begins else "") + delta.text
+        """See `Reply.chunks`. The prompt's own chunk comes first where it is echoed."""
+        begins = first and bool(self._echoes)
+        text = (self._echoes[index][0] if begins else "") + delta.text
         if text or begins or (self._logprobs and delta.tokens):
-            yield _choice(index, text, self._written(index, delta.prompt_logprobs, delta.logprobs, begins=begins), None)
+            logprobs = self._told(index, (*delta.prompt_logprobs, *delta.logprobs), begins=begins)
+            yield _chunk(index, text, None if logprobs is None else logprobs.written())
         if delta.completion is not None:
-            yield _choice(index, "", None, delta.completion.finish.value)
+            yield _chunk(index, "", finish=_finish(delta.completion))
 
-    def _written(
-        self, index: int, of_prompt: Sequence[TokenLogprob], of_output: Sequence[TokenLogprob], *, begins: bool
-    ) -> Json | None:
+    def choice(self, index: int, completion: types.Completion) -> CompletionChoice:
+        """See `Reply.choice`."""
+        entries = (*completion.prompt_logprobs, *completion.logprobs)
+        return CompletionChoice(
+            index=index,
+            text=(self._echoes[index][0] if self._echoes else "") + completion.text,
+            logprobs=self._told(index, entries, begins=bool(self._echoes)),
+            finish_reason=_finish(completion),
+        )
+
+    def _told(self, index: int, entries: Sequence[TokenLogprob], *, begins: bool) -> CompletionLogprobs | None:
         if not self._logprobs:
             return None
-        writer = self._writers.setdefault(index, CompletionLogprobs(self._bytes_of))
-        start = self._prompts[index].first if begins and self._prompts else None
-        return writer.write((*of_prompt, *of_output), start)
+        writer = self._writers.setdefault(index, LogprobsWriter(self._bytes_of))
+        return writer.write(entries, self._echoes[index][1] if begins else None)
 
 
-@dataclass(frozen=True)
-class Echo:
-    """A prompt as an answer that echoes it begins: its text, and its first token."""
+class LogprobsWriter:
+    """Writes the `logprobs` of one completion's choice, all at once or in pieces that go on from each other.
 
-    text: str
-    first: int
+    `text_offset` counts the characters that were complete before each token.
+    """
+
+    def __init__(self, bytes_of: Bytes) -> None:
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        self._characters = 0
+
+    def write(self, entries: Iterable[TokenLogprob], first: int | None = None) -> CompletionLogprobs:
+        """The next tokens. `first` is a token that comes before them and that nothing came before: it has no number."""
+        written = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        if first is not None:
+            self._add(written, first, None, None)
+        for entry in entries:
+            # The token itself is always among them, as at OpenAI.
+            every = (*entry.top, (entry.token, entry.logprob))
+            top = {_name(self._bytes_of(token)): logprob for token, logprob in every}
+            self._add(written, entry.token, entry.logprob, top)
+        return written
+
+    def _add(
+        self, written: CompletionLogprobs, token: int, logprob: float | None, top: dict[str, float] | None
+    ) -> None:
+        raw = self._bytes_of(token)
+        written.tokens.append(_name(raw))
+        written.token_logprobs.append(logprob)
+        written.top_logprobs.append(top)
+        written.text_offset.append(self._characters)
+        self._characters += len(self._decoder.decode(raw))
 
 
-def _choice(index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+def _name(raw: bytes) -> str:
+    """A token as a string that no other token has: half a character is spelled out, as OpenAI does."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _finish(completion: types.Completion) -> Finish:
+    return "stop" if completion.finish is FinishReason.STOP else "length"
+
+
+def _chunk(index: int, text: str, logprobs: Json | None = None, finish: Finish | None = None) -> Json:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

@@ -1,24 +1,24 @@
-"""One client's connection, within bounds: how many there are, how long headers may take, how long nobody reads.
-
-Knows sockets and aiohttp's handler of them; what is asked over them is the app's affair.
-"""
+"""One client's connection, within bounds: how many there are, how long headers may take, how long nobody reads."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from adaptspec.server.descriptors import room_for
+from adaptspec.server.http_errors import HttpError
 from adaptspec.server.limits import ServerLimits
-from adaptspec.server.problem import Problem
 
-_FULL = Problem(503, "too many connections are open; try again", "server_error", "too_many_connections")
+_FULL = HttpError(503, "too many connections are open; try again", "server_error", "too_many_connections")
 
+# Files of our own, and connections that asyncio has accepted, a hundred at a time, before we can refuse them.
+RESERVE = 512
 _logger = logging.getLogger(__name__)
 
 
@@ -46,7 +46,7 @@ class Connection(web.RequestHandler):
             max_line_size=limits.header_bytes,
             max_field_size=limits.header_bytes,
             access_log=None,  # type: ignore[arg-type] # aiohttp's way to say that there is none
-            # It would inflate on the event loop, also what nobody reads. `gate` refuses what is compressed.
+            # It would inflate on the event loop, also what nobody reads. `auth` refuses what is compressed.
             auto_decompress=False,
             **settings,
         )
@@ -101,10 +101,10 @@ class Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """What aiohttp says of broken HTTP, in the shape of all errors."""
         super().handle_error(request, status, exc, message)  # logs it, and raises where an answer has begun
-        problem = Problem(400, f"the request could not be read ({type(exc).__name__}); send it as HTTP/1.1")
+        error = HttpError(400, f"the request could not be read ({type(exc).__name__}); send it as HTTP/1.1")
         if status >= 500:
-            problem = Problem(status, "the server failed on this request", "server_error")
-        response = problem.response()
+            error = HttpError(status, "the server failed on this request", "server_error")
+        response = error.response()
         response.force_close()
         return response
 
@@ -123,7 +123,7 @@ class Listener(web.BaseSite):
 
     @property
     def name(self) -> str:
-        """The address, as a URL."""
+        """The address, as a URL; port 0 is what it came to once it listens."""
         return f"http://[{self._host}]:{self._port}" if ":" in self._host else f"http://{self._host}:{self._port}"
 
     async def start(self) -> None:
@@ -138,17 +138,33 @@ class Listener(web.BaseSite):
             # So many are accepted at a time, before the first of them is counted: a few times that is in the reserve.
             backlog=min(100, max(8, slots.most // 4)),
         )
+        self._port = self._server.sockets[0].getsockname()[1]
 
     def _slots(self) -> Slots:
         wanted = self._limits.connections
-        most = room_for(wanted)
-        if most < wanted:
-            _logger.warning(
-                "At most %d connections are taken instead of %d: the process may open no more files (ulimit -n)",
-                most,
-                wanted,
-            )
-        return Slots(most)
+        slots = Slots(room_for(wanted))
+        if slots.most < wanted:
+            words = "At most %d connections are taken instead of %d: the process may open no more files (ulimit -n)"
+            _logger.warning(words, slots.most, wanted)
+        return slots
+
+
+def room_for(connections: int) -> int:
+    """As many of them as may be open at once.
+
+    The process's soft limit is raised for them, as far as the hard one allows.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return connections
+    wanted = connections + RESERVE
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft < most:
+        # A system may allow less than it says.
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return max(1, min(connections, soft - min(RESERVE, soft // 2)))
 
 
 def _refuse(transport: asyncio.Transport) -> None:

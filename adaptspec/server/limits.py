@@ -1,4 +1,4 @@
-"""Every bound of the server in one place. Knows numbers; where each is held is said beside it."""
+"""Every bound of the server in one place."""
 
 from __future__ import annotations
 

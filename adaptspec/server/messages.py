@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from adaptspec.errors import RequestError
@@ -150,13 +150,14 @@ def _plain_call(call: ToolCall) -> dict[str, Any]:
     return {"type": "function", "id": call.id, "function": {"name": call.function.name, "arguments": arguments}}
 
 
+def _checked(messages: list[Message]) -> list[Message]:
+    for index, message in enumerate(messages):
+        message.check(f"messages[{index}]")
+    return messages
+
+
 Messages = Annotated[
     list[Annotated[Message, BeforeValidator(without_no_ops(Message))]],
     Field(min_length=1, max_length=4096, fail_fast=True),
+    AfterValidator(_checked),
 ]
-
-
-def check_messages(messages: Sequence[Message]) -> None:
-    """Raise RequestError for the first message that is none."""
-    for index, message in enumerate(messages):
-        message.check(f"messages[{index}]")

@@ -1,12 +1,10 @@
-"""`/openapi.json`: what this server takes and answers, from the very models that read its requests.
-
-Writes OpenAPI; what there is to say of each route is in `openapi_routes`, and which keys it needs in `gate`.
-"""
+"""`/openapi.json`: what this server takes and answers, from the models that read requests and write answers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -14,13 +12,18 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from adaptspec import __version__
-from adaptspec.server import answers
-from adaptspec.server.gate import ADMIN, OPEN
-from adaptspec.server.openapi_routes import OPERATIONS, Operation
+from adaptspec.server import admin, live_answers, operations, status, tokenize, trials
+from adaptspec.server.answers import Json
+from adaptspec.server.auth import ADMIN, OPEN
+from adaptspec.server.chat import ChatBody, ChatCompletion
+from adaptspec.server.completions import Completion, CompletionBody
+from adaptspec.server.http_errors import Error
+from adaptspec.server.limits import ServerLimits
+from adaptspec.server.response_events import Response
+from adaptspec.server.responses import ResponsesBody
 from adaptspec.server.service import SERVICE
 from adaptspec.server.wire import TOKEN_ID
 
-Json = dict[str, Any]
 KEYED = web.AppKey("keyed", bool)  # whether users need an API key
 _TEMPLATE = "#/components/schemas/{model}"
 _SCHEMES: Mapping[str, Json] = {
@@ -64,6 +67,124 @@ _DRY_RUN: Json = {
 }
 
 
+class OpenApi(BaseModel):
+    """An OpenAPI description."""
+
+    openapi: str
+    info: Json
+    paths: Json
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One route with one method.
+
+    `answer` None: it answers something that is not JSON. Refusals that follow from the kind of body, and those that any
+    route may have, go without saying.
+    """
+
+    summary: str
+    body: type[BaseModel] | None = None
+    answer: type[BaseModel] | None = None
+    more: str = ""  # what the summary has no room for
+    policy: bool = False  # its body is a policy, as YAML
+    dry_run: bool = False  # it has this query parameter
+    streams: bool = False  # it answers events: where it has an `answer` as well, only if asked to
+    plain: tuple[str, ...] = ()  # media types of an answer that is no JSON
+    also: tuple[int, ...] = ()  # other statuses it has with its usual answer
+    refused: tuple[int, ...] = ()  # statuses of its own with an error object
+    cached: bool = False  # 304 for who has the answer already
+
+
+_EVENTS = (
+    "Server-sent events without an end. The first is `snapshot`, the answer of GET /live/snapshot; `update` follows "
+    "where something has happened, with `now`, `load`, the `seconds` that differ, requests that `started` and "
+    "`finished`, new `rounds` by request, `earnings` and `missed_rounds`; `beat`, with `now`, where nothing has."
+)
+_DRY_RUN_WORDS = "With dry_run=true it is only looked at. It must be sent under the name that its metadata gives."
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    ("/v1/completions", "post"): Operation(
+        "Complete prompts", CompletionBody, Completion, streams=True, refused=(429,)
+    ),
+    ("/v1/chat/completions", "post"): Operation(
+        "Answer a conversation", ChatBody, ChatCompletion, streams=True, refused=(429,)
+    ),
+    ("/v1/responses", "post"): Operation("Make a response", ResponsesBody, Response, streams=True, refused=(429,)),
+    ("/v1/models", "get"): Operation("What is served", answer=status.ModelList),
+    ("/v1/models/{model}", "get"): Operation("The model by its name", answer=status.Model, refused=(404,)),
+    ("/v1/policies", "get"): Operation("Policies that requests may name", answer=admin.PolicyList),
+    ("/v1/policies/{policy}", "get"): Operation(
+        "A policy that requests may name, as YAML too", answer=admin.PolicyText, refused=(404,)
+    ),
+    ("/tokenize", "post"): Operation("Token ids of a text or a conversation", tokenize.TokenizeBody, tokenize.Tokens),
+    ("/detokenize", "post"): Operation("The text of token ids", tokenize.DetokenizeBody, tokenize.Text),
+    ("/health", "get"): Operation(
+        "Whether the engine lives", answer=status.Health, also=(503,), more="503 when only a restart helps."
+    ),
+    ("/ready", "get"): Operation(
+        "Whether requests are taken", answer=status.Health, also=(503,), more="503 when draining, full or dead."
+    ),
+    ("/version", "get"): Operation("The version of AdaptSpec", answer=status.Version),
+    ("/metrics", "get"): Operation("Metrics for Prometheus", plain=("text/plain", "application/openmetrics-text")),
+    ("/openapi.json", "get"): Operation("This description", answer=OpenApi),
+    ("/", "get"): Operation("The live page", plain=("text/html",), cached=True),
+    ("/dashboard", "get"): Operation("The live page", plain=("text/html",), cached=True),
+    ("/page/{name}", "get"): Operation(
+        "A file of the live page",
+        plain=("text/html", "text/css", "text/javascript", "image/svg+xml"),
+        refused=(404,),
+        cached=True,
+    ),
+    ("/live/snapshot", "get"): Operation(
+        "What happened lately and happens now", answer=live_answers.LiveSnapshot, more="Never text of a request."
+    ),
+    ("/live/events", "get"): Operation(
+        "The same, and what follows as it happens", streams=True, refused=(429,), more=_EVENTS
+    ),
+    ("/admin/policies", "get"): Operation("All policies that run", answer=admin.RunningPolicies),
+    ("/admin/policies", "post"): Operation(
+        "Serve a policy from the next round on",
+        answer=admin.AppliedPolicy,
+        policy=True,
+        more=f"400 beyond {ServerLimits().policies} policies, unless the server was started with another limit.",
+    ),
+    ("/admin/policies/{name}", "get"): Operation("One policy that runs", answer=admin.RunningPolicy, refused=(404,)),
+    ("/admin/policies/{name}", "put"): Operation(
+        "Serve a policy under its name", answer=admin.PutPolicy, policy=True, dry_run=True, more=_DRY_RUN_WORDS
+    ),
+    ("/admin/policies/{name}", "delete"): Operation(
+        "Serve a policy no longer",
+        answer=admin.DeletedPolicy,
+        refused=(404, 409),
+        more="Requests that have come to it keep it. 409 for the default, and for one that a shadow watches.",
+    ),
+    ("/admin/policies/reload", "post"): Operation("Read the files of all policies again", answer=admin.ReloadedFiles),
+    ("/admin/policies/validate", "post"): Operation(
+        "Look at a policy", answer=trials.Validation, policy=True, more="What is wrong with it is the answer."
+    ),
+    ("/admin/policies/simulate", "post"): Operation(
+        "Replay a policy over the newest requests of the journal",
+        answer=trials.Trial,
+        policy=True,
+        refused=(429,),
+        more="400 where the server writes no journal, 429 while another one is replayed.",
+    ),
+    ("/admin/requests", "get"): Operation(
+        "Requests that run, and what was decided for them", answer=operations.DecidedRequests
+    ),
+    ("/admin/drain", "post"): Operation("Refuse new requests from now on", answer=operations.Draining),
+    ("/admin/drain", "delete"): Operation("Take requests again", answer=operations.Draining),
+    ("/admin/state/save", "post"): Operation(
+        "Write down what was learned",
+        answer=operations.SavedState,
+        refused=(400,),
+        more="400 where the server keeps nothing, or it could not be written.",
+    ),
+    ("/admin/state/reset", "post"): Operation("Have every policy learn anew", answer=operations.ResetState),
+}
+
+
 async def openapi(http: web.Request) -> web.Response:
     """GET /openapi.json."""
     routes = {resource.canonical for resource in http.app.router.resources()}
@@ -74,7 +195,7 @@ async def openapi(http: web.Request) -> web.Response:
 def describe(routes: set[str], *, keyed: bool = False, vocab_size: int = 2**31) -> Json:
     """The description of a server with these routes, whose users need an API key if it is `keyed`."""
     served = {place: operation for place, operation in OPERATIONS.items() if place[0] in routes}
-    models: list[type[BaseModel]] = [answers.Error]
+    models: list[type[BaseModel]] = [Error]
     for operation in served.values():
         models += [model for model in (operation.body, operation.answer) if model is not None]
     references, shared = models_json_schema(
@@ -103,7 +224,7 @@ def _bound_tokens(schema: object, vocab_size: int) -> None:
 
 
 def _scheme(path: str, *, keyed: bool) -> str | None:
-    """The key that a path needs, as the gate has it."""
+    """The key that a path needs, as `auth` has it."""
     if path.startswith(ADMIN):
         return "admin_key"
     return "api_key" if keyed and path not in OPEN else None
@@ -139,15 +260,15 @@ def _responses(operation: Operation, named: Mapping[Any, Json], *, keyed: bool) 
     if operation.streams:
         content["text/event-stream"] = {}
     usual = {"description": operation.summary, "content": content}
-    responses: Json = {"200": usual} | {str(status): usual for status in operation.also}
+    responses: Json = {"200": usual} | {str(code): usual for code in operation.also}
     if operation.cached:
         responses["304"] = {"description": "The client has it already: If-None-Match names it"}
-    refusal = {"application/json": {"schema": named[answers.Error]}}
-    for status in sorted(_refusals(operation, keyed=keyed)):
-        told: Json = {"description": _REFUSALS[status], "content": refusal}
-        if status in _HEADERS:
-            told["headers"] = _HEADERS[status]
-        responses.setdefault(str(status), told)
+    refusal = {"application/json": {"schema": named[Error]}}
+    for code in sorted(_refusals(operation, keyed=keyed)):
+        told: Json = {"description": _REFUSALS[code], "content": refusal}
+        if code in _HEADERS:
+            told["headers"] = _HEADERS[code]
+        responses.setdefault(str(code), told)
     return responses
 
 

@@ -1,7 +1,6 @@
-"""`/v1/responses` on the wire, turned into a chat: its body, and the chat completion that it asks for.
+"""`/v1/responses` on the wire: its body, and the chat that it asks for.
 
-Nothing is stored: every request brings its whole conversation. Knows both shapes; what a chat then does is the business
-of `chat`.
+Nothing is stored: every request brings its whole conversation.
 """
 
 from __future__ import annotations
@@ -13,29 +12,29 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 
 from adaptspec.errors import RequestError
 from adaptspec.server.chat import ChatBody
-from adaptspec.server.hints import Hints, Idle, Reasoning, ResponseStreamOptions
-from adaptspec.server.messages import FunctionName
-from adaptspec.server.structure import JsonObjectFormat, TextFormat
-from adaptspec.server.tools import MAX_TOOLS
-from adaptspec.server.wire import (
+from adaptspec.server.generation_body import (
     NO_PROVENANCE,
     PROVENANCE,
     AtLeastOne,
-    Name,
+    Effort,
+    Hints,
+    Idle,
     SpeculationFields,
     Temperature,
     TopP,
-    WireModel,
-    without_no_ops,
 )
+from adaptspec.server.messages import FunctionName
+from adaptspec.server.response_format import JsonObjectFormat, TextFormat
+from adaptspec.server.tools import MAX_TOOLS
+from adaptspec.server.wire import Name, WireModel, without_no_ops
 
 # What a chat calls a field that a response calls otherwise.
-_OWN_NAMES: Mapping[str, str] = {
+OWN_NAMES: Mapping[str, str] = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
 }
-
+_SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls")  # as in a chat
 _ITEM = 256  # bytes
 
 
@@ -130,6 +129,10 @@ class NamedFunctionTool(WireModel):
     type: Literal["function"]
     name: FunctionName
 
+    def chat(self) -> dict[str, Any]:
+        """As a chat has it."""
+        return {"type": "function", "function": {"name": self.name}}
+
 
 class SchemaFormat(WireModel):
     """JSON that fits a schema."""
@@ -151,6 +154,20 @@ class TextOptions(WireModel):
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {"verbosity": (None, "medium")}
+
+
+class Reasoning(WireModel):
+    """How a reasoning model is to think, which says nothing to others."""
+
+    effort: Annotated[Effort | None, Idle] = None
+    summary: Annotated[Literal["auto", "concise", "detailed"] | None, Idle] = None
+    generate_summary: Annotated[Literal["auto", "concise", "detailed"] | None, Idle] = None
+
+
+class ResponseStreamOptions(WireModel):
+    """Options of a streamed response."""
+
+    include_obfuscation: Annotated[bool | None, Idle] = None
 
 
 class ResponsesBody(Hints):
@@ -195,24 +212,21 @@ class ResponsesBody(Hints):
         """The same as a chat. Raises RequestError in the words of this body."""
         if self.adaptspec is not None and self.adaptspec.provenance:
             raise RequestError("adaptspec.provenance is not told here; stream /v1/chat/completions for it", PROVENANCE)
-        same = {
-            name: getattr(self, name) for name in ("model", "temperature", "top_p", "stream", "parallel_tool_calls")
-        }
-        document = same | {
+        asked = None if self.text is None else self.text.format
+        choice = self.tool_choice
+        document = {name: getattr(self, name) for name in _SAME} | {
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
-            "response_format": self._format(),
+            "response_format": asked.chat() if isinstance(asked, SchemaFormat) else asked,
             "tools": None if self.tools is None else [tool.chat() for tool in self.tools],
-            "tool_choice": self._choice(),
-            "adaptspec": None if self.adaptspec is None else self.adaptspec.model_dump(),
+            "tool_choice": choice.chat() if isinstance(choice, NamedFunctionTool) else choice,
+            "adaptspec": self.adaptspec,
         }
         try:
-            body = ChatBody.model_validate(document)
+            return ChatBody.model_validate(document)
         except ValidationError as error:
-            raise RequestError(
-                f"input cannot be read as a conversation: {error.errors()[0]['msg']}", "input"
-            ) from error
-        return body
+            said = error.errors()[0]["msg"]
+            raise RequestError(f"input cannot be read as a conversation: {said}", "input") from error
 
     def _messages(self) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
@@ -221,17 +235,6 @@ class ResponsesBody(Hints):
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
         return messages + _conversation(self.input)
-
-    def _format(self) -> dict[str, Any] | None:
-        wanted = None if self.text is None else self.text.format
-        if wanted is None:
-            return None
-        return wanted.chat() if isinstance(wanted, SchemaFormat) else wanted.model_dump()
-
-    def _choice(self) -> Any:
-        if isinstance(self.tool_choice, NamedFunctionTool):
-            return {"type": "function", "function": {"name": self.tool_choice.name}}
-        return self.tool_choice
 
 
 def _conversation(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput]) -> list[dict[str, Any]]:
@@ -252,13 +255,3 @@ def _conversation(items: Sequence[InputMessage | FunctionCall | FunctionCallOutp
                 messages.append({"role": "assistant", "content": None, "tool_calls": []})
             messages[-1].setdefault("tool_calls", []).append(call)
     return messages
-
-
-def in_own_words(error: RequestError) -> RequestError:
-    """An error about the chat, told in a response's words."""
-    for theirs, ours in _OWN_NAMES.items():
-        if error.param is not None and error.param.split("[")[0] == theirs:
-            told = type(error)(str(error).replace(theirs, ours), ours)
-            told.__cause__ = error
-            return told
-    return error

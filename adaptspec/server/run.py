@@ -12,9 +12,8 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from adaptspec.errors import ConfigError
-from adaptspec.server.client_faults import ClientFaults, on_loop_error
 from adaptspec.server.connection import Listener
-from adaptspec.server.repeats import Repeats, limited
+from adaptspec.server.log_filters import ClientFaults, Repeats, limited, on_loop_error
 from adaptspec.server.service import SERVICE
 
 # How long a thread may keep the interpreter while others want it. The engine wants it hundreds of times in a round, and
@@ -22,7 +21,7 @@ from adaptspec.server.service import SERVICE
 SWITCH_SECONDS = 0.0005
 WRITE_SECONDS = 5.0  # for handlers to send what the engine has finished, after draining
 # Who writes down what clients do: asyncio's errors of sockets, aiohttp's of requests, and ours of what they ask for.
-_TALKATIVE = ("asyncio", __name__, "adaptspec.server.problem", "adaptspec.server.sse")
+_TALKATIVE = ("asyncio", __name__, "adaptspec.server.http_errors", "adaptspec.server.sse")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -49,9 +48,13 @@ async def serve(
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=WRITE_SECONDS)
     await runner.setup()
     try:
-        site = await _listen(Listener(runner, host, port, app[SERVICE].limits, logger=logger), host, port)
+        site = Listener(runner, host, port, app[SERVICE].limits, logger=logger)
+        try:
+            await site.start()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another --host or --port") from error
         async with _signals() as received, limited(Repeats(), _TALKATIVE):
-            on_listening(_url(runner, host))
+            on_listening(site.name)
             await received.get()
             app[SERVICE].draining = True
             await site.stop()
@@ -59,19 +62,6 @@ async def serve(
     finally:
         await runner.cleanup()
         sys.setswitchinterval(usual)
-
-
-async def _listen(site: Listener, host: str, port: int) -> Listener:
-    try:
-        await site.start()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another --host or --port") from error
-    return site
-
-
-def _url(runner: web.AppRunner, host: str) -> str:
-    port = runner.addresses[0][1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @asynccontextmanager

@@ -1,26 +1,29 @@
-"""What every handler works with: the engine, the codec, and whether new requests are still taken."""
+"""What handlers work with: the engine behind the codec, and the one place where bodies become checked requests."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from aiohttp import web
 
-from adaptspec.errors import OverloadedError, PromptTooLongError, RequestError, UnknownModelError
-from adaptspec.server.choices import seed_of_choice
+from adaptspec.engine.async_engine import AsyncEngine, Stream
+from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.server.chat import ChatBody
 from adaptspec.server.codec import Codec
-from adaptspec.server.errors import BodyTimeoutError, BodyTypeError, DrainingError, EngineStoppedError
+from adaptspec.server.completions import CompletionBody
+from adaptspec.server.generation_body import GenerationBody
+from adaptspec.server.http_errors import DrainingError, EngineStoppedError, RefusedError
 from adaptspec.server.limits import ServerLimits
-from adaptspec.server.padding import Padding
-from adaptspec.server.protocols import AsyncEngine
-from adaptspec.server.timed import within
-from adaptspec.server.turns import Turns
-from adaptspec.server.wire import Body, GenerationBody, parse, shown
-from adaptspec.types import Request, SamplingParams
+from adaptspec.server.sse import Padding
+from adaptspec.server.threads import Lanes, within
+from adaptspec.server.wire import Body, parse, renamed, shown
+from adaptspec.types import Completion, Delta, FinishReason, Grammar, Request
 
 SMALL_BODY = 2**16  # bytes; reading more JSON than this would be felt by the streams of other clients
+# SplitMix64's own step from one stream to the next; the engine mixes seeds well, so any odd step would do.
+_SEED_STEP = 0x9E3779B97F4A7C15
 
 
 class Service:
@@ -37,9 +40,25 @@ class Service:
         self.codec = codec
         self.limits = limits
         self.padding = padding
-        self.reading = Turns(SMALL_BODY)
-        self._compiling = asyncio.Lock()
+        self.reading = Lanes(SMALL_BODY)
         self.draining = False
+        self._compiling = asyncio.Lock()
+
+    @property
+    def state(self) -> str:
+        """dead, draining or ok."""
+        return "dead" if not self.engine.alive else "draining" if self.draining else "ok"
+
+    @property
+    def full(self) -> bool:
+        """Whether no request more can be taken."""
+        return sum(self.load.values()) >= self.engine.capacity
+
+    @property
+    def load(self) -> dict[str, int]:
+        """Requests that run and wait, as they are told on the wire."""
+        load = self.engine.stats()
+        return {"running": load.running, "waiting": load.waiting}
 
     def admit(self) -> None:
         """Raise DrainingError, EngineStoppedError or OverloadedError if no request can be taken now."""
@@ -51,160 +70,185 @@ class Service:
             load = self.engine.stats()
             raise OverloadedError(f"{load.running} requests run and {load.waiting} wait; send the request again later")
 
-    @property
-    def state(self) -> str:
-        """dead, draining or ok."""
-        return "dead" if not self.engine.alive else "draining" if self.draining else "ok"
-
-    @property
-    def full(self) -> bool:
-        """Whether no request more can be taken."""
-        load = self.engine.stats()
-        return load.running + load.waiting >= self.engine.capacity
-
-    @property
-    def load(self) -> dict[str, int]:
-        """Requests that run and wait, as they are told on the wire."""
-        load = self.engine.stats()
-        return {"running": load.running, "waiting": load.waiting}
-
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModelError unless `name` is served; None means the served one."""
         served = self.engine.target.name
         if name is not None and name != served:
             raise UnknownModelError(f"the model {shown(name)} is not served here; ask for `{served}`", "model")
 
-    def check_size(self, body: GenerationBody) -> None:
-        """Raise RequestError for more prompts, or choices of them, than the engine can hold, before any is encoded."""
-        prompts, param = body.prompts, body.prompt_field
-        if prompts > self.engine.capacity:
+    async def completion_requests(self, identity: str, body: CompletionBody, key: str | None = None) -> list[Request]:
+        """One engine request per prompt and choice, prompt by prompt. `key` is the name of the client's API key.
+
+        Raises RequestError, before the next prompt is encoded, if the engine can never serve one of them.
+        """
+        self._check(body, len(body.prompt))
+        requests: list[Request] = []
+
+        def add(prompt: tuple[int, ...]) -> None:
+            requests.extend(self._requests(identity, body, prompt, key=key))
+
+        texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+        await self.codec.encode_all(texts, check=add)
+        for prompt in body.prompt:
+            if not isinstance(prompt, str):
+                add(tuple(prompt))
+        self._check_echoes(body, requests)
+        return _numbered(requests)
+
+    async def chat_requests(self, identity: str, body: ChatBody, key: str | None = None) -> list[Request]:
+        """One engine request per choice. Raises RequestError if the engine can never serve them."""
+        self._check(body, 1)
+        grammar = await self._compiled(body) if body.constrained else None
+        prompt = await self.codec.encode_chat(body.messages, body.tools or ())
+        prediction: tuple[int, ...] = ()
+        if body.prediction is not None:
+            text = body.prediction.content
+            tokens = await self.codec.encode(text, add_special_tokens=False, param="prediction")
+            prediction = tokens[: self.engine.target.context]
+        return _numbered(self._requests(identity, body, prompt, grammar=grammar, prediction=prediction, key=key))
+
+    async def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        """Run the requests at the same time; answers in the order of the requests.
+
+        Raises EngineError or DrainingError if there is no answer to one of them.
+        """
+        streams = self.engine.submit(requests)
+        try:
+            return [await _completion(stream) for stream in streams]
+        finally:
+            for stream in streams:
+                await stream.aclose()
+
+    async def stream(self, requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Delta], None]:
+        """Run the requests at the same time; pieces as they come, each with its request's index.
+
+        Closing this generator, or one that fails, aborts them all. Raises as `complete` does.
+        """
+        streams = self.engine.submit(requests)
+        merged: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()  # None: that request has failed
+        tasks = [asyncio.create_task(_forward(index, stream, merged)) for index, stream in enumerate(streams)]
+        left = len(streams)
+        try:
+            while left:
+                index, delta = await merged.get()
+                if delta is None:
+                    await tasks[index]
+                else:
+                    left -= delta.completion is not None
+                    yield index, delta
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            # A failed task holds its error, whose traceback holds this frame: a cycle that keeps prompts in memory.
+            tasks.clear()
+            for stream in streams:
+                await stream.aclose()
+
+    def _check(self, body: GenerationBody, prompts: int) -> None:
+        """What can be said before anything is encoded: the model, and how many requests it makes."""
+        self.check_model(body.model)
+        field, capacity = body.prompt_field, self.engine.capacity
+        if prompts > capacity:
             raise RequestError(
-                f"{param} has {prompts} prompts; this server holds {self.engine.capacity} at once: send fewer", param
+                f"{field} has {prompts} prompts; this server holds {capacity} at once: send fewer", field
             )
-        if prompts * body.choices > self.engine.capacity:
+        if prompts * body.choices > capacity:
             raise RequestError(
-                f"n is {body.choices} for {prompts} prompts; this server holds {self.engine.capacity} at once: ask "
-                "for fewer",
-                "n",
+                f"n is {body.choices} for {prompts} prompts; this server holds {capacity} at once: ask for fewer", "n"
             )
 
-    async def check_grammar(self, body: GenerationBody) -> None:
-        """Compile what the answer must be, where streams do not wait for it.
+    async def _compiled(self, body: ChatBody) -> Grammar | None:
+        """What the answer must be, compiled where streams do not wait for it.
 
         One at a time, in a thread that nothing else waits for: what a compiler does nobody can bound.
-        Raises RequestError, also where it takes too long.
         """
-        if not body.constrained:
-            return
+
+        def compiled() -> Grammar | None:
+            grammar = body.grammar()
+            if grammar is not None:
+                self.engine.check_grammar(grammar)
+            return grammar
+
         async with self._compiling:
             try:
-                await within(self.limits.grammar_seconds, lambda: self._check_grammar(body))
+                return await within(self.limits.grammar_seconds, compiled)
             except asyncio.TimeoutError as error:
                 raise RequestError(
                     f"what the answer must be takes longer than {self.limits.grammar_seconds:g} seconds to compile; "
                     "send a simpler schema, or fewer tools"
                 ) from error
 
-    async def predicted(self, text: str) -> tuple[int, ...]:
-        """Token ids of what an answer is expected to be, as far as the context goes. Raises PromptTooLongError."""
-        tokens = await self.codec.encode(text, add_special_tokens=False, param="prediction")
-        return tokens[: self.engine.target.context]
-
-    def requests(
+    def _requests(
         self,
         identity: str,
         body: GenerationBody,
-        prompts: Sequence[tuple[int, ...]],
+        prompt: tuple[int, ...],
+        *,
+        grammar: Grammar | None = None,
         prediction: tuple[int, ...] = (),
         key: str | None = None,
     ) -> list[Request]:
-        """One engine request per prompt and choice, prompt by prompt, all of which the engine can serve.
-
-        `key` is the name of the client's API key.
-
-        Raises RequestError if one cannot be.
-        """
-        self.check_prompts(body, prompts)
-        speculation, wanted = body.speculation(), body.wanted_tokens
-        requests: list[Request] = []
-        for prompt in prompts:
-            sampling = self._sampling(body, self.engine.target.context - len(prompt) if wanted is None else wanted)
-            for choice in range(body.choices):
-                alone = len(prompts) * body.choices == 1
-                own = replace(sampling, seed=seed_of_choice(sampling.seed, choice))
-                name = identity if alone else f"{identity}-{len(requests)}"
-                requests.append(Request(name, prompt, own, speculation, body.operation, prediction, key))
-        for request in requests:
+        """A request for each choice, all of one name. The one place where they are checked."""
+        room = self.engine.target.context - len(prompt)
+        field, asked = body.asked_tokens or (None, body.usual_tokens)
+        sampling = body.sampling(max(room, 0) if asked is None else asked, grammar)
+        request = Request(identity, prompt, sampling, body.speculation(), body.operation, prediction, key)
+        try:
             self.engine.check(request)
-        return requests
-
-    def check_prompt(self, prompt: tuple[int, ...], param: str) -> None:
-        """Raise RequestError if it is empty, has ids that do not exist, or leaves no room for an answer."""
-        target = self.engine.target
-        if not prompt:
-            raise RequestError(f"{param} is empty; send at least one token", param)
-        if len(prompt) >= target.context:
+        except RequestError as error:
+            raise renamed(error, {"prompt": body.prompt_field}) from error
+        # An answer that somebody asked for must fit; how long one is that nobody asked for is up to us.
+        if field is not None and asked is not None and asked > room:
+            target = self.engine.target
             raise PromptTooLongError(
-                f"{param} has {len(prompt)} tokens; {target.name} holds {target.context}, and one must be left for "
-                "the answer: send less",
-                param,
+                f"{field} is {asked}, but {target.name} holds {target.context} tokens and the prompt has "
+                f"{len(prompt)}: ask for at most {room}, or leave {field} out",
+                field,
             )
-        self.codec.check(prompt, param)
+        seeds = [seed_of_choice(sampling.seed, choice) for choice in range(body.choices)]
+        return [replace(request, sampling=replace(sampling, seed=seed)) for seed in seeds]
 
-    def check_prompts(self, body: GenerationBody, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Raise RequestError if one of them, or its answer, cannot be."""
-        for prompt in prompts:
-            self.check_prompt(prompt, body.prompt_field)
-            self._check_room(prompt, body)
-        if body.echoes and body.alternatives is not None:
-            told = sum(map(len, prompts)) * body.choices * (1 + body.alternatives)
-            if told > self.limits.prompt_logprobs:
-                raise RequestError(
-                    f"logprobs of all prompt tokens are {told} numbers here; this server tells at most "
-                    f"{self.limits.prompt_logprobs} in one answer: send fewer or shorter prompts, or ask for fewer "
-                    "alternatives",
-                    "logprobs",
-                )
-
-    def _check_grammar(self, body: GenerationBody) -> None:
-        grammar = body.grammar
-        if grammar is not None:
-            self.engine.check_grammar(grammar)
-
-    def _check_room(self, prompt: tuple[int, ...], body: GenerationBody) -> None:
-        """An answer that somebody asked for must fit; how long one is that nobody asked for is up to us."""
-        target, wanted, param = self.engine.target, body.wanted_tokens, body.tokens_field
-        room = target.context - len(prompt)
-        if param is not None and wanted is not None and wanted > room:
-            raise PromptTooLongError(
-                f"{param} is {wanted}, but {target.name} holds {target.context} tokens and the prompt has "
-                f"{len(prompt)}: ask for at most {room}, or leave {param} out",
-                param,
+    def _check_echoes(self, body: CompletionBody, requests: Sequence[Request]) -> None:
+        if not body.echoes or body.alternatives is None:
+            return
+        told = sum(len(request.prompt) for request in requests) * (1 + body.alternatives)
+        if told > self.limits.prompt_logprobs:
+            raise RequestError(
+                f"logprobs of all prompt tokens are {told} numbers here; this server tells at most "
+                f"{self.limits.prompt_logprobs} in one answer: send fewer or shorter prompts, or ask for fewer "
+                "alternatives",
+                "logprobs",
             )
-
-    def _sampling(self, body: GenerationBody, max_tokens: int) -> SamplingParams:
-        sampling = body.sampling(max_tokens)
-        self.codec.check(sampling.stop_token_ids, "stop_token_ids")
-        self.codec.check(sampling.logit_bias, "logit_bias")
-        return sampling
 
 
 SERVICE = web.AppKey("service", Service)
+
+
+def seed_of_choice(seed: int | None, choice: int) -> int | None:
+    """The seed of answer number `choice` (from 0) to a request with `seed`: (seed + choice * STEP) mod 2^63.
+
+    Choice 0 has the request's own seed, and so is the answer of a request for one. No seed stays none: the engine then
+    draws one for each.
+    """
+    if seed is None or choice == 0:
+        return seed
+    return (seed + choice * _SEED_STEP) % 2**63
 
 
 async def read_body(http: web.Request, model: type[Body]) -> Body:
     """The body of a request, read off the event loop where it is large. Raises RequestError.
 
     A JSON content type is required: browsers do not send it to other sites without asking, which keeps most web
-    pages from using a server on their reader's machine. `exposure.Hosts` stops those whose own name was made to point
+    pages from using a server on their reader's machine. `auth.Hosts` stops those whose own name was made to point
     to that machine.
     """
     if http.content_type != "application/json":
-        raise BodyTypeError("send the body as JSON, with the header Content-Type: application/json")
+        words = "send the body as JSON, with the header Content-Type: application/json"
+        raise RefusedError(415, "unsupported_media_type", words)
     limits = http.app[SERVICE].limits
-    late = BodyTimeoutError(
-        f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster, or a shorter one"
-    )
+    words = f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster, or a shorter one"
+    late = RefusedError(408, "request_timeout", words, Connection="close")
     # Not asyncio.wait_for: before Python 3.12 it forgets to be cancelled when a client has gone just as its body came.
     timer = asyncio.get_running_loop().call_later(limits.body_seconds, http.content.set_exception, late)
     try:
@@ -212,3 +256,36 @@ async def read_body(http: web.Request, model: type[Body]) -> Body:
     finally:
         timer.cancel()
     return await http.app[SERVICE].reading.run(len(raw), lambda: parse(model, raw, limits))
+
+
+def _numbered(requests: list[Request]) -> list[Request]:
+    """With ids of their own, where there are several."""
+    if len(requests) == 1:
+        return requests
+    return [replace(request, id=f"{request.id}-{index}") for index, request in enumerate(requests)]
+
+
+async def _completion(stream: Stream) -> Completion:
+    async for delta in stream:
+        if delta.completion is not None:
+            return _checked(delta.completion)
+    raise EngineError("the engine ended the stream without a completion")
+
+
+async def _forward(index: int, stream: Stream, merged: asyncio.Queue[tuple[int, Delta | None]]) -> None:
+    try:
+        async for delta in stream:
+            if delta.completion is not None:
+                _checked(delta.completion)
+            merged.put_nowait((index, delta))
+    except Exception:
+        merged.put_nowait((index, None))
+        raise
+
+
+def _checked(completion: Completion) -> Completion:
+    if completion.finish is FinishReason.ERROR:
+        raise EngineError(f"the engine failed on this request: {completion.error or 'no details'}; send it again")
+    if completion.finish is FinishReason.ABORT:
+        raise DrainingError("the server gave up on this request because it is shutting down; send it again")
+    return completion

@@ -3,28 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 
 from adaptspec import __version__
-from adaptspec.server.protocols import Exposition
+from adaptspec.server.answers import Answer, Listed
 from adaptspec.server.service import SERVICE, Service
+from adaptspec.telemetry.metrics import Metrics
 
-EXPOSITION = web.AppKey("exposition", Exposition)
+EXPOSITION = web.AppKey("exposition", Metrics)
 STARTED = web.AppKey("started", int)
+
+
+class ModelDetails(Answer):
+    """What AdaptSpec adds to a model's card."""
+
+    architecture: str
+    parameters: int
+    policies: list[str]
+    default_policy: str
+
+
+class Model(Answer):
+    """The model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+    adaptspec: ModelDetails
+
+
+class ModelList(Listed[Model]):
+    """All models that are served."""
+
+
+class Version(Answer):
+    """The version of AdaptSpec."""
+
+    version: str
+
+
+class Health(Answer):
+    """Whether requests are taken, and how many are in flight."""
+
+    status: Literal["ok", "draining", "full", "dead"]
+    running: int
+    waiting: int
 
 
 async def models(http: web.Request) -> web.Response:
     """GET /v1/models."""
-    return web.json_response({"object": "list", "data": [_card(http.app[SERVICE], http.app[STARTED])]})
+    found = ModelList(object="list", data=[_card(http.app[SERVICE], http.app[STARTED])])
+    return web.json_response(found.written())
 
 
 async def model(http: web.Request) -> web.Response:
     """GET /v1/models/{model}."""
     service = http.app[SERVICE]
     service.check_model(http.match_info["model"])
-    return web.json_response(_card(service, http.app[STARTED]))
+    return web.json_response(_card(service, http.app[STARTED]).written())
 
 
 async def health(http: web.Request) -> web.Response:
@@ -37,15 +77,9 @@ async def ready(http: web.Request) -> web.Response:
     return _state(http, well=("ok",))
 
 
-def _state(http: web.Request, well: Sequence[str]) -> web.Response:
-    service = http.app[SERVICE]
-    state = "full" if service.state == "ok" and service.full else service.state
-    return web.json_response({"status": state, **service.load}, status=200 if state in well else 503)
-
-
 async def version(http: web.Request) -> web.Response:  # noqa: ARG001 (aiohttp passes the request)
     """GET /version."""
-    return web.json_response({"version": __version__})
+    return web.json_response(Version(version=__version__).written())
 
 
 async def metrics(http: web.Request) -> web.Response:
@@ -54,18 +88,25 @@ async def metrics(http: web.Request) -> web.Response:
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-def _card(service: Service, started: int) -> dict[str, Any]:
-    target = service.engine.target
-    return {
-        "id": target.name,
-        "object": "model",
-        "created": started,
-        "owned_by": "adaptspec",
-        "max_model_len": target.context,
-        "adaptspec": {
-            "architecture": target.architecture,
-            "parameters": target.parameters,
-            "policies": list(service.engine.policies),
-            "default_policy": service.engine.default_policy,
-        },
-    }
+def _state(http: web.Request, well: Sequence[str]) -> web.Response:
+    service = http.app[SERVICE]
+    state: Any = "full" if service.state == "ok" and service.full else service.state
+    return web.json_response(Health(status=state, **service.load).written(), status=200 if state in well else 503)
+
+
+def _card(service: Service, started: int) -> Model:
+    engine, target = service.engine, service.engine.target
+    details = ModelDetails(
+        architecture=target.architecture,
+        parameters=target.parameters,
+        policies=list(engine.policies),
+        default_policy=engine.default_policy,
+    )
+    return Model(
+        id=target.name,
+        object="model",
+        created=started,
+        owned_by="adaptspec",
+        max_model_len=target.context,
+        adaptspec=details,
+    )

@@ -1,4 +1,4 @@
-"""Tools on the wire, the grammar that makes their calls well-formed, and how a prompt tells a model of them.
+"""Tools on the wire, how a prompt tells a model of them, the grammar of their calls, and reading calls in an answer.
 
 A call is written as <tool_call>, one line of JSON with name and arguments, </tool_call>: the form that Qwen's and
 Hermes' models are trained on. The grammar makes it exact, so reading it back needs no guessing.
@@ -7,14 +7,15 @@ Hermes' models are trained on. The grammar makes it exact, so reading it back ne
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from adaptspec.errors import RequestError
 from adaptspec.server.messages import FunctionName
-from adaptspec.server.schemas import check_schema
+from adaptspec.server.response_format import check_schema
 from adaptspec.server.wire import WireModel, shown
 from adaptspec.types import Grammar
 
@@ -125,3 +126,100 @@ def _without_calls(message: dict[str, Any]) -> dict[str, Any]:
     ]
     content = "\n".join([message["content"], *calls] if message["content"] else calls)
     return {"role": message["role"], "content": content}
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """Text beside all calls."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallStart:
+    """A call begins; `index` counts them from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """The next piece of a call's arguments."""
+
+    index: int
+    text: str
+
+
+Part = TextPiece | CallStart | CallArguments
+
+
+class CallReader:
+    """Reads tool calls out of one answer as it comes, piece by piece; the whole answer is read by the same rules.
+
+    White space before a call is left out, and so is what ends an answer with calls.
+    """
+
+    def __init__(self, expected: bool = True) -> None:
+        """`expected` False: the answer may call nothing, and all of it is text."""
+        self._expected = expected
+        self._buffer = ""
+        self._place = HEAD  # what is looked for next
+        self._blank = ""  # white space that is text only if text follows
+        self.calls = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether every call that was begun has been closed."""
+        return self._place == HEAD
+
+    def feed(self, text: str) -> Iterator[Part]:
+        """What is certain now."""
+        if not self._expected:
+            yield from (TextPiece(text),) if text else ()
+            return
+        self._buffer += text
+        while True:
+            before, found, after = self._buffer.partition(self._place)
+            if not found:
+                break
+            yield from self._told(before)
+            self._buffer = after
+            yield from self._turn(before)
+        certain = len(self._buffer) - _overlap(self._buffer, self._place)
+        if self._place != MIDDLE:
+            ready, self._buffer = self._buffer[:certain], self._buffer[certain:]
+            yield from self._told(ready)
+
+    def end(self) -> Iterator[Part]:
+        """What was held back; a call that was cut short stays as it is."""
+        if self._place != MIDDLE:
+            yield from self._told(self._buffer)
+        if self._blank and not self.calls:
+            yield TextPiece(self._blank)
+
+    def _turn(self, before: str) -> Iterator[Part]:
+        """Past what was looked for."""
+        if self._place == HEAD:
+            self._place, self._blank = MIDDLE, ""
+        elif self._place == MIDDLE:
+            self._place = TAIL
+            self.calls += 1
+            yield CallStart(self.calls - 1, before)
+        else:
+            self._place = HEAD
+
+    def _told(self, text: str) -> Iterator[Part]:
+        if self._place == TAIL and text:
+            yield CallArguments(self.calls - 1, text)
+        elif self._place == HEAD and text:
+            held = self._blank + text
+            told = held.rstrip()
+            self._blank = held[len(told) :]
+            if told:
+                yield TextPiece(told)
+
+
+def _overlap(text: str, wanted: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `wanted`."""
+    return next((size for size in range(min(len(text), len(wanted) - 1), 0, -1) if text.endswith(wanted[:size])), 0)

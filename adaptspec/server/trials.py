@@ -1,7 +1,6 @@
 """Looking at a policy before it serves: is it valid, and what would it have earned lately?
 
-Trials compute for seconds, so each is a process of its own, one at a time, with an end. Knows HTTP and processes; what
-a trial says is `analysis.policy_trial`'s affair.
+Trials compute for seconds, so each is a process of its own, one at a time, with an end.
 """
 
 from __future__ import annotations
@@ -13,16 +12,70 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from aiohttp import web
+from pydantic import RootModel
 
 from adaptspec.errors import ConfigError, OverloadedError, RequestError
 from adaptspec.server.admin import POLICIES, body_text
+from adaptspec.server.answers import Answer, Json
 
 TRIAL_SECONDS = 60.0
 _PLACE = re.compile(r"<body>:(\d+):(\d+): ")
 _PROGRAM = (sys.executable, "-m", "adaptspec.analysis.policy_trial")
+
+
+class PolicyProblem(Answer):
+    """What is wrong with a policy; line and column, from 1, are null where it stands nowhere in the text."""
+
+    line: int | None
+    column: int | None
+    message: str
+
+
+class ValidPolicy(Answer):
+    """A policy that could be served, and whether one of its name is."""
+
+    valid: Literal[True]
+    name: str
+    replaces: bool
+
+
+class InvalidPolicy(Answer):
+    """A policy that could not be served, and why."""
+
+    valid: Literal[False]
+    problems: list[PolicyProblem]
+
+
+class Validation(RootModel[ValidPolicy | InvalidPolicy]):
+    """What was found in looking at a policy."""
+
+
+class TrialRun(Answer):
+    """One policy over the requests of a journal; goodput in tokens per second."""
+
+    policy: str
+    goodput: float
+    over_off: float
+    acceptance_length: float
+    duty: float
+
+
+class Trial(Answer):
+    """What a policy would have earned, beside what serves now, plain decoding, and the best fixed depth."""
+
+    edited: TrialRun
+    current: TrialRun | None
+    current_error: str | None
+    off: TrialRun
+    best_static: TrialRun
+    requests: int
+    tokens: int
+    batch: int
+    known: float
+    left_out: list[str]
 
 
 class Trials:
@@ -36,7 +89,7 @@ class Trials:
         self._seconds = seconds
         self._running = False
 
-    async def run(self, policy: str, against: str | None, served: Mapping[str, str]) -> dict[str, Any]:
+    async def run(self, policy: str, against: str | None, served: Mapping[str, str]) -> Json:
         """The outcome for a policy's YAML, beside that of another; they may use those that are `served`.
 
         Raises:
@@ -54,7 +107,7 @@ class Trials:
         finally:
             self._running = False
 
-    async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, question: Json) -> Json:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*self._program, stdin=pipe, stdout=pipe)
         try:
@@ -70,19 +123,14 @@ class Trials:
             await process.wait()
         if process.returncode != 0:
             raise RequestError("the trial failed; the server's log says why")
-        answer: dict[str, Any] = json.loads(said)
+        answer: Json = json.loads(said)
         if "error" in answer:
             raise RequestError(answer["error"])
-        trial: dict[str, Any] = answer["trial"]
+        trial: Json = answer["trial"]
         return trial
 
 
 TRIALS = web.AppKey("trials", Trials)
-
-
-def trial_routes() -> list[web.RouteDef]:
-    """The routes, all of which need the admin key: they compute, and tell of the traffic."""
-    return [web.post("/admin/policies/validate", validate), web.post("/admin/policies/simulate", simulate)]
 
 
 async def validate(http: web.Request) -> web.Response:
@@ -91,9 +139,10 @@ async def validate(http: web.Request) -> web.Response:
     try:
         name = await asyncio.to_thread(http.app[POLICIES].check, text, "<body>")
     except ConfigError as error:
-        return web.json_response({"valid": False, "problems": [_problem(line) for line in str(error).splitlines()]})
+        invalid = InvalidPolicy(valid=False, problems=[_problem(line) for line in str(error).splitlines()])
+        return web.json_response(invalid.written())
     served = {policy.name for policy in http.app[POLICIES].served}
-    return web.json_response({"valid": True, "name": name, "replaces": name in served})
+    return web.json_response(ValidPolicy(valid=True, name=name, replaces=name in served).written())
 
 
 async def simulate(http: web.Request) -> web.Response:
@@ -101,18 +150,22 @@ async def simulate(http: web.Request) -> web.Response:
 
     It is compared with plain decoding and with what serves under its name now, or else with the default.
     """
-    desk, text = http.app[POLICIES], await body_text(http)
+    manager, text = http.app[POLICIES], await body_text(http)
     try:
-        name = await asyncio.to_thread(desk.check, text, "<body>")
+        name = await asyncio.to_thread(manager.check, text, "<body>")
     except ConfigError as error:
         raise RequestError(str(error)) from error
-    served = {policy.name: policy.text for policy in desk.served}
-    return web.json_response(await http.app[TRIALS].run(text, served.get(name, served.get(desk.default)), served))
+    served = {policy.name: policy.text for policy in manager.served}
+    return web.json_response(await http.app[TRIALS].run(text, served.get(name, served.get(manager.default)), served))
 
 
-def _problem(line: str) -> dict[str, Any]:
-    """One line of an error; line and column are null where it stands nowhere in the text."""
+def _problem(line: str) -> PolicyProblem:
+    """One line of an error."""
     found = _PLACE.match(line)
     if found is None:
-        return {"line": None, "column": None, "message": line}
-    return {"line": int(found[1]), "column": int(found[2]), "message": line[found.end() :]}
+        return PolicyProblem(line=None, column=None, message=line)
+    return PolicyProblem(line=int(found[1]), column=int(found[2]), message=line[found.end() :])
+
+
+# They need the admin key: they compute, and tell of the traffic.
+ROUTES = (web.post("/admin/policies/validate", validate), web.post("/admin/policies/simulate", simulate))

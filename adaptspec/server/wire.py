@@ -1,16 +1,16 @@
-"""Bodies as they come over the wire: strict JSON, fields both endpoints share, and their translation to our types.
+"""Bodies of requests as they come over the wire: strict JSON within bounds, and errors that name the field at fault.
 
 A field is either understood, or a no-op that OpenAI defines and that is accepted at its default only, or refused.
-Nothing is ignored in silence. Knows no HTTP and no engine.
+Nothing is ignored in silence.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
+import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -23,78 +23,42 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_json, to_json
 
 from adaptspec.errors import RequestError
-from adaptspec.server.bounds import check_bounds, check_depth, check_structure
 from adaptspec.server.limits import ServerLimits
-from adaptspec.types import MAX_LOGPROBS, Grammar, SamplingParams, SpeculationParams
 
-PROVENANCE = "adaptspec.provenance"
-_SHOWN = 60  # characters of a client's own words that are repeated in a message
-
-# Within 64 bits: a number of thousands of digits could not even be printed in an error message.
-Int = Annotated[int, Field(ge=-(2**63) + 1, le=2**63 - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-# `ServerLimits` may be set otherwise; what is told of them is what they are by default.
-Choices = Annotated[
-    int, Field(ge=1), WithJsonSchema({"type": "integer", "minimum": 1, "maximum": ServerLimits().choices})
-]
-Alternatives = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-Temperature = Annotated[float, Field(ge=0, le=100)]
-Share = Annotated[float, Field(ge=0, le=1)]
-TopP = Annotated[float, Field(gt=0, le=1)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-AtLeastNone = Annotated[int, Field(ge=0, le=2**63 - 1)]
-AtLeastOne = Annotated[int, Field(ge=1, le=2**63 - 1)]
 TOKEN_ID = "token-id"  # the format of numbers whose maximum the model's vocabulary gives
 TokenId = Annotated[
     int, Field(ge=0, le=2**31 - 1), WithJsonSchema({"type": "integer", "minimum": 0, "format": TOKEN_ID})
 ]
-NO_EFFECT = "Without effect: it cannot change the text."
-STREAMS: Mapping[str, Any] = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
-NO_PROVENANCE: Mapping[str, Any] = {
-    "properties": {"adaptspec": {"properties": {"provenance": {"enum": [False, None]}}}}
-}
-Stops = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": ServerLimits().stop_strings},
-                {"type": "null"},
-            ]
-        }
-    ),
-]
-Biases = Annotated[
-    dict[str, float],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "propertyNames": {"pattern": "^[0-9]{1,18}$"},
-            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-        }
-    ),
-]
 
-_PLAIN_SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "ignore_eos",
-    "min_tokens",
-)
+_SHOWN = 60  # characters of a client's own words that are repeated in a message
+_AT_ONCE = 2**16  # bytes of a body that are looked at together
+# Which limit bounds a number, and which one the length of a list or an object.
+_NUMBERS = {
+    "n": "choices",
+    "best_of": "choices",
+    "logprobs": "logprobs",
+    "top_logprobs": "logprobs",
+    "max_tokens": "output_tokens",
+    "max_completion_tokens": "output_tokens",
+    "max_output_tokens": "output_tokens",
+}
+_SIZES = {
+    "messages": "messages",
+    "input": "messages",
+    "tokens": "tokens",
+    "stop": "stop_strings",
+    "stop_token_ids": "stop_tokens",
+    "logit_bias": "logit_bias",
+}
+METADATA = 16  # entries, as at OpenAI
 
 
 class WireModel(BaseModel):
     """A JSON object that is taken literally: no unknown keys, no "5" for 5, no NaN.
 
     `no_ops` are fields that would change nothing at the listed values, and are refused at others. `together` is what no
-    single field can say, as JSON schemas that all hold: `check` of the body says it to clients.
+    single field can say, as JSON schemas that all hold: validators of the body say it to clients.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
@@ -120,154 +84,6 @@ class WireModel(BaseModel):
         if cls.together:
             written["allOf"] = [dict(schema) for schema in cls.together]
         return written
-
-
-class SpeculationFields(WireModel):
-    """The `adaptspec` object of a request. `provenance`: a streamed answer is to say who drafted which of its words."""
-
-    policy: Name | None = None
-    task: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    max_depth: AtLeastNone | None = None
-    stop_threshold: Share | None = None
-    provenance: bool | None = None
-
-    def speculation(self) -> SpeculationParams:
-        """The same as our own type."""
-        return SpeculationParams(
-            self.policy, self.task, self.max_depth, self.stop_threshold, provenance=bool(self.provenance)
-        )
-
-
-class StreamOptions(WireModel):
-    """Options of a streamed answer. `continuous_usage_stats` tells the usage so far with every piece, as vLLM does."""
-
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: Annotated[bool, Field(description=NO_EFFECT)] = False
-
-
-class GenerationBody(WireModel):
-    """What completions and chat completions have in common. null means the default, as at OpenAI.
-
-    `max_tokens` above what the context has room for is refused; left out, the answer may end where the context does,
-    with the finish reason `length`. `adaptspec.max_depth` is a ceiling: a policy may stay below it.
-    """
-
-    prompt_field: ClassVar[str]  # where prompts come from, for messages
-    operation: ClassVar[str]  # OpenTelemetry's name for it
-
-    model: Name | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Choices | None = None
-    max_tokens: AtLeastNone | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: AtLeastNone | None = None
-    min_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    logit_bias: Biases | None = None
-    seed: Int | None = None
-    stop: Stops = None  # looked at in _stops()
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: AtLeastNone | None = None
-    user: Annotated[str | None, Field(description=NO_EFFECT)] = None
-    adaptspec: SpeculationFields | None = None
-
-    together: ClassVar[Sequence[Mapping[str, Any]]] = (
-        {"anyOf": [STREAMS, {"properties": {"stream_options": {"type": "null"}}}]},
-        {"anyOf": [STREAMS, NO_PROVENANCE]},
-    )
-
-    @property
-    @abstractmethod
-    def prompts(self) -> int:
-        """How many there are."""
-
-    @property
-    @abstractmethod
-    def contents(self) -> list[dict[str, str]]:
-        """Roles and texts of what was sent; prompts of token ids have none."""
-
-    @property
-    @abstractmethod
-    def wanted_tokens(self) -> int | None:
-        """Output tokens the answer may have; None is as many as the context has room for."""
-
-    @property
-    def tokens_field(self) -> str | None:
-        """The field that says how many output tokens are wanted; None where the client left it open."""
-        return None if self.max_tokens is None else "max_tokens"
-
-    @property
-    def choices(self) -> int:
-        """Answers wanted to each prompt."""
-        return self.n or 1
-
-    @property
-    def alternatives(self) -> int | None:
-        """Alternatives to tell per token with its log-probability; None where no log-probabilities are wanted."""
-        return None
-
-    @property
-    def grammar(self) -> Grammar | None:
-        """What the answer must be; None where any text will do."""
-        return None
-
-    @property
-    def constrained(self) -> bool:
-        """Whether there may be a `grammar`, which takes its time to write."""
-        return False
-
-    @property
-    def echoes(self) -> bool:
-        """Whether the answer begins with its prompt."""
-        return False
-
-    def check(self) -> None:
-        """What no single field can say. Raises RequestError."""
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options needs stream: true; leave it out otherwise", "stream_options")
-        if self.adaptspec is not None and self.adaptspec.provenance and not self.stream:
-            raise RequestError("adaptspec.provenance needs stream: true; leave it out otherwise", PROVENANCE)
-        if self.wanted_tokens is not None and self.wanted_tokens < 1 and not self.echoes:
-            raise RequestError(f"{self.tokens_field} is {self.wanted_tokens}; it must be at least 1", self.tokens_field)
-
-    def sampling(self, max_tokens: int) -> SamplingParams:
-        """How to draw tokens. Raises RequestError for values out of range."""
-        given = {name: value for name in _PLAIN_SAMPLING if (value := getattr(self, name)) is not None}
-        return SamplingParams(
-            max_tokens=max_tokens,
-            logit_bias=self._biases(),
-            stop=self._stops(),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            logprobs=self.alternatives,
-            grammar=self.grammar,
-            prompt_logprobs=self.alternatives if self.echoes else None,
-            **given,
-        )
-
-    def speculation(self) -> SpeculationParams:
-        """The request's own wishes. Raises RequestError for values out of range."""
-        return self.adaptspec.speculation() if self.adaptspec is not None else SpeculationParams()
-
-    def _stops(self) -> tuple[str, ...]:
-        stops = [self.stop] if isinstance(self.stop, str) else [] if self.stop is None else self.stop
-        if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
-            raise RequestError("stop must be a string or a list of strings", "stop")
-        return tuple(stops)
-
-    def _biases(self) -> dict[int, float]:
-        biases = self.logit_bias or {}
-        for key in biases:
-            if not (key.isascii() and key.isdecimal() and len(key) < 19):
-                raise RequestError(
-                    f"logit_bias has the key {shown(key)}; keys must be token ids such as 42", "logit_bias"
-                )
-        return {int(key): bias for key, bias in biases.items()}
 
 
 Body = TypeVar("Body", bound=WireModel)
@@ -314,10 +130,20 @@ def shown(text: str) -> str:
     return f"`{text[:_SHOWN]}...`" if len(text) > _SHOWN else f"`{text}`"
 
 
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The same error in the words of another body, which has other names for fields."""
+    field = None if error.param is None else error.param.split("[")[0]
+    if field is None or names.get(field, field) == field:
+        return error
+    told = type(error)(str(error).replace(field, names[field]), names[field])
+    told.__cause__ = error
+    return told
+
+
 def _without_no_ops(model: type[WireModel], document: dict[str, Any]) -> dict[str, Any]:
     for name, allowed in model.no_ops.items():
         if name in document and not any(_same(document[name], value) for value in allowed):
-            wanted = " or ".join(_spelled(value) for value in allowed)
+            wanted = " or ".join(to_json(value).decode() for value in allowed)
             raise RequestError(f"{name} is not supported by this server; leave it out (or send {wanted})", name)
     return {name: value for name, value in document.items() if name not in model.no_ops}
 
@@ -326,8 +152,78 @@ def _same(value: object, allowed: object) -> bool:
     return type(value) is type(allowed) and value == allowed  # True == 1 in Python
 
 
-def _spelled(value: object) -> str:
-    return to_json(value).decode()
+def check_structure(raw: bytes, limits: ServerLimits) -> None:
+    """Raise RequestError for a body of so many parts that reading it would hold up everybody.
+
+    It is told from the bytes, before any JSON is read; of a body that is none, anything may be said.
+    """
+    if len(raw) <= min(limits.json_parts, limits.json_items):
+        return  # cheap, and true of nearly every request: each of them takes a byte
+    parts = items = 0
+    for outside in _outside_strings(raw):
+        parts += sum(np.count_nonzero(outside == mark) for mark in b"{[:")
+        items += np.count_nonzero(outside == ord(","))
+        if parts > limits.json_parts:
+            raise RequestError(
+                f"the body has more than {limits.json_parts} objects, lists and names of fields; send fewer of them in "
+                "one request"
+            )
+        if items > limits.json_items:
+            raise RequestError(
+                f"the lists of the body have more than {limits.json_items} entries; send fewer in one request, such as "
+                "texts instead of token ids"
+            )
+
+
+def _outside_strings(raw: bytes) -> Iterator[Any]:
+    """What is no string of a body, as arrays of bytes, piece by piece; strings are zeros."""
+    if b"\\" in raw:
+        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    plain = np.frombuffer(raw, np.uint8)
+    inside = np.uint8(0)
+    for start in range(0, len(plain), _AT_ONCE):
+        piece = plain[start : start + _AT_ONCE]
+        within = np.bitwise_xor.accumulate((piece == ord('"')).view(np.uint8)) ^ inside
+        yield piece * (1 - within)
+        inside = within[-1]
+
+
+def check_depth(raw: bytes, document: object, most: int) -> None:
+    """Raise RequestError if objects and lists lie deeper within each other than `most`."""
+    if raw.count(b"[") + raw.count(b"{") <= most:
+        return  # cheap, and true of nearly every request: only lists of long lists are walked through
+    level = [document]
+    for _ in range(most):
+        level = [inner for outer in level for inner in _parts(outer) if isinstance(inner, (dict, list))]
+        if not level:
+            return
+    raise RequestError(f"the body nests more than {most} objects and lists; send it flatter")
+
+
+def _parts(container: object) -> Any:
+    return container.values() if isinstance(container, dict) else container
+
+
+def check_bounds(document: Mapping[str, Any], limits: ServerLimits) -> None:
+    """Raise RequestError, with the field at fault, for more than the limits allow.
+
+    Fields are looked at as they came: what else is wrong with them is said by whoever reads them.
+    """
+    for name, limit in _NUMBERS.items():
+        value, most = document.get(name), getattr(limits, limit)
+        if isinstance(value, int) and value > most:
+            raise RequestError(f"{name} is above what this server allows; ask for at most {most}", name)
+    sizes = {name: getattr(limits, limit) for name, limit in _SIZES.items()} | {"metadata": METADATA}
+    for name, most in sizes.items():
+        value = document.get(name)
+        if isinstance(value, (list, dict)) and len(value) > most:
+            raise RequestError(f"{name} has {len(value)} entries; send at most {most}", name)
+    prompt, stop = document.get("prompt"), document.get("stop")
+    if isinstance(prompt, list) and len(prompt) > limits.prompts and not isinstance(prompt[0], int):
+        raise RequestError(f"prompt has {len(prompt)} prompts; send at most {limits.prompts} in one request", "prompt")
+    stops, most = stop if isinstance(stop, list) else [stop], limits.stop_characters
+    if any(isinstance(text, str) and len(text) > most for text in stops):
+        raise RequestError(f"stop has a string of more than {most} characters; send a shorter one", "stop")
 
 
 def _refusal(model: type[WireModel], detail: ErrorDetails, place: tuple[int | str, ...]) -> RequestError:

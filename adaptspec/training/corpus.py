@@ -1,38 +1,26 @@
-"""Reading a training corpus: JSONL records (plain or .xz), split, weighted and written as chat text.
-
-Knows the record format and nothing of tokens.
-"""
+"""Reading JSONL: the records of a training corpus, split, weighted and written as chat text; prompts to measure on."""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import json
+import lzma
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO, TypeVar
 
 from adaptspec.errors import CorpusError
-from adaptspec.training.jsonl import read_objects, strings
+from adaptspec.files import open_file
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 SPECIAL_TOKENS = ("<|pad|>", END, USER, ASSISTANT)
 SYNTHETIC = "synthetic"  # the source tag of text made by a program
-
-# A system message is folded into the first user turn: the corpus has no system turns, so a
-# token of its own would be one the pair never saw.
-CHAT_TEMPLATE = (
-    "{%- set system = namespace(text='') -%}"
-    "{%- for m in messages -%}"
-    "{%- if m['role'] == 'system' or m['role'] == 'developer' -%}"
-    "{%- set system.text = system.text + m['content'] + '\\n\\n' -%}"
-    "{%- elif m['role'] == 'user' -%}"
-    "{{- '<|user|>\\n' + system.text + m['content'] + '<|end|>\\n' -}}{%- set system.text = '' -%}"
-    "{%- elif m['role'] == 'assistant' -%}"
-    "{{- '<|assistant|>\\n' + m['content'] + '<|end|>\\n' -}}"
-    "{%- else -%}{{- raise_exception('role must be system, user or assistant, not ' + m['role']) -}}"
-    "{%- endif -%}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}"
-)
+T = TypeVar("T")
+BUILT_IN = Path(__file__).parent / "prompts.jsonl"  # a prompt of each task, in the form that users give theirs
 
 
 @dataclass(frozen=True)
@@ -75,11 +63,7 @@ class Corpus:
         return dict(sorted(Counter(record.source for record in self.train).items()))
 
 
-def read_corpus(
-    path: Path,
-    source_weights: Mapping[str, float] | None = None,
-    held_out_share: float = 0.005,
-) -> Corpus:
+def read_corpus(path: Path, source_weights: Mapping[str, float] | None = None, held_out_share: float = 0.005) -> Corpus:
     """Read every record of a JSONL file.
 
     `source_weights` maps a record's `src` to the share of its records to keep (0..1). Both the
@@ -114,3 +98,99 @@ def _record(where: str, fields: Mapping[str, object]) -> Record:
     if "prompt" not in fields and "completion" not in fields:
         raise CorpusError(f"{where}: a line needs prompt and completion, or text")
     return Record(*strings(where, fields, ("task", "src", "prompt", "completion")))
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Every object of a JSONL file, plain or .xz, with where it stands (`file:line`). Blank lines are skipped.
+
+    Raises:
+        CorpusError: the file is missing or damaged, or a line is not a JSON object.
+    """
+    try:
+        with _open(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield f"{path}:{number}", _object(line, f"{path}:{number}")
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path}: cannot be read ({error}); give a whole JSONL file, plain or .xz") from error
+
+
+def strings(where: str, fields: Mapping[str, object], names: Sequence[str]) -> list[str]:
+    """The values of `names`, in that order.
+
+    Raises:
+        CorpusError: one is missing, is not a string, or is not text that can be encoded.
+    """
+    missing = [name for name in names if name not in fields]
+    if missing:
+        raise CorpusError(f"{where}: a line needs {', '.join(missing)}")
+    return [_string(where, name, fields[name]) for name in names]
+
+
+def _string(where: str, name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise CorpusError(f"{where}: {name} must be a string, not {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        code = f"\\u{ord(value[error.start]):04x}"
+        raise CorpusError(f"{where}: {name} holds {code}, half of a character; repair or delete the line") from error
+    return value
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[TextIO]:
+    with open(open_file(path), "rb") as file, lzma.LZMAFile(file) if path.suffix == ".xz" else file as plain:
+        yield io.TextIOWrapper(plain, encoding="utf-8")
+
+
+def _object(line: str, where: str) -> Mapping[str, object]:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(f"{where}: not JSON ({error}); every line must be one JSON object") from error
+    if not isinstance(fields, dict):
+        raise CorpusError(f"{where}: a JSON {type(fields).__name__}; every line must be one JSON object")
+    return fields
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One user message, with its task and where it comes from."""
+
+    task: str
+    source: str
+    text: str
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether a program wrote it; such prompts flatter a pair that was trained on their templates."""
+        return self.source == SYNTHETIC
+
+
+def choose_prompts(path: Path | None, held_out: Sequence[Record]) -> list[Prompt]:
+    """The prompts in `path`, or without one those of the held-out records that have a prompt."""
+    if path is not None:
+        return read_prompts(path)
+    return [Prompt(r.task, r.source, r.prompt) for r in held_out if r.prompt is not None]
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Read a JSONL file of prompts (`task`, `source`, `prompt`; other fields are ignored), or every one in a folder.
+
+    Raises:
+        CorpusError: nothing is there, or a line is not a prompt.
+    """
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    names = ("task", "source", "prompt")
+    prompts = [Prompt(*strings(where, fields, names)) for file in files for where, fields in read_objects(file)]
+    if not prompts:
+        raise CorpusError(f"{path}: no prompts; give a JSONL file, or a folder of them, with task, source and prompt")
+    return prompts
+
+
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """At most `count` of the items, evenly spaced: files are often sorted by source."""
+    if len(items) <= count:
+        return list(items)
+    return [items[i * len(items) // count] for i in range(count)]

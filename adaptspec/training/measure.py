@@ -1,6 +1,8 @@
 """What a draft would have been worth to its target: greedy outputs, then one teacher-forced pass of both.
 
-Plain transformers models: this measures the pair, not this project's engine. Knows nothing of tasks.
+Plain transformers models: this measures the pair, not this project's engine. In the figures, a round at depth k drafts
+k tokens on the true prefix; the leading ones that agree are accepted, and one more token (correction or bonus) comes
+with them. Tokens beyond the output's end count nowhere.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adaptspec.types import BoolArray, FloatArray
 
+DEPTHS = (1, 3, 7)
 TEMPERATURE = 0.8
 NOISE_DRAWS = 4  # per position; over a task's thousands of positions the error is below 0.01
 
@@ -28,7 +31,7 @@ class Trace:
     `agreed`: the draft's most likely token is the target's. `confidence` is the draft's probability of
     that token, `entropy` (nats) that of its distribution. The last three are acceptance
     probabilities at TEMPERATURE: by rejection sampling, sum(min(p, q)); with coupled noise; and for a
-    greedy draft under rejection, p(argmax q).
+    greedy draft under rejection, p(argmax q). `synthetic`: a program wrote the prompt.
     """
 
     agreed: BoolArray
@@ -37,6 +40,7 @@ class Trace:
     rejection: FloatArray
     coupled: FloatArray
     greedy_draft: FloatArray
+    synthetic: bool = False
 
 
 class MeasuredPair:
@@ -52,7 +56,7 @@ class MeasuredPair:
     @property
     def parameters(self) -> tuple[int, int]:
         """Number of parameters of target and draft, tied ones counted once."""
-        return _size(self._target), _size(self._draft)
+        return self._target.num_parameters(), self._draft.num_parameters()
 
     def encode_chat(self, message: str) -> list[int]:
         """Token ids of one user message, ready for the answer."""
@@ -140,5 +144,89 @@ def _numbers(values: torch.Tensor) -> FloatArray:
     return values.cpu().numpy().astype(np.float64)
 
 
-def _size(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+@dataclass(frozen=True)
+class AcceptanceFigures:
+    """Acceptance on one task's greedy outputs. None where it cannot be said (no such prompts, no variation).
+
+    `lengths` is by depth (DEPTHS), with the bonus token; `by_position[j]` is the conditional acceptance
+    at position j + 1 of depth-7 rounds; the correlations are those of agreement with the draft's
+    confidence and entropy.
+    """
+
+    task: str
+    prompts: int
+    output_tokens: float
+    agreement: float
+    agreement_synthetic: float | None
+    agreement_real: float | None
+    lengths: dict[int, float]
+    by_position: tuple[float | None, ...]
+    rejection: float
+    coupled: float
+    greedy_draft: float
+    confidence_correlation: float | None
+    entropy_correlation: float | None
+
+
+def task_figures(task: str, traces: Sequence[Trace]) -> AcceptanceFigures:
+    """The figures of at least one non-empty trace. Means are over output positions."""
+    outputs = [trace.agreed for trace in traces]
+    agreed = np.concatenate(outputs)
+    synthetic = np.repeat([trace.synthetic for trace in traces], [len(output) for output in outputs])
+
+    def joined(name: str) -> FloatArray:
+        return np.concatenate([getattr(trace, name) for trace in traces])
+
+    return AcceptanceFigures(
+        task=task,
+        prompts=len(traces),
+        output_tokens=len(agreed) / len(traces),
+        agreement=float(agreed.mean()),
+        agreement_synthetic=_mean(agreed[synthetic]),
+        agreement_real=_mean(agreed[~synthetic]),
+        lengths={depth: acceptance_length(outputs, depth) for depth in DEPTHS},
+        by_position=conditional_acceptance(outputs, DEPTHS[-1]),
+        rejection=float(joined("rejection").mean()),
+        coupled=float(joined("coupled").mean()),
+        greedy_draft=float(joined("greedy_draft").mean()),
+        confidence_correlation=_correlation(joined("confidence"), agreed),
+        entropy_correlation=_correlation(joined("entropy"), agreed),
+    )
+
+
+def acceptance_length(outputs: Sequence[BoolArray], depth: int) -> float:
+    """Emitted tokens per round at a fixed depth: 1 + accepted, cut at the output's end."""
+    rounds = sum(len(_rounds(agreed, depth)) for agreed in outputs)
+    return sum(len(agreed) for agreed in outputs) / rounds
+
+
+def conditional_acceptance(outputs: Sequence[BoolArray], depth: int) -> tuple[float | None, ...]:
+    """accepted_j / reached_j for each position of rounds at a fixed depth; None where none was reached."""
+    accepted, reached = np.zeros(depth), np.zeros(depth)
+    for agreed in outputs:
+        for start, kept in _rounds(agreed, depth):
+            drafted = min(depth, len(agreed) - start)
+            accepted[:kept] += 1
+            reached[: min(kept + 1, drafted)] += 1
+    return tuple(float(a / r) if r else None for a, r in zip(accepted, reached, strict=True))
+
+
+def _rounds(agreed: BoolArray, depth: int) -> list[tuple[int, int]]:
+    """Start and number of accepted tokens of each round over one output."""
+    rounds, start = [], 0
+    while start < len(agreed):
+        ahead = agreed[start : start + depth]
+        kept = len(ahead) if ahead.all() else int(np.argmin(ahead))
+        rounds.append((start, kept))
+        start += kept + 1
+    return rounds
+
+
+def _mean(values: BoolArray) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _correlation(values: FloatArray, agreed: BoolArray) -> float | None:
+    if np.ptp(values) == 0 or agreed.all() or not agreed.any():
+        return None
+    return float(np.corrcoef(values, agreed)[0, 1])

@@ -23,17 +23,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from adaptspec.errors import ConfigError, CorpusError
 from adaptspec.files import write_file
-from adaptspec.training.corpus import Corpus, read_corpus
-from adaptspec.training.loop import LoopSettings, Loss, train
-from adaptspec.training.losses import distillation_loss, next_token_loss
-from adaptspec.training.memory import keep_freed_pages
-from adaptspec.training.model_card import model_card
-from adaptspec.training.prompts import choose_prompts
-from adaptspec.training.report import PairReport, report_pair
-from adaptspec.training.run_record import RunRecord, Stage
-from adaptspec.training.settings import PairSettings, Shape
-from adaptspec.training.tokenizer import encode, train_tokenizer
-from adaptspec.training.windows import Windows
+from adaptspec.training.corpus import Corpus, choose_prompts, read_corpus
+from adaptspec.training.loop import LoopSettings, keep_freed_pages, train
+from adaptspec.training.optimizer import Loss, distillation_loss, next_token_loss
+from adaptspec.training.pair_report import PairReport, model_card, report_pair
+from adaptspec.training.pair_settings import PairSettings, RunRecord, Shape, Stage
+from adaptspec.training.tokenization import Windows, encode, train_tokenizer
 
 TARGET, DRAFT = "target", "draft"
 

@@ -1,22 +1,31 @@
 """Prompts to train the task detector on: a few from every source, as they are and as clients may wrap them.
 
-Knows the corpus and our own wordings; nothing of n-grams and of models.
+And own wordings of every task, filled with passages of the corpus: how people ask matters, what about does not. The
+corpus knows some tasks from one or two sources only, so that a classifier would learn their subjects instead.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
 
 from adaptspec.control.tasks import TASKS
 from adaptspec.errors import CorpusError
 from adaptspec.training.corpus import Record
-from adaptspec.training.phrasings import PHRASINGS, Fillings, Phrasings
 
 PER_SOURCE = 300  # examples of one task from one source, at most
 PER_TASK_PHRASED = 1500
+PHRASINGS = "phrasings"  # the source tag of our own wordings
+_WORDINGS = Path(__file__).parent / "phrasings.yaml"
+_SLOT = re.compile(r"\{(\w+)\}")
+_TURNS = (1, 1, 1, 2, 3)  # how many turns of a conversation there are, and how often
 
 _SYSTEM = (
     "You are a helpful assistant.",
@@ -59,10 +68,9 @@ def task_examples(
         for (task, source), group in drawn.items()
         for record in group
     ]
-    phrasings = Phrasings.load()
-    fillings = Fillings.of([record for group in drawn.values() for record in group])
+    slots = fillings([record for group in drawn.values() for record in group])
     for task in TASKS:
-        texts = [phrasings.phrase(task, fillings, rng) for _ in range(phrased)]
+        texts = [phrase(rng.choice(wordings()[task]), slots, rng) for _ in range(phrased)]
         examples += [Example(task, PHRASINGS, _wrapped(text, task, rng)) for text in texts]
     return examples
 
@@ -92,3 +100,41 @@ def _wrapped(text: str, task: str, rng: random.Random) -> str:
     elif task != "chat" and draw < 0.15:
         text = f"User: {text}\nAssistant:"
     return f"{rng.choice(_SYSTEM)}\n{text}" if rng.random() < 0.12 else text
+
+
+def wordings() -> Mapping[str, Sequence[str]]:
+    """Our own wordings of each task, with slots such as {topic}."""
+    return _ours()["wordings"]
+
+
+def fillings(records: Sequence[Record]) -> dict[str, Sequence[str]]:
+    """What fills the slots of wordings: words of ours, and pieces of records, each kind from the tasks that have it."""
+    running = [r.completion[:900] for r in records if r.task == "story" and len(r.completion) > 200]
+    papers = [r.prompt.partition("\n")[2].strip()[:1200] for r in records if r.prompt and r.task == "summarize"]
+    pieces = {
+        "passage": [*running, *papers] or ["It was a long day."],
+        "sentence": [r.completion[:200] for r in records if r.task == "translate"] or ["It is late."],
+        "tale": [text[: 120 + 10 * (i % 40)] for i, text in enumerate(running)] or ["There was a fox."],
+        "code": [r.completion[:500] for r in records if r.task == "code"] or ["x = 1"],
+        "json": [r.completion[:400] for r in records if r.task == "json"] or ["{}"],
+    }
+    return {**pieces, **_ours()["words"]}
+
+
+def phrase(wording: str, slots: Mapping[str, Sequence[str]], rng: random.Random) -> str:
+    """A wording with its slots filled at random."""
+
+    def fill(slot: re.Match[str]) -> str:
+        if slot[1] == "turns":
+            spoken = slots["smalltalk"]
+            turns = range(rng.choice(_TURNS) - 1)
+            return "".join(f"User: {rng.choice(spoken)}\nAssistant: {rng.choice(spoken)}\n" for _ in turns)
+        return rng.choice(slots[slot[1]])
+
+    return _SLOT.sub(fill, wording)
+
+
+@cache
+def _ours() -> dict[str, dict[str, list[str]]]:
+    read: dict[str, dict[str, list[str]]] = yaml.safe_load(_WORDINGS.read_text(encoding="utf-8"))
+    return read

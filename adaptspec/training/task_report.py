@@ -1,18 +1,24 @@
-"""How often the task detector is right, source by source, and what it costs. Knows nothing of its training."""
+"""How often the task detector is right, source by source, what it costs, and the card that says so.
+
+The card is tied to the weights by their digest: one beside other weights can be told.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.tables import Table
-from adaptspec.training.corpus import SYNTHETIC
-from adaptspec.training.prompts import Prompt
+from adaptspec.training.cards import render
+from adaptspec.training.corpus import SYNTHETIC, Prompt
+from adaptspec.training.task_examples import PHRASINGS
 
 KINDS = ("synthetic", "real, source known", "real, source never seen")
 
@@ -53,13 +59,18 @@ class TaskFigures:
         of_kind = {kind: [score for score in self.scores if score.kind == kind] for kind in KINDS}
         return [_summary(kind, scores) for kind, scores in of_kind.items() if scores]
 
-    def report(self) -> list[Table | str]:
-        """All of it, for people."""
+    @property
+    def table(self) -> Table:
+        """A row for every source."""
         table = Table("task", "source", "kind", "prompts", "right", "wrong", "unknown", keys=2)
         for score in self.scores:
             shares = (f"{share:.2f}" for share in score.shares)
             table.add_row(score.task, score.source, score.kind, str(score.prompts), *shares)
-        return [table, *self.summaries, f"time per prompt: {self.seconds * 1e3:.3f} ms (median)"]
+        return table
+
+    def report(self) -> list[Table | str]:
+        """All of it, for people."""
+        return [self.table, *self.summaries, f"time per prompt: {self.seconds * 1e3:.3f} ms (median)"]
 
 
 def score_sources(detector: TaskDetector, prompts: Sequence[Prompt], trained_on: Collection[str]) -> list[SourceScore]:
@@ -110,3 +121,36 @@ def _collection(source: str) -> str:
 def _origin(source: str) -> str:
     """The data set behind a tag: its test part is no source of its own."""
     return _collection(source).removesuffix("-test").removesuffix("-train")
+
+
+@dataclass(frozen=True)
+class TaskTraining:
+    """How a detector came about. `examples` counts them by source; `left_out` is the accuracy on sources left out,
+    by strength (inverse regularisation), the `strength` chosen and the temperature that divides scores.
+    """
+
+    command: str
+    date: str
+    corpus: str  # its fingerprint
+    examples: Mapping[str, int]
+    left_out: Mapping[float, float]
+    strength: float
+    temperature: float
+
+
+def card_path(weights: Path) -> Path:
+    """Where the card of a detector lies: beside it."""
+    return weights.with_suffix(".md")
+
+
+def digest(weights: bytes) -> str:
+    """What ties a card to the file of a detector."""
+    return hashlib.blake2b(weights, digest_size=12).hexdigest()
+
+
+def task_card(tasks: Sequence[str], least: float, weights: bytes, training: TaskTraining, figures: TaskFigures) -> str:
+    """The card as Markdown. `least` is the probability below which no task is named."""
+    theirs = {source: count for source, count in training.examples.items() if source != PHRASINGS}
+    ours = training.examples.get(PHRASINGS, 0)
+    values = {"theirs": theirs, "ours": ours, "digest": digest(weights), "training": training, "figures": figures}
+    return render("task_card", tasks=tasks, least=least, **values)

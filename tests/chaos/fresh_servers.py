@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from adaptspec.bench.disturbance import BUSY, disturbed
+from adaptspec.bench.quick import BUSY, disturbed
 from tests.chaos.harness import COMPLETIONS
 from tests.e2e.conftest import Server, start_server
 

@@ -26,9 +26,9 @@ from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.models.runner import Runner
 from adaptspec.server.application import make_app
-from adaptspec.server.client_faults import ClientFaults
 from adaptspec.server.connection import Listener
 from adaptspec.server.limits import ServerLimits
+from adaptspec.server.log_filters import ClientFaults
 from adaptspec.telemetry.metrics import Metrics
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from adaptspec.command_line import Parser
-from adaptspec.commands.policy import add_arguments
 from adaptspec.commands.policy_analysis import MACHINES
+from adaptspec.commands.policy_command import add_arguments
 from adaptspec.commands.policy_import import IMPORTERS
 from adaptspec.simulation.cost_profiles import shipped_costs
 from adaptspec.simulation.tape_file import BUNDLED

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptspec.bench.record import RecordSettings, record
+from adaptspec.bench.record_tape import RecordSettings, record
 from adaptspec.bench.workloads import Workloads, encode, read_workloads
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import load_policy_spec

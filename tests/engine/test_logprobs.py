@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore
-from adaptspec.engine.logprobs import token_logprobs
+from adaptspec.engine.model_executor import token_logprobs
 from adaptspec.types import Completion, FinishReason, Request, SamplingParams, TokenLogprob
 from tests.engine.conftest import Dictated, make_core, run
 from tests.fakes import TableRunner

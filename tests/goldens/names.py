@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptspec.engine.build import model_place
-from adaptspec.server.openapi import describe
-from adaptspec.server.openapi_routes import OPERATIONS
+from adaptspec.server.openapi import OPERATIONS, describe
 from tests.telemetry.exported import exported
 from tests.telemetry.otlp import collecting
 

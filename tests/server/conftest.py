@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from adaptspec.errors import UnknownModelError
+from adaptspec.errors import PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.models.runner import ModelInfo
+from adaptspec.models.sampling import check_tokens, check_vocabulary
 from adaptspec.server.application import make_app
 from adaptspec.server.limits import ServerLimits
 from adaptspec.telemetry.metrics import Metrics
@@ -30,7 +31,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.alive, self.drained, self.running, self.capacity = True, False, 0, 1000
         self.pause = 0.0  # seconds before each token
-        self.refusal: Exception | None = None  # raised before the first token
+        self.refusal: Exception | None = None  # raised by `submit`
         self.failing_at: int | None = None  # ends there with FinishReason.ERROR
         self.seen: list[Request] = []
         self.aborted: list[str] = []
@@ -40,6 +41,14 @@ class FakeEngine:
         return self
 
     def check(self, request: Request) -> None:
+        """The same as `EngineCore.check`, so far as clients can tell."""
+        length, context = len(request.prompt), self.target.context
+        if not request.prompt:
+            raise RequestError("prompt is empty; send at least one token", "prompt")
+        if length >= context:
+            raise PromptTooLongError(f"prompt has {length} tokens; {self.target.name} holds {context}", "prompt")
+        check_tokens("prompt", request.prompt, self.target.vocab_size)
+        check_vocabulary(request.sampling, self.target.vocab_size)
         if request.speculation.policy not in (None, *self.policies):
             raise UnknownModelError("no such policy; ask for goodput or static", "adaptspec.policy")
 
@@ -48,8 +57,6 @@ class FakeEngine:
 
     async def stream(self, request: Request) -> AsyncIterator[Delta]:
         self.seen.append(request)
-        if self.refusal is not None:
-            raise self.refusal
         self.running, text, ended = self.running + 1, answer(request), False
         try:
             for index, letter in enumerate(text):
@@ -72,14 +79,45 @@ class FakeEngine:
         error, times = "a fuse has blown" if finish is FinishReason.ERROR else None, Timings(0.0, 0.0, 0.1, 0.2)
         return Completion(request.id, text, (100,) * len(text), len(request.prompt), finish, stats, times, error)
 
-    async def generate(self, request: Request) -> Completion:
-        return [delta.completion async for delta in self.stream(request)][-1]  # type: ignore[return-value]
+    def submit(self, requests: Sequence[Request]) -> list[Running]:
+        if self.refusal is not None:
+            raise self.refusal
+        return [Running(self.stream(request)) for request in requests]
 
     async def drain(self, seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
         while self.running and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.005)
         self.drained = True
+
+
+class Running:
+    """A request that runs whether or not anybody reads its pieces, as those of a real engine do."""
+
+    def __init__(self, pieces: AsyncIterator[Delta]) -> None:
+        self._pieces: asyncio.Queue[Delta | None] = asyncio.Queue()
+        self._task = asyncio.ensure_future(self._run(pieces))
+
+    async def _run(self, pieces: AsyncIterator[Delta]) -> None:
+        try:
+            async for delta in pieces:
+                self._pieces.put_nowait(delta)
+        finally:
+            self._pieces.put_nowait(None)
+
+    def __aiter__(self) -> Running:
+        return self
+
+    async def __anext__(self) -> Delta:
+        delta = await self._pieces.get()
+        if delta is None:
+            await self._task
+            raise StopAsyncIteration
+        return delta
+
+    async def aclose(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
 
 def answer(request: Request) -> str:

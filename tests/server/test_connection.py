@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import logging
+import resource
 import socket
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -13,7 +15,9 @@ from typing import Any
 import pytest
 from aiohttp import compression_utils
 
+from adaptspec.server import connection
 from adaptspec.server.application import make_app
+from adaptspec.server.connection import RESERVE, room_for
 from adaptspec.server.limits import ServerLimits
 from adaptspec.telemetry.metrics import Metrics
 from tests.server.test_run import start
@@ -178,3 +182,53 @@ async def test_nothing_is_ever_inflated(
         answer = await asyncio.wait_for(reader.read(), 5.0)
         writer.close()
     assert answer.startswith(b"HTTP/1.1 415")
+
+
+UNLIMITED = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted", "room", "raised"),
+    [
+        ((1024, 2**20), 1024, 1024, 1024 + RESERVE),  # the usual limits
+        ((1024, UNLIMITED), 5000, 5000, 5000 + RESERVE),
+        ((2**20, 2**20), 1024, 1024, None),
+        ((UNLIMITED, UNLIMITED), 10**6, 10**6, None),
+        ((1024, 1024), 1024, 1024 - RESERVE, None),  # nothing to raise
+        ((256, 4096), 10_000, 4096 - RESERVE, 4096),
+        ((100, 100), 1024, 50, None),  # half at the least is for ourselves
+        ((1, 1), 1024, 1, None),
+    ],
+)
+def test_the_limit_is_raised_for_connections_and_they_are_held_to_it(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], wanted: int, room: int, raised: int | None
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(connection.resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(connection.resource, "setrlimit", lambda kind, new: asked.append(new))
+    assert room_for(wanted) == room
+    assert asked == ([] if raised is None else [(raised, limits[1])])
+
+
+def test_a_system_that_does_not_let_the_limit_be_raised_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(kind: int, limits: tuple[int, int]) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(connection.resource, "getrlimit", lambda kind: (1024, 4096))
+    monkeypatch.setattr(connection.resource, "setrlimit", refuse)
+    assert room_for(1024) == 1024 - RESERVE
+
+
+async def test_fewer_connections_than_wanted_are_said_and_held_to(
+    engine: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where files end before the limit of connections: one too many gets its 503, and the log says why once."""
+    monkeypatch.setattr(connection.resource, "getrlimit", lambda kind: (4, 4))
+    async with serving(engine, tokenizer) as port:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        assert (await talk(port, b""))[0] == 503
+        for _, writer in held:
+            writer.close()
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "At most 2 connections are taken instead of 1024" in record.getMessage()

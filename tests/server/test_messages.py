@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from adaptspec.errors import RequestError
-from adaptspec.server.messages import Message, check_messages
-from adaptspec.server.structure import JsonObjectFormat, JsonSchemaFormat, TextFormat, grammar_of
+from adaptspec.server.chat import ChatBody
+from adaptspec.server.messages import Message
+from adaptspec.server.response_format import JsonObjectFormat, JsonSchemaFormat, TextFormat, grammar_of
 
 
 @pytest.mark.parametrize(("written", "read"), [('{"a": 1}', {"a": 1}), ("", {}), ("{broken", "{broken")])
@@ -14,7 +15,6 @@ def test_arguments_are_objects_where_they_can_be_read(written: str, read: object
     """Templates write objects out themselves; what a client broke stays as it is."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": written}}
     message = Message.model_validate({"role": "assistant", "content": None, "tool_calls": [call]})
-    check_messages([message])
     assert message.plain()["tool_calls"][0]["function"]["arguments"] == read
     assert message.plain()["content"] == ""
 
@@ -22,7 +22,7 @@ def test_arguments_are_objects_where_they_can_be_read(written: str, read: object
 def test_a_message_that_is_none_is_named_by_its_place() -> None:
     """What no single field can say."""
     with pytest.raises(RequestError) as refused:
-        check_messages([Message(role="user", content="x"), Message(role="assistant")])
+        ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}, {"role": "assistant"}]})
     assert refused.value.param == "messages[1].content"
 
 

@@ -15,12 +15,17 @@ from pydantic import BaseModel
 
 from adaptspec.analysis.policy_trial import Run, Trial
 from adaptspec.errors import PolicyError
-from adaptspec.server import admin_answers, answers, live_answers
-from adaptspec.server.admin import POLICIES
+from adaptspec.server import live_answers, trials
+from adaptspec.server.admin import POLICIES, DryRun
 from adaptspec.server.application import make_app
-from adaptspec.server.openapi import describe
-from adaptspec.server.openapi_routes import OPERATIONS
+from adaptspec.server.chat import ChatCompletion
+from adaptspec.server.completions import Completion
+from adaptspec.server.openapi import OPERATIONS, describe
 from adaptspec.server.operations import Operations
+from adaptspec.server.response_events import Response
+from adaptspec.server.status import Health
+from adaptspec.server.tokenize import Text, Tokens
+from adaptspec.server.trials import InvalidPolicy
 from adaptspec.telemetry.live import LiveFeed
 from adaptspec.telemetry.live_requests import BAR_COLUMNS
 from adaptspec.telemetry.metrics import Metrics
@@ -129,12 +134,12 @@ def test_no_field_is_refused_by_name_that_the_schema_offers() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "shape"),
     [
-        ("/v1/completions", {"prompt": "x", "max_tokens": 3, "echo": True, "logprobs": 2}, answers.Completion),
-        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 3}, answers.ChatCompletion),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 3, "echo": True, "logprobs": 2}, Completion),
+        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 3}, ChatCompletion),
         (
             "/v1/chat/completions",
             {"messages": HELLO, "max_tokens": 3, "logprobs": True, "top_logprobs": 1, "n": 2},
-            answers.ChatCompletion,
+            ChatCompletion,
         ),
         (
             "/v1/chat/completions",
@@ -145,11 +150,11 @@ def test_no_field_is_refused_by_name_that_the_schema_offers() -> None:
                 "tool_choice": "required",
                 "prediction": {"type": "content", "content": "x"},
             },
-            answers.ChatCompletion,
+            ChatCompletion,
         ),
-        ("/v1/responses", {"input": "x", "max_output_tokens": 3}, answers.Response),
-        ("/tokenize", {"prompt": "x"}, answers.Tokens),
-        ("/detokenize", {"tokens": [50]}, answers.Text),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 3}, Response),
+        ("/tokenize", {"prompt": "x"}, Tokens),
+        ("/detokenize", {"tokens": [50]}, Text),
     ],
 )
 async def test_answers_are_as_described(live: Any, path: str, body: dict[str, Any], shape: type[BaseModel]) -> None:
@@ -198,7 +203,7 @@ async def test_what_shows_and_runs_the_server_answers_as_described(
                 assert again.status == 304
         if operation.dry_run:
             async with client.put(f"{place}?dry_run=true", data=body) as looked:
-                admin_answers.DryRun.model_validate_json(await looked.text(), strict=True)
+                DryRun.model_validate_json(await looked.text(), strict=True)
 
 
 async def test_states_and_refusals_are_as_described(whole: web.Application, engine: Any) -> None:
@@ -207,9 +212,9 @@ async def test_states_and_refusals_are_as_described(whole: web.Application, engi
     async with TestClient(TestServer(whole), headers=BEARER) as client:
         async with client.get("/ready") as response:
             assert response.status in OPERATIONS["/ready", "get"].also
-            assert answers.Health.model_validate_json(await response.text()).status == "full"
+            assert Health.model_validate_json(await response.text()).status == "full"
         async with client.post("/admin/policies/validate", data="x") as response:
-            admin_answers.InvalidPolicy.model_validate_json(await response.text(), strict=True)
+            InvalidPolicy.model_validate_json(await response.text(), strict=True)
         refused = (await (await client.get("/openapi.json")).json())["paths"]["/v1/completions"]["post"]["responses"]
         await client.post("/admin/drain")
         async with client.post("/v1/completions", json={"prompt": "x"}) as response:
@@ -221,7 +226,7 @@ async def test_states_and_refusals_are_as_described(whole: web.Application, engi
 def test_a_trial_is_as_described() -> None:
     run = Run("main", 100.0, 1.5, 2.5, 0.9)
     trial = Trial(run, None, "it cannot be replayed", run, run, 3, 900, 2, 0.9, ("draft-model",))
-    admin_answers.Trial.model_validate_json(json.dumps(trial.to_json()), strict=True)
+    trials.Trial.model_validate_json(json.dumps(trial.to_json()), strict=True)
 
 
 def test_bars_of_the_live_feed_have_their_columns() -> None:

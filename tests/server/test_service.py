@@ -1,25 +1,34 @@
-"""Which requests are taken."""
+"""Which requests are taken, what they become for the engine, and that they end together."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import json
 import threading
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from adaptspec.errors import PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.server.chat import ChatBody
 from adaptspec.server.codec import Codec
 from adaptspec.server.completions import CompletionBody
-from adaptspec.server.errors import DrainingError, EngineStoppedError
+from adaptspec.server.http_errors import DrainingError, EngineStoppedError
 from adaptspec.server.limits import ServerLimits
-from adaptspec.server.service import Service
+from adaptspec.server.service import Service, seed_of_choice
+from adaptspec.types import MAX_SEED, Delta, Request, SamplingParams
 
 
 @pytest.fixture
 def service(engine: Any, tokenizer: Any) -> Service:
-    return Service(engine, Codec(tokenizer, 260))
+    return Service(engine, Codec(tokenizer))
 
 
 def test_nothing_is_taken_while_draining_or_dead(service: Service, engine: Any) -> None:
@@ -32,73 +41,77 @@ def test_nothing_is_taken_while_draining_or_dead(service: Service, engine: Any) 
         service.admit()
 
 
-def test_what_the_engine_cannot_serve_is_refused_before_anything_runs(service: Service, engine: Any) -> None:
-    body = CompletionBody.model_validate({"prompt": ["x", "y"], "adaptspec": {"policy": "nope"}})
+def completing(prompt: Any, **fields: Any) -> CompletionBody:
+    return CompletionBody.model_validate({"prompt": prompt, **fields})
+
+
+def chatting(tokens: int, **fields: Any) -> ChatBody:
+    """A chat whose prompt has so many tokens: three are the template's."""
+    return ChatBody.model_validate({"messages": [{"role": "user", "content": "x" * (tokens - 3)}], **fields})
+
+
+async def test_what_the_engine_cannot_serve_is_refused_before_anything_runs(service: Service, engine: Any) -> None:
     with pytest.raises(UnknownModelError, match="goodput or static"):
-        service.requests("id", body, [(5,), (6,)])
+        await service.completion_requests("id", completing(["x", "y"], adaptspec={"policy": "nope"}))
     assert engine.seen == []
 
 
-def test_a_prompt_needs_a_token_and_room_for_another(service: Service, engine: Any) -> None:
-    body, engine.target = CompletionBody.model_validate({"prompt": "x"}), replace(engine.target, name="served-name")
-    service.requests("id", body, [(5,) * 255])
-    with pytest.raises(PromptTooLongError, match="256 tokens; served-name holds 256"):
-        service.requests("id", body, [(5,), (5,) * 256])
-    with pytest.raises(RequestError, match="empty"):
-        service.requests("id", body, [(5,), ()])
-    chat = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]})
-    with pytest.raises(PromptTooLongError) as refused:
-        service.requests("id", chat, [(5,) * 300])
+async def test_a_prompt_needs_a_token_and_room_for_another(service: Service) -> None:
+    """What the engine says of a prompt is told of the field that it came in."""
+    await service.completion_requests("id", completing([5] * 255))
+    with pytest.raises(PromptTooLongError, match="prompt has 256 tokens"):
+        await service.completion_requests("id", completing([[5], [5] * 256]))
+    with pytest.raises(RequestError, match="prompt is empty"):
+        await service.completion_requests("id", completing(["x", ""]))
+    with pytest.raises(PromptTooLongError, match="messages has 300 tokens") as refused:
+        await service.chat_requests("id", chatting(300))
     assert refused.value.param == "messages"
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_an_answer_that_is_asked_for_must_fit(service: Service, field: str) -> None:
+async def test_an_answer_that_is_asked_for_must_fit(service: Service, field: str) -> None:
     """Clipped silently it would look like the model's own end; the largest that fits is told, and is taken."""
-
-    def asking(tokens: int | None) -> ChatBody:
-        return ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}], field: tokens})
-
-    (request,) = service.requests("id", asking(56), [(5,) * 200])
-    assert request.sampling.max_tokens == 56
+    (request,) = await service.chat_requests("id", chatting(200, **{field: 56}))
+    assert (len(request.prompt), request.sampling.max_tokens) == (200, 56)
     with pytest.raises(PromptTooLongError, match=f"{field} is 57, .* has 200: ask for at most 56, or leave") as refused:
-        service.requests("id", asking(57), [(5,) * 200])
+        await service.chat_requests("id", chatting(200, **{field: 57}))
     assert refused.value.param == field
-    (request,) = service.requests("id", asking(None), [(5,) * 200])
+    (request,) = await service.chat_requests("id", chatting(200, **{field: None}))
     assert request.sampling.max_tokens == 56
 
 
-def test_of_several_prompts_the_one_without_room_counts(service: Service) -> None:
+async def test_of_several_prompts_the_one_without_room_counts(service: Service) -> None:
     """And a default that nobody asked for is never refused."""
-    body = CompletionBody.model_validate({"prompt": ["x", "y"], "max_tokens": 100})
-    service.requests("id", body, [(5,), (5,) * 156])
+    await service.completion_requests("id", completing([[5], [5] * 156], max_tokens=100))
     with pytest.raises(PromptTooLongError, match="at most 99"):
-        service.requests("id", body, [(5,), (5,) * 157])
-    service.requests("id", CompletionBody.model_validate({"prompt": "x"}), [(5,) * 255])
+        await service.completion_requests("id", completing([[5], [5] * 157], max_tokens=100))
+    await service.completion_requests("id", completing([5] * 255))
 
 
-def test_more_prompts_than_the_engine_ever_holds_are_refused_for_good(service: Service, engine: Any) -> None:
+async def test_more_prompts_than_the_engine_ever_holds_are_refused_for_good(service: Service, engine: Any) -> None:
     engine.capacity = 3
-    service.check_size(CompletionBody.model_validate({"prompt": ["x"] * 3}))
+    await service.completion_requests("id", completing(["x"] * 3))
     with pytest.raises(RequestError, match="has 4 prompts; this server holds 3"):
-        service.check_size(CompletionBody.model_validate({"prompt": ["x"] * 4}))
+        await service.completion_requests("id", completing(["x"] * 4))
+    with pytest.raises(RequestError, match="n is 2 for 2 prompts; this server holds 3"):
+        await service.completion_requests("id", completing(["x"] * 2, n=2))
 
 
-def test_prompts_get_ids_of_their_own(service: Service) -> None:
-    body = CompletionBody.model_validate({"prompt": ["x", "y"]})
-    assert [request.id for request in service.requests("id", body, [(5,), (6,)])] == ["id-0", "id-1"]
-    assert [request.id for request in service.requests("id", body, [(5,)])] == ["id"]
+async def test_requests_get_ids_of_their_own(service: Service) -> None:
+    several = await service.completion_requests("id", completing(["x", "y"], n=2))
+    assert [request.id for request in several] == ["id-0", "id-1", "id-2", "id-3"]
+    assert [request.id for request in await service.completion_requests("id", completing("x"))] == ["id"]
 
 
-def test_log_probabilities_of_prompts_are_bounded(engine: Any, tokenizer: Any) -> None:
+async def test_log_probabilities_of_prompts_are_bounded(engine: Any, tokenizer: Any) -> None:
     """Prompts x tokens x choices x alternatives: each is within its own bound, and together they fill the memory."""
-    service = Service(engine, Codec(tokenizer, 260), ServerLimits(prompt_logprobs=600))
-    body = CompletionBody.model_validate({"prompt": ["x", "y"], "n": 2, "echo": True, "logprobs": 2})
-    service.requests("id", body, [(5,) * 50, (5,) * 50])
+    service = Service(engine, Codec(tokenizer), ServerLimits(prompt_logprobs=600))
+    asked: dict[str, Any] = {"n": 2, "echo": True, "logprobs": 2}
+    await service.completion_requests("id", completing([[5] * 50] * 2, **asked))
     with pytest.raises(RequestError, match="at most 600") as refused:
-        service.requests("id", body, [(5,) * 50, (5,) * 51])
+        await service.completion_requests("id", completing([[5] * 50, [5] * 51], **asked))
     assert refused.value.param == "logprobs"
-    service.requests("id", CompletionBody.model_validate({"prompt": "x", "echo": True}), [(5,) * 200])
+    await service.completion_requests("id", completing([5] * 200, echo=True))
 
 
 async def test_a_grammar_is_written_and_compiled_off_the_event_loop(
@@ -106,23 +119,23 @@ async def test_a_grammar_is_written_and_compiled_off_the_event_loop(
 ) -> None:
     """A schema may have megabytes; streams go on meanwhile. Without one, nothing is asked for."""
     threads: list[threading.Thread] = []
-    written = ChatBody.grammar.fget  # type: ignore[attr-defined]
+    written = ChatBody.grammar
 
     def noting(body: ChatBody) -> Any:
         threads.append(threading.current_thread())
         return written(body)
 
-    monkeypatch.setattr(ChatBody, "grammar", property(noting))
+    monkeypatch.setattr(ChatBody, "grammar", noting)
     talk: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
     for more in ({}, {"tools": []}, {"response_format": {"type": "text"}}):
-        await service.check_grammar(ChatBody.model_validate(talk | more))
+        (request,) = await service.chat_requests("id", ChatBody.model_validate(talk | more))
+        assert request.sampling.grammar is None
     assert not threads
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
     tool = {"type": "function", "function": {"name": "f"}}
     for more in ({"response_format": wanted}, {"response_format": {"type": "json_object"}}, {"tools": [tool]}):
-        body = ChatBody.model_validate(talk | more)
-        body.check()
-        await service.check_grammar(body)
+        (request,) = await service.chat_requests("id", ChatBody.model_validate(talk | more))
+        assert request.sampling.grammar == engine.grammars[-1]
     assert len(engine.grammars) == 3
     assert len(threads) == 3
     assert threading.current_thread() not in threads
@@ -133,7 +146,7 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_holds_nobody_up(
 ) -> None:
     """A compiler that never comes back: the request ends, and the next one's grammar is compiled."""
     forever = threading.Event()
-    service = Service(engine, Codec(tokenizer, 260), ServerLimits(grammar_seconds=0.1))
+    service = Service(engine, Codec(tokenizer), ServerLimits(grammar_seconds=0.1))
     body = ChatBody.model_validate(
         {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}
     )
@@ -141,10 +154,116 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_holds_nobody_up(
     try:
         monkeypatch.setattr(engine, "check_grammar", lambda grammar: forever.wait())
         with pytest.raises(RequestError, match="seconds to compile"):
-            await service.check_grammar(body)
+            await service.chat_requests("id", body)
         monkeypatch.setattr(engine, "check_grammar", compiled)
         service.limits = replace(service.limits, grammar_seconds=60.0)
-        await service.check_grammar(body)
+        await service.chat_requests("id", body)
         assert len(engine.grammars) == 1
     finally:
         forever.set()
+
+
+@given(seed=st.integers(-MAX_SEED, MAX_SEED))
+def test_every_choice_has_a_seed_of_its_own(seed: int) -> None:
+    """All valid, all different, the first the request's own."""
+    seeds = [seed_of_choice(seed, choice) for choice in range(128)]
+    assert seeds[0] == seed
+    assert len(set(seeds)) == 128
+    assert all(SamplingParams(seed=one).seed == one for one in seeds)
+
+
+def test_no_seed_stays_none() -> None:
+    """The engine draws one for each."""
+    assert seed_of_choice(None, 3) is None
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(poll(), 5.0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompts", [1, 3])
+async def test_a_client_that_disconnects_aborts_its_requests(
+    client: Any, engine: Any, stream: bool, prompts: int
+) -> None:
+    engine.pause = 0.02
+    body = json.dumps({"prompt": ["hi"] * prompts, "max_tokens": 200, "stream": stream}).encode()
+    reader, writer = await asyncio.open_connection(client.server.host, client.server.port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    writer.write(head.encode() + b"\r\n\r\n" + body)
+    await until(lambda: engine.running == prompts)
+    if stream:
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    assert engine.aborted == []
+    writer.close()
+    await writer.wait_closed()
+    await until(lambda: len(engine.aborted) == prompts)
+    assert engine.running == 0
+
+
+def requests(count: int) -> list[Request]:
+    return [Request(str(index), (5,), SamplingParams(max_tokens=50)) for index in range(count)]
+
+
+def serving(engine: Any) -> Service:
+    """What runs requests, and needs no codec for it."""
+    return Service(engine, cast("Codec", None))
+
+
+async def test_one_prompt_that_fails_aborts_the_others(engine: Any) -> None:
+    engine.pause, whole = 0.01, engine.stream
+
+    async def failing(request: Request) -> AsyncIterator[Delta]:
+        if request.id == "0":
+            await asyncio.sleep(0.02)
+            raise EngineError("a fuse has blown")
+        async for delta in whole(request):
+            yield delta
+
+    engine.stream = failing
+    with pytest.raises(EngineError):
+        await serving(engine).complete(requests(3))
+    with pytest.raises(EngineError):
+        async for _ in serving(engine).stream(requests(3)):
+            pass
+    assert engine.running == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refused_prompt_is_soon_forgotten(engine: Any, stream: bool) -> None:
+    """Without the cycle collector, which may not look for minutes: prompts of megabytes would pile up until then."""
+    engine.refusal, prompts = OverloadedError("full; wait"), requests(3)
+    kept = [weakref.ref(request) for request in prompts]
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(OverloadedError):
+            await _run(engine, prompts, stream)
+        engine.refusal = None
+        engine.seen.clear()
+        prompts.clear()
+        await asyncio.sleep(0.01)  # the loop still holds callbacks of what has just ended
+        assert [ref() for ref in kept] == [None] * 3
+    finally:
+        gc.enable()
+
+
+async def _run(engine: Any, prompts: list[Request], stream: bool) -> None:
+    if stream:
+        async with aclosing(serving(engine).stream(prompts)) as deltas:
+            async for _ in deltas:
+                pass
+    else:
+        await serving(engine).complete(prompts)
+
+
+async def test_closing_early_aborts_what_still_runs(engine: Any) -> None:
+    engine.pause = 0.001
+    stream = serving(engine).stream(requests(3))
+    assert (await anext(stream))[1].text
+    await stream.aclose()
+    assert sorted(engine.aborted) == ["0", "1", "2"]

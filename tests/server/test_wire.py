@@ -17,7 +17,7 @@ from adaptspec.server.chat import ChatBody
 from adaptspec.server.completions import CompletionBody
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.responses import ResponsesBody
-from adaptspec.server.tokens import DetokenizeBody
+from adaptspec.server.tokenize import DetokenizeBody
 from adaptspec.server.wire import WireModel, parse
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

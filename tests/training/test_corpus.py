@@ -7,9 +7,11 @@ import lzma
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adaptspec.errors import CorpusError
-from adaptspec.training.corpus import Record, read_corpus
+from adaptspec.training.corpus import BUILT_IN, Prompt, Record, choose_prompts, read_corpus, read_prompts, spread
 
 
 def test_the_split_and_the_thinning_depend_on_the_text_alone(corpus_path: Path, tmp_path: Path) -> None:
@@ -66,3 +68,98 @@ def test_a_missing_empty_or_damaged_file_is_a_corpus_error(tmp_path: Path) -> No
     ):
         with pytest.raises(CorpusError, match=words):
             read_corpus(path)
+
+
+GOOD = json.dumps({"task": "story", "src": "x", "text": "fine"}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"task": "a", "text": "b"}', "a line needs src$"),
+        ('{"task": "a", "src": "b"}', "a line needs prompt and completion, or text"),
+        ('{"task": "a", "src": "b", "text": "\\ud800"}', r"text holds \\ud800"),
+        ('{"task": "a", "src": "b", "text": 3}', "text must be a string, not int"),
+        ("[]", "a JSON list"),
+        ("nonsense", "not JSON"),
+        ('{"a": ' + "9" * 5000 + "}", "not JSON"),
+    ],
+)
+def test_the_line_and_what_it_lacks_are_named(tmp_path: Path, line: str, words: str) -> None:
+    """The user can mend it."""
+    path = tmp_path / "c.jsonl"
+    path.write_text(GOOD + line + "\n", encoding="utf-8")
+    with pytest.raises(CorpusError, match=words) as error:
+        read_corpus(path)
+    assert "c.jsonl:2: " in str(error.value)
+
+
+def test_blank_lines_are_skipped(tmp_path: Path) -> None:
+    """Editors leave one at the end."""
+    plain, blank = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    plain.write_text(GOOD)
+    blank.write_text(GOOD + "\n  \n")
+    assert read_corpus(plain) == read_corpus(blank)
+
+
+def test_half_a_compressed_file_is_a_corpus_error(tmp_path: Path) -> None:
+    """A download that broke off."""
+    path = tmp_path / "c.jsonl.xz"
+    path.write_bytes(lzma.compress((GOOD * 100).encode())[:-20])
+    with pytest.raises(CorpusError, match="cannot be read"):
+        read_corpus(path)
+
+
+def _line(**fields: object) -> str:
+    return (
+        json.dumps({"id": "x", "task": "chat", "source": "synthetic", "prompt": "Hi", "max_tokens": 8} | fields) + "\n"
+    )
+
+
+def test_a_file_and_a_folder_of_files_are_read(tmp_path: Path) -> None:
+    """The workload format; fields it does not need are ignored."""
+    (tmp_path / "a.jsonl").write_text(_line() + _line(prompt="line\u2028separator"))
+    (tmp_path / "b.jsonl").write_text(_line(task="code", source="mbpp"))
+    expected = [Prompt("chat", "synthetic", "Hi"), Prompt("chat", "synthetic", "line\u2028separator")]
+    assert read_prompts(tmp_path / "a.jsonl") == expected
+    assert read_prompts(tmp_path) == [*expected, Prompt("code", "mbpp", "Hi")]
+
+
+def test_without_a_file_held_out_records_with_a_prompt_are_taken() -> None:
+    """Running text has no prompt to answer."""
+    records = [Record("chat", "svamp", "Hi", "Hello"), Record("story", "asp", None, "Once")]
+    assert choose_prompts(None, records) == [Prompt("chat", "svamp", "Hi")]
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[]", '{"task": "chat"}', _line(prompt=[1])])
+def test_a_bad_line_of_prompts_is_named(tmp_path: Path, line: str) -> None:
+    """The user can find it."""
+    path = tmp_path / "p.jsonl"
+    path.write_text(_line() + line)
+    with pytest.raises(CorpusError, match=r"p\.jsonl:2: "):
+        read_prompts(path)
+
+
+def test_nothing_to_read_is_a_corpus_error(tmp_path: Path) -> None:
+    """An empty folder, or a path that is not there."""
+    with pytest.raises(CorpusError, match="no prompts"):
+        read_prompts(tmp_path)
+    with pytest.raises(CorpusError, match="cannot be read"):
+        read_prompts(tmp_path / "none.jsonl")
+
+
+@given(st.integers(0, 60), st.integers(1, 40))
+def test_spread_keeps_order_and_reaches_both_ends(size: int, count: int) -> None:
+    """Files are sorted by source: the first ones alone would be one source."""
+    chosen = spread(range(size), count)
+    assert len(chosen) == min(size, count)
+    assert chosen == sorted(set(chosen))
+    if chosen:
+        assert chosen[0] == 0
+        assert size - chosen[-1] <= max(1, -(-size // count))
+
+
+def test_every_task_has_a_built_in_sample() -> None:
+    """The report shows text for all ten tasks of the corpus."""
+    tasks = ["chat", "code", "instruction", "json", "math", "rag", "story", "summarize", "template", "translate"]
+    assert [prompt.task for prompt in read_prompts(BUILT_IN)] == tasks

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +15,19 @@ from rich.console import Console
 from torch import nn
 
 from adaptspec.errors import ConfigError
-from adaptspec.training.checkpoint import Progress
-from adaptspec.training.loop import Clock, LoopSettings, Loss, train
+from adaptspec.training.loop import (
+    Clock,
+    LoopSettings,
+    Loss,
+    Progress,
+    interrupts_held_back,
+    keep_freed_pages,
+    resume,
+    save,
+    train,
+)
 from adaptspec.training.optimizer import Optimizer
-from adaptspec.training.windows import Windows
+from adaptspec.training.tokenization import Windows
 
 WINDOWS = Windows(np.random.default_rng(0).integers(0, 8, 400).astype(np.uint16), batch=4, window=8)
 SETTINGS = LoopSettings(minutes=1.0, learning_rate=0.01, warmup_steps=3, checkpoint_minutes=0.15, log_steps=5)
@@ -133,3 +145,130 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path: Path
 def test_the_schedule_warms_up_by_steps_and_decays_by_time(step: int, seconds: float, share: float) -> None:
     """The shape that the recipe's figures belong to."""
     assert SETTINGS.schedule(Progress(step, seconds)) == pytest.approx(share)
+
+
+def _linear(width: int = 4) -> nn.Module:
+    torch.manual_seed(width)
+    return nn.Sequential(nn.Linear(width, width), nn.Linear(width, 2))
+
+
+def test_a_checkpoint_brings_back_weights_optimizer_and_progress(tmp_path: Path) -> None:
+    """Everything that decides the next step is kept."""
+    model = _linear()
+    optimizer = Optimizer(model, 0.1)
+    model(torch.ones(4)).sum().backward()
+    optimizer.step(1.0)
+    save(tmp_path / "a.ckpt", model, optimizer, Progress(7, 12.5))
+    fresh = _linear()
+    other = Optimizer(fresh, 0.1)
+    assert resume(tmp_path / "a.ckpt", fresh, other) == Progress(7, 12.5)
+    for one, two in ((model, optimizer), (fresh, other)):
+        one(torch.ones(4)).sum().backward()
+        two.step(0.5)
+    for a, b in zip(model.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_keys_on_disk_stay(tmp_path: Path) -> None:
+    """Runs begun with an earlier version must be resumable."""
+    model = _linear()
+    save(tmp_path / "a.ckpt", model, Optimizer(model, 0.1), Progress())
+    keys = {"model", "optimizer", "step", "seconds", "origin"}
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True).keys() == keys
+
+
+def test_another_origin_is_a_fresh_start_and_none_is_what_earlier_versions_wrote(tmp_path: Path) -> None:
+    """A draft is not taken up with another teacher; a target's checkpoint without the key still is."""
+    model, path = _linear(), tmp_path / "a.ckpt"
+    optimizer = Optimizer(model, 0.1)
+    save(path, model, optimizer, Progress(3, 4.0), "one")
+    assert resume(path, model, optimizer, "one") == Progress(3, 4.0)
+    assert resume(path, model, optimizer, "two") == Progress()
+    state = torch.load(path, weights_only=True)
+    del state["origin"]
+    torch.save(state, path)
+    assert resume(path, model, optimizer) == Progress(3, 4.0)
+    assert resume(path, model, optimizer, "two") == Progress()
+
+
+def test_no_checkpoint_is_a_fresh_start(tmp_path: Path) -> None:
+    """The first run."""
+    model = _linear()
+    assert resume(tmp_path / "a.ckpt", model, Optimizer(model, 0.1)) == Progress()
+
+
+def test_a_failed_save_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk or a power cut half-way must not cost the run."""
+    model, path = _linear(), tmp_path / "a.ckpt"
+    optimizer = Optimizer(model, 0.1)
+    save(path, model, optimizer, Progress(1, 1.0))
+
+    def half_way(_state: object, out: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(torch, "save", half_way)
+    with pytest.raises(OSError, match="disk full"):
+        save(path, model, optimizer, Progress(2, 2.0))
+    assert resume(path, model, optimizer) == Progress(1, 1.0)
+
+
+def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Settings that changed the sizes must not be mixed up silently."""
+    model, path = _linear(4), tmp_path / "a.ckpt"
+    save(path, model, Optimizer(model, 0.1), Progress())
+    other = _linear(6)
+    with pytest.raises(ConfigError, match="does not fit these settings"):
+        resume(path, other, Optimizer(other, 0.1))
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage"])
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
+    """The message says what to do instead of showing a pickle error."""
+    path, model = tmp_path / "a.ckpt", _linear()
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="delete it"):
+        resume(path, model, Optimizer(model, 0.1))
+
+
+def test_ctrl_c_takes_effect_at_the_end_of_the_block() -> None:
+    """Half an optimizer step must not be saved."""
+    usual, done = signal.getsignal(signal.SIGINT), []
+
+    def block() -> None:
+        with interrupts_held_back():
+            signal.raise_signal(signal.SIGINT)
+            done.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert done == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is usual
+
+
+COUNT_FAULTS = """
+import resource
+from adaptspec.training.loop import keep_freed_pages
+
+def faults(size=64 * 2**20):
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for byte in (b"a", b"b", b"c", b"d"):
+        byte * size
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - start
+
+before, kept = faults(), keep_freed_pages()
+faults()
+print(before, kept, faults())
+"""
+
+
+def test_large_blocks_are_not_faulted_in_again_where_it_says_so() -> None:
+    """Counts page faults, in a process of its own since the setting cannot be undone."""
+    run = subprocess.run([sys.executable, "-c", COUNT_FAULTS], capture_output=True, text=True, check=True)
+    before, kept, after = run.stdout.split()
+    assert kept == "False" or int(after) < int(before) / 10
+
+
+def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no such setting the recipe just runs slower."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert keep_freed_pages() is False

@@ -19,7 +19,7 @@ from transformers.utils.logging import is_progress_bar_enabled
 from adaptspec.errors import ConfigError, CorpusError
 from adaptspec.training import pair
 from adaptspec.training.pair import train_pair
-from adaptspec.training.settings import PairSettings, Shape
+from adaptspec.training.pair_settings import PairSettings, Shape
 
 SETTINGS = PairSettings(
     target=Shape(hidden=16, layers=2, heads=2, mlp=16),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,8 +12,7 @@ import pytest
 from adaptspec.control.tasks import TASKS
 from adaptspec.errors import CorpusError
 from adaptspec.training.corpus import Record, read_corpus
-from adaptspec.training.phrasings import PHRASINGS
-from adaptspec.training.task_examples import example_weights, task_examples
+from adaptspec.training.task_examples import PHRASINGS, example_weights, fillings, phrase, task_examples, wordings
 
 
 def test_sources_are_capped_and_drawn_the_same_every_time(corpus_path: Path) -> None:
@@ -42,3 +43,21 @@ def test_a_corpus_of_other_tasks_is_refused() -> None:
     """The message names the tasks there are."""
     with pytest.raises(CorpusError, match="translate"):
         task_examples([Record("poetry", "mine", None, "roses are red")])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_slot_is_filled(task: str) -> None:
+    """Also when the corpus has nothing to fill it with."""
+    rng, slots = random.Random(0), fillings([])
+    texts = {phrase(rng.choice(wordings()[task]), slots, rng) for _ in range(300)}
+    assert len(texts) > 20
+    assert not [text for text in texts if not text.strip() or re.search(rf"\{{({'|'.join(slots)}|turns)\}}", text)]
+
+
+def test_pieces_come_from_the_tasks_that_have_them() -> None:
+    """Code is not told as a tale."""
+    story, code = "Once there was a fox. " * 20, "def f(): pass"
+    slots = fillings([Record("story", "a", None, story), Record("code", "b", "Write f.", code)])
+    assert slots["passage"] == [story[:900]]
+    assert slots["code"] == [code]
+    assert story.startswith(slots["tale"][0])

@@ -50,11 +50,17 @@ export class Decisions {
   // Who runs a server that drafts in hardly any round should not have to find that out. Where a policy or a client wants
   // no drafts at all there is nothing to say.
   #notice({ rows, off }) {
-    if (this.#feed.earnings?.costs_unsure) {
-      $("notice").hidden = false;
-      say($("notice"), "Costs are unsure: measuring again. Rounds take other times than were expected.");
-      return;
-    }
+    const told = [this.#unsure(), this.#hardly(rows, off)].filter(Boolean);
+    $("notice").hidden = !told.length;
+    say($("notice"), told.join(" "));
+  }
+
+  #unsure() {
+    if (!this.#feed.earnings?.costs_unsure) return "";
+    return "Costs are unsure: measuring again. Rounds take other times than were expected.";
+  }
+
+  #hardly(rows, off) {
     let could = rows;
     let [share, top] = [0, -1];
     off.forEach((value, code) => {
@@ -64,11 +70,9 @@ export class Decisions {
         if (value > (off[top] ?? 0)) top = code;
       }
     });
-    const shown = could >= ENOUGH_ROUNDS && share > MOSTLY_OFF * could;
-    $("notice").hidden = !shown;
-    if (!shown) return;
+    if (could < ENOUGH_ROUNDS || share <= MOSTLY_OFF * could) return "";
     const { name, words } = this.#feed.reasons.get(top);
-    say($("notice"), `Hardly anything is drafted: ${percent(share / could)} of the last minute's rounds were off. Most frequent reason (${name}): ${words}.`);
+    return `Hardly anything is drafted: ${percent(share / could)} of the last minute's rounds were off. Most frequent reason (${name}): ${words}.`;
   }
 
   #tiers({ depths, rows, drafters }) {

@@ -1,0 +1,193 @@
+"""Teacher forcing: what each drafter would have proposed at every position of a text that the target wrote.
+
+One pass of target and draft over prompt and output gives the scores at all positions; processors, noise and choices are
+the engine's own. `record_tape` makes tapes of what is found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from adaptspec.drafting.drafter import Drafter, DraftJob, RunsModel
+from adaptspec.errors import ConfigError
+from adaptspec.models.runner import Packed, Runner
+from adaptspec.models.sampling import SamplingBatch, SamplingRow, certainty
+from adaptspec.simulation.tape import FAR, AfterMiss, DraftView
+from adaptspec.types import BoolArray, FloatArray, IntArray, SamplingParams
+
+# The deepest draft that a policy may ask for.
+_DEEPEST = 64
+# So many tokens after each wrong one are drafted, too: to the depth of 12, the deepest of every policy that ships.
+_AFTER_MISS = 11
+
+
+@dataclass(frozen=True)
+class Written:
+    """One request and what the target wrote: P tokens, the first `length` of them emitted."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    length: int
+    sampling: SamplingParams  # with its seed
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output."""
+        return [*self.prompt, *self.output]
+
+
+class Judge:
+    """Says of written texts what the drafters would have made of them. All rows of the models must be free."""
+
+    def __init__(self, target: Runner, drafters: Sequence[Drafter]) -> None:
+        self._target = target
+        self._drafters = tuple(drafters)
+
+    @torch.inference_mode()
+    def views(self, text: Written) -> Mapping[str, DraftView]:
+        """Each drafter's view of the text, by its name.
+
+        Raises:
+            ConfigError: the models' caches have no room for it.
+        """
+        size = len(text.output)
+        # A batch whose one row stands at the end of the prompt: position t of the output is t drafted tokens on.
+        row = SamplingRow(
+            text.sampling, text.sampling.seed or 0, list(text.prompt), len(text.prompt), self._target.info.eos_token_ids
+        )
+        sampling = SamplingBatch([row], self._target.info.vocab_size, self._target.device)
+        scores = self._scores(self._target, text, sampling, size)
+        shares = sampling.probabilities(scores, np.zeros(size, dtype=np.int64))
+        return {
+            drafter.name: self._of_model(drafter, text, sampling, shares)
+            if isinstance(drafter, RunsModel)
+            else _of_lookup(drafter, text, sampling, shares)
+            for drafter in self._drafters
+        }
+
+    def _of_model(self, drafter: RunsModel, text: Written, sampling: SamplingBatch, shares: torch.Tensor) -> DraftView:
+        runner, size, prompt = drafter.runner, len(text.output), len(text.prompt)
+        known = max(0, min(size, _readable(runner, text) - prompt + 1))
+        agreed = np.zeros(size, dtype=np.bool_)
+        drafted: IntArray = np.zeros(0, dtype=np.int64)
+        confidence, entropy, chance = (np.full(size, np.nan), np.full(size, np.nan), np.zeros(size))
+        if known:
+            index, offsets = np.zeros(known, dtype=np.int64), np.arange(known)
+            scores = self._scores(runner, text, sampling, known).to(shares.device)
+            chosen = sampling.choose(scores, index, offsets)
+            drafted = chosen.cpu().numpy()
+            agreed[:known] = drafted == np.array(text.output[:known])
+            sure = certainty(scores, chosen)
+            confidence[:known], entropy[:known] = sure.confidence, sure.entropy
+            both = torch.minimum(shares[:known], sampling.probabilities(scores, index)).sum(1)
+            chance[:known] = np.minimum(both.double().cpu().numpy(), 1.0)
+        view = DraftView.of_agreement(agreed, confidence, entropy, chance)
+        # A draft model of a shorter context than the target's drafts no further than its own.
+        left = np.clip(runner.info.context - prompt - np.arange(size), 0, FAR)
+        after_miss, ended = self._after_miss(drafter, text, np.flatnonzero(~agreed[:known]))
+        ends = [int(token) in drafter.ends for token in drafted]
+        reach = np.where(np.arange(size) < known, np.minimum(left, _until_end(agreed[:known], ends, ended, size)), 0)
+        return replace(view, reach=reach, run=np.minimum(view.run, reach), after_miss=after_miss)
+
+    def _after_miss(self, drafter: RunsModel, text: Written, wrong: IntArray) -> tuple[AfterMiss, Mapping[int, int]]:
+        """What the drafter itself goes on with where its token is wrong: no pass over the true text tells.
+
+        Also by position how many tokens such a draft has, the wrong one included, where it comes to an end.
+        """
+        ended: dict[int, int] = {}
+        runner, prompt = drafter.runner, len(text.prompt)
+        confidence, entropy = np.full((2, len(text.output), _AFTER_MISS), np.nan)
+        try:
+            if len(wrong):
+                _fill(runner, text.tokens[: prompt + int(wrong[-1])])
+            # Backwards: what the cache holds of the text before is never spoilt.
+            for at in wrong[::-1].tolist():
+                tokens = text.tokens[: prompt + at]
+                drafter.commit(0, len(tokens) - 1)
+                row = SamplingRow(
+                    text.sampling, text.sampling.seed or 0, tokens, prompt, self._target.info.eos_token_ids
+                )
+                batch = SamplingBatch([row], self._target.info.vocab_size, runner.device)
+                job = DraftJob(np.zeros(1, dtype=np.int64), [tokens], np.array([1 + _AFTER_MISS]), batch)
+                draft = drafter.propose(job)
+                count = max(0, int(draft.counts[0]) - 1)
+                if draft.counts[0] and int(draft.tokens[0, count]) in drafter.ends:
+                    ended[at] = 1 + count
+                confidence[at, :count], entropy[at, :count] = (
+                    draft.confidence[0, 1 : 1 + count],
+                    draft.entropy[0, 1 : 1 + count],
+                )
+        finally:
+            drafter.free(0)
+        return AfterMiss(confidence, entropy), ended
+
+    def _scores(self, runner: Runner, text: Written, sampling: SamplingBatch, count: int) -> torch.Tensor:
+        """Scores [count, V] of the first `count` positions of the output, given the true text before each."""
+        fed = len(text.prompt) + count - 1
+        if not runner.reserve(0, fed):
+            raise ConfigError(
+                f"{runner.info.name} has no room for {fed} tokens; give more cache tokens, or fewer --tokens"
+            )
+        try:
+            tokens = np.array(text.tokens[:fed], dtype=np.int64)
+            counts = np.array([fed], dtype=np.int64)
+            logits = runner.forward(Packed(np.zeros(1, dtype=np.int64), counts, tokens, np.array([count])))
+            drafted = np.array([text.output], dtype=np.int64)
+            scores = sampling.process(logits, np.zeros(count, dtype=np.int64), np.arange(count), drafted)
+            return scores.clone()  # the runner may use its buffer again
+        finally:
+            runner.free(0)
+
+
+def _until_end(agreed: BoolArray, ends: Sequence[bool], ended: Mapping[int, int], size: int) -> IntArray:
+    """How many tokens a draft from each position has until it comes to an end, [size]; `FAR` where that is not known.
+
+    `agreed`, and whether the drafter's token `ends` a text, by known position; `ended` after a miss.
+    """
+    reach: IntArray = np.full(size, FAR, dtype=np.int64)
+    for at in range(len(agreed) - 1, -1, -1):
+        if ends[at]:
+            reach[at] = 1
+        elif not agreed[at]:
+            reach[at] = ended.get(at, FAR)
+        elif at + 1 < len(agreed):
+            reach[at] = min(FAR, 1 + reach[at + 1])
+    return reach
+
+
+def _of_lookup(drafter: Drafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor) -> DraftView:
+    """A lookup reads only what was committed, so each position is asked for anew, at full depth."""
+    size, tokens = len(text.output), text.tokens
+    run, reach, chance = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64), np.zeros(size)
+    row, depth = np.zeros(1, dtype=np.int64), np.array([_DEEPEST])
+    for at in range(size):
+        draft = drafter.propose(DraftJob(row, [tokens[: len(text.prompt) + at]], depth, sampling))
+        proposed = draft.tokens[0, : draft.counts[0]]
+        true = np.array(text.output[at : at + len(proposed)], dtype=np.int64)
+        wrong = np.flatnonzero(proposed[: len(true)] != true)
+        reach[at] = len(proposed)
+        run[at] = wrong[0] if len(wrong) else len(true)
+        if len(proposed):
+            chance[at] = float(shares[at, int(proposed[0])])
+    drafter.free(0)
+    unknown: FloatArray = np.full(size, np.nan)
+    return DraftView(run, reach, unknown, unknown, np.minimum(chance, 1.0))
+
+
+def _fill(runner: Runner, tokens: Sequence[int]) -> None:
+    if not runner.reserve(0, len(tokens)):
+        raise ConfigError(f"{runner.info.name} has no room for {len(tokens)} tokens; give more cache tokens")
+    read = np.array(tokens, dtype=np.int64)
+    one = np.ones(1, dtype=np.int64)
+    runner.forward(Packed(0 * one, len(read) * one, read, one))
+
+
+def _readable(runner: Runner, text: Written) -> int:
+    """How many tokens of prompt and output a model can read: up to its context, and only those it knows."""
+    tokens = text.tokens[: runner.info.context]
+    unknown = (i for i, token in enumerate(tokens) if token >= runner.info.vocab_size)
+    return next(unknown, len(tokens))

@@ -1,0 +1,206 @@
+"""`adaptspec bench ...`: measure this machine's speed and exactness, record tapes.
+
+Nothing but results goes to standard output (`--json`: one object), progress to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adaptspec.command_line import add_table_forms
+from adaptspec.commands.arguments import add_models, complete_policies, engine_config
+from adaptspec.control.language.library import find_policy, shipped_policies
+from adaptspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from adaptspec.tables import Table
+
+Result = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `adaptspec bench`."""
+    commands = parser.add_subparsers(metavar="BENCHMARK", required=True)
+    quick = commands.add_parser("quick", help="speed at batch 1, greedy, against transformers and fixed depths")
+    quick.add_argument("--repeats", type=int, default=5, help="interleaved repeats (default: %(default)s)")
+    quick.add_argument("--prompts", type=int, default=3, help="prompts per task (default: %(default)s)")
+    quick.add_argument(
+        "--disturb", action="store_true", help="also beside two busy processes, the models loaded anew beside them"
+    )
+    complete_policies(
+        quick.add_argument("--policy", default="goodput", metavar="NAME|FILE", help="(default: %(default)s)")
+    )
+    exact = commands.add_parser("exactness", help="greedy output against transformers, token for token")
+    exact.add_argument("--prompts", type=int, default=20, help="prompts per task (default: %(default)s)")
+    exact.add_argument("--policies", action="store_true", help="not only fixed depths but every shipped policy, too")
+    exact.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        default="float32",
+        help="what to compute in (default: %(default)s)",
+    )
+    decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
+    complete_policies(
+        decisions.add_argument(
+            "--policy", action="append", metavar="NAME|FILE", help="may be repeated (default: all shipped)"
+        )
+    )
+    decisions.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
+    decisions.add_argument("--cost", default="cpu-2-cores", metavar="NAME|FILE", help="(default: %(default)s)")
+    telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
+    telemetry.add_argument("--requests", type=int, default=400, help="per collector (default: %(default)s)")
+    telemetry.add_argument("--prompts", type=int, default=4, help="prompts per task (default: %(default)s)")
+    for command, tokens in ((quick, 128), (exact, 128), (telemetry, 64)):
+        command.add_argument("--tokens", type=int, default=tokens, help="tokens per answer (default: %(default)s)")
+        _add_workloads(command)
+    for command in (quick, exact):
+        command.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    for command, run in ((quick, _quick), (exact, _exactness), (decisions, _decisions), (telemetry, _telemetry)):
+        add_table_forms(command, json=True)
+        command.set_defaults(run=run)
+    record = commands.add_parser("record", help="record tapes for `adaptspec policy simulate`")
+    _add_record_arguments(record)
+    add_models(record)
+    record.set_defaults(run=_record)
+
+
+def _add_record_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Record tapes: answer the prompts by plain decoding and note, for every position of every answer, what each "
+        "drafter would have proposed. `adaptspec policy simulate` replays them."
+    )
+    parser.add_argument("--out", type=Path, help="file to write, such as tape.npz")
+    parser.add_argument(
+        "--costs-out", type=Path, help="measure this machine's cost table anew, several times, and write its medians"
+    )
+    _add_workloads(parser)
+    parser.add_argument("--prompts", type=int, default=16, help="prompts per task (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")
+    parser.add_argument("--temperatures", default="0,0.8", help="comma-separated; 0 is greedy (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="what the requests' seeds are made of")
+    add_table_forms(parser, json=True)
+
+
+def _add_workloads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workloads", type=Path, help="folder of JSONL prompts (default: a built-in prompt a task)")
+
+
+def _quick(arguments: argparse.Namespace) -> int:
+    from adaptspec.bench.quick import QuickSettings, disturbed, quick_report, run_quick
+    from adaptspec.bench.workloads import read_workloads
+    from adaptspec.engine.build import EngineConfig
+
+    workloads = read_workloads(arguments.workloads, arguments.prompts)
+    settings = QuickSettings(arguments.tokens, arguments.repeats, arguments.policy)
+    config, steps = EngineConfig(device=arguments.device), settings.repeats * sum(map(len, workloads.values()))
+    with _progress("quick", steps * (2 if arguments.disturb else 1)) as tick:
+        result = run_quick(config, workloads, settings, tick)
+        if arguments.disturb:
+            with disturbed():
+                again = run_quick(config, workloads, settings, tick)
+            result["disturbed"] = {name: again[name] for name in ("milliseconds_per_token", "mean", "worst", "tasks")}
+    return _told(arguments, result, quick_report)
+
+
+def _exactness(arguments: argparse.Namespace) -> int:
+    """The exit status is 1 if text differed by more than rounding."""
+    from adaptspec.bench.exactness import DEPTHS, exactness_report, run_exactness
+    from adaptspec.bench.workloads import read_workloads
+    from adaptspec.engine.build import EngineConfig
+
+    workloads = read_workloads(arguments.workloads, arguments.prompts)
+    config = EngineConfig(device=arguments.device, dtype=arguments.dtype)
+    count = len(shipped_policies()) if arguments.policies else 0
+    total = sum(map(len, workloads.values())) + 4 * (len(DEPTHS) + 1) + 2 * count
+    with _progress("exactness", total) as tick:
+        result = run_exactness(config, workloads, arguments.tokens, tick, policies=arguments.policies)
+    _told(arguments, result, exactness_report)
+    return 1 if result["unexplained"] else 0
+
+
+def _decisions(arguments: argparse.Namespace) -> int:
+    from adaptspec.bench.decisions import DecisionSettings, run_decisions
+    from adaptspec.control.language.build import load_policy_spec
+    from adaptspec.simulation.cost_profiles import load_costs
+    from adaptspec.simulation.tape_file import find_tape, load_tape
+    from adaptspec.tables import table_of
+
+    names = arguments.policy or [path.stem for path in shipped_policies()]
+    policies = [load_policy_spec(find_policy(name)) for name in names]
+    tape, costs, settings = load_tape(find_tape(arguments.tape)), load_costs(arguments.cost), DecisionSettings()
+    with _progress("decisions", len(policies) * len(settings.batches)) as tick:
+        result = run_decisions(policies, tape, costs, settings, tick)
+    title = "decide + learn per round; simulated rounds of " + costs.name
+    return _told(arguments, result, lambda result: [table_of(result["policies"], title)])
+
+
+def _telemetry(arguments: argparse.Namespace) -> int:
+    from adaptspec.bench.collectors import Load
+    from adaptspec.bench.telemetry_cost import TelemetrySettings, run_telemetry, telemetry_report
+    from adaptspec.bench.workloads import read_workloads
+
+    workloads = read_workloads(arguments.workloads, arguments.prompts)
+    settings = TelemetrySettings(load=Load(arguments.requests, tokens=arguments.tokens))
+    with _progress("telemetry", settings.steps) as tick:
+        result = run_telemetry(workloads, settings, tick)
+    return _told(arguments, result, telemetry_report)
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    from adaptspec.bench.record_tape import RecordSettings, record, summarise, write_costs
+    from adaptspec.bench.workloads import read_workloads
+    from adaptspec.engine.build import build
+    from adaptspec.simulation.tape_file import save_tape
+    from adaptspec.tables import table_of
+
+    config = engine_config(arguments)
+    if arguments.out is None and arguments.costs_out is None:
+        raise ConfigError("nothing to write: give --out for a tape, --costs-out for a cost table, or both")
+    if arguments.out is None:
+        write_costs(build(config), config.limits.max_rows, arguments.costs_out)
+        return 0
+    settings = RecordSettings(arguments.tokens, _temperatures(arguments.temperatures), arguments.seed)
+    workloads = read_workloads(arguments.workloads, arguments.prompts)
+    built = build(config)
+    with _progress("record", 2 * len(settings.temperatures) * sum(map(len, workloads.values()))) as tick:
+        tape = record(built, workloads, settings, tick)
+    save_tape(tape, arguments.out)
+    if arguments.costs_out is not None:
+        write_costs(built, config.limits.max_rows, arguments.costs_out)
+    title = "recorded; drafters: share of positions where they agree"
+    result = {"tape": os.fspath(arguments.out), "recorded": summarise(tape)}
+    return _told(arguments, result, lambda result: [table_of(result["recorded"], title, keys=2)])
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[..., None]]:
+    """A bar; what it gives is called after each step, with a word on it or without."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as progress:
+        work = progress.add_task(what, total=total)
+        yield lambda said=what: progress.update(work, advance=1, description=said)
+
+
+def _told(arguments: argparse.Namespace, result: Result, report: Callable[[Result], list[Table | str]]) -> int:
+    from adaptspec.tables import show
+
+    if arguments.json:
+        print(json.dumps(result, indent=1, allow_nan=False))
+    else:
+        show(report(result), arguments.form)
+    return 0
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--temperatures is {text!r}; give numbers with commas, such as 0,0.8") from None

@@ -1,0 +1,45 @@
+"""`adaptspec generate`: one prompt, completed in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from adaptspec.commands.arguments import add_models, engine_config, positive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `adaptspec generate`."""
+    parser.add_argument("prompt", help="the text to complete; - reads it from standard input")
+    parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
+    parser.add_argument("--max-tokens", type=positive, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--max-depth", type=int, help="deepest draft; 0 switches speculation off")
+    add_models(parser)
+    parser.set_defaults(run=_generate)
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from adaptspec.engine.engine import Engine
+    from adaptspec.types import SamplingParams, SpeculationParams
+
+    engine = Engine.from_config(engine_config(arguments))
+    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt = engine.chat([{"role": "user", "content": text}]) if arguments.chat else text
+    sampling = SamplingParams(
+        max_tokens=arguments.max_tokens, temperature=arguments.temperature, top_p=arguments.top_p, seed=arguments.seed
+    )
+    for delta in engine.stream(prompt, sampling, SpeculationParams(max_depth=arguments.max_depth)):
+        print(delta.text, end="", flush=True)
+        if delta.completion is not None:
+            stats, timings = delta.completion.stats, delta.completion.timings
+            seconds = timings.finished - timings.arrived
+            print(
+                f"\n\n[{len(delta.completion.tokens)} tokens in {seconds:.2f} s, policy {stats.policy}: "
+                f"{stats.accepted} of {stats.drafted} drafted tokens accepted, "
+                f"{stats.mean_acceptance_length:.2f} tokens per drafting round]",
+                file=sys.stderr,
+            )
+    return 0

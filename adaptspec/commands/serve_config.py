@@ -1,0 +1,202 @@
+"""The configuration of a server: flags over variables over the file of `--config`, which `--show-config` prints."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from adaptspec.app import ServeConfig
+from adaptspec.command_line import given_values
+from adaptspec.commands.arguments import engine_config
+from adaptspec.control.language.spec_errors import problems_of
+from adaptspec.control.language.yaml_source import Source, policy_error, read_yaml
+from adaptspec.errors import ConfigError
+from adaptspec.files import read_text
+from adaptspec.telemetry.trace_settings import PushSettings, TraceLevel, TraceSettings
+
+ADMIN_KEY = "ADAPTSPEC_ADMIN_KEY"
+_MOST_BYTES = 2**20  # of a file of keys
+
+
+# Settings that flags call otherwise, and those that are not what the flag says.
+_NAMES: Mapping[str, str] = {
+    "metrics_compat": "compat_vllm",
+    "journal_megabytes": "journal_bytes",
+    "allow_host": "allowed_hosts",
+    "otlp_endpoint": "endpoint",
+    "otlp_metrics": "wanted",
+    **{f"trace_{name}": name for name in ("level", "slow_seconds", "round_share", "content")},
+}
+_VALUES: Mapping[str, Callable[[Any], Any]] = {
+    "compat_vllm": lambda value: value == "vllm",
+    "journal_bytes": lambda value: value * 2**20,
+    "allowed_hosts": tuple,
+    "level": TraceLevel,
+}
+# Of secrets a configuration shows only this much.
+_SECRETS: Mapping[str, Any] = {"api_keys": int, "admin_key": bool}
+# What the command line checks while it parses has to hold here, too.
+_COUNT, _SECONDS = Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+_BOUNDS: Mapping[str, Any] = {
+    **dict.fromkeys(("max_waiting", "journal_bytes", "journal_files", "max_rows", "prefill_tokens"), _COUNT),
+    **dict.fromkeys(("context", "cache_tokens"), _COUNT | None),
+    "drain_seconds": _SECONDS,
+    "slow_seconds": _SECONDS | None,
+    "round_share": Annotated[float, Field(ge=0.0, le=1.0)],
+}
+_Settings = TypeVar("_Settings")
+
+
+def serve_config(arguments: argparse.Namespace) -> ServeConfig:
+    """The file of `--config`, or the defaults, and over it what flags and variables say.
+
+    Raises:
+        ConfigError: a file or a limit cannot be used, or keys that the file speaks of are missing.
+    """
+    file = None if arguments.config is None else read_config(arguments.config)
+    base, given = ServeConfig() if file is None else file.config, given_values(arguments)
+    config = replace(
+        base,
+        engine=engine_config(arguments, base.engine),
+        admin_key=_admin_key(arguments.admin_key_file),
+        api_keys=_api_keys(given),
+        traces=replace(base.traces, **_given_settings(TraceSettings, given)),
+        push=replace(base.push, **_given_settings(PushSettings, given)),
+        limits=base.limits.changed(given.get("limit", ())),
+        **_given_settings(ServeConfig, given),
+    )
+    if file is not None:
+        file.check_keys(config)
+    return config
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A configuration without its keys, of which the file only says that there are some."""
+
+    source: Source
+    config: ServeConfig
+    secrets: Mapping[str, Any]
+
+    def check_keys(self, config: ServeConfig) -> None:
+        """Refuse a server that the file wants closed, and that nobody gave keys to.
+
+        Raises:
+            ConfigError: keys are missing; says where the file speaks of them.
+        """
+        for name, has, how in (
+            ("api_keys", bool(config.api_keys), "ADAPTSPEC_API_KEY or --api-key-file"),
+            ("admin_key", config.admin_key is not None, "ADAPTSPEC_ADMIN_KEY or --admin-key-file"),
+        ):
+            if self.secrets.get(name) and not has:
+                raise self.source.error((name,), f"keys are not kept in this file; give them by {how}", at_key=True)
+
+
+def read_config(path: Path) -> ConfigFile:
+    """Read a configuration; what it does not say is as by default.
+
+    Raises:
+        ConfigError: it cannot be read, or has keys or values that cannot be used; says where.
+    """
+    source = read_yaml(path)
+    model = _model(ServeConfig, {**_BOUNDS, **_SECRETS})
+    try:
+        read = model.model_validate(source.data)
+    except ValidationError as error:
+        raise policy_error(problems_of(source, error, model.model_json_schema())) from error
+    secrets = {name: getattr(read, name) for name in _SECRETS if name in read.model_fields_set}
+    try:
+        return ConfigFile(source, _settings(ServeConfig, read, secrets), secrets)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def shown_config(config: ServeConfig) -> dict[str, Any]:
+    """What a configuration says, but for its secrets: of them, how many there are."""
+    values: dict[str, Any] = {
+        name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()
+    }
+    values["engine"]["policies"] = list(config.engine.policy_names)
+    values["traces"]["level"] = config.traces.level.value
+    for part in ("traces", "push"):
+        values[part]["endpoint"] = _without_login(values[part]["endpoint"])
+    values["allowed_hosts"] = list(config.allowed_hosts)
+    values["api_keys"] = len(config.api_keys)
+    values["admin_key"] = config.admin_key is not None
+    return values
+
+
+def _model(kind: type, instead: Mapping[str, Any]) -> type[BaseModel]:
+    """A model of a class of settings, in which unknown keys are errors; `instead` has other types for some fields."""
+    hints = {**get_type_hints(kind), **instead}
+    known: dict[str, Any] = {}
+    for one in fields(kind):
+        hint = hints[one.name]
+        known[one.name] = (_model(hint, _BOUNDS) if isinstance(hint, type) and is_dataclass(hint) else hint, None)
+    return create_model(kind.__name__, __config__=ConfigDict(extra="forbid"), **known)
+
+
+def _settings(kind: type[_Settings], read: BaseModel, left_out: Mapping[str, Any]) -> _Settings:
+    """Settings of what was read; what was not is as by default."""
+    hints = get_type_hints(kind)
+    values = {name: getattr(read, name) for name in read.model_fields_set if name not in left_out}
+    return kind(
+        **{
+            name: _settings(hints[name], value, {}) if isinstance(value, BaseModel) else value
+            for name, value in values.items()
+        }
+    )
+
+
+def _without_login(url: str | None) -> str | None:
+    """An address without the name and password that it may hold."""
+    if url is None:
+        return None
+    scheme, separator, rest = url.rpartition("://")
+    place, slash, path = rest.partition("/")
+    return scheme + separator + place.rpartition("@")[2] + slash + path
+
+
+def _given_settings(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of these settings that flags and variables set."""
+    named = {_NAMES.get(flag, flag): value for flag, value in given.items()}
+    return {one.name: _VALUES.get(one.name, _same)(named[one.name]) for one in fields(kind) if one.name in named}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _api_keys(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The API keys; none where everybody may use the server."""
+    file = given.get("api_key_file")
+    lines = given.get("api_key", []) if file is None else _read(file, "--api-key-file").splitlines()
+    keys = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    if not keys and ("api_key" in given or file is not None):
+        raise ConfigError("--api-key is empty; give a key, or leave it out to serve everybody")
+    return keys
+
+
+def _admin_key(file: Path | None) -> str | None:
+    """The admin key: a file keeps it out of the list of processes; None where nobody may change anything."""
+    if file is None:
+        return os.environ.get(ADMIN_KEY) or None
+    return _read(file, "--admin-key-file")
+
+
+def _read(file: Path, option: str) -> str:
+    """What a file of keys holds."""
+    try:
+        text = read_text(file, _MOST_BYTES).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"  # never what is in it
+        raise ConfigError(f"{option} {file}: cannot be read ({reason}); give a file that holds the key") from error
+    if not text:
+        raise ConfigError(f"{option} {file}: it is empty; write the key into it")
+    return text

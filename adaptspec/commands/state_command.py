@@ -1,0 +1,80 @@
+"""`adaptspec state ...`: look at learned state, and put the states of several replicas together."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from adaptspec.command_line import add_table_forms
+from adaptspec.control.state import LearnedState, PolicyState, read_state, to_bytes
+from adaptspec.engine.checkpointer import FILE
+from adaptspec.errors import ConfigError, StateError
+from adaptspec.files import write_file
+from adaptspec.tables import Table, show
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `adaptspec state`."""
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    one = actions.add_parser("show", help="what is in a state: policies, arrays, how much was counted")
+    one.add_argument("state", type=Path, help=f"a state directory, or its {FILE}")
+    add_table_forms(one)
+    one.set_defaults(run=_show)
+    one = actions.add_parser("merge", help="add what several replicas have learned")
+    one.add_argument("states", type=Path, nargs="+", metavar="STATE", help=f"state directories, or their {FILE}")
+    one.add_argument("-o", "--output", type=Path, required=True, help="file to write; an existing one is replaced")
+    one.set_defaults(run=_merge)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    state = read_state(_file(arguments.state))
+    table = Table("policy", "arrays", "shape", "sum", title=f"models {state.pair}", keys=2)
+    for name, policy in sorted(state.policies.items()):
+        for key, array in sorted(policy.arrays.items()):
+            table.add_row(name, key, " x ".join(map(str, array.shape)), f"{array.sum():.1f}")
+    show([table], arguments.form)
+    return 0
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    whole = merged([read_state(_file(path)) for path in arguments.states])
+    try:
+        write_file(arguments.output, to_bytes(whole))
+    except OSError as error:
+        raise ConfigError(f"{arguments.output}: cannot be written ({error.strerror}); choose another file") from error
+    return 0
+
+
+def _file(path: Path) -> Path:
+    return path / FILE if path.is_dir() else path
+
+
+def merged(states: Sequence[LearnedState]) -> LearnedState:
+    """The states of several replicas as one: decayed counts add.
+
+    Raises:
+        StateError: they are of different models, or a policy has other arms in one than in another.
+    """
+    pairs = {state.pair for state in states}
+    if len(pairs) != 1:
+        raise StateError(
+            f"the states are of different models ({', '.join(sorted(pairs)) or 'none'}): merge like with like"
+        )
+    tasks = max((state.tasks for state in states), key=len)
+    if any(tasks[: len(state.tasks)] != state.tasks for state in states):
+        raise StateError("the replicas met tasks in different orders, which their counts go by: name them in a policy")
+    whole: dict[str, PolicyState] = {}
+    for state in states:
+        for name, policy in state.policies.items():
+            whole[name] = _added(name, whole[name], policy) if name in whole else policy
+    return LearnedState(pairs.pop(), whole, tasks)
+
+
+def _added(name: str, a: PolicyState, b: PolicyState) -> PolicyState:
+    shapes = [{key: array.shape for key, array in policy.arrays.items()} for policy in (a, b)]
+    if a.signature != b.signature or shapes[0] != shapes[1]:
+        raise StateError(
+            f"the policy {name!r} has other arms in one state than in another; merge states of one policy file"
+        )
+    return PolicyState(a.signature, {key: array + b.arrays[key] for key, array in a.arrays.items()})

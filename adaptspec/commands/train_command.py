@@ -1,0 +1,86 @@
+"""`adaptspec train ...`: models from a corpus."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from adaptspec.command_line import add_table_forms, given_values
+from adaptspec.control.tasks import SHIPPED
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `adaptspec train`."""
+    what = parser.add_subparsers(metavar="WHAT", required=True)
+    _add_train_pair(what.add_parser("pair", help="train a target and a draft that share a tokenizer"))
+    _add_train_tasks(what.add_parser("tasks", help="train the detector that reads a request's task off its prompt"))
+
+
+def _add_train_pair(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Train a tokenizer and a target on a corpus, distil a draft from the target, measure both and write a model "
+        "card. Run the same command again to go on where it stopped."
+    )
+    parser.add_argument(
+        "--corpus", type=Path, required=True, help="JSONL, plain or .xz: task, src, and prompt + completion or text"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/pair"), help="work directory (default: %(default)s)")
+    parser.add_argument("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
+    parser.add_argument("--preset", choices=["auto", "cpu", "gpu"], default="auto", help="sizes and times")
+    parser.add_argument("--target-minutes", type=float, help="training time of the target (default: the preset's)")
+    parser.add_argument("--draft-minutes", type=float, help="training time of the draft (default: the preset's)")
+    for flag, kind, what in (
+        ("--target-learning-rate", float, "peak learning rate of the target"),
+        ("--draft-learning-rate", float, "peak learning rate of the draft"),
+        ("--vocab-size", int, "entries of the tokenizer"),
+        ("--batch", int, "windows per step"),
+        ("--window", int, "tokens per window"),
+        ("--device", str, "cpu, cuda or cuda:N"),
+    ):
+        parser.add_argument(flag, type=kind, help=f"{what} (default: the preset's)")
+    parser.add_argument(
+        "--source-weight",
+        action="append",
+        default=[],
+        metavar="SOURCE=SHARE",
+        help="train on this share (0 to 1) of a source's records; may be given again (default: the preset's)",
+    )
+    parser.set_defaults(run=_train_pair)
+
+
+def _add_train_tasks(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Train the task detector on a corpus, choose its settings by sources left out, report how often it is "
+        "right, and write a card beside it. Takes a few minutes on a CPU."
+    )
+    parser.add_argument(
+        "--corpus", type=Path, required=True, help="JSONL, plain or .xz: task, src, and prompt + completion or text"
+    )
+    parser.add_argument("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
+    parser.add_argument("--out", type=Path, default=SHIPPED, help="file to write (default: the one that is used)")
+    add_table_forms(parser)
+    parser.set_defaults(run=_train_tasks)
+
+
+def _train_pair(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from adaptspec.training.pair import train_pair
+    from adaptspec.training.pair_settings import preset
+
+    given = given_values(arguments)
+    others = {"corpus", "out", "prompts", "preset", "source_weight"}
+    base = replace(preset(arguments.preset), **{name: value for name, value in given.items() if name not in others})
+    settings = base.with_source_weights(arguments.source_weight)
+    train_pair(arguments.corpus, arguments.out, settings, Console(stderr=True), arguments.prompts)
+    return 0
+
+
+def _train_tasks(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from adaptspec.training.task_training import train_tasks
+
+    train_tasks(arguments.corpus, arguments.out, Console(stderr=True), arguments.prompts, arguments.form)
+    return 0

@@ -1,0 +1,394 @@
+"""Measuring what passes cost on this machine, in a few seconds, once per machine and model pair.
+
+The result is kept in the user's cache directory, under a name made of the models' fingerprints and data types, the
+processor or GPU, the thread count, and what was measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
+from adaptspec.control.grid import LearnedGrid
+from adaptspec.drafting.drafter import Drafter, RunsModel
+from adaptspec.engine.cost_files import costs_folder, read_cost_file, write_cost_file
+from adaptspec.engine.profiler_rounds import ProfiledRounds, fill, packed_rows
+from adaptspec.errors import ConfigError
+from adaptspec.models.runner import Runner
+from adaptspec.models.sampling import certainty
+from adaptspec.types import FloatArray
+
+_log = logging.getLogger(__name__)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+_WIDTHS = (1, 2, 4, 8)
+_CONTEXT, _LONG_CONTEXT, _CATCH_UP = 64, 448, 128
+_WIDEST_WARM = 9
+# Pieces that take less than this are empty.
+_NOTHING = 1e-5
+_CELL_SECONDS, _CELL_MOST, _CELL_LEAST = 0.06, 25, 3
+# A quiet machine repeats itself; where the median of a cell is this far above its minimum, somebody else computes too.
+_BUSY = 1.5
+# A check of a cached table takes so many seconds. It, and cells of a new one, may be this many times off: two busy
+# neighbours make passes 1.3 to 1.5 times as long, and what is decided does not change much before.
+_CHECK_SECONDS, _AGREES = 0.3, 1.6
+# Of what a step takes on average, each one takes this much at least.
+_LEAST_STEP = 0.25
+# Raised whenever passes, or how they are timed, have changed: tables in caches are then of no use.
+_MEASURING = 2
+
+
+def profiled_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> CostTable:
+    """The cost table of these models here: from the cache if a few laps agree with it, or else measured now."""
+    path = cost_path(target, drafters, max_rows)
+    try:
+        file = read_cost_file(path)
+    except FileNotFoundError:
+        return measured_costs(target, drafters, max_rows)
+    except (OSError, ValueError, ConfigError) as error:
+        _log.warning("the cached cost table %s cannot be used (%s); measuring again", path, error)
+        return measured_costs(target, drafters, max_rows)
+    origin = file.origin(datetime.now(timezone.utc))
+    off = max(contradiction(file.table.profile), disagreement(file.table.profile, target, drafters))
+    if off > _AGREES:
+        _log.warning("costs %s do not fit (%.1f x off in a few laps now); measuring again", origin, off)
+        return measured_costs(target, drafters, max_rows)
+    file.table.origin, file.table.measured = f"{origin}; a few laps now agree", file.measured.timestamp()
+    return file.table
+
+
+def measured_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> CostTable:
+    """The same measured now, whatever is in the cache, and put there unless the machine was busy."""
+    path = cost_path(target, drafters, max_rows)
+    stopwatch = Stopwatch(target.device)
+    found = measure(target, drafters, max_rows, stopwatch)
+    costs, now = CostTable(undisturbed(found)), datetime.now(timezone.utc)
+    costs.measured, costs.origin = now.timestamp(), "measured now"
+    if stopwatch.disturbance > _BUSY or contradiction(found) > _AGREES:
+        costs.origin += " on a busy machine: weakly believed, and not kept"
+        _log.warning(
+            "the machine was busy while costs were measured (medians %.1f x the fastest, %.1f x off between cells): "
+            "rounds will tell, and they are measured again at the next start",
+            stopwatch.disturbance,
+            contradiction(found),
+        )
+        return costs
+    about = {
+        "device": _device(target),
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "models": [f"{model.info.name} ({model.info.dtype})" for model in _models(target, drafters)],
+        "max_rows": max_rows,
+    }
+    try:
+        write_cost_file(path, costs, about, now)
+    except OSError as error:
+        _log.warning("the cost table cannot be cached at %s (%s); it is measured again at every start", path, error)
+    return costs
+
+
+def undisturbed(profile: CostProfile) -> CostProfile:
+    """Without what only a busy machine explains: whatever took longer than more work did takes as long as that."""
+
+    def least(table: Sequence[Sequence[float]]) -> FloatArray:
+        backwards = np.array(table, dtype=np.float64)[::-1, ::-1]
+        return np.minimum.accumulate(np.minimum.accumulate(backwards, axis=0), axis=1)[::-1, ::-1]
+
+    drafters = {
+        name: replace(cost, step_seconds=tuple(least([cost.step_seconds])[0].tolist()) if cost.step_seconds else ())
+        for name, cost in profile.drafters.items()
+    }
+    return replace(profile, verify=tuple(map(tuple, least(profile.verify).tolist())), drafters=drafters)
+
+
+def contradiction(profile: CostProfile) -> float:
+    """How many times off the oddest pass is from what the others allow: 1 where more work takes longer throughout."""
+    mended, measured = LearnedGrid(profile.rows, profile.tokens, undisturbed(profile).verify), profile.verify
+    pairs = (
+        (measured[i][j], mended.at(n, t)) for i, n in enumerate(profile.rows) for j, t in enumerate(profile.tokens)
+    )
+    return max(max(one / other, other / one) for one, other in pairs)
+
+
+def disagreement(profile: CostProfile, target: Runner, drafters: Sequence[Drafter]) -> float:
+    """How many times off a profile is from rounds of one row, timed for a moment."""
+    stopwatch, extent = Stopwatch(target.device, _CHECK_SECONDS), Extent.of(target, 1)
+    model = next((drafter for drafter in drafters if isinstance(drafter, RunsModel)), None)
+    own = extent if model is None else Extent.of(model.runner, 1)
+    lap = _laps(target, model, extent, own, stopwatch)[0]
+    pairs = list(zip(lap.verify, profile.verify[0], strict=True))
+    cost = DrafterCost() if model is None else profile.drafters.get(model.name, DrafterCost())
+    depth = min(extent.widths[-1], own.widths[-1]) - 1
+    if cost.step_seconds and depth:
+        pairs.append((lap.draft[-1], cost.start_seconds + depth * cost.step_seconds[0]))
+    return max(max(now / then, then / now) for now, then in pairs)
+
+
+def warm_up(target: Runner, drafters: Sequence[Drafter]) -> None:
+    """Run every width of pass that drafting and verifying will soon ask for, once; all rows must be free.
+
+    A first pass of its kind takes several times as long as the next. Where costs come from the cache nothing has run
+    yet, and what the first rounds measure would speak against speculation.
+    """
+    for runner in (target, *(d.runner for d in drafters if isinstance(d, RunsModel))):
+        context = max(1, min(_CONTEXT, runner.info.context // 2))
+        widest = min(_WIDEST_WARM, runner.info.context - context)
+        if not runner.reserve(0, context + widest):
+            continue
+        runner.forward(packed_rows(runner, 1, context, wanted=1))
+        for width in range(1, widest + 1):
+            logits = runner.forward(packed_rows(runner, 1, width, wanted=width))
+            certainty(logits, logits.argmax(dim=-1))
+            runner.truncate(0, context)
+        runner.free(0)
+
+
+class Stopwatch:
+    """Times a piece of work: its fastest run, since whatever else the machine does can only add to it.
+
+    `budget` seconds are shared by everything timed; once spent, each further piece runs just once more.
+    """
+
+    def __init__(self, device: torch.device, budget: float = 5.0) -> None:
+        self._device = device
+        self._left = budget
+        self._spread: list[float] = []
+
+    @property
+    def disturbance(self) -> float:
+        """How far, typically, the median run lies above the fastest: 1 on a quiet machine."""
+        return statistics.median(self._spread) if self._spread else 1.0
+
+    def seconds(self, run: Callable[[], None]) -> float:
+        """The fastest of several runs, after one to warm up."""
+        times: list[float] = [self._time(run)]
+        fresh: list[float] = []
+        while self._left > 0 and (len(fresh) < _CELL_LEAST or (sum(fresh) < _CELL_SECONDS and len(fresh) < _CELL_MOST)):
+            fresh.append(self._time(run))
+        if len(fresh) >= _CELL_LEAST:
+            self._spread.append(statistics.median(fresh) / min(fresh))
+        return min(fresh or times)
+
+    def medians(self, pieces: Sequence[Callable[[], None]]) -> list[float]:
+        """The median of each piece, all of them run in turn, over and over, after one turn to warm up.
+
+        Taking turns, what else the machine does hits all alike. A median, not the fastest: pieces disturb each other
+        in service, too.
+        """
+        first = [self._time(piece) for piece in pieces]
+        turns: list[list[float]] = []
+        most = _CELL_SECONDS * len(pieces)
+        while self._left > 0 and (
+            len(turns) < _CELL_LEAST or (sum(map(sum, turns)) < most and len(turns) < _CELL_MOST)
+        ):
+            turns.append([self._time(piece) for piece in pieces])
+        columns = list(zip(*turns, strict=True)) or [(seconds,) for seconds in first]
+        middle = [statistics.median(column) for column in columns]
+        if len(turns) >= _CELL_LEAST:
+            self._spread += [m / min(column) for m, column in zip(middle, columns, strict=True) if m > _NOTHING]
+        return middle
+
+    def _time(self, run: Callable[[], None]) -> float:
+        started = time.perf_counter()
+        run()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        taken = time.perf_counter() - started
+        self._left -= taken
+        return taken
+
+
+def measure(target: Runner, drafters: Sequence[Drafter], max_rows: int, stopwatch: Stopwatch) -> CostProfile:
+    """Time rounds of all sizes and depths, with the models taking turns; the runners' rows are left free."""
+    extent = Extent.of(target, max_rows)
+    models = [drafter for drafter in drafters if isinstance(drafter, RunsModel)]
+    room = {model.name: Extent.of(model.runner, max_rows) for model in models}
+    laps = {model.name: _laps(target, model, extent, room[model.name], stopwatch) for model in models}
+    alternating = next(iter(laps.values())) if laps else _laps(target, None, extent, extent, stopwatch)
+    verify = tuple(tuple(lap.verify) for lap in alternating)
+    return CostProfile(
+        rows=extent.rows,
+        tokens=extent.widths,
+        verify=verify,
+        drafters={m.name: _drafter_cost(m.runner, extent, room[m.name], laps[m.name], stopwatch) for m in models},
+        per_cached_token=_per_cached_token(target, extent, stopwatch),
+        overhead=0.1 * verify[0][0],
+    )
+
+
+def middle(profiles: Sequence[CostProfile]) -> CostProfile:
+    """Cell by cell the median of several profiles of the same models and numbers of rows."""
+    first = profiles[0]
+
+    def of(read: Callable[[CostProfile], Sequence[float]]) -> tuple[float, ...]:
+        return tuple(statistics.median(cell) for cell in zip(*map(read, profiles), strict=True))
+
+    def line(i: int) -> tuple[float, ...]:
+        return of(lambda profile: profile.verify[i])
+
+    def drafter(name: str, known: DrafterCost) -> DrafterCost:
+        steps = of(lambda profile: profile.drafters[name].step_seconds)
+        rest = of(lambda profile: (profile.drafters[name].catch_up_per_token, profile.drafters[name].start_seconds))
+        return DrafterCost(known.rows, steps, *rest)
+
+    return CostProfile(
+        first.rows,
+        first.tokens,
+        tuple(line(i) for i in range(len(first.rows))),
+        {name: drafter(name, known) for name, known in first.drafters.items()},
+        *of(lambda profile: (profile.per_cached_token, profile.overhead)),
+    )
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What a runner has room to be measured at: numbers of rows, tokens per row, and what each row holds before."""
+
+    rows: tuple[int, ...]
+    widths: tuple[int, ...]
+    context: int
+    long_context: int
+    catch_up: int
+
+    @classmethod
+    def of(cls, runner: Runner, max_rows: int) -> Extent:
+        """The most that its context and its cache allow; all rows must be free, and are free again.
+
+        Raises:
+            ConfigError: not even one short row fits.
+        """
+        most = runner.info.context
+        context = max(1, min(_CONTEXT, most // 2))
+        widths = tuple(width for width in _WIDTHS if context + width <= most)
+        granted = _granted(runner, max_rows, context + max(widths, default=1))
+        if not widths or not granted:
+            raise ConfigError(f"{runner.info.name} has no room to measure one pass in; give it a longer context")
+        rows = tuple(count for count in _ROWS if count <= granted)
+        return cls(rows, widths, context, min(_LONG_CONTEXT, most - 1), min(_CATCH_UP, most // 2))
+
+
+def processor() -> str:
+    """The processor's model name, as far as the system tells it."""
+    try:
+        named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:  # not Linux
+        named = None
+    return named[1] if named else platform.processor() or platform.machine()
+
+
+def _granted(runner: Runner, rows: int, length: int) -> int:
+    """For how many rows of `length` tokens the cache has room."""
+    count = 0
+    while count < rows and runner.reserve(count, length):
+        count += 1
+    _clear(runner, count)
+    return count
+
+
+@dataclass(frozen=True)
+class _Laps:
+    """Seconds of rounds of one number of rows, by width: what drafting takes (0 for a single token) and verifying."""
+
+    draft: Sequence[float]
+    verify: Sequence[float]
+
+
+def _laps(target: Runner, draft: RunsModel | None, extent: Extent, own: Extent, stopwatch: Stopwatch) -> list[_Laps]:
+    """For each number of rows. Where the draft model's cache (`own`) has no room for as many, the target goes alone."""
+    table = []
+    widest = max(extent.widths)
+    for count in extent.rows:
+        rounds = ProfiledRounds(target, count, extent.context, widest)
+        if draft is not None and count in own.rows:
+            rounds.join(draft, own.context, max(own.widths))
+        # A round without drafts follows its like.
+        seconds = stopwatch.medians(rounds.pieces((1, *extent.widths)))[2:]
+        rounds.close()
+        table.append(_Laps(seconds[::2], seconds[1::2]))
+    return table
+
+
+def _per_cached_token(runner: Runner, extent: Extent, stopwatch: Stopwatch) -> float:
+    if extent.long_context <= 2 * extent.context:
+        return 0.0
+    seconds = []
+    for context in (extent.context, extent.long_context):
+        fill(runner, 1, context, 1)
+        seconds.append(_time_pass(runner, 1, 1, context, stopwatch))
+        _clear(runner, 1)
+    return max(0.0, seconds[1] - seconds[0]) / (extent.long_context - extent.context)
+
+
+def _drafter_cost(
+    runner: Runner, extent: Extent, own: Extent, laps: Sequence[_Laps], stopwatch: Stopwatch
+) -> DrafterCost:
+    """A step is what a token beyond the first takes; what the first takes beyond that begins the round."""
+    deepest = max(own.widths) - 1
+    depths = [min(width - 1, deepest) for width in extent.widths]
+    if not max(depths):
+        return DrafterCost()  # no room to draft in
+    rows = tuple(count for count in extent.rows if count in own.rows)
+    steps = [_step(depths, lap.draft) for lap in laps[: len(rows)]]
+    first = laps[0].draft[1]
+
+    def catch_up() -> None:
+        runner.free(0)
+        fill(runner, 1, own.catch_up, 0)
+
+    per_token = max(0.0, stopwatch.seconds(catch_up) - steps[0]) / own.catch_up
+    runner.free(0)
+    return DrafterCost(rows, tuple(steps), per_token, max(0.0, first - steps[0]))
+
+
+def _step(depths: Sequence[int], seconds: Sequence[float]) -> float:
+    """Seconds of one more step, from drafts of these depths; where all are of one depth, of that draft's steps."""
+    each = seconds[-1] / depths[-1]
+    if depths[-1] == depths[1]:
+        return each
+    # Noise must not make a step free.
+    return max((seconds[-1] - seconds[1]) / (depths[-1] - depths[1]), _LEAST_STEP * each)
+
+
+def _time_pass(runner: Runner, rows: int, width: int, context: int, stopwatch: Stopwatch) -> float:
+    packed = packed_rows(runner, rows, width, wanted=width)
+
+    def run() -> None:
+        # Judging a greedy draft takes the argmax and brings it to the host: part of what a verify costs.
+        runner.forward(packed).argmax(dim=-1).cpu()
+        for row in range(rows):
+            runner.truncate(row, context)
+
+    return stopwatch.seconds(run)
+
+
+def _clear(runner: Runner, rows: int) -> None:
+    for row in range(rows):
+        runner.free(row)
+
+
+def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Path:
+    """Where the cost table of these models is cached on this machine; all rows must be free."""
+    facts = [str(_MEASURING), _device(target), processor(), str(torch.get_num_threads()), torch.__version__]
+    facts += [f"{m.info.fingerprint} {m.info.dtype} {Extent.of(m, max_rows)}" for m in _models(target, drafters)]
+    key = hashlib.blake2b("\n".join(facts).encode(), digest_size=12)
+    return costs_folder() / f"{key.hexdigest()}.json"
+
+
+def _models(target: Runner, drafters: Sequence[Drafter]) -> list[Runner]:
+    return [target, *(d.runner for d in drafters if isinstance(d, RunsModel))]
+
+
+def _device(target: Runner) -> str:
+    return torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu"

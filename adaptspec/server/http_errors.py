@@ -1,0 +1,163 @@
+"""Errors as clients see them: those that only the server raises, and status, type and code of every error."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from aiohttp import web
+
+from adaptspec.errors import (
+    AdaptSpecError,
+    EngineError,
+    OverloadedError,
+    PromptTooLongError,
+    RequestError,
+    UnknownModelError,
+)
+from adaptspec.server.answers import Answer, Json
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+RETRY_SECONDS = "1"
+_logger = logging.getLogger(__name__)
+
+
+class RefusedError(RequestError):
+    """A request that is refused for what it is sent by, to or in, not for what it asks: it has a status of its own."""
+
+    def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
+        """`headers` have `_` in place of `-`."""
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+class DrainingError(OverloadedError):
+    """The server is shutting down: it takes no new requests, and has given up on this one."""
+
+
+class EngineStoppedError(EngineError):
+    """The engine thread has ended; only a restart helps."""
+
+
+class ErrorDetail(Answer):
+    """What went wrong, what to do, and the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(Answer):
+    """A request that could not be served."""
+
+    error: ErrorDetail
+
+
+@dataclass(frozen=True)
+class HttpError:
+    """An error with its status and headers."""
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def body(self) -> Json:
+        """OpenAI's error object."""
+        detail = ErrorDetail(message=self.message, type=self.kind, param=self.param, code=self.code)
+        return Error(error=detail).written()
+
+    def response(self) -> web.Response:
+        """The whole HTTP answer; one that says that the connection ends ends it."""
+        response = web.json_response(self.body(), status=self.status, headers=dict(self.headers))
+        if self.headers.get("Connection") == "close":
+            response.force_close()
+        return response
+
+
+INTERNAL = HttpError(500, "the server failed on this request; its log says why", "server_error", "internal_error")
+_RETRY = MappingProxyType({"Retry-After": RETRY_SECONDS})
+
+# The first class that fits wins, so subclasses come before their parents.
+_BY_CLASS: tuple[tuple[type[AdaptSpecError], HttpError], ...] = (
+    (DrainingError, HttpError(503, "", "server_error", "draining", headers=_RETRY)),
+    (OverloadedError, HttpError(429, "", "rate_limit_error", "overloaded", headers=_RETRY)),
+    (UnknownModelError, HttpError(400, "", code="policy_not_found")),
+    (PromptTooLongError, HttpError(400, "", code="context_length_exceeded")),
+    (RequestError, HttpError(400, "")),
+    (EngineStoppedError, HttpError(503, "", "server_error", "engine_stopped")),
+    (EngineError, HttpError(500, "", "server_error", "engine_error")),
+)
+_MODEL_NOT_FOUND = HttpError(404, "", code="model_not_found")
+
+
+def http_error(error: AdaptSpecError) -> HttpError:
+    """What an error of our tree is to a client."""
+    param = error.param if isinstance(error, RequestError) else None
+    if isinstance(error, RefusedError):
+        return HttpError(error.status, str(error), code=error.code, headers=error.headers)
+    if isinstance(error, UnknownModelError) and param == "model":
+        return replace(_MODEL_NOT_FOUND, message=str(error), param=param)
+    for kind, found in _BY_CLASS:
+        if isinstance(error, kind):
+            return replace(found, message=str(error), param=param)
+    _logger.error("An error that no client should see", exc_info=error)
+    return INTERNAL
+
+
+def _of_aiohttp(error: web.HTTPException, http: web.Request) -> HttpError:
+    place = f"{http.method} {http.path[:200]}"
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        message = f"{place} is not possible; use {allowed}"
+        return HttpError(405, message, code="method_not_allowed", headers={"Allow": allowed})
+    if isinstance(error, web.HTTPNotFound):
+        return HttpError(404, f"{place} does not exist; see /v1/models for what is served", code="not_found")
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        message = f"the body is larger than {http.client_max_size} bytes; send a shorter prompt"
+        return HttpError(413, message, code="request_too_large")
+    if isinstance(error, web.HTTPExpectationFailed):
+        return HttpError(417, "this server cannot meet the Expect header; leave it out", code="expectation_failed")
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return HttpError(error.status, error.reason or "the request failed", kind)
+
+
+async def shape_refusal(http: web.Request, response: web.StreamResponse) -> None:
+    """A response-prepare signal: what aiohttp refuses before any middleware runs gets our shape, too."""
+    if isinstance(response, web.HTTPException) and response.status >= 400:
+        error = _of_aiohttp(response, http)
+        response.headers.update(error.headers)
+        response.content_type = "application/json"
+        body = json.dumps(error.body()).encode()
+        response.body = body
+        response.headers["Content-Length"] = str(len(body))  # aiohttp has counted its own text by now
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn whatever a handler raises before it has answered into an OpenAI-shaped error."""
+    try:
+        return await handler(request)
+    except AdaptSpecError as error:
+        return http_error(error).response()
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _of_aiohttp(error, request).response()
+    except web.RequestPayloadError as error:
+        kind = type(error.__cause__ or error).__name__  # its words may quote the body
+        return HttpError(400, f"the body could not be read ({kind}); send it whole, as its headers say").response()
+    except ConnectionError:
+        raise  # the client has gone: nobody to tell
+    except Exception:
+        # The path as it came: decoded it could hold line ends, and make up lines of the log.
+        _logger.exception("Failed on %s %s", request.method, request.rel_url.raw_path[:200])
+        return INTERNAL.response()

@@ -1,0 +1,190 @@
+"""Answers of `/v1/responses`: whole, and as the events that OpenAI names for a stream."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from adaptspec.server.answers import Json, Metrics, metrics
+from adaptspec.server.responses import ResponsesBody
+from adaptspec.server.tools import CallReader, CallStart, Part, TextPiece
+from adaptspec.types import Completion, Delta, FinishReason
+
+
+class Response(BaseModel):
+    """A response; what it repeats of its request is not spelled out here."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
+    metrics: Metrics
+
+
+class ResponseReply:
+    """One response in the making. `calls`: it may call tools."""
+
+    def __init__(self, model: str, body: ResponsesBody, *, calls: bool) -> None:
+        self.id = _id("resp", 32)
+        self._created = int(time.time())
+        self._model = model
+        self._body = body
+        self._calls = calls
+
+    def whole(self, completion: Completion) -> Json:
+        """The response in one object: it goes through the same steps as a stream, whose events are left unread."""
+        items, reader = OutputItems(), CallReader(self._calls)
+        for _ in _told(items, reader, completion.text, completion):
+            pass
+        return self._ended(items, completion)
+
+    async def events(self, deltas: AsyncGenerator[tuple[int, Delta], None]) -> AsyncGenerator[Json, None]:
+        """The response in events, numbered."""
+        items, reader, number = OutputItems(), CallReader(self._calls), 0
+        async with aclosing(deltas):
+            async for _, delta in deltas:
+                for event in self._events(items, reader, delta, begins=number == 0):
+                    yield {**event, "sequence_number": number}
+                    number += 1
+
+    def _events(self, items: OutputItems, reader: CallReader, delta: Delta, *, begins: bool) -> Iterator[Json]:
+        if begins:
+            for kind in ("created", "in_progress"):
+                yield {"type": f"response.{kind}", "response": self._object("in_progress", OutputItems())}
+        yield from _told(items, reader, delta.text, delta.completion)
+        if delta.completion is not None:
+            response = self._ended(items, delta.completion)
+            yield {"type": f"response.{response['status']}", "response": response}
+
+    def _ended(self, items: OutputItems, completion: Completion) -> Json:
+        response = self._object(_status(completion), items)
+        if completion.finish is FinishReason.LENGTH:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        output = len(completion.tokens)
+        response["usage"] = {
+            "input_tokens": completion.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": output,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": completion.prompt_tokens + output,
+        }
+        return response | {"metrics": metrics([completion]).written()}
+
+    def _object(self, status: str, items: OutputItems) -> Json:
+        asked = self._body.model_dump(by_alias=True)
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": asked["instructions"],
+            "max_output_tokens": asked["max_output_tokens"],
+            "model": self._model,
+            "output": items.all,
+            "parallel_tool_calls": asked["parallel_tool_calls"] is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": 1.0 if asked["temperature"] is None else asked["temperature"],
+            "text": {"format": (asked["text"] or {}).get("format") or {"type": "text"}},
+            "tool_choice": asked["tool_choice"] or "auto",
+            "tools": asked["tools"] or [],
+            "top_p": 1.0 if asked["top_p"] is None else asked["top_p"],
+            "truncation": "disabled",
+            "usage": None,
+            "user": asked["user"],
+            "metadata": asked["metadata"] or {},
+        }
+
+
+class OutputItems:
+    """The output of a response, item by item; each step gives the events that tell of it."""
+
+    def __init__(self) -> None:
+        self.all: list[Json] = []  # as a response holds them
+        self._open = False
+
+    def take(self, part: Part) -> Iterator[Json]:
+        """The next part of the answer."""
+        if isinstance(part, TextPiece):
+            if not self._open or self.all[-1]["type"] != "message":
+                yield from self.close()
+                yield from self._open_message()
+            self.all[-1]["content"][0]["text"] += part.text
+            yield self._event("response.output_text.delta", content_index=0, delta=part.text, logprobs=[])
+        elif isinstance(part, CallStart):
+            yield from self.close()
+            yield from self._open_item(
+                {"type": "function_call", "call_id": _id("call"), "name": part.name, "arguments": ""}, "fc"
+            )
+        else:
+            self.all[-1]["arguments"] += part.text
+            yield self._event("response.function_call_arguments.delta", delta=part.text)
+
+    def close(self, status: str = "completed") -> Iterator[Json]:
+        """The open item ends; `status` says how."""
+        if not self._open:
+            return
+        self._open = False
+        item = self.all[-1]
+        item["status"] = status
+        if item["type"] == "message":
+            part = item["content"][0]
+            yield self._event("response.output_text.done", content_index=0, text=part["text"], logprobs=[])
+            yield self._event("response.content_part.done", content_index=0, part=dict(part))
+        else:
+            name, arguments = item["name"], item["arguments"]
+            yield self._event("response.function_call_arguments.done", name=name, arguments=arguments)
+        yield self._item_event("response.output_item.done")
+
+    def end(self, status: str) -> Iterator[Json]:
+        """The answer ends; one that says nothing is an empty message."""
+        if not self.all:
+            yield from self._open_message()
+        yield from self.close(status)
+
+    def _open_message(self) -> Iterator[Json]:
+        yield from self._open_item({"type": "message", "role": "assistant", "content": []}, "msg")
+        part: Json = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self.all[-1]["content"].append(part)
+        yield self._event("response.content_part.added", content_index=0, part=dict(part))
+
+    def _open_item(self, item: Json, prefix: str) -> Iterator[Json]:
+        self.all.append({"id": _id(prefix), "status": "in_progress", **item})
+        self._open = True
+        yield self._item_event("response.output_item.added")
+
+    def _item_event(self, kind: str) -> Json:
+        item = self.all[-1]
+        copied = item | {"content": [dict(part) for part in item["content"]]} if "content" in item else dict(item)
+        return {"type": kind, "output_index": len(self.all) - 1, "item": copied}
+
+    def _event(self, kind: str, **more: Any) -> Json:
+        return {"type": kind, "item_id": self.all[-1]["id"], "output_index": len(self.all) - 1, **more}
+
+
+def _told(items: OutputItems, reader: CallReader, text: str, completion: Completion | None) -> Iterator[Json]:
+    for part in reader.feed(text):
+        yield from items.take(part)
+    if completion is not None:
+        for part in reader.end():
+            yield from items.take(part)
+        yield from items.end(_status(completion))
+
+
+def _status(completion: Completion) -> str:
+    return "completed" if completion.finish is FinishReason.STOP else "incomplete"
+
+
+def _id(prefix: str, length: int = 24) -> str:
+    return f"{prefix}_{uuid.uuid4().hex[:length]}"

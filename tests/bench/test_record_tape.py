@@ -1,0 +1,177 @@
+"""Recording: a tape replayed at any depth gives what the real engine does, round by round, from the same seeds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adaptspec.bench.record_tape import RecordSettings, record
+from adaptspec.bench.workloads import Workloads, encode
+from adaptspec.cli import main
+from adaptspec.control.cost import CostTable
+from adaptspec.engine.build import Built, EngineConfig, assemble, build
+from adaptspec.engine.core import Limits
+from adaptspec.simulation.cost_profiles import load_costs
+from adaptspec.simulation.replay import replay, static_spec
+from adaptspec.simulation.scenarios import Schedule, Stream
+from adaptspec.simulation.simulator import SimulatorSettings
+from adaptspec.simulation.tape import Tape
+from adaptspec.simulation.tape_file import load_tape
+from adaptspec.training.corpus import Prompt
+from adaptspec.types import Request, RoundRecord, SamplingParams, SpeculationParams
+from tests.conftest import MakeModel
+from tests.engine.conftest import Notes
+
+pytestmark = pytest.mark.whole
+
+SETTINGS = RecordSettings(tokens=32, temperatures=(0.0, 0.9), seed=5)
+TEXTS = ("one two one two one", "a b c d a b c", "the river, the river", "0 1 0 1 1 0")
+
+
+@pytest.fixture(scope="module")
+def built(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A tiny target, and as its draft a copy with disturbed weights, which agrees about every other time."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    target = make_model("llama", seed=0)
+    draft = make_model("llama", seed=0, rope_theta=10000.5)
+    weights = load_file(draft / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    noisy = {name: w + 0.03 * torch.randn(w.shape, generator=generator) for name, w in weights.items()}
+    save_file(noisy, draft / "model.safetensors", metadata={"format": "pt"})
+    config = EngineConfig(str(target), str(draft), device="cpu", limits=Limits(max_rows=4), detect_tasks=False)
+    made = build(config)
+    patch.undo()
+    return made
+
+
+@pytest.fixture(scope="module")
+def workloads() -> Workloads:
+    return {"chat": [Prompt("chat", "tested", text) for text in TEXTS]}
+
+
+@pytest.fixture(scope="module")
+def tape(built: Built, workloads: Workloads) -> Tape:
+    return record(built, workloads, SETTINGS, lambda: None)
+
+
+def engine_records(built: Built, tape: Tape, prompts: list[Prompt], depth: int, drafter: str) -> list[RoundRecord]:
+    """What the real engine does at a fixed depth with the requests of the tape."""
+    notes = Notes()
+    core = assemble(
+        built.target,
+        built.drafters,
+        built.tokenizer,
+        specs=[static_spec(depth, drafter)],
+        costs=CostTable(built.costs.profile),
+        sinks=[notes],
+        limits=Limits(max_rows=4),
+    )
+    for i, name in enumerate(tape.ids):
+        ids = encode(built.tokenizer, prompts[i % len(prompts)], built.target.info.context - SETTINGS.tokens)
+        sampling = SamplingParams(SETTINGS.tokens, float(tape.temperatures[i]), seed=int(tape.seeds[i]))
+        core.add(Request(name, ids, sampling, SpeculationParams(task="chat")))
+    while not core.idle:
+        core.step()
+    return notes.records
+
+
+@pytest.mark.parametrize(
+    ("depth", "drafter"), [(1, "draft-model"), (3, "draft-model"), (7, "draft-model"), (5, "ngram")]
+)
+def test_a_replayed_depth_does_what_the_engine_did(
+    built: Built, workloads: Workloads, tape: Tape, depth: int, drafter: str
+) -> None:
+    """Greedy and sampled requests, four at a time, prompts read in between: every count of every round is the same."""
+    real = engine_records(built, tape, workloads["chat"], depth, drafter)
+    stream = Stream(tape, tuple(range(len(tape))), Schedule((4,)))
+    settings = SimulatorSettings(prefill_tokens=512)
+    spec = static_spec(depth, drafter)
+    replayed = replay(spec, stream, load_costs("cpu-2-cores"), settings, keep=True).records
+    # A simulated stream ends when there is no longer a full batch.
+    assert len(replayed) > 0.5 * len(real)
+    assert sum(int(r.accepted.sum()) for r in replayed) > 10, "a draft that is never right proves nothing"
+    for ours, theirs in zip(replayed, real, strict=False):
+        assert [name.partition("#")[0] for name in ours.request_ids] == list(theirs.request_ids)
+        for count in ("rows", "depths", "drafted", "accepted", "emitted", "context"):
+            assert getattr(ours, count).tolist() == getattr(theirs, count).tolist(), count
+        for count in ("number", "prefill_tokens", "draft_steps", "caught_up", "verify_tokens"):
+            assert getattr(ours, count) == getattr(theirs, count), count
+
+
+def test_confidence_on_the_tape_is_what_the_engine_saw(built: Built, workloads: Workloads, tape: Tape) -> None:
+    """Where a draft follows the true text: the engine's confidence and entropy, up to rounding."""
+    real = engine_records(built, tape, workloads["chat"], 3, "draft-model")
+    stream = Stream(tape, tuple(range(len(tape))), Schedule((4,)))
+    settings = SimulatorSettings(prefill_tokens=512)
+    replayed = replay(static_spec(3), stream, load_costs("cpu-2-cores"), settings, keep=True).records
+    compared = 0
+    for ours, theirs in zip(replayed, real, strict=False):
+        for row, accepted in enumerate(ours.accepted.tolist()):
+            known = min(accepted + 1, int(ours.drafted[row]))
+            np.testing.assert_allclose(ours.confidence[row, :known], theirs.confidence[row, :known], atol=1e-4)
+            np.testing.assert_allclose(ours.entropy[row, :known], theirs.entropy[row, :known], atol=1e-3)
+            compared += known
+    assert compared > 50
+
+
+def test_chances_are_those_of_rejection_sampling(tape: Tape) -> None:
+    """Greedy requests: 1 where draft and target agree, else 0; sampled ones: near the agreement on average."""
+    for at, exact in ((0.0, True), (0.9, False)):
+        own = tape.at_temperature(at)
+        view = own.views["draft-model"]
+        if exact:
+            assert view.rejection.tolist() == view.agreed.astype(float).tolist()
+        else:
+            assert ((view.rejection >= 0.0) & (view.rejection <= 1.0)).all()
+            assert abs(view.rejection.mean() - view.agreed.mean()) < 0.2
+
+
+def test_the_command_writes_a_tape_and_its_costs(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`bench record --json`: one object on standard output, a tape and a cost table that can be loaded."""
+    monkeypatch.setattr("adaptspec.engine.build.build", lambda config: built)
+    out, costs = tmp_path / "tape.npz", tmp_path / "costs.json"
+    line = f"--out {out} --costs-out {costs} --prompts 1 --tokens 8 --temperatures 0 --json"
+    assert main(["bench", "record", *line.split()]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    tape = load_tape(out)
+    assert len(tape) == len(printed["recorded"]) == len(set(tape.tasks))
+    assert tape.drafters == ("draft-model", "ngram")
+    measured = load_costs(str(costs)).profile()
+    assert measured.rows == built.costs.profile.rows
+    assert measured.drafters["draft-model"].rows == built.costs.profile.drafters["draft-model"].rows
+
+
+def test_costs_alone_need_no_tape(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file says on what, and when; asked for nothing, the command says what to ask for."""
+    monkeypatch.setattr("adaptspec.engine.build.build", lambda config: built)
+    monkeypatch.setattr("adaptspec.bench.record_tape._COST_SECONDS", 0.0)
+    costs = tmp_path / "costs.json"
+    assert main(["bench", "record", "--costs-out", str(costs)]) == 0
+    body = json.loads(costs.read_text())
+    assert body["models"] == built.pair
+    assert {"processor", "date", "about"} <= set(body)
+    assert main(["bench", "record"]) == 2
+    assert "--costs-out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line", ["--tokens 1", "--tokens 100000", "--temperatures warm", "--temperatures -1", "--prompts 0"]
+)
+def test_settings_that_cannot_be_recorded_are_refused(
+    line: str, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a message, before anything is written."""
+    monkeypatch.setattr("adaptspec.engine.build.build", lambda config: built)
+    out = tmp_path / "tape.npz"
+    assert main(["bench", "record", *f"--out {out}".split(), *line.split()]) == 2
+    assert not out.exists()

@@ -1,0 +1,105 @@
+"""`adaptspec policy ...`: what one does with policies before anything is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adaptspec.cli import main
+from adaptspec.commands.policy_command import differences
+from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.library import find_policy
+
+
+def test_policy_list_shows_what_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every shipped policy with its algorithm."""
+    assert main(["policy", "list"]) == 0
+    out = capsys.readouterr().out
+    assert "goodput" in out
+    assert "batch-table" in out
+
+
+def test_policy_show_prints_the_file_with_its_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    """What one copies to start a policy of one's own."""
+    assert main(["policy", "show", "goodput"]) == 0
+    assert capsys.readouterr().out == find_policy("goodput").read_text()
+
+
+def test_policy_validate_tells_every_fault_of_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One run shows all there is to mend; what is right says so."""
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(find_policy("per-task").read_text().replace("margin:", "margn:"))
+    assert main(["policy", "validate", "goodput", "off"]) == 0
+    assert capsys.readouterr().out == "goodput: ok\noff: ok\n"
+    assert main(["policy", "validate", str(broken), "goodput", str(tmp_path / "none.yaml")]) == 2
+    told = capsys.readouterr()
+    assert told.out == "goodput: ok\n"
+    faults = told.err.splitlines()
+    assert all(line.startswith(str(tmp_path)) for line in faults)
+    assert "(did you mean 'margin'?)" in faults[0]
+    assert "no such file" in faults[-1]
+
+
+def test_policy_validate_knows_the_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt task would never be met, and nobody would notice."""
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(find_policy("per-task").read_text().replace("story:", "storey:"))
+    assert main(["policy", "validate", str(broken)]) == 2
+    assert "spec.tasks.storey: did you mean 'story'?" in capsys.readouterr().err
+
+
+def test_policy_schema_is_the_committed_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """For editors that look elsewhere."""
+    assert main(["policy", "schema"]) == 0
+    committed = find_policy("goodput").with_name("policy.schema.json")
+    assert capsys.readouterr().out == committed.read_text()
+
+
+def test_policy_diff_tells_what_a_change_means(capsys: pytest.CaptureFixture[str]) -> None:
+    """By path, with defaults."""
+    assert main(["policy", "diff", "goodput", "static-3"]) == 0
+    assert "spec.choose.algorithm: goodput -> static" in capsys.readouterr().out
+    assert main(["policy", "diff", "goodput", "goodput"]) == 0
+    assert capsys.readouterr().out == "the two mean the same\n"
+
+
+def test_policy_import_writes_a_policy_that_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """To the terminal or to a file, which is never overwritten."""
+    config, policy = tmp_path / "config.json", tmp_path / "mine.yaml"
+    config.write_text('{"num_speculative_tokens": 4, "method": "ngram"}')
+    assert main(["policy", "import", "vllm", str(config)]) == 0
+    printed = capsys.readouterr().out
+    assert main(["policy", "import", "vllm", str(config), "-o", str(policy)]) == 0
+    assert policy.read_text() == printed
+    assert main(["policy", "validate", str(policy)]) == 0
+    assert main(["policy", "import", "sglang", str(config)]) == 2
+    assert main(["policy", "import", "vllm", str(config), "-o", str(policy)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert "num_speculative_tokens: unknown key" in told[0]
+    assert "cannot be written" in told[-1]
+
+
+HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
+
+
+def told(left: str, right: str) -> list[str]:
+    return differences(parse_policy_spec(HEAD + left), parse_policy_spec(HEAD + right))
+
+
+def test_defaults_that_are_written_out_differ_from_nothing() -> None:
+    """Nor do order and style."""
+    right = "spec:\n  stop: {rule: none}\n  guard: {dwell-rounds: 0}\n  choose: {optimism: 0.1, algorithm: goodput}\n"
+    assert told("spec: {choose: {algorithm: goodput}}", right) == []
+
+
+def test_changes_additions_and_removals_are_told_by_path() -> None:
+    """With the value a default stands for."""
+    left = "spec: {choose: {algorithm: goodput}, max-depth: 3, guard: {never-slower: {}}}"
+    right = "spec: {choose: {algorithm: goodput, discount: 0.9}, tiers: [0, 2], guard: {never-slower: {margin: 0.1}}}"
+    assert told(left, right) == [
+        "spec.choose.discount: 0.99 -> 0.9",
+        "spec.tiers: + [0, 2]",
+        "spec.max-depth: - 3",
+        "spec.guard.never-slower.margin: 0.03 -> 0.1",
+    ]

@@ -1,0 +1,167 @@
+"""`adaptspec serve`: what is asked for reaches the server, what cannot be is refused with what to do instead."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from adaptspec.app import ServeConfig
+from adaptspec.cli import main
+from adaptspec.command_line import Parser
+from adaptspec.commands.serve_command import add_arguments
+from adaptspec.engine.build import EngineConfig
+from adaptspec.engine.core import Limits
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
+    """What servers were asked for; none is started."""
+    configs: list[ServeConfig] = []
+
+    async def serve(config: ServeConfig, console: Console) -> None:
+        configs.append(config)
+
+    monkeypatch.setattr("adaptspec.app.serve", serve)
+    for name in [name for name in os.environ if name.startswith("ADAPTSPEC_")]:
+        monkeypatch.delenv(name)
+    return configs
+
+
+def test_without_arguments_the_defaults_are_those_of_the_configuration(asked: list[ServeConfig]) -> None:
+    """One place says what a server is like by default."""
+    assert main(["serve"]) == 0
+    assert asked == [ServeConfig()]
+
+
+def test_every_argument_reaches_its_setting(asked: list[ServeConfig], tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("open sesame\n")
+    models = "--model /m --draft none --policy off --policy mine.yaml --device cpu --dtype float32 --context 512"
+    server = "--host 0.0.0.0 --port 0 --served-model-name fox --max-waiting 7 --drain-seconds 2.5"
+    files = f"--state-dir {tmp_path} --journal {tmp_path}/j --admin-key-file {key}"
+    more = "--no-watch-policies --metrics-compat vllm --journal-megabytes 2 --journal-files 9"
+    assert main(["serve", "--max-rows", "3", "--no-task-detection", *f"{models} {server} {files} {more}".split()]) == 0
+    engine = EngineConfig(
+        "/m", None, ("off", "mine.yaml"), "cpu", "float32", 512, limits=Limits(max_rows=3), detect_tasks=False
+    )
+    assert asked == [
+        ServeConfig(
+            engine,
+            "0.0.0.0",
+            0,
+            "fox",
+            7,
+            2.5,
+            compat_vllm=True,
+            state_dir=tmp_path,
+            journal=tmp_path / "j",
+            journal_bytes=2 * 2**20,
+            journal_files=9,
+            admin_key="open sesame",
+            watch_policies=False,
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--max-waiting", "0"], "must be at least 1"),
+        (["--drain-seconds", "-1"], "must be at least 0"),
+        (["--port", "http"], "invalid int value: 'http'"),
+        (["--metrics-compat", "sglang"], "(choose from"),
+        (["--modle", "x"], "unrecognized arguments: --modle"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_starts(
+    asked: list[ServeConfig], capsys: pytest.CaptureFixture[str], arguments: list[str], hint: str
+) -> None:
+    with pytest.raises(SystemExit) as status:
+        main(["serve", *arguments])
+    assert status.value.code == 2
+    assert hint in capsys.readouterr().err
+    assert not asked
+
+
+def test_a_key_file_that_is_not_there_is_named(asked: list[ServeConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--admin-key-file", "/nowhere/key"]) == 2
+    assert "adaptspec: --admin-key-file /nowhere/key: cannot be read" in capsys.readouterr().err
+    assert not asked
+
+
+def test_an_address_that_cannot_be_listened_on_says_what_to_choose(
+    target_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A whole server, up to the point where it would listen."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["serve", "--model", str(target_path), "--port", "70000", "--max-rows", "1"]) == 2
+    assert "choose another --host or --port" in capsys.readouterr().err
+
+
+def test_the_configuration_is_shown_without_its_secrets(
+    asked: list[ServeConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whole, as YAML that can be read again, and nothing is started."""
+    keys = tmp_path / "keys"
+    keys.write_text("first-secret\nsecond-secret\n")
+    collector = "--otlp-endpoint http://me:third-secret@collector:4318/otlp"
+    command_line = f"serve --show-config --api-key-file {keys} --limit choices=3 --policy off {collector}"
+    assert main(command_line.split()) == 0
+    told = capsys.readouterr().out
+    shown = yaml.safe_load(told)
+    assert "secret" not in told
+    assert shown["api_keys"] == 2
+    assert shown["admin_key"] is False
+    assert shown["limits"]["choices"] == 3
+    assert shown["engine"]["policies"] == ["off"]
+    assert shown["traces"]["endpoint"] == "http://collector:4318/otlp"
+    assert shown.keys() == ServeConfig.__dataclass_fields__.keys()
+    assert not asked
+
+
+def test_defaults_are_told_as_they_are() -> None:
+    """What help says is what a server does."""
+    parser = Parser()
+    add_arguments(parser)
+    told, config = parser.parse_args([]), ServeConfig()
+    for name in ("host", "port", "max_waiting", "drain_seconds", "journal_files", "watch_policies", "insecure"):
+        assert getattr(told, name) == getattr(config, name), name
+    assert told.journal_megabytes * 2**20 == config.journal_bytes
+    assert (told.trace_level, told.trace_round_share) == (config.traces.level.value, config.traces.round_share)
+
+
+def test_flags_win_over_variables_and_variables_over_the_file(
+    asked: list[ServeConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a flag that says the default."""
+    file = tmp_path / "c.yaml"
+    file.write_text("port: 1\nhost: 127.0.0.2\nmax_waiting: 3\nengine: {limits: {max_rows: 5, prefill_tokens: 7}}\n")
+    monkeypatch.setenv("ADAPTSPEC_PORT", "2")
+    monkeypatch.setenv("ADAPTSPEC_HOST", "127.0.0.3")
+    assert main(["serve", "--config", str(file), "--host", "127.0.0.1"]) == 0
+    limits = Limits(max_rows=5, prefill_tokens=7)
+    assert asked == [ServeConfig(EngineConfig(limits=limits), host="127.0.0.1", port=2, max_waiting=3)]
+
+
+def test_a_key_on_the_command_line_serves_and_is_warned_of(
+    asked: list[ServeConfig], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with vLLM; the variable means the same, and is nobody else's to read."""
+    assert main(["serve", "--api-key", "one", "--api-key", "two"]) == 0
+    assert "whoever may list this machine's processes" in capsys.readouterr().err
+    monkeypatch.setenv("ADAPTSPEC_API_KEY", "three, with a comma\nfour\n")
+    assert main(["serve"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["serve", "--api-key", "one"]) == 0
+    assert [config.api_keys for config in asked] == [("one", "two"), ("three, with a comma", "four"), ("one",)]
+
+
+def test_an_empty_key_does_not_open_the_server(asked: list[ServeConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    """`--api-key "$KEY"` with nothing in it is a mistake, not a wish."""
+    assert main(["serve", "--api-key", ""]) == 2
+    assert "--api-key is empty" in capsys.readouterr().err
+    assert not asked

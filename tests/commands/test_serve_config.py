@@ -1,0 +1,112 @@
+"""`serve --config` reads what `--show-config` prints, and says where a file is wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from adaptspec.cli import main
+from adaptspec.commands.serve_config import ADMIN_KEY, _admin_key, read_config
+from adaptspec.errors import ConfigError
+
+EVERYTHING = (
+    "--model /m --draft none --policy off --policy mine.yaml --device cpu --dtype float32 --context 512 --max-rows 3 "
+    "--no-task-detection --host 127.0.0.2 --port 0 --served-model-name fox --max-waiting 7 --drain-seconds 2.5 "
+    "--state-dir s --journal j --journal-megabytes 2 --journal-files 9 --no-watch-policies --metrics-compat vllm "
+    "--otlp-endpoint http://c:4318 --trace-level round --trace-slow-seconds 2 --trace-round-share 0.5 --trace-content "
+    "--otlp-metrics --insecure --allow-host fox.local --pad-stream --limit choices=3 --limit body-seconds=1.5"
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("ADAPTSPEC_")]:
+        monkeypatch.delenv(name)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["serve", "--show-config", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", ["", EVERYTHING])
+def test_what_is_shown_is_read_back(arguments: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every setting there is, with its default and with another value."""
+    file = tmp_path / "config.yaml"
+    file.write_text(shown(capsys, *arguments.split()))
+    assert shown(capsys, "--config", str(file)) == file.read_text()
+
+
+def test_everything_is_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    """A setting that no flag changes would not be tested above."""
+    usual, changed = (set(shown(capsys, *arguments.split()).splitlines()) for arguments in ("", EVERYTHING))
+    same = {line.split(":")[0].strip() for line in usual & changed} - {"-"}
+    limits = {line.split(":")[0].strip() for line in shown(capsys).partition("\nlimits:\n")[2].splitlines()}
+    parts = {"engine", "policies", "limits", "traces", "push", "allowed_hosts"}
+    assert same - limits - parts == {"cache_tokens", "prefill_tokens", "max_depth", "admin_key", "api_keys"}
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("host: h\nprot: 1\n", ":2:1: prot: unknown key (did you mean 'port'?)"),
+        ("engine:\n  limits:\n    rows: 1\n", ":3:5: engine.limits.rows: unknown key"),
+        ("port: http\n", ":1:7: port: input should be a valid integer"),
+        ("max_waiting: 0\n", ":1:14: max_waiting: input should be greater than or equal to 1"),
+        ("drain_seconds: .inf\n", ":1:16: drain_seconds: "),
+        ("traces: {round_share: 2}\n", ":1:23: traces.round_share: "),
+        ("traces: {level: much}\n", ":1:17: traces.level: "),
+        ("engine: {context: 0}\n", ":1:19: engine.context: "),
+        ("limits: {choices: -1}\n", "the limit choices is -1; it must be above 0"),
+        ("- 1\n", ":1:1: a mapping is needed here"),
+        ("api_keys: 2\n", ":1:1: api_keys: keys are not kept in this file; give them by ADAPTSPEC_API_KEY"),
+        ("port: 1\nadmin_key: true\n", ":2:1: admin_key: keys are not kept in this file"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(
+    text: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line each, no traceback; a server that was closed is not opened because its keys are elsewhere."""
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    assert main(["serve", "--config", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("adaptspec: ")
+    assert hint in told
+
+
+def test_keys_come_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ADAPTSPEC_API_KEY", "secret-1\nsecret-2")
+    monkeypatch.setenv("ADAPTSPEC_ADMIN_KEY", "secret-3")
+    file = tmp_path / "c.yaml"
+    file.write_text(shown(capsys))
+    assert "secret" not in file.read_text()
+    assert shown(capsys, "--config", str(file)) == file.read_text()
+    assert read_config(file).secrets == {"api_keys": 2, "admin_key": True}
+
+
+def test_the_key_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never from the command line, which everybody on the machine can read; without either there is none."""
+    monkeypatch.delenv(ADMIN_KEY, raising=False)
+    assert _admin_key(None) is None
+    monkeypatch.setenv(ADMIN_KEY, "")
+    assert _admin_key(None) is None
+    monkeypatch.setenv(ADMIN_KEY, "from outside")
+    assert _admin_key(None) == "from outside"
+    file = tmp_path / "key"
+    file.write_text("  in the file\n")
+    assert _admin_key(file) == "in the file"
+
+
+def test_a_key_that_is_none_is_refused(tmp_path: Path) -> None:
+    """An empty file must not mean that everybody is the admin, nor that nobody is."""
+    file = tmp_path / "key"
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match="empty"):
+        _admin_key(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        _admin_key(tmp_path / "nowhere")

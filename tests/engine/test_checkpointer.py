@@ -1,0 +1,218 @@
+"""What an engine has learned survives it: nothing untrusted is used, and a disk that fails costs what is not saved."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.control.state import LearnedState, PolicyState, read_state, to_bytes
+from adaptspec.engine import checkpointer
+from adaptspec.engine.checkpointer import FILE, Checkpointer, StateStore
+from adaptspec.errors import StateError
+from tests.engine.policies import Desk, asking, desk_of, goodput, static
+
+
+def states(value: float = 1.0) -> dict[str, PolicyState]:
+    return {"p": PolicyState("s", {"n": np.array([value, 2.0])})}
+
+
+def store(folder: Path, pair: str = "pair") -> StateStore:
+    return StateStore(folder, pair)
+
+
+def test_what_was_saved_is_there_after_a_restart(tmp_path: Path) -> None:
+    """And a second engine cannot use the directory meanwhile."""
+    folder = tmp_path / "deep" / "state"
+    first = store(folder)
+    assert first.load() is None
+    first.save(states())
+    with pytest.raises(StateError, match="in use"):
+        store(folder)
+    first.close()
+    second = store(folder)
+    loaded = second.load()
+    second.close()
+    assert loaded is not None
+    assert loaded.policies["p"].arrays["n"].tolist() == [1.0, 2.0]
+
+
+def test_nothing_new_is_not_written_again(tmp_path: Path) -> None:
+    """An idle server leaves the disk alone, after a restart too."""
+    for _ in range(2):
+        one = store(tmp_path)
+        one.load()
+        one.save(states())
+        one.close()
+        (tmp_path / FILE).touch()
+        os.utime(tmp_path / FILE, (1.0, 1.0))
+    one = store(tmp_path)
+    one.load()
+    one.save(states())
+    assert (tmp_path / FILE).stat().st_mtime == 1.0
+    one.save(states(3.0))
+    assert (tmp_path / FILE).stat().st_mtime > 1.0
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "no learned state"),
+        (to_bytes(LearnedState("pair", states()))[:-20], "no learned state"),
+        (to_bytes(LearnedState("pair", states())).replace(b"2.0", b"NaN"), "NaN"),
+        (to_bytes(LearnedState("pair", states())).replace(b"2.0", b"3.0"), "digest"),
+        (to_bytes(LearnedState("llama+tiny", states())), "other models"),
+    ],
+)
+def test_what_cannot_be_trusted_is_put_aside(tmp_path: Path, caplog: Any, content: bytes, reason: str) -> None:
+    """Truncated, NaN, damaged and foreign files: renamed, the reason in the log, and saving goes on."""
+    for count in (1, 2):
+        (tmp_path / FILE).write_bytes(content)
+        one = store(tmp_path)
+        assert one.load() is None
+        one.save(states(4.0))
+        assert (one.quarantined, one.failed_saves) == (1, 0)
+        one.close()
+        assert (tmp_path / f"{FILE}.quarantined-{count}").read_bytes() == content
+    assert reason in caplog.text
+    assert "learning starts anew" in caplog.text
+    one = store(tmp_path)
+    assert one.load() is not None
+    one.close()
+
+
+def test_a_full_disk_is_a_line_in_the_log(tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old state stays, and the next save makes up for it."""
+    one = store(tmp_path)
+    one.save(states(1.0))
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        one.save(states(2.0))
+    assert "No space left on device" in caplog.text
+    assert one.failed_saves == 1
+    state = one.load()
+    assert state is not None
+    assert state.policies["p"].arrays["n"][0] == 1.0
+    one.save(states(2.0))
+    state = one.load()
+    assert state is not None
+    assert state.policies["p"].arrays["n"][0] == 2.0
+    one.close()
+
+
+def test_a_directory_that_cannot_be_used_is_said_at_the_start(tmp_path: Path) -> None:
+    """Not after an hour of learning."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match="choose another"):
+        store(tmp_path / "file" / "state")
+
+
+def test_names_that_are_nearly_those_of_files_put_aside_are_left_alone(tmp_path: Path) -> None:
+    """Somebody has renamed one."""
+    for name in ("x9", "²", "7", "3.bak"):
+        (tmp_path / f"{FILE}.quarantined-{name}").write_bytes(b"old")
+    (tmp_path / FILE).write_bytes(b"broken")
+    one = store(tmp_path)
+    assert one.load() is None
+    one.close()
+    assert (tmp_path / f"{FILE}.quarantined-8").read_bytes() == b"broken"
+
+
+def keeper(one: Desk, folder: Path, seconds: float = 60.0) -> Checkpointer:
+    made = Checkpointer(one.desk, StateStore(folder, "pair"), seconds)
+    made.start()
+    return made
+
+
+async def test_a_restart_goes_on_with_what_was_learned(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Saved at the end, loaded at the start; of policies that are not served meanwhile nothing is lost."""
+    state, files = tmp_path / "state", tmp_path / "files"
+    files.mkdir()
+    async with desk_of(tokenizer, files, [goodput("main"), goodput("rare")]) as one:
+        kept = await asyncio.to_thread(keeper, one, state)
+        await asyncio.gather(*(one.served(asking(i, "rare" if i % 2 else "main")) for i in range(6)))
+        await asyncio.to_thread(kept.close)
+    first = read_state(state / FILE)
+    assert first.policies["main"].arrays["acceptance"].any()
+    async with desk_of(tokenizer, files, [goodput("main"), static("fixed", 2)]) as one:
+        kept = await asyncio.to_thread(keeper, one, state)
+        now = (await asyncio.to_thread(one.desk.learned))["main"].arrays["acceptance"]
+        assert (now == first.policies["main"].arrays["acceptance"]).all()
+        await one.served(asking(1))
+        await asyncio.to_thread(kept.close)
+    second = read_state(state / FILE)
+    assert second.policies["main"].arrays["acceptance"].sum() > first.policies["main"].arrays["acceptance"].sum()
+    rare = "rare"
+    assert (second.policies[rare].arrays["acceptance"] == first.policies[rare].arrays["acceptance"]).all()
+
+
+async def test_it_saves_while_requests_run(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """A machine that dies loses a minute of learning, not a day."""
+    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+        kept = await asyncio.to_thread(keeper, one, tmp_path / "state", 0.005)
+        for number in range(200):
+            await one.served(asking(number))
+            if (tmp_path / "state" / FILE).exists() and number > 3:
+                break
+        assert read_state(tmp_path / "state" / FILE).policies["main"].arrays["acceptance"].any()
+        await asyncio.to_thread(kept.close)
+
+
+async def test_a_full_disk_fails_no_request(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Only the log knows."""
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpointer.os, "write", full)
+    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+        kept = await asyncio.to_thread(keeper, one, tmp_path / "state", 0.005)
+        assert await asyncio.gather(*(one.served(asking(i)) for i in range(8))) == ["main"] * 8
+        await asyncio.to_thread(kept.close)
+    assert "No space left" in caplog.text
+
+
+async def test_a_state_that_no_policy_can_have_is_put_aside(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, caplog: Any
+) -> None:
+    """Well-formed, of the right models, and impossible: negative counts."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+        known = (await asyncio.to_thread(one.desk.learned))["main"]
+        wrong = PolicyState(known.signature, {key: array - 1.0 for key, array in known.arrays.items()})
+        (folder / FILE).write_bytes(to_bytes(LearnedState("pair", {"main": wrong})))
+        kept = await asyncio.to_thread(keeper, one, folder)
+        assert "negative" in caplog.text
+        assert (folder / f"{FILE}.quarantined-1").exists()
+        await one.served(asking(1))
+        await asyncio.to_thread(kept.close)
+        assert (read_state(folder / FILE).policies["main"].arrays["acceptance"] >= 0.0).all()
+
+
+async def test_closing_after_the_engine_has_died_hangs_nobody(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, caplog: Any
+) -> None:
+    """What was saved before stays."""
+    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+        kept = await asyncio.to_thread(keeper, one, tmp_path / "state")
+        await one.served(asking(1))
+        await asyncio.to_thread(kept.save)
+        before = (tmp_path / "state" / FILE).read_bytes()
+        await asyncio.to_thread(one.front.close)
+        await asyncio.to_thread(kept.close)
+    assert (tmp_path / "state" / FILE).read_bytes() == before
+    assert "is not saved" in caplog.text

@@ -1,0 +1,239 @@
+"""Profiling: positive costs for every cell, rows left free, cached per machine and pair, distrusted when busy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+import torch
+
+from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.drafting.drafter import Drafter
+from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.engine import profiler
+from adaptspec.engine.cost_files import write_cost_file
+from adaptspec.engine.profiler import (
+    Extent,
+    Stopwatch,
+    contradiction,
+    measure,
+    middle,
+    profiled_costs,
+    undisturbed,
+    warm_up,
+)
+from adaptspec.models.loading import load_runner
+from tests.conftest import MakeModel
+from tests.fakes import TableRunner
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def _parts() -> tuple[TableRunner, list[Drafter]]:
+    return TableRunner(context=128), [DraftModelDrafter(TableRunner(seed=1, context=128)), NgramDrafter()]
+
+
+class Counting(TableRunner):
+    """Counts its passes."""
+
+    passes = 0
+
+    def forward(self, packed):  # type: ignore[no-untyped-def]
+        self.passes += 1
+        return super().forward(packed)
+
+
+def test_every_cell_is_measured_and_rows_are_left_free() -> None:
+    """The table covers rows up to the limit; nothing stays in a cache."""
+    target, drafters = _parts()
+    result = measure(target, drafters, 4, Stopwatch(target.device, budget=0.2))
+    assert result.rows == (1, 2, 4)
+    assert len(result.verify) == 3
+    assert all(seconds > 0 for line in result.verify for seconds in line)
+    assert len(result.drafters["draft-model"].step_seconds) == 3
+    assert all(target.length(row) == 0 for row in range(4))
+
+
+def test_medians_take_turns_too() -> None:
+    """Each piece's own median; a budget that is spent leaves the first turn."""
+    turns: list[int] = []
+    watch = Stopwatch(torch.device("cpu"), budget=0.5)
+    seconds = watch.medians([lambda: turns.append(0), lambda: turns.append(1)])
+    assert turns == [0, 1] * (len(turns) // 2)
+    assert len(seconds) == 2
+    spent: list[int] = []
+    assert len(Stopwatch(torch.device("cpu"), budget=0.0).medians([lambda: spent.append(0)])) == 1
+    assert spent == [0]
+
+
+def test_the_middle_of_profiles_is_taken_cell_by_cell() -> None:
+    def one(a: float, b: float, step: float) -> CostProfile:
+        return CostProfile((1,), (1, 2), ((a, b),), {"draft-model": DrafterCost((1,), (step,), step, step)}, a, b)
+
+    merged = middle([one(1.0, 9.0, 2.0), one(2.0, 7.0, 5.0), one(3.0, 8.0, 4.0)])
+    assert merged == one(2.0, 8.0, 4.0)
+
+
+@pytest.fixture
+def _calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that nothing disturbs."""
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_AGREES", 1e9)
+
+
+@pytest.mark.usefixtures("_calm")
+def test_a_second_start_reads_the_cache() -> None:
+    """Start-up: costs are measured once per machine and pair, and then checked by a few laps."""
+    target = Counting(context=128)
+    first = profiled_costs(target, [NgramDrafter()], 2)
+    after_first = target.passes
+    second = profiled_costs(target, [NgramDrafter()], 2)
+    assert 0 < target.passes - after_first < after_first
+    assert second.to_json() == first.to_json()
+    assert first.origin == "measured now"
+    assert "seconds ago, on" in second.origin
+    assert second.measured == pytest.approx(first.measured, abs=1.0)
+
+
+def test_a_table_that_laps_contradict_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another machine under the same name, or one that was busy when it was measured."""
+    target, drafters = _parts()
+    with monkeypatch.context() as calm:
+        calm.setattr(profiler, "_BUSY", 1e9)
+        calm.setattr(profiler, "_AGREES", 1e9)
+        first = profiled_costs(target, drafters, 1)
+    (path,) = (tmp_path / "adaptspec" / "costs").glob("*.json")
+    slow = tuple(tuple(100.0 * one for one in line) for line in first.profile.verify)
+    write_cost_file(path, CostTable(replace(first.profile, verify=slow)), {}, datetime.now(timezone.utc))
+    assert profiled_costs(target, drafters, 1).profile.verify[0][0] < slow[0][0] / 10
+    assert "do not fit" in caplog.text
+
+
+def test_what_contradicts_itself_is_mended_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """560 ms for two rows where eight take 25 ms: somebody else computed meanwhile."""
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    steps = DrafterCost((1, 2, 8), (1e-3, 9e-3, 2e-3))
+    odd = CostProfile((1, 2, 8), (1, 2), ((0.008, 0.009), (0.56, 0.012), (0.025, 0.03)), {"draft-model": steps})
+    assert contradiction(odd) > 10
+    mended = undisturbed(odd)
+    assert mended.verify == ((0.008, 0.009), (0.012, 0.012), (0.025, 0.03))
+    assert mended.drafters["draft-model"].step_seconds == (1e-3, 2e-3, 2e-3)
+    assert contradiction(mended) == pytest.approx(1.0)
+    monkeypatch.setattr(profiler, "measure", lambda *_: odd)
+    target, drafters = _parts()
+    assert profiled_costs(target, drafters, 1).profile == mended
+    assert not (tmp_path / "adaptspec").exists()
+    assert "off between cells" in caplog.text
+
+
+def test_other_models_and_sizes_are_measured_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A table is never used for other weights, another draft or another number of rows."""
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_AGREES", 1e9)
+    target, drafters = _parts()
+    profiled_costs(target, drafters, 2)
+    profiled_costs(target, drafters, 1)
+    profiled_costs(TableRunner(seed=5, context=128), drafters, 2)
+    profiled_costs(target, [NgramDrafter()], 2)
+    assert len(list((tmp_path / "adaptspec" / "costs").glob("*.json"))) == 4
+
+
+def test_other_types_and_processors_are_measured_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A home directory shared by machines, or another --dtype: costs of the one say nothing of the other."""
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_AGREES", 1e9)
+    target, drafters = _parts()
+    profiled_costs(target, drafters, 1)
+    target.info = replace(target.info, dtype="bfloat16")
+    profiled_costs(target, drafters, 1)
+    monkeypatch.setattr(profiler, "processor", lambda: "another one")
+    profiled_costs(target, drafters, 1)
+    assert len(list((tmp_path / "adaptspec" / "costs").glob("*.json"))) == 3
+
+
+@pytest.mark.parametrize("context", [16, 17, 31, 32, 64, 71, 72, 73, 128, 256])
+def test_any_context_can_be_measured(make_model: MakeModel, context: int) -> None:
+    """From the shortest a cache can be made for: no pass is longer than a row, and no row is left held."""
+    target = load_runner(str(make_model("llama")), device="cpu", max_rows=2, context=context)
+    draft = load_runner(str(make_model("llama", seed=1)), device="cpu", max_rows=2, context=16)
+    result = measure(target, [DraftModelDrafter(draft)], 2, Stopwatch(torch.device("cpu"), budget=0.0))
+    assert result.rows == result.drafters["draft-model"].rows == (1, 2)
+    assert result.tokens == (1, 2, 4, 8)
+    assert target.length(0) == draft.length(0) == 0
+
+
+@pytest.mark.parametrize(("block_size", "tokens", "rows"), [(None, 64, (1,)), (None, 192, (1, 2)), (8, 100, (1, 2))])
+def test_only_rows_the_cache_has_room_for_are_measured(
+    make_model: MakeModel, block_size: int | None, tokens: int, rows: tuple[int, ...]
+) -> None:
+    """A small cache serves fewer rows at a time than --max-rows; its costs are those of the rows it can hold."""
+    path = str(make_model("llama"))
+    target = load_runner(path, device="cpu", max_rows=8, context=64, cache_tokens=tokens, block_size=block_size)
+    result = measure(target, [NgramDrafter()], 8, Stopwatch(target.device, budget=0.0))
+    assert result.rows == rows
+    assert Extent.of(target, 8).rows == rows, "nothing is left reserved"
+
+
+def test_a_larger_cache_is_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A table taken with room for one row must not be read where there is room for four."""
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_AGREES", 1e9)
+    assert profiled_costs(TableRunner(context=128, capacity=128), [NgramDrafter()], 4).profile.rows == (1,)
+    assert profiled_costs(TableRunner(context=128), [NgramDrafter()], 4).profile.rows == (1, 2, 4)
+
+
+def test_a_broken_cache_file_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged file costs a few seconds and a warning, never the start."""
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_AGREES", 1e9)
+    target, drafters = _parts()
+    good = profiled_costs(target, drafters, 1)
+    (path,) = (tmp_path / "adaptspec" / "costs").glob("*.json")
+    path.write_text("{")
+    assert profiled_costs(target, drafters, 1).profile.rows == good.profile.rows
+    assert "measuring again" in caplog.text
+    assert path.read_text() != "{"
+
+
+def test_a_busy_machine_is_not_remembered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Measurements taken while something else computes are used for this run only."""
+    monkeypatch.setattr(profiler, "_BUSY", 0.0)
+    target, drafters = _parts()
+    profiled_costs(target, drafters, 1)
+    assert not (tmp_path / "adaptspec").exists()
+    assert "busy" in caplog.text
+
+
+def test_an_unwritable_cache_is_only_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No home, full disk: serving goes on."""
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_AGREES", 1e9)
+    (tmp_path / "adaptspec").write_text("in the way")
+    target, drafters = _parts()
+    assert profiled_costs(target, drafters, 1).profile.rows == (1,)
+    assert "cannot be cached" in caplog.text
+
+
+@pytest.mark.parametrize("context", [2, 4, 64])
+def test_warming_up_leaves_every_row_free(context: int) -> None:
+    """Whatever room the models have, requests find the caches as they were; passes of every width have run."""
+    target, draft = Counting(context=context), Counting(seed=1, context=context)
+    warm_up(target, [DraftModelDrafter(draft), NgramDrafter()])
+    assert target.length(0) == draft.length(0) == 0
+    assert target.passes == draft.passes == 1 + min(9, context - min(64, context // 2))

@@ -1,0 +1,100 @@
+"""Whatever goes wrong, the client gets OpenAI's error object with a fitting status, and other requests go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, UnknownModelError
+from adaptspec.server.http_errors import http_error
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (OverloadedError("the queue is full; wait"), (429, "overloaded")),
+        (PromptTooLongError("too long; send less", "prompt"), (400, "context_length_exceeded")),
+        (UnknownModelError("no such policy", "adaptspec.policy"), (400, "policy_not_found")),
+        (EngineError("it broke; send it again"), (500, "engine_error")),
+        (RuntimeError("a secret path"), (500, "internal_error")),
+    ],
+)
+async def test_what_the_engine_refuses(
+    client: Any, engine: Any, refusal: Any, expected: tuple[int, str], stream: bool
+) -> None:
+    engine.refusal = refusal
+    async with client.post(CHAT, json={"messages": HELLO, "stream": stream}) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == expected
+        assert ("Retry-After" in response.headers) == (response.status == 429)
+        assert (error["message"] == str(refusal)) == (error["code"] != "internal_error"), (
+            "unknown errors may hold secrets"
+        )
+    engine.refusal = None
+    async with client.post(CHAT, json={"messages": HELLO, "max_tokens": 2}) as response:
+        assert response.status == 200
+
+
+async def test_a_failure_in_the_engine_is_a_500(post: Any, engine: Any) -> None:
+    engine.failing_at = 2
+    status, body = await post(COMPLETIONS, prompt="x")
+    assert status == 500
+    assert "a fuse has blown" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
+async def test_an_unknown_model_lists_what_is_served(post: Any, path: str) -> None:
+    body = {COMPLETIONS: {"prompt": "x"}, CHAT: {"messages": HELLO}, "/tokenize": {"prompt": "x"}}
+    status, answer = await post(path, model="gpt-9", **body.get(path, {"tokens": [5]}))
+    error = answer["error"]
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "`tiny`" in error["message"]
+
+
+async def test_a_prompt_that_does_not_fit(post: Any) -> None:
+    status, body = await post(CHAT, messages=[{"role": "user", "content": "x" * 300}])
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_unknown_paths_and_methods(client: Any) -> None:
+    async with client.get("/v2/nothing") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "not_found")
+    async with client.get(CHAT) as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        assert (await response.json())["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v2/nothing"])
+async def test_an_expectation_that_nobody_can_meet(client: Any, engine: Any, path: str) -> None:
+    """aiohttp refuses it before any handler or middleware runs; the client gets our shape all the same."""
+    async with client.post(path, json={"messages": HELLO}, headers={"Expect": "a-miracle"}) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"], error["type"]) == (417, "expectation_failed", "invalid_request_error")
+        assert "x-request-id" in response.headers
+    assert engine.seen == []
+    async with client.post(CHAT, json={"messages": HELLO, "max_tokens": 2}, expect100=True) as response:
+        assert response.status == 200
+
+
+async def test_a_body_must_be_declared_as_json(client: Any, engine: Any) -> None:
+    async with client.post(COMPLETIONS, data=b'{"prompt": "x"}', headers={"Content-Type": "text/plain"}) as response:
+        assert response.status == 415
+        assert "Content-Type: application/json" in (await response.json())["error"]["message"]
+    assert engine.seen == []
+
+
+async def test_a_body_that_is_too_large(client: Any) -> None:
+    async with client.post(COMPLETIONS, json={"prompt": "x" * 200_000}) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (413, "request_too_large")
+        assert "150000 bytes" in error["message"]
+
+
+def test_the_model_at_fault_is_told_from_the_policy_at_fault() -> None:
+    assert http_error(UnknownModelError("", "model")).status == 404
+    assert http_error(UnknownModelError("", "adaptspec.policy")).status == 400

@@ -1,0 +1,58 @@
+"""Whose turn it is: small work at once, large work in threads, and nobody behind what is much larger than his own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from adaptspec.server.threads import Lanes
+
+
+async def test_small_work_is_done_where_it_is_asked_for() -> None:
+    turns, here = Lanes(10), threading.current_thread()
+    assert await turns.run(10, threading.current_thread) is here
+    assert await turns.run(11, threading.current_thread) is not here
+
+
+async def test_errors_are_the_callers() -> None:
+    for size in (1, 100):
+        with pytest.raises(ZeroDivisionError):
+            await Lanes(10).run(size, lambda: 1 / 0)
+
+
+async def test_who_leaves_gives_up_his_turn_only_when_his_work_has_ended() -> None:
+    """Otherwise clients that come and go would have as many threads at work as there are."""
+    turns, going, begun = Lanes(0), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        assert going.wait(20.0)
+
+    left = asyncio.create_task(turns.run(100, work))
+    await asyncio.to_thread(begun.wait, 20.0)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    done: list[int] = []
+    after = asyncio.create_task(turns.run(100, lambda: done.append(1)))
+    await turns.run(10_000, lambda: done.append(2))  # what is of another size has its own turn
+    await asyncio.sleep(0.02)
+    assert done == [2]
+    going.set()
+    await asyncio.wait_for(after, 20.0)
+    assert done == [2, 1]
+
+
+async def test_who_leaves_before_his_turn_is_forgotten() -> None:
+    turns, going = Lanes(0), threading.Event()
+    first = asyncio.create_task(turns.run(100, lambda: going.wait(20.0)))
+    second = asyncio.create_task(turns.run(100, lambda: pytest.fail("nobody wants this")))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    third = asyncio.create_task(turns.run(100, lambda: 3))
+    going.set()
+    assert await first
+    assert await asyncio.wait_for(third, 20.0) == 3
