@@ -1,16 +1,21 @@
-"""References in hindsight: fixed depths, each request at its own best depth, and the clairvoyant oracle.
+"""References in hindsight: fixed depths, each request at its own best depth, and the clairvoyant plan.
 
-All read the same tape and costs as the simulator. No causal policy reaches the oracle, which knows every agreement.
+All read the same tape and costs as the simulator. No causal policy reaches the clairvoyant plan, which knows every
+agreement: dynamic programming over output positions, from the last to the first. It is exact for a request alone, with
+what a draft model has missed counted as read in the round that drafts again (the engine reads at most 512 tokens a
+round: where a lag is longer, the true optimum is a little slower than this). In a batch it is priced with shares of
+rounds that no round of at most so many rows can undercut, so that it is at most as slow as any real plan: see `shares`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
-from adaptspec.analysis.clairvoyant import RowCosts, alone, plan_seconds, shares
+from adaptspec.errors import ConfigError
 from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Stream, phases_of
@@ -18,6 +23,7 @@ from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.simulation.tape import Tape
 from adaptspec.types import FloatArray
 
+_NEVER = float("inf")
 TIERS = (0, 1, 2, 3, 4, 5, 6, 7)
 
 
@@ -162,3 +168,133 @@ def _priced(costs: MachineCosts, drafters: Sequence[str], deepest: int, batch: i
         return [{drafter: alone(costs, drafter, deepest) for drafter in drafters}]
     each = [shares(costs, drafter, deepest, batch) for drafter in drafters]
     return [dict(zip(drafters, way, strict=True)) for way in zip(*each, strict=True)]
+
+
+@dataclass(frozen=True)
+class RowCosts:
+    """Seconds of a row's round. `verify[n]` and `steps[n]` are for n drafted tokens, overhead included in `verify`;
+    cached tokens come on top: `per_cached` for each the target attends to, `draft_per_cached` for each of a draft step.
+    """
+
+    verify: Sequence[float]
+    steps: Sequence[float]  # n draft steps in all
+    catch_up: float  # per token
+    per_cached: float
+    draft_per_cached: float
+    draft_row: float  # a row that drafts, whatever its depth
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether drafting takes passes of a model, which must have read what came before."""
+        return self.steps[-1] > 0.0
+
+    def round(self, context: int, drafted: int, asked: int | None = None) -> float:
+        """A round that verifies `drafted` tokens; `asked` differs where an n-gram drafter found fewer."""
+        seconds = self.verify[drafted] + self.per_cached * context
+        if drafted or asked:
+            seconds += self.steps[drafted] + self.draft_row
+            seconds += self.draft_per_cached * drafted * (context + (drafted - 1) / 2)
+        return seconds
+
+    def reading(self, context: int) -> float:
+        """A round in which the draft model takes a step to read on, and drafts nothing yet."""
+        return self.round(context, 1) - self.verify[1] + self.verify[0]
+
+
+def alone(costs: MachineCosts, drafter: str, deepest: int) -> RowCosts:
+    """The exact costs of a round of one row."""
+    verify = [costs.overhead + costs.verify_seconds(1, 1 + n, 0.0) for n in range(deepest + 1)]
+    return _row_costs(costs, drafter, 1, verify)
+
+
+def shares(costs: MachineCosts, drafter: str, deepest: int, rows: int) -> list[RowCosts]:
+    """Shares of a round of `rows` rows, each of which underestimates every round; the largest bound is the best.
+
+    For any slope b, a round that verifies n tokens takes at least a(b) + b n with a(b) = min over n of (T(n) - b n), n
+    from `rows` to rows x (deepest + 1): a row with d drafts gets a(b) / rows + b (1 + d). A draft step of m <= rows
+    rows takes at least m / rows of a full one if its cost does not fall with m per row more than in proportion, which
+    holds for a line s0 + s1 m. Slopes tried are those of the lower convex hull of T: between hull points no other
+    slope gives a higher a(b) + b n.
+    """
+    sizes = range(rows, rows * (deepest + 1) + 1)
+    points = [(float(n), costs.overhead + costs.verify_seconds(rows, n, 0.0)) for n in sizes]
+    priced = []
+    for (x0, y0), (x1, y1) in pairwise(_lower_hull(points)):
+        slope = (y1 - y0) / (x1 - x0)
+        fixed = (y0 - slope * x0) / rows
+        priced.append(_row_costs(costs, drafter, rows, [fixed + slope * (1 + n) for n in range(deepest + 1)]))
+    return priced
+
+
+def _row_costs(costs: MachineCosts, drafter: str, rows: int, verify: Sequence[float]) -> RowCosts:
+    own, step = costs.drafters[drafter], costs.step_seconds(drafter, rows, 0.0) / rows
+    return RowCosts(
+        verify,
+        [step * n for n in range(len(verify))],
+        own.catch_up_per_token,
+        costs.per_cached_token,
+        own.per_cached_token,
+        own.per_row + own.start / rows,
+    )
+
+
+def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    hull: list[tuple[float, float]] = []
+    for x, y in points:
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = hull[-2], hull[-1]
+            # Points closer to the chord than rounding would only make slopes that differ by rounding.
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0) * (1.0 - 1e-12):
+                break
+            hull.pop()
+        hull.append((x, y))
+    return hull
+
+
+def plan_seconds(tape: Tape, request: int, rows: Mapping[str, RowCosts]) -> float:
+    """Seconds of the best plan for all tokens after the first, with these drafters at these costs.
+
+    A draft model's cache falls behind in each round that it does not draft in, which it pays for when it drafts again.
+    That price is linear in the tokens missed, so three values per position carry it: `coming` is the least time if the
+    model will draft again, each missed token paid at once; `never`, if it will not; `fresh`, if the round
+    before was the model's and ended in a miss, when one more token may pass before any is missed.
+
+    Raises:
+        ConfigError: there is more than one draft model.
+    """
+    models = [name for name, row in rows.items() if row.runs_model]
+    if len(models) > 1:
+        raise ConfigError(f"the clairvoyant plan knows one draft model, not {' and '.join(models)}; name one of them")
+    price = rows[models[0]].catch_up if models else 0.0
+    length, prompt = int(tape.lengths[request]), int(tape.prompt_tokens[request])
+    plain = next(iter(rows.values()))
+    coming, never, fresh = [_NEVER] * (length + 1), [0.0] * (length + 1), [0.0] * (length + 1)
+    drafts = {name: list(_drafts(tape, request, name, row)) for name, row in rows.items()}
+    for at in range(length - 1, 0, -1):
+        draft, idle = _NEVER, [(plain.round(prompt + at, 0), at + 1)]
+        for name, row in rows.items():
+            if row.runs_model:
+                for seconds, to, missed in drafts[name][at]:
+                    draft = min(draft, seconds + (fresh[to] if missed else min(coming[to], never[to])))
+            else:
+                idle += [(seconds, to) for seconds, to, _ in drafts[name][at]]
+        coming[at] = min(draft, *(seconds + price * (to - at) + coming[to] for seconds, to in idle), _NEVER)
+        never[at] = min(seconds + never[to] for seconds, to in idle)
+        later = (seconds + min(coming[to] + price * (to - at - 1), never[to]) for seconds, to in idle)
+        fresh[at] = min(draft, *later, _NEVER)
+    return 0.0 if length == 1 else min(coming[1] + price * (prompt - 1), never[1])
+
+
+def _drafts(tape: Tape, request: int, drafter: str, row: RowCosts) -> Iterator[list[tuple[float, int, bool]]]:
+    """By position: seconds, next position, and whether the draft ended in a miss, for every depth that may be worth it.
+
+    One token past the run may be worth it only to a model, which reads it meanwhile.
+    """
+    start, length = int(tape.offsets[request]), int(tape.lengths[request])
+    prompt, most = int(tape.prompt_tokens[request]), int(tape.max_tokens[request])
+    for at, run in enumerate(tape.views[drafter].run[start : start + length].tolist()):
+        limit = min(len(row.verify) - 1, most - at - 1, run + row.runs_model)
+        yield [
+            (row.round(prompt + at, depth), min(at + min(depth, run) + 1, length), depth > run)
+            for depth in range(1, limit + 1)
+        ]

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptspec.analysis.clairvoyant import alone
-from adaptspec.analysis.oracle import Tier, tier_seconds
+from adaptspec.analysis.oracle import Tier, alone, tier_seconds
 from adaptspec.control.controller import Controller
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
