@@ -7,14 +7,13 @@ calls the engine, and of the engine's thread, where it verifies.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import sys
 import threading
 from collections import Counter
 from dataclasses import is_dataclass, replace
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -27,7 +26,6 @@ from tests.running import Running, config_of
 PACKAGE = "adaptspec."
 PATH = "/v1/chat/completions"
 STEP = "step"  # what the engine calls a round
-ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 POLICY = (
     "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: %s}\nspec:\n"
     "  drafters: [%s]\n  choose: {algorithm: static, depth: 3}\n"
@@ -46,7 +44,7 @@ class Way:
         self._rounds = 0
         self._round: set[str] | None = None
         self._step: FrameType | None = None
-        self._entrances = {code for code in map(_code, vars(AsyncEngine).values()) if code and code.co_flags & ASYNC}
+        self._entrance = AsyncEngine.submit.__code__
         self._creators: dict[Any, list[str]] = {}
 
     @property
@@ -79,7 +77,7 @@ class Way:
         if code.co_name in ("__init__", "__new__"):
             if self._round is not None and threading.current_thread() is not threading.main_thread():
                 self._made(frame)
-        elif code in self._entrances:
+        elif code is self._entrance:
             way = self._stack(frame)
             if self.handler in way and not self.to_engine:
                 self.to_engine = way[way.index(self.handler) :]
@@ -108,10 +106,6 @@ class Way:
         except RuntimeError:
             before = []
         return list(dict.fromkeys([*before, *reversed(found)]))
-
-
-def _code(one: object) -> CodeType | None:
-    return getattr(one, "__code__", None)
 
 
 async def request_way(target: Path, draft: Path, folder: Path) -> tuple[list[str], set[str]]:

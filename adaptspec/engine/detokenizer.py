@@ -6,8 +6,10 @@ Knows a tokenizer and stop strings; it does not know when a request ends for oth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerFast
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 # What decoders give for bytes that are no UTF-8: at the end of a text, perhaps a character still to be completed.
 _INCOMPLETE = "\ufffd"

@@ -6,8 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING
 
 from adaptspec.control.tasks import HEAD, TAIL, TaskDetector
 from adaptspec.engine.detokenizer import Detokenizer
@@ -18,6 +17,9 @@ from adaptspec.models.runner import ModelInfo
 from adaptspec.models.sampling import check_tokens, check_vocabulary
 from adaptspec.types import Grammar, Request
 from adaptspec.verification.method import Method
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 # The detector looks at HEAD and TAIL characters; few tokenizers need more than a token for two of them.
 _HEAD_TOKENS, _TAIL_TOKENS = HEAD // 2, TAIL // 2
