@@ -15,10 +15,10 @@ import numpy as np
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
-from adaptspec.control.labels import Labels
 from adaptspec.control.language.build import build_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.tasks import Labels
 from adaptspec.replay.costs import MachineCosts
 from adaptspec.replay.simulator import run
 from adaptspec.replay.streams import Schedule, in_turn, stream

@@ -1,7 +1,7 @@
 """How likely drafted tokens are to be kept: one estimator for all drafters, in decayed counts of reached and rejected.
 
-Knows counts; it decides nothing. A model's tokens are told apart by their position in the draft, those of a lookup by
-how often in a row it has just been right: text that repeats other text does so in runs.
+A model's tokens are told apart by their position in the draft, those of an n-gram drafter by how often in a row it has
+just been right: text that repeats other text does so in runs.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.learned import counts
+from adaptspec.control.learner import Learner, counts
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 # Certainty is never claimed: a hazard (1 - acceptance) stays inside these bounds.
 _LEAST, _MOST = 0.005, 0.995
-# Of lookups by runs of 0, 1, 2-3, 4-7, 8-15 and more: a small model's greedy answers to held-out prompts of ten tasks.
+# Of n-gram drafters by runs of 0, 1, 2-3, 4-7, 8-15 and more: a small model's greedy answers to prompts of ten tasks.
 _RUNS = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])
 _LONGEST = 16
 # Bins of confidence, and how sure a draft is at least.
 _BINS, _LEAST_SURE = 10, 0.35
-# Rounds that are learned together at most: of lookups, of models.
-_LOT, _MOST_NOTED = 32, 256
+# Rounds that are learned together at most: of n-gram drafters, of models.
+_NGRAM_ROUNDS, _MODEL_ROUNDS = 32, 256
+_NGRAM = "lookups"  # the name of its counts in files of learned state, from when it was called so
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class Acceptance:
         return np.asarray(np.minimum(np.maximum(hazards, _LEAST), _MOST), dtype=np.float64)
 
 
-class Calibration:
+class Calibration(Acceptance):
     """P(a token is kept | the draft's confidence in it, the row): acceptance whose classes are bins of confidence.
 
     At first `_LEAST_SURE` + (1 - `_LEAST_SURE`) x confidence: small drafts are right more often than unsure ones
@@ -154,23 +155,23 @@ class Calibration:
 
     def __init__(self, rows: int, tasks: int, bins: int = _BINS) -> None:
         prior = _LEAST_SURE + (1.0 - _LEAST_SURE) * (np.arange(bins) + 0.5) / bins
-        self.acceptance = Acceptance(rows, tasks, bins, prior=prior)
+        super().__init__(rows, tasks, bins, prior=prior)
         self._bins = bins
 
     @property
     def informed(self) -> bool:
         """Whether this drafter states its confidence at all."""
-        return bool(self.acceptance.seen().any())
+        return bool(self.seen().any())
 
-    def observe(
+    def observe_confidence(
         self, confidence: FloatArray, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray
     ) -> None:
-        """Note N row-rounds as `Acceptance.observe` does; `confidence` [N, D], NaN where unknown: that says nothing."""
+        """Note N row-rounds as `observe` does; `confidence` [N, D], NaN where unknown: that says nothing."""
         unknown = np.isnan(confidence)
         reached = np.arange(confidence.shape[1]) < np.minimum(accepted + 1, drafted)[:, None]
         told = np.where((unknown & reached).any(axis=1), 0, drafted)
         bins = np.minimum(np.where(unknown, 0.0, confidence) * self._bins, self._bins - 1).astype(np.int64)
-        self.acceptance.observe_classes(rows, tasks, bins, told, accepted)
+        self.observe_classes(rows, tasks, bins, told, accepted)
 
 
 class Continuation:
@@ -204,105 +205,9 @@ class Continuation:
             known.restore(own)
 
 
-class ModelSignals:
-    """What is known of a drafter that runs a model: acceptance by position, its confidence, how far its drafts go."""
-
-    def __init__(self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings) -> None:
-        self.acceptance = Acceptance(rows, tasks, depth, settings)
-        self.calibration = Calibration(rows, tasks)
-        self.continuation = Continuation(depth)
-
-    def start(self, row: int) -> None:
-        """A request begins in `row`."""
-        self.acceptance.start(row)
-        self.calibration.acceptance.start(row)
-
-    def observe(self, lot: Lot, mine: IntArray) -> None:
-        """Row-rounds, of which this drafter ran `mine` [N]."""
-        drafted, kept = lot.drafted * mine, lot.kept * mine
-        self.acceptance.observe(lot.rows, lot.tasks, drafted, kept)
-        self.continuation.observe(lot.depths * mine, drafted, kept)
-        self.calibration.observe(lot.confidence, lot.rows, lot.tasks, drafted, kept)
-
-    def learned(self) -> dict[str, FloatArray]:
-        """See `Chooser.learned`."""
-        return {
-            "acceptance": self.acceptance.learned(),
-            "continuation": self.continuation.learned(),
-            "calibration": self.calibration.acceptance.learned(),
-        }
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Chooser.restore`."""
-        known = {name: counts(learned, name, now.shape) for name, now in self.learned().items()}
-        self.acceptance.restore(known["acceptance"])
-        self.continuation.restore(known["continuation"])
-        self.calibration.acceptance.restore(known["calibration"])
-
-
-class LookupSignals:
-    """What is known of a lookup: acceptance by the run it is in the middle of. It is scored where it does not run."""
-
-    def __init__(self, rows: int, tasks: int, depth: int) -> None:
-        self.acceptance = Acceptance(0, tasks, len(_RUNS), prior=_RUNS)
-        self.run: IntArray = np.zeros(rows, dtype=np.int64)
-        ahead = np.arange(_LONGEST + 1)[:, None] + np.arange(depth + 1)
-        self._class: IntArray = np.array([min(run.bit_length(), len(_RUNS) - 1) for run in range(ahead.max() + 1)])[
-            ahead
-        ]
-        self._noted: list[tuple[IntArray, ...]] = []
-
-    def start(self, row: int) -> None:
-        """A request begins in `row`."""
-        self.run[row] = 0
-
-    def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
-        """Tokens expected to be kept of a draft of 0, 1, 2 ... tokens for each row [B, 1 + depth]."""
-        rates = self.acceptance.of_tasks(tasks)[np.arange(len(rows))[:, None], self._class[self.run[rows], :-1]]
-        kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
-        return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
-
-    def note(self, rows: IntArray, tasks: IntArray, drafted: IntArray, right: IntArray) -> None:
-        """So many tokens were found for these rows, and the first `right` of them were; -1: nobody looked. All [B]."""
-        run = self.run[rows]
-        if drafted.max(initial=0) > 0:
-            self._noted.append((tasks, run, np.maximum(drafted, 0), right))
-        going = (right >= drafted) & (drafted >= 0)
-        self.run[rows] = np.where(going, np.minimum(run + drafted, _LONGEST), 0)
-        if len(self._noted) >= _LOT:
-            self.settle()
-
-    def note_one(self, row: int, task: IntArray, drafted: int, right: int) -> None:
-        """`note` of one row: rounds of one are the shortest."""
-        run = self.run.item(row)
-        if drafted > 0:
-            self._noted.append((task, np.array([run]), np.array([drafted]), np.array([right])))
-            if len(self._noted) >= _LOT:
-                self.settle()
-        self.run[row] = min(run + drafted, _LONGEST) if right >= drafted >= 0 else 0
-
-    def settle(self) -> None:
-        """Learn what was noted."""
-        if self._noted:
-            tasks, run, drafted, right = (np.concatenate(part) for part in zip(*self._noted, strict=True))
-            self._noted.clear()
-            most, nobody = self._class.shape[1], np.full(len(tasks), -1)
-            drafted, right = np.minimum(drafted, most), np.minimum(right, most)
-            self.acceptance.observe_classes(nobody, tasks, self._class[run], drafted, right)
-
-    def learned(self) -> dict[str, FloatArray]:
-        """See `Chooser.learned`."""
-        self.settle()
-        return {"lookups": self.acceptance.learned()}
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Chooser.restore`."""
-        self.acceptance.restore(counts(learned, "lookups", self.learned()["lookups"].shape))
-
-
 @dataclass(frozen=True)
-class Lot:
-    """Row-rounds that are learned together, all [N]; `confidence` [N, D]. Rows of requests that have ended are -1."""
+class RowRounds:
+    """Rounds of single rows, all [N]; `confidence` [N, D]. Rows of requests that have ended are -1."""
 
     rows: IntArray
     tasks: IntArray
@@ -313,7 +218,115 @@ class Lot:
     confidence: FloatArray
 
 
-class Notes:
+class ModelAcceptance(Learner):
+    """What is known of a drafter that runs a model: acceptance by position, its confidence, how far its drafts go."""
+
+    def __init__(self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings) -> None:
+        self.by_position = Acceptance(rows, tasks, depth, settings)
+        self.calibration = Calibration(rows, tasks)
+        self.continuation = Continuation(depth)
+
+    def start(self, row: int) -> None:
+        """A request begins in `row`."""
+        self.by_position.start(row)
+        self.calibration.start(row)
+
+    def observe(self, rounds: RowRounds, mine: IntArray) -> None:
+        """Row-rounds, of which this drafter ran `mine` [N]."""
+        rows, tasks, drafted, kept = rounds.rows, rounds.tasks, rounds.drafted * mine, rounds.kept * mine
+        self.by_position.observe(rows, tasks, drafted, kept)
+        self.continuation.observe(rounds.depths * mine, drafted, kept)
+        self.calibration.observe_confidence(rounds.confidence, rows, tasks, drafted, kept)
+
+    def learned(self) -> dict[str, FloatArray]:
+        """The counts of all three."""
+        return {
+            "acceptance": self.by_position.learned(),
+            "continuation": self.continuation.learned(),
+            "calibration": self.calibration.learned(),
+        }
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Learner.restore`."""
+        known = {name: counts(learned, name, now.shape) for name, now in self.learned().items()}
+        self.by_position.restore(known["acceptance"])
+        self.continuation.restore(known["continuation"])
+        self.calibration.restore(known["calibration"])
+
+
+class NgramAcceptance(Learner):
+    """What is known of an n-gram drafter: acceptance by its match run. It is scored where it does not run, too."""
+
+    def __init__(self, rows: int, tasks: int, depth: int) -> None:
+        self.by_run = Acceptance(0, tasks, len(_RUNS), prior=_RUNS)
+        self.run: IntArray = np.zeros(rows, dtype=np.int64)
+        ahead = np.arange(_LONGEST + 1)[:, None] + np.arange(depth + 1)
+        classes = [min(run.bit_length(), len(_RUNS) - 1) for run in range(ahead.max() + 1)]
+        self._class: IntArray = np.array(classes)[ahead]
+        self._pending: list[tuple[int, int, int, int]] = []
+        self._rounds = 0  # that are pending
+
+    def start(self, row: int) -> None:
+        """A request begins in `row`."""
+        self.run[row] = 0
+
+    def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
+        """Tokens expected to be kept of a draft of 0, 1, 2 ... tokens for each row [B, 1 + depth]."""
+        rates = self.by_run.of_tasks(tasks)[np.arange(len(rows))[:, None], self._class[self.run[rows], :-1]]
+        kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
+        return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
+
+    def note(self, which: int, record: RoundRecord) -> bool:
+        """What it found for each row, as drafter `which` of a round, and whether any of it was right.
+
+        It counts whether or not it was taken, beyond the token that came anyway.
+        """
+        nobody = [-1] * len(record.rows)
+        found = nobody if record.shadow_drafted is None else record.shadow_drafted[which].tolist()
+        right = nobody if record.shadow is None else record.shadow[which].tolist()
+        before, won = len(self._pending), False
+        rows = zip(
+            record.rows.tolist(),
+            record.tasks.tolist(),
+            record.drafter.tolist(),
+            record.depths.tolist(),
+            strict=True,
+        )
+        for at, (row, task, drafter, depth) in enumerate(rows):
+            drafted, good = found[at], right[at]
+            if drafter == which and depth > 0:
+                drafted, good = record.drafted.item(at), record.emitted.item(at) - 1
+            run = self.run.item(row)
+            if drafted > 0:
+                self._pending.append((task, run, drafted, good))
+            self.run[row] = min(run + drafted, _LONGEST) if good >= drafted >= 0 else 0
+            won |= good > 0
+        self._rounds += len(self._pending) > before
+        if self._rounds >= _NGRAM_ROUNDS:
+            self.settle()
+        return won
+
+    def settle(self) -> None:
+        """Learn what is pending."""
+        if self._pending:
+            tasks, run, drafted, right = np.array(self._pending).T
+            self._pending.clear()
+            self._rounds = 0
+            most, nobody = self._class.shape[1], np.full(len(tasks), -1)
+            drafted, right = np.minimum(drafted, most), np.minimum(right, most)
+            self.by_run.observe_classes(nobody, tasks, self._class[run], drafted, right)
+
+    def learned(self) -> dict[str, FloatArray]:
+        """The counts of all traffic and of the tasks."""
+        self.settle()
+        return {_NGRAM: self.by_run.learned()}
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """See `Learner.restore`."""
+        self.by_run.restore(counts(learned, _NGRAM, self.learned()[_NGRAM].shape))
+
+
+class PendingRecords:
     """Rounds that are yet to be learned. Requests may begin and end meanwhile: each round is its own request's."""
 
     def __init__(self, rows: int, depth: int) -> None:
@@ -336,17 +349,17 @@ class Notes:
         now: BoolArray = (record.decision > self._began[record.rows]) | (record.decision == 0)
         return now
 
-    def note(self, record: RoundRecord) -> None:
+    def add(self, record: RoundRecord) -> None:
         """Add a round."""
         self._decided = max(self._decided, record.decision)
         self._records.append(record)
 
     @property
-    def many(self) -> bool:
-        """Whether there is no room for more: they are to be learned now."""
-        return len(self._records) >= _MOST_NOTED
+    def full(self) -> bool:
+        """Whether they are to be learned now."""
+        return len(self._records) >= _MODEL_ROUNDS
 
-    def taken(self) -> Lot | None:
+    def taken(self) -> RowRounds | None:
         """What the rounds so far tell, which is then forgotten; None: there are none."""
         records, depth = self._records, self._depth
         if not records:
@@ -367,7 +380,7 @@ class Notes:
             at += count
         drafted = np.minimum(drafted, depth)
         self._records = []
-        return Lot(
+        return RowRounds(
             np.where(ended, -1, rows),
             tasks,
             drafter,

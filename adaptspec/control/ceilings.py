@@ -1,23 +1,24 @@
-"""Ceilings: how deep a round may draft at all, by batch size, free memory and task.
+"""How deep a round may draft at all, by batch size, free memory and task; and how long a row keeps its depth.
 
-Knows limits, not choices: a chooser plans below them, so that nothing it decides is cut off afterwards; the exception
-are the tiers of tasks, to which a choice is lowered.
+An algorithm plans below ceilings, so that nothing it decides is cut off afterwards; tiers of tasks lower its choice.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated
 
 import numpy as np
 from pydantic import AfterValidator, Field
 
+from adaptspec.control.algorithms.algorithm import Choice
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals
 from adaptspec.errors import ConfigError
-from adaptspec.types import IntArray
+from adaptspec.types import IntArray, Reason
 
 LARGEST_BATCH = 65_536
 DEEPEST = 64
@@ -157,3 +158,40 @@ class TaskTiers:
         """Depths [B] of rows of these tasks [B], none above what it was."""
         lowered: IntArray = self._lowered[tasks, depths]
         return lowered
+
+
+class Dwell:
+    """A row that changed its depth keeps it for `rounds` rounds, as far as its limit allows."""
+
+    def __init__(self, rounds: int, rows: int, task_rounds: Mapping[int, int] | None = None) -> None:
+        """`task_rounds`: by task number, where a task has its own."""
+        most = max(task_rounds or {}, default=0)
+        self._rounds: IntArray = np.full(most + 2, rounds, dtype=np.int64)  # by task; the last one: of all others
+        for task, own in (task_rounds or {}).items():
+            self._rounds[task] = own
+        self._depth: IntArray = np.full(rows, -1, dtype=np.int64)
+        self._age: IntArray = np.zeros(rows, dtype=np.int64)
+        self._drafter: IntArray = np.zeros(rows, dtype=np.int64)
+
+    def start(self, row: int) -> None:
+        """A new request may begin at any depth."""
+        self._depth[row] = -1
+
+    def hold(self, signals: BatchSignals, choice: Choice) -> Choice:
+        """The choice after dwelling. A depth is one of its drafter's: what another drafts meanwhile is let through."""
+        rows, depths = signals.rows, choice.depths
+        drafter = self._drafter[rows] * 0 if choice.drafter is None else choice.drafter
+        held, known = self._depth[rows], self._depth[rows] >= 0
+        dwelling = known & (self._age[rows] < self._rounds[np.minimum(signals.tasks, len(self._rounds) - 1)])
+        other = dwelling & (depths > 0) & (drafter != self._drafter[rows])
+        young = dwelling & ~other & (held != depths)
+        kept = np.where(young | other, held, depths)
+        self._age[rows] = np.where(kept == held, self._age[rows] + 1, 1)
+        self._drafter[rows] = np.where(dwelling, self._drafter[rows], drafter)
+        self._depth[rows] = kept
+        if not young.any():
+            return choice.within(signals.limits)
+        reasons = np.where(young, int(Reason.DWELL), choice.reasons)
+        depths = np.minimum(np.where(young, held, depths), signals.limits)
+        drafter = np.where(young, self._drafter[rows], drafter)
+        return replace(choice, depths=depths, reasons=reasons, drafter=drafter, expected=None)

@@ -10,7 +10,7 @@ Calling sequence, all on the engine thread::
     controller.learn(record)                # once per round, with its decision's number; corrects the cost table too
 
 `signals.tasks` need not be filled in: the task is taken from the request at `start`. `Decision.drafter`
-indexes the engine's drafters. Knows policies through their protocol, and nothing of how they decide.
+indexes the engine's drafters.
 """
 
 from __future__ import annotations
@@ -20,22 +20,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.arrays import some
-from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
-from adaptspec.control.joined import decided, taught
-from adaptspec.control.labels import Labels
-from adaptspec.control.numbering import DrafterNumbers
-from adaptspec.control.policy import BatchSignals, Decision, Policy, watches_offers
+from adaptspec.control.policy import BatchSignals, Decision, Policy, deepest_search
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
-from adaptspec.control.rows import Rows
+from adaptspec.control.rows import DrafterNumbers, Rows, decided, some, taught
 from adaptspec.control.shadow import ShadowEstimate, ShadowPolicies, ShadowPolicy
+from adaptspec.control.tasks import Labels
 from adaptspec.draft_tables import StopTable
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import FloatArray, IntArray, Reason, Request, RoundRecord, nobody
-
-# Decisions that may be repeated, remembered at most.
-_MOST_KNOWN = 32
 
 
 class Controller:
@@ -73,13 +66,10 @@ class Controller:
         self._list = list(self.policies.values())
         self._drafters = tuple(drafters)
         self._numbers = [self._numbers_of(name, policy) for name, policy in self.policies.items()]
-        self._offers_to = {i: policy for i, policy in enumerate(self._list) if watches_offers(policy)}
         self._cost = cost
         self.labels = labels or Labels()
         self._rows = Rows(max_rows)
-        self._deepest = [policy.max_depth for policy in self._list]
         self._running = [0] * len(self._list)
-        self._known: dict[Decision, Decision] = {}  # what was made of policies' decisions
         self._decided = 0
         self._since = [0] * len(self._list)  # the last decision before each policy came to its place
         self._shadows = ShadowPolicies(
@@ -89,11 +79,8 @@ class Controller:
     @property
     def deepest_offer(self) -> int:
         """The most tokens that a policy with rows would take of an offer: how far `signals.offered` must look."""
-        deepest = max(map(_takes, self._shadows.policies.values()), default=0) if self._shadows.any else 0
-        for which, watcher in self._offers_to.items():
-            if self._running[which] and watcher.looking:
-                deepest = max(deepest, self._list[which].max_depth)
-        return deepest
+        policies = [policy for policy, running in zip(self._list, self._running, strict=True) if running]
+        return deepest_search([*policies, *self._shadows.policies.values()]) or 0
 
     @property
     def everyone(self) -> dict[str, Policy]:
@@ -190,16 +177,17 @@ class Controller:
             return Decision(nobody(), nobody(), nobody())
         self._decided += 1
         mine = self._rows
-        tasks, policies = mine.tasks[signals.rows], mine.policies[signals.rows]
-        keys = mine.keys[signals.rows] if self.labels.keys.own else None
-        signals = changed(signals, number=self._decided, tasks=tasks, keys=keys)
-        watched = self._shadows.decide(signals) if self._shadows.any else ()
+        signals.number, signals.tasks = self._decided, mine.tasks[signals.rows]
+        signals.keys = mine.keys[signals.rows] if self.labels.keys.own else None
+        policies = mine.policies[signals.rows]
+        shadowed = self._shadows.decide(signals) if self._shadows.any else ()
         decision = decided(policies, self._decide_one, signals)
-        if watched:
-            decision = replace(decision, watched=tuple(sorted({*decision.watched, *watched})))
+        decision.number, decision.tasks, decision.policies = self._decided, signals.tasks, policies
+        if shadowed:
+            decision.watched = tuple(sorted({*decision.watched, *shadowed}))
         if mine.with_thresholds:
-            decision = changed(decision, stop=_with_floors(decision.stop, mine.thresholds[signals.rows]))
-        return changed(decision, number=self._decided, tasks=tasks, policies=policies)
+            decision.stop = _with_floors(decision.stop, mine.thresholds[signals.rows])
+        return decision
 
     def learn(self, record: RoundRecord) -> None:
         """Let the cost table and the policies take note of a round."""
@@ -207,7 +195,7 @@ class Controller:
             return
         if len(record.policies) != len(record.rows):  # of a decision that was not ours: by who runs now
             rows = self._rows
-            record = changed(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
+            record = replace(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
         if self._cost is not None:
             self._cost.observe(record, self._drafters)
         if self._shadows.any:
@@ -229,7 +217,6 @@ class Controller:
             self._numbers.append(numbers)
             self._running.append(0)
             self._since.append(0)
-            self._deepest.append(policy.max_depth)
         else:
             which = self._names.index(name)
             rows = self._rows.of(which)
@@ -238,14 +225,9 @@ class Controller:
             for row in rows:
                 self._list[which].finish(row)
             self._list[which], self._numbers[which] = policy, numbers
-            self._deepest[which] = policy.max_depth
         # Other threads may be reading the names: the mapping they have stays as it is.
         self.policies = {**self.policies, name: policy}
-        which = self._names.index(name)
-        self._since[which] = self._decided
-        self._offers_to.pop(which, None)
-        if watches_offers(policy):
-            self._offers_to[which] = policy
+        self._since[self._names.index(name)] = self._decided
 
     def _reuse(self, name: str, wanted: Collection[str]) -> None:
         """Give the place of a policy that was dropped, and that no request is left for, to another."""
@@ -274,35 +256,18 @@ class Controller:
         return ShadowPolicy(name, policy, against, self._drafters, rows, cost=self._cost, tasks=tasks)
 
     def _decide_one(self, which: int, signals: BatchSignals) -> Decision:
-        numbers, offered = self._numbers[which], self._offers_to.get(which)
-        decision = self._list[which].decide(signals if numbers.alike else numbers.signals(signals))
-        watched = numbers.watched if offered is None or offered.looking else ()
-        deepest = self._deepest[which]
-        if signals.least_limit < deepest:
-            reasons = self._explain_limits(decision, signals, deepest)
-            if reasons is not decision.reasons:
-                return self._told(which, decision, watched, reasons)
-        if numbers.alike and not watched:
-            return decision
-        # A policy whose decision stands repeats it, and so do we.
-        told = self._known.get(decision)
-        if told is None or told.watched is not watched:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            told = self._known[decision] = self._told(which, decision, watched, decision.reasons)
-        return told
-
-    def _told(self, which: int, decision: Decision, watched: tuple[int, ...], reasons: IntArray) -> Decision:
         """A policy's decision as the engine is told it."""
-        drafter = self._numbers[which].drafter(decision.drafter)
-        return changed(decision, reasons=reasons, drafter=drafter, watched=watched)
+        policy, numbers = self._list[which], self._numbers[which]
+        decision = numbers.decided(policy, signals)
+        decision.reasons = self._explain_limits(decision, signals, policy.max_depth)
+        decision.watched = () if policy.search_depth == 0 else numbers.watched
+        return decision
 
     def _explain_limits(self, decision: Decision, signals: BatchSignals, max_depth: int) -> IntArray:
         """Rows that run at their limit do so because of it: the request's own, or the lack of room."""
-        bound = decision.depths == signals.limits
+        bound = (signals.limits < max_depth) & (decision.depths == signals.limits)
         if not some(bound):
             return decision.reasons
-        bound &= signals.limits < max_depth
         own = signals.limits >= self._rows.ceilings[signals.rows]
         return np.where(bound, np.where(own, int(Reason.REQUEST), int(Reason.CEILING)), decision.reasons)
 
@@ -323,8 +288,3 @@ def _with_floors(stop: StopTable | None, floors: FloatArray) -> StopTable | None
     own = ~np.isnan(floors)
     bound = StopTable(confidence=floors[:, None])
     return StopTable.stacked([(np.flatnonzero(~own), stop), (np.flatnonzero(own), bound)], len(floors))
-
-
-def _takes(policy: Policy) -> int:
-    depth = policy.max_depth
-    return depth if watches_offers(policy) else 0

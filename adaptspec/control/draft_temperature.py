@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from adaptspec.control.language.schema import Part
-from adaptspec.control.learned import counts, sums
+from adaptspec.control.learner import Learner, counts, sums
 from adaptspec.draft_tables import CANDIDATES, ENTROPY_BINS, TemperatureTable, entropy_bins
 from adaptspec.types import FloatArray, RoundRecord
 
@@ -21,7 +21,7 @@ _DISCOUNT = 0.999  # per scored token
 _LEAST_SEEN = 16.0
 
 
-class DraftTemperature:
+class DraftTemperature(Learner):
     """Writes the temperature table of each round: by bins of entropy, on top of the request's own temperature."""
 
     def __init__(self, value: float = 1.0) -> None:
@@ -94,7 +94,7 @@ class DynamicTemperature(DraftTemperature):
         return {"seen": self._seen.copy(), "gains": self._sums.copy(), "squares": self._squares.copy()}
 
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Chooser.restore`."""
+        """See `Learner.restore`."""
         seen, squares = counts(learned, "seen", self._seen.shape), counts(learned, "squares", self._squares.shape)
         self._sums = sums(learned, "gains", self._sums.shape)
         self._seen, self._squares = seen, squares

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from adaptspec.control.labels import OTHER
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.tasks import OTHER
 from adaptspec.verification.method import Method
 from adaptspec.verification.registry import method
 

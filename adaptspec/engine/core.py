@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.labels import OTHER, Labels
 from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import LIVE, Rollout
 from adaptspec.control.shadow import ShadowEstimate
-from adaptspec.control.tasks import TaskDetector
+from adaptspec.control.tasks import OTHER, Labels, TaskDetector
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.tolerant import tolerant
 from adaptspec.engine.by_task import ByTask

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from adaptspec.control.arrays import total
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.rows import total
 from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.isolation import Isolation
 from adaptspec.engine.logprobs import score_output, score_prompts

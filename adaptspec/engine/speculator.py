@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from adaptspec.control.arrays import some
 from adaptspec.control.policy import Decision
+from adaptspec.control.rows import some
 from adaptspec.draft_tables import CANDIDATES
 from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup
 from adaptspec.engine.prevalidation import cut_refused

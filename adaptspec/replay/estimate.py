@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.labels import Labels, Names
 from adaptspec.control.language.build import build_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import BatchSignals
+from adaptspec.control.tasks import Labels, Names
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.replay.journal import JournalLog, LoggedRound, nothing_of
@@ -179,7 +179,7 @@ class _Seen:
 
 
 def _overruled(own: RoundRecord) -> bool:
-    """Whether anything but its chooser decided a row."""
+    """Whether anything but its algorithm decided a row."""
     told = own.provenance
     assert told is not None, "asked of rounds with provenance only"
     return bool((np.isnan(told.propensities) | np.isin(own.reasons, _OVERRULED)).any())
@@ -212,7 +212,7 @@ def _refuse_stops(spec: PolicySpec) -> None:
     body = spec.spec
     stops = body.stop.rule != "none" or any(task.stop is not None for task in body.tasks.values())
     arms = getattr(body.choose, "arms", None) or ()
-    if getattr(body.choose, "weighs_offers", False) and any(kind_of(name) is Kind.LOOKUP for name in spec.drafters):
+    if body.choose.weighs_offers and any(kind_of(name) is Kind.LOOKUP for name in spec.drafters):
         raise ConfigError(
             f"policy {spec.name!r} weighs what a lookup offers, which a journal tells only where it was taken; "
             "simulate it on a tape"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.control.cost import CostTable
-from adaptspec.control.guards import Guarding
+from adaptspec.control.guard import GuardEvents
 from adaptspec.errors import JournalError
 from adaptspec.replay.journal import JournalLog, LoggedRound, nothing_of
 from adaptspec.types import Reason
@@ -131,7 +131,7 @@ class Explanation:
     rounds: int = 0
     switches: int = 0
     chosen: set[int] = field(default_factory=set)  # depths that nothing but the policy itself asked for
-    guarding: Guarding = field(default_factory=Guarding)
+    guarding: GuardEvents = field(default_factory=GuardEvents)
     lines: deque[RowRound] = field(default_factory=deque)
     missing_lines: int = 0
     strays: int = 0

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from adaptspec.control.labels import Labels
 from adaptspec.control.language.build import Find, found_anywhere, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.tasks import Labels
 from adaptspec.errors import AdaptSpecError, JournalError
 from adaptspec.files import open_file
 from adaptspec.records import read_journal

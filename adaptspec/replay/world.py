@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.arrays import alike
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.rows import alike
 from adaptspec.drafters import at_hand
 from adaptspec.errors import TapeError
 from adaptspec.replay.costs import MachineCosts

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from adaptspec.commands.policy_reference import MARK, README, reference
-from adaptspec.control.labels import Labels
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import schema
+from adaptspec.control.tasks import Labels
 from tests.control.helpers import table
 
 BY_HAND, _, GENERATED = README.read_text(encoding="utf-8").partition(MARK)

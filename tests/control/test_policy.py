@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from adaptspec.control.copies import changed
 from tests.control.helpers import record, signals
 
 
@@ -13,16 +12,6 @@ def test_a_part_of_a_batch_knows_how_many_run_beside_it() -> None:
     assert part.limits.tolist() == [7, 3]
     assert part.lag[0].tolist() == [0, 2]
     assert (part.batch_size, part.beside, part.round_size) == (2, 3, 5)
-
-
-def test_the_least_limit_is_that_of_any_row_and_of_no_other_batch() -> None:
-    """Whoever has looked once: a part of the batch has a least of its own."""
-    for limits in ([7], [7, 2, 5], [3, 3], [0, 9]):
-        seen = signals(limits)
-        assert seen.least_limit == seen.least_limit == min(limits)
-        assert changed(seen, lag=seen.lag[:1]).least_limit == min(limits)
-    whole = signals([7, 2, 5])
-    assert (whole.least_limit, whole.take(np.array([0, 2])).least_limit) == (2, 5)
 
 
 def test_a_round_drafted_if_anybody_did() -> None:
