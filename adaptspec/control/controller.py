@@ -1,6 +1,4 @@
-"""The one place per round where a decision is made.
-
-Calling sequence, all on the engine thread::
+"""The one place per round where a decision is made. All on the engine thread::
 
     controller = Controller({"goodput": policy}, "goodput", drafters=("draft-model", "ngram"), max_rows=16, cost=cost)
     controller.start(row, request)          # the request begins decoding in `row`
@@ -9,14 +7,14 @@ Calling sequence, all on the engine thread::
     controller.finish(row)                  # before or after the learn of its last round
     controller.learn(record)                # once per round, with its decision's number; corrects the cost table too
 
-`signals.tasks` need not be filled in: the task is taken from the request at `start`. `Decision.drafter`
-indexes the engine's drafters.
+The tasks of rows are those of their requests at `start`. `Decision.drafter` indexes the engine's drafters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,11 +22,24 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals, Decision, Policy, deepest_search
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
 from adaptspec.control.rows import DrafterNumbers, Rows, decided, some, taught
-from adaptspec.control.shadow import ShadowEstimate, ShadowPolicies, ShadowPolicy
+from adaptspec.control.shadow import ShadowEstimate, ShadowPolicy
 from adaptspec.control.tasks import Labels
 from adaptspec.draft_tables import StopTable
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import FloatArray, IntArray, Reason, Request, RoundRecord, nobody
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Slot:
+    """Where rows find their policy: by number, which another policy gets when it was dropped and no row is left."""
+
+    name: str
+    policy: Policy
+    numbers: DrafterNumbers
+    running: int = 0  # rows
+    since: int = 0  # the last decision before the policy came here
 
 
 class Controller:
@@ -59,37 +70,32 @@ class Controller:
             live = [name for name, rollout in self._rollouts.items() if rollout == LIVE]
             raise ConfigError(f"there is no policy {default!r}; there are: {', '.join(live) or 'none'}")
         self._shares = Shares(self._rollouts)
-        watching = {name for name, rollout in self._rollouts.items() if isinstance(rollout, ShadowSpec)}
+        watching = [name for name, rollout in self._rollouts.items() if isinstance(rollout, ShadowSpec)]
         self.policies = {name: policy for name, policy in policies.items() if name not in watching}
         self.default = default
-        self._names = list(self.policies)
-        self._list = list(self.policies.values())
         self._drafters = tuple(drafters)
-        self._numbers = [self._numbers_of(name, policy) for name, policy in self.policies.items()]
+        self._slots = [_Slot(name, policy, self._numbers(name, policy)) for name, policy in self.policies.items()]
         self._cost = cost
         self.labels = labels or Labels()
         self._rows = Rows(max_rows)
-        self._running = [0] * len(self._list)
         self._decided = 0
-        self._since = [0] * len(self._list)  # the last decision before each policy came to its place
-        self._shadows = ShadowPolicies(
-            [self._shadow(name, policies[name], self._rollouts) for name in policies if name in watching]
-        )
+        # Other threads may be reading: these mappings, and `policies`, are replaced and never changed.
+        self._shadows = {name: self._shadow(name, policies[name], self._rollouts) for name in watching}
 
     @property
     def deepest_offer(self) -> int:
         """The most tokens that a policy with rows would take of an offer: how far `signals.offered` must look."""
-        policies = [policy for policy, running in zip(self._list, self._running, strict=True) if running]
-        return deepest_search([*policies, *self._shadows.policies.values()]) or 0
+        running = [slot.policy for slot in self._slots if slot.running]
+        return deepest_search([*running, *(shadow.policy for shadow in self._shadows.values())]) or 0
 
     @property
     def everyone(self) -> dict[str, Policy]:
         """All policies that learn: those that act, and those that watch."""
-        return {**self.policies, **self._shadows.policies}
+        return {**self.policies, **{name: shadow.policy for name, shadow in self._shadows.items()}}
 
     def estimates(self) -> tuple[ShadowEstimate, ...]:
         """What each shadow would have earned; may be asked from any thread."""
-        return self._shadows.estimates()
+        return tuple(shadow.estimate for shadow in self._shadows.values())
 
     def assigned(self, request: Request) -> str:
         """The policy of a request: the one it names, else the canary whose share it falls in, else the default."""
@@ -108,12 +114,17 @@ class Controller:
         rollouts = {**self._rollouts, name: rollout}
         shares = Shares(rollouts)
         if isinstance(rollout, ShadowSpec):
-            self._put_shadow(name, policy, rollouts)
+            if name in self.policies:
+                raise ConfigError(f"{name} serves requests; give the shadow a name of its own")
+            shadow = self._shadow(name, policy, rollouts)
+            for row in self._rows.of(self._slot_of(shadow.against)):
+                shadow.start(row)
+            self._shadows = {**self._shadows, name: shadow}
         elif name == self.default and rollout != LIVE:
             raise ConfigError(f"{name} is the default policy; give the {rollout.mode} a name of its own")
         else:
             self._put(name, policy, wanted)
-            self._shadows.drop(name)
+            self._drop_shadow(name)
         self._rollouts, self._shares = rollouts, shares
         self._rows.keys[:] = [self.labels.keys.number(key) for key in self._rows.key_names]
 
@@ -132,12 +143,12 @@ class Controller:
             raise ConfigError(f"the shadow {watchers[0]} watches {name}; delete the shadow first")
         self._rollouts = {other: rollout for other, rollout in self._rollouts.items() if other != name}
         self._shares = Shares(self._rollouts)
-        self._shadows.drop(name)
+        self._drop_shadow(name)
         self.policies = {other: policy for other, policy in self.policies.items() if other != name}
 
     def check(self, name: str, policy: Policy) -> None:
         """Raise ConfigError if a policy wants a drafter that the engine lacks; any thread may ask."""
-        self._numbers_of(name, policy)
+        self._numbers(name, policy)
 
     def start(self, row: int, request: Request) -> None:
         """A request begins decoding in `row`.
@@ -145,31 +156,28 @@ class Controller:
         Raises:
             UnknownModelError: it names a policy that is not here.
         """
-        wishes = request.speculation
-        name = self.assigned(request)
-        if name not in self._names:
+        asked, name = request.speculation, self.assigned(request)
+        if all(slot.name != name for slot in self._slots):
             raise UnknownModelError(
                 f"there is no policy {name!r} here; served are: {', '.join(self.policies)}", "adaptspec.policy"
             )
         self.finish(row)
-        which = self._names.index(name)
-        task = 0 if wishes.task is None else self.labels.tasks.add(wishes.task)
-        self._rows.start(row, which, task, wishes)
+        which = self._slot_of(name)
+        task = 0 if asked.task is None else self.labels.tasks.add(asked.task)
+        self._rows.start(row, which, task, asked)
         self._rows.key_names[row], self._rows.keys[row] = request.key, self.labels.keys.number(request.key)
-        self._running[which] += 1
-        self._list[which].start(row)
-        if self._shadows.any:
-            self._shadows.start(row, name)
+        self._slots[which].running += 1
+        self._slots[which].policy.start(row)
+        self._each_shadow(lambda shadow: shadow.start(row) if shadow.against == name else None)
 
     def finish(self, row: int) -> None:
         """The request in `row` has ended; a free row is left alone."""
         if self._rows.taken[row]:
-            which = int(self._rows.policies[row])
+            slot = self._slots[self._rows.policies[row]]
             self._rows.finish(row)
-            self._running[which] -= 1
-            self._list[which].finish(row)
-            if self._shadows.any:
-                self._shadows.finish(row)
+            slot.running -= 1
+            slot.policy.finish(row)
+            self._each_shadow(lambda shadow: shadow.finish(row))
 
     def decide(self, signals: BatchSignals) -> Decision:
         """Depth, reason and engine drafter of every row, and the stop rule of the round."""
@@ -180,10 +188,11 @@ class Controller:
         signals.number, signals.tasks = self._decided, mine.tasks[signals.rows]
         signals.keys = mine.keys[signals.rows] if self.labels.keys.own else None
         policies = mine.policies[signals.rows]
-        shadowed = self._shadows.decide(signals) if self._shadows.any else ()
+        self._each_shadow(lambda shadow: shadow.decide(signals))
         decision = decided(policies, self._decide_one, signals)
         decision.number, decision.tasks, decision.policies = self._decided, signals.tasks, policies
-        if shadowed:
+        if self._shadows:
+            shadowed = (which for shadow in self._shadows.values() for which in shadow.watched)
             decision.watched = tuple(sorted({*decision.watched, *shadowed}))
         if mine.with_thresholds:
             decision.stop = _with_floors(decision.stop, mine.thresholds[signals.rows])
@@ -198,51 +207,49 @@ class Controller:
             record = replace(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
         if self._cost is not None:
             self._cost.observe(record, self._drafters)
-        if self._shadows.any:
-            self._shadows.learn(record)
+        self._each_shadow(lambda shadow: shadow.learn(record))
         taught(record.policies, self._teach, record)
 
     def _teach(self, which: int, record: RoundRecord) -> None:
-        if 0 < record.decision <= self._since[which]:
-            return  # it comes late, and is of another policy that was here
-        self._list[which].learn(self._numbers[which].record(record))
+        slot = self._slots[which]
+        if not 0 < record.decision <= slot.since:  # else it comes late, and is of another policy that was here
+            slot.policy.learn(slot.numbers.record(record))
+
+    def _slot_of(self, name: str) -> int:
+        return next(which for which, slot in enumerate(self._slots) if slot.name == name)
 
     def _put(self, name: str, policy: Policy, wanted: Collection[str]) -> None:
-        numbers = self._numbers_of(name, policy)
-        if name not in self._names:
-            self._reuse(name, wanted)
-        if name not in self._names:
-            self._names.append(name)
-            self._list.append(policy)
-            self._numbers.append(numbers)
-            self._running.append(0)
-            self._since.append(0)
+        new = _Slot(name, policy, self._numbers(name, policy), since=self._decided)
+        held = {slot.name: which for which, slot in enumerate(self._slots)}
+        free = [
+            which
+            for other, which in held.items()
+            if other not in self.policies and other not in wanted and not self._slots[which].running
+        ]
+        if name not in held and not free:
+            self._slots.append(new)
         else:
-            which = self._names.index(name)
-            rows = self._rows.of(which)
+            which = held[name] if name in held else free[0]
+            rows, old = self._rows.of(which), self._slots[which]
             for row in rows:
                 policy.start(row)
             for row in rows:
-                self._list[which].finish(row)
-            self._list[which], self._numbers[which] = policy, numbers
-        # Other threads may be reading the names: the mapping they have stays as it is.
+                old.policy.finish(row)
+            new.running = old.running
+            self._slots[which] = new
         self.policies = {**self.policies, name: policy}
-        self._since[self._names.index(name)] = self._decided
 
-    def _reuse(self, name: str, wanted: Collection[str]) -> None:
-        """Give the place of a policy that was dropped, and that no request is left for, to another."""
-        for which, other in enumerate(self._names):
-            if other not in self.policies and other not in wanted and not self._running[which]:
-                self._names[which] = name
-                return
+    def _drop_shadow(self, name: str) -> None:
+        self._shadows = {other: shadow for other, shadow in self._shadows.items() if other != name}
 
-    def _put_shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> None:
-        if name in self.policies:
-            raise ConfigError(f"{name} serves requests; give the shadow a name of its own")
-        shadow = self._shadow(name, policy, rollouts)
-        for row in self._rows.of(self._names.index(shadow.against)):
-            shadow.start(row)
-        self._shadows.put(shadow)
+    def _each_shadow(self, call: Callable[[ShadowPolicy], None]) -> None:
+        """Call all shadows. One that raises is left out from then on, and the log says why."""
+        for shadow in self._shadows.values():
+            try:
+                call(shadow)
+            except Exception:  # noqa: BLE001 - a policy on trial must never cost a request its answer
+                _log.exception("the shadow policy %s failed; it no longer watches", shadow.name)
+                self._drop_shadow(shadow.name)
 
     def _shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> ShadowPolicy:
         rollout = rollouts[name]
@@ -251,13 +258,13 @@ class Controller:
             raise ConfigError(f"the shadow {name} cannot be estimated without a cost table; profile the machine")
         if against not in self.policies:
             raise ConfigError(f"the shadow {name} watches {against!r}; served are: {', '.join(self.policies)}")
-        self._numbers_of(name, policy)  # refuses drafters that are not loaded
+        self._numbers(name, policy)  # refuses drafters that are not loaded
         rows, tasks = len(self._rows.taken), self.labels.tasks.size
         return ShadowPolicy(name, policy, against, self._drafters, rows, cost=self._cost, tasks=tasks)
 
     def _decide_one(self, which: int, signals: BatchSignals) -> Decision:
         """A policy's decision as the engine is told it."""
-        policy, numbers = self._list[which], self._numbers[which]
+        policy, numbers = self._slots[which].policy, self._slots[which].numbers
         decision = numbers.decided(policy, signals)
         decision.reasons = self._explain_limits(decision, signals, policy.max_depth)
         decision.watched = () if policy.search_depth == 0 else numbers.watched
@@ -271,7 +278,7 @@ class Controller:
         own = signals.limits >= self._rows.ceilings[signals.rows]
         return np.where(bound, np.where(own, int(Reason.REQUEST), int(Reason.CEILING)), decision.reasons)
 
-    def _numbers_of(self, name: str, policy: Policy) -> DrafterNumbers:
+    def _numbers(self, name: str, policy: Policy) -> DrafterNumbers:
         # A policy that never drafts needs no drafter.
         wanted = policy.drafters if policy.max_depth else ()
         missing = [drafter for drafter in wanted if drafter not in self._drafters]

@@ -5,8 +5,7 @@ It touches no request, and what a shadow does wrong costs none anything.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,8 +15,6 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals, Decision, Pending, Policy
 from adaptspec.control.rows import DrafterNumbers, places_of, some, total
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
-
-_log = logging.getLogger(__name__)
 
 # Estimates are over about the last thousand rounds, so that they follow traffic and what has been learned.
 _FADE = 0.999
@@ -314,58 +311,3 @@ def _as_if(
         shadow_drafted=said,
         temperature_scores=None,  # of tokens that it might not have drafted
     )
-
-
-class ShadowPolicies:
-    """All that watch. One that raises is left out from then on, and the log says why."""
-
-    def __init__(self, shadows: Sequence[ShadowPolicy] = ()) -> None:
-        self._shadows = {shadow.name: shadow for shadow in shadows}
-
-    @property
-    def any(self) -> bool:
-        """Whether anyone watches."""
-        return bool(self._shadows)
-
-    @property
-    def policies(self) -> dict[str, Policy]:
-        """Those that watch, by name."""
-        return {name: shadow.policy for name, shadow in self._shadows.items()}
-
-    def estimates(self) -> tuple[ShadowEstimate, ...]:
-        """What each would have earned; may be asked from any thread."""
-        return tuple(shadow.estimate for shadow in self._shadows.values())
-
-    def put(self, shadow: ShadowPolicy) -> None:
-        """Add a shadow, in place of one of its name."""
-        # Others may be reading: the mapping they have stays as it is.
-        self._shadows = {**self._shadows, shadow.name: shadow}
-
-    def drop(self, name: str) -> None:
-        """Leave one out, if it is there."""
-        self._shadows = {other: shadow for other, shadow in self._shadows.items() if other != name}
-
-    def start(self, row: int, policy: str) -> None:
-        """A request of `policy` begins decoding in `row`."""
-        self._each(lambda shadow: shadow.start(row) if shadow.against == policy else None)
-
-    def finish(self, row: int) -> None:
-        """The request in `row` has ended."""
-        self._each(lambda shadow: shadow.finish(row))
-
-    def decide(self, signals: BatchSignals) -> tuple[int, ...]:
-        """A round begins. Returns the engine's drafters to be scored where they do not draft."""
-        self._each(lambda shadow: shadow.decide(signals))
-        return tuple(which for shadow in self._shadows.values() for which in shadow.watched)
-
-    def learn(self, record: RoundRecord) -> None:
-        """A round has ended."""
-        self._each(lambda shadow: shadow.learn(record))
-
-    def _each(self, call: Callable[[ShadowPolicy], None]) -> None:
-        for shadow in self._shadows.values():
-            try:
-                call(shadow)
-            except Exception:  # noqa: BLE001 - a policy on trial must never cost a request its answer
-                _log.exception("the shadow policy %s failed; it no longer watches", shadow.name)
-                self.drop(shadow.name)
