@@ -6,12 +6,11 @@ just been right: text that repeats other text does so in runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.learner import Learner, counts
+from adaptspec.control.learner import Learner
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 # Certainty is never claimed: a hazard (1 - acceptance) stays inside these bounds.
@@ -28,28 +27,22 @@ _NGRAM = "lookups"  # the name of its counts in files of learned state, from whe
 
 @dataclass(frozen=True)
 class AcceptanceSettings:
-    """How fast counts fade and how strongly each level leans on the one above.
-
-    `row` is per round of a request, `traffic` per observation of a task, or of all. `prior` is believed like
-    `prior_weight` observations. `pull` is how many expected rejections the level above is worth when a level's overall
-    rate is estimated; `class_pull` how many observations it is worth in one class.
-    """
+    """How fast counts fade and how strongly each level leans on the one above."""
 
     prior: float = 0.5
-    prior_weight: float = 8.0
-    row: float = 0.99
-    traffic: float = 0.998
-    pull: float = 8.0
-    class_pull: float = 20.0
+    prior_weight: float = 8.0  # observations that the prior is worth
+    row: float = 0.99  # counts fade so much per round of a request,
+    traffic: float = 0.998  # and so much per observation of a task, or of all
+    pull: float = 8.0  # rejections that the level above is worth when a level's overall rate is estimated
+    class_pull: float = 20.0  # observations that it is worth in one class
 
 
 class Acceptance:
     """P(a token is kept | all before it were) by class, in levels: all traffic, the tasks, the rows.
 
     Each level is estimated as its parent's hazards times one factor, how much more often it rejects than its parent,
-    then class by class from its own counts: a few shallow drafts already say much about a row's deeper positions, which
-    is what keeps a cautious prior from staying shallow for ever. The counts of a row fade with every round, drafted or
-    not, so a row that was given up is tried again.
+    then class by class from its own counts: so a few shallow drafts say much about deeper positions, and a cautious
+    prior does not stay shallow for ever. The counts of a row fade with every round, drafted or not.
     """
 
     def __init__(
@@ -59,11 +52,16 @@ class Acceptance:
         classes: int,
         settings: AcceptanceSettings = AcceptanceSettings(),
         prior: FloatArray | None = None,
+        *,
+        counts: FloatArray | None = None,
     ) -> None:
-        """`tasks` counts the known tasks and task 0, unknown; `prior` [classes] stands in for the settings' own."""
+        """`tasks` counts the known tasks and task 0, unknown; `prior` [classes] stands in for the settings' own.
+
+        `counts` [1 + tasks + rows, 2, classes], where given, are counted in.
+        """
         self.settings = settings
         self._first_row = 1 + tasks
-        self._counts: FloatArray = np.zeros((1 + tasks + rows, 2, classes))
+        self._counts: FloatArray = np.zeros((1 + tasks + rows, 2, classes)) if counts is None else counts
         self._prior: FloatArray = np.full((1, classes), 1.0 - settings.prior) if prior is None else 1.0 - prior[None]
         self._known: FloatArray | None = None  # hazards of the tasks, until counts change
 
@@ -72,10 +70,7 @@ class Acceptance:
         self._counts[self._first_row + row] = 0.0
 
     def observe(self, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Note row-rounds, all [N], rows may repeat; those that drafted nothing teach nothing, but fade.
-
-        A row of -1 is of a request that has ended.
-        """
+        """Row-rounds, all [N], rows may repeat (-1: its request has ended); no draft teaches nothing, but fades."""
         classes = np.arange(self._counts.shape[2])
         places = np.broadcast_to(classes, (len(rows), len(classes)))
         self.observe_classes(rows, tasks, places, drafted, accepted)
@@ -83,7 +78,7 @@ class Acceptance:
     def observe_classes(
         self, rows: IntArray, tasks: IntArray, classes: IntArray, drafted: IntArray, accepted: IntArray
     ) -> None:
-        """The same where token j of each row is of class `classes` [N, tokens]."""
+        """The same where tokens are of `classes` [N, tokens]."""
         levels, _, size = self._counts.shape
         reach = np.minimum(accepted + 1, drafted)  # what comes after a wrong token is not known to be wrong
         which, place = (np.arange(classes.shape[1]) < reach[:, None]).nonzero()
@@ -104,29 +99,23 @@ class Acceptance:
         self._known = None
 
     def acceptance(self, rows: IntArray, tasks: IntArray) -> FloatArray:
-        """[B, classes] of the rows, whose requests are of these tasks [B], after shrinkage."""
+        """[B, classes] of rows whose requests are of these tasks [B]."""
         parent = self._of_tasks()[tasks]
         hazards = self._shrunk(self._counts[self._first_row + rows], parent, self.settings.class_pull)
         return np.asarray(1.0 - hazards, dtype=np.float64)
 
     def of_tasks(self, tasks: IntArray) -> FloatArray:
-        """[N, classes] of tasks [N], after shrinkage."""
+        """[N, classes] of tasks [N]."""
         return np.asarray(1.0 - self._of_tasks()[tasks], dtype=np.float64)
 
     def seen(self) -> FloatArray:
         """Decayed number of times each class was reached [classes], all traffic."""
-        first: FloatArray = self._counts[0, 0]
-        return first
+        return np.asarray(self._counts[0, 0])
 
-    def learned(self) -> FloatArray:
-        """A copy of the counts of all traffic and of the tasks [1 + tasks, 2, classes]: rows come and go."""
-        copy: FloatArray = self._counts[: self._first_row].copy()
-        return copy
-
-    def restore(self, learned: FloatArray) -> None:
-        """Go on from counts that `learned` once gave."""
-        self._counts[: self._first_row] = learned
+    def counts(self) -> FloatArray:
+        """Those of all traffic and of the tasks [1 + tasks, 2, classes], which may be written to: rows come and go."""
         self._known = None
+        return self._counts[: self._first_row]
 
     def _of_tasks(self) -> FloatArray:
         """Hazards of the tasks [tasks, classes]."""
@@ -166,7 +155,7 @@ class Calibration(Acceptance):
     def observe_confidence(
         self, confidence: FloatArray, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray
     ) -> None:
-        """Note N row-rounds as `observe` does; `confidence` [N, D], NaN where unknown: that says nothing."""
+        """As `observe`; `confidence` [N, D], NaN where unknown: that says nothing."""
         unknown = np.isnan(confidence)
         reached = np.arange(confidence.shape[1]) < np.minimum(accepted + 1, drafted)[:, None]
         told = np.where((unknown & reached).any(axis=1), 0, drafted)
@@ -175,39 +164,38 @@ class Calibration(Acceptance):
 
 
 class Continuation:
-    """P(position j is drafted | j - 1 was, and the depth allowed it): acceptance where going on is to be accepted.
+    """P(position j is drafted | j - 1 was, and the depth allowed it): short of 1 where a stop rule cuts drafts.
 
-    Short of 1 where a stop rule cuts drafts. Two rates: among all drafts, which says what drafting costs, and among
+    An acceptance where going on is to be accepted, twice: among all drafts, which says what drafting costs, and among
     those still accepted, which says what it earns.
     """
 
     def __init__(self, depth: int) -> None:
-        self._everyone, self._alive = (Acceptance(0, 1, depth, prior=np.ones(depth)) for _ in range(2))
+        self._counts: FloatArray = np.zeros((2, 2, 2, depth))
+        parts = (Acceptance(0, 1, depth, prior=np.ones(depth), counts=own) for own in self._counts)
+        self._everyone, self._alive = parts
 
     def observe(self, depths: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Note rounds of N rows: depth decided (0: says nothing), tokens drafted and accepted, all [N]."""
+        """Row-rounds [N]: depths decided (0: says nothing), tokens drafted and accepted."""
         nobody, any_task = np.full(len(depths), -1), np.zeros(len(depths), dtype=np.int64)
         for known, allowed in ((self._everyone, depths), (self._alive, np.minimum(depths, accepted + 1))):
             known.observe(nobody, any_task, allowed, np.minimum(drafted, allowed))
 
     def rates(self) -> tuple[FloatArray, FloatArray]:
-        """Two [depth]: P(not stopped before position j | accepted so far), P(position j is drafted)."""
+        """Two [depth]: P(position j is not stopped | accepted so far), P(it is drafted)."""
         any_task = np.zeros(1, dtype=np.int64)
         return self._alive.of_tasks(any_task)[0].cumprod(), self._everyone.of_tasks(any_task)[0].cumprod()
 
-    def learned(self) -> FloatArray:
-        """A copy of the counts of all drafts and of those still accepted [2, 2, 2, depth]."""
-        return np.array([self._everyone.learned(), self._alive.learned()])
-
-    def restore(self, counts: FloatArray) -> None:
-        """Go on from counts that `learned` once gave."""
-        for known, own in zip((self._everyone, self._alive), counts, strict=True):
-            known.restore(own)
+    def counts(self) -> FloatArray:
+        """Both counts [2, 2, 2, depth], which may be written to."""
+        for known in (self._everyone, self._alive):
+            known.counts()
+        return self._counts
 
 
 @dataclass(frozen=True)
 class RowRounds:
-    """Rounds of single rows, all [N]; `confidence` [N, D]. Rows of requests that have ended are -1."""
+    """Rounds of single rows, all [N] (of requests that have ended: row -1); `confidence` [N, D]."""
 
     rows: IntArray
     tasks: IntArray
@@ -232,26 +220,19 @@ class ModelAcceptance(Learner):
         self.calibration.start(row)
 
     def observe(self, rounds: RowRounds, mine: IntArray) -> None:
-        """Row-rounds, of which this drafter ran `mine` [N]."""
+        """Row-rounds, `mine` [N] where this drafter ran."""
         rows, tasks, drafted, kept = rounds.rows, rounds.tasks, rounds.drafted * mine, rounds.kept * mine
         self.by_position.observe(rows, tasks, drafted, kept)
         self.continuation.observe(rounds.depths * mine, drafted, kept)
         self.calibration.observe_confidence(rounds.confidence, rows, tasks, drafted, kept)
 
-    def learned(self) -> dict[str, FloatArray]:
-        """The counts of all three."""
+    def state(self) -> dict[str, FloatArray]:
+        """See `Learner.state`."""
         return {
-            "acceptance": self.by_position.learned(),
-            "continuation": self.continuation.learned(),
-            "calibration": self.calibration.learned(),
+            "acceptance": self.by_position.counts(),
+            "continuation": self.continuation.counts(),
+            "calibration": self.calibration.counts(),
         }
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Learner.restore`."""
-        known = {name: counts(learned, name, now.shape) for name, now in self.learned().items()}
-        self.by_position.restore(known["acceptance"])
-        self.continuation.restore(known["continuation"])
-        self.calibration.restore(known["calibration"])
 
 
 class NgramAcceptance(Learner):
@@ -316,14 +297,10 @@ class NgramAcceptance(Learner):
             drafted, right = np.minimum(drafted, most), np.minimum(right, most)
             self.by_run.observe_classes(nobody, tasks, self._class[run], drafted, right)
 
-    def learned(self) -> dict[str, FloatArray]:
-        """The counts of all traffic and of the tasks."""
+    def state(self) -> dict[str, FloatArray]:
+        """See `Learner.state`."""
         self.settle()
-        return {_NGRAM: self.by_run.learned()}
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Learner.restore`."""
-        self.by_run.restore(counts(learned, _NGRAM, self.learned()[_NGRAM].shape))
+        return {_NGRAM: self.by_run.counts()}
 
 
 class PendingRecords:

@@ -12,15 +12,12 @@ from adaptspec.control.algorithms.goodput import Goodput
 from adaptspec.control.ceilings import Ceilings, Dwell, TaskTiers
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guard import Guard, Mode
-from adaptspec.control.learner import Learner, restore_all, under
+from adaptspec.control.learner import Learner
 from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.control.rows import some
 from adaptspec.control.stopping import StopRule
 from adaptspec.draft_tables import StopTable
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
-
-# Names of what parts beside the algorithm have learned begin with it; no algorithm's does.
-_BESIDE = "@"
 
 
 class ComposedPolicy(Policy):
@@ -54,8 +51,7 @@ class ComposedPolicy(Policy):
         self._temperature = temperature
         parts: dict[str, Learner | None] = {"stop": self._stop, "outlook": values, "temperature": temperature}
         parts.update({f"stop-of-task-{task}": rule for task, rule in self._task_stops.items()})
-        # What is learned beside the algorithm, by the prefix of its names in a state.
-        self._beside = {f"{_BESIDE}{name}/": part for name, part in parts.items() if part is not None}
+        self._beside = {name: part for name, part in parts.items() if part is not None}  # what learns, by name
         self._stacked: tuple[bytes, tuple[StopTable | None, ...], StopTable | None] | None = None
 
     @property
@@ -115,27 +111,16 @@ class ComposedPolicy(Policy):
         if self._guard is not None and not self._barred:
             self._guard.after(record)
 
-    def learned(self) -> dict[str, FloatArray]:
-        """What the algorithm has learned, and under names of their own stop rules, values and the draft temperature.
+    def state(self) -> dict[str, FloatArray]:
+        """The algorithm's, and under names of their own those of stop rules, values and the draft temperature.
 
         A guard measures anew: whether speculation loses is a matter of this machine at this hour, and where it does a
         guard finds out within the time of a dozen plain rounds. Dwelling is a matter of rows, which do not outlive us.
         """
-        known = self._algorithm.learned()
-        for prefix, part in self._beside.items():
-            known.update({prefix + name: values for name, values in part.learned().items()})
+        known = self._algorithm.state()
+        for name, part in self._beside.items():
+            known.update({f"@{name}/{own}": values for own, values in part.state().items()})
         return known
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Learner.restore`. Parts of which the state says nothing, or of another rule, start anew."""
-        restore_all(learned, self.learned, self._take_over)
-
-    def _take_over(self, learned: Mapping[str, FloatArray]) -> None:
-        self._algorithm.restore({name: values for name, values in learned.items() if not name.startswith(_BESIDE)})
-        for prefix, part in self._beside.items():
-            mine = under(prefix, learned)
-            if mine and mine.keys() == part.learned().keys():
-                part.restore(mine)
 
     def _decision(self, choice: Choice, signals: BatchSignals) -> Decision:
         stop = temperature = None

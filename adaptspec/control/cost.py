@@ -1,7 +1,6 @@
-"""What a round costs on this machine: believed a little at the start, learned from every round that is seen.
+"""What a round costs on this machine: T = overhead + draft steps + catch-up + verify.
 
-T = overhead + draft steps + catch-up + verify. Knows seconds, rows and tokens; it does not know
-models, and it never times anything itself.
+Believed a little at the start, learned from every round that is seen. It never times anything itself.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DrafterCost:
-    """Seconds of one draft step for `rows[i]` rows, and of reading one token to catch up.
+    """Seconds of a draft step for `rows[i]` rows (n-gram drafters have none), and of reading a token to catch up.
 
     `start_seconds`: what the first step of a round takes beyond the others, since the target's pass has come between.
-    A drafter that runs no model (n-gram) has no `step_seconds`; what it costs is learned as overhead.
     """
 
     rows: tuple[int, ...] = (1,)
@@ -73,8 +71,7 @@ _PROFILE = TypeAdapter(CostProfile)
 class CostTable:
     """T(batch, depths, context), in seconds. Rises with rows, tokens and steps, whatever it was told.
 
-    The profile is a weak belief (see `grid`): what rounds show soon outweighs it. How fast the machine is just now is
-    learned apart from what each kind of work takes, and faster.
+    The profile is a weak belief (see `grid`). How fast the machine is just now is learned apart, and faster.
     """
 
     def __init__(self, profile: CostProfile) -> None:
@@ -134,10 +131,7 @@ class CostTable:
         return 0.0 if grid is None or rows <= 0 else self._machine.seconds * grid.at(rows, 1)
 
     def step_line(self, drafter: str, rows: int) -> tuple[float, float]:
-        """A draft step as a straight line in its active rows: seconds per step, seconds per active row.
-
-        Exact at 1 row and at `rows` rows.
-        """
+        """A draft step as a line in its active rows, exact at 1 and at `rows`: seconds per step, and per row."""
         one = self.draft_step_seconds(drafter, 1)
         if rows <= 1:
             return 0.0, one
@@ -168,12 +162,7 @@ class CostTable:
         return self.verify_seconds(rows, rows, context) + self.overhead_seconds(rows, drafting=False)
 
     def round_seconds(
-        self,
-        drafter: str,
-        rows: int,
-        steps: FloatArray,
-        drafted: FloatArray,
-        context: float = 0.0,
+        self, drafter: str, rows: int, steps: FloatArray, drafted: FloatArray, context: float = 0.0
     ) -> FloatArray:
         """Whole rounds with `steps` draft steps that draft `drafted` tokens in all; arrays of one shape."""
         per_step, per_row = self.step_line(drafter, rows)
@@ -185,8 +174,8 @@ class CostTable:
     def observe(self, record: RoundRecord, drafters: Sequence[str] = ()) -> None:
         """Learn from one round; `drafters` are those that its rows count.
 
-        Where nobody can tell drafting from verifying (seconds that are not a number), the whole round tells. Rounds
-        that read a prompt, or hold no decoding rows, teach nothing.
+        Where nobody can tell drafting from verifying (seconds are NaN), the whole round tells. Rounds that read a
+        prompt, or hold no decoding rows, teach nothing.
         """
         if not len(record.rows) or record.prefill_tokens:
             return

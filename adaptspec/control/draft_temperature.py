@@ -5,14 +5,13 @@ Knows entropies and scores as numbers. Lossless: verification is told the distri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
 
 from adaptspec.control.language.schema import Part
-from adaptspec.control.learner import Learner, counts, sums
+from adaptspec.control.learner import Learner
 from adaptspec.draft_tables import CANDIDATES, ENTROPY_BINS, TemperatureTable, entropy_bins
 from adaptspec.types import FloatArray, RoundRecord
 
@@ -64,7 +63,7 @@ class DynamicTemperature(DraftTemperature):
         """Candidates from `least` to `most`, which hold 1 between them."""
         super().__init__()
         self._score_every, self._gain = score_every, gain
-        self._rounds, self._neutral = 0, True
+        self._rounds, self._neutral, self._stale = 0, True, False
         self._seen: FloatArray = np.zeros((ENTROPY_BINS, 1))
         self._sums, self._squares = (np.zeros((ENTROPY_BINS, len(CANDIDATES))) for _ in range(2))
         self._candidates: FloatArray = np.array(CANDIDATES)
@@ -72,6 +71,8 @@ class DynamicTemperature(DraftTemperature):
 
     def table(self, rows: int) -> TemperatureTable | None:
         """What was learned so far; every so many rounds one is scored. Others cost nothing while 1 is the best."""
+        if self._stale:
+            self._renew()
         scored = self._rounds % self._score_every == 0
         self._rounds += 1
         return None if self._neutral and not scored else self._written(rows, scored=scored)
@@ -87,18 +88,12 @@ class DynamicTemperature(DraftTemperature):
         for old, news in ((self._seen, np.ones((len(bins), 1))), (self._sums, gains), (self._squares, gains**2)):
             np.multiply(old, fade, out=old)
             np.add.at(old, bins, news)
-        self._renew()
+        self._stale = True
 
-    def learned(self) -> dict[str, FloatArray]:
+    def state(self) -> dict[str, FloatArray]:
         """Decayed counts, sums and squares of gains, by bin of entropy."""
-        return {"seen": self._seen.copy(), "gains": self._sums.copy(), "squares": self._squares.copy()}
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Learner.restore`."""
-        seen, squares = counts(learned, "seen", self._seen.shape), counts(learned, "squares", self._squares.shape)
-        self._sums = sums(learned, "gains", self._sums.shape)
-        self._seen, self._squares = seen, squares
-        self._renew()
+        self._stale = True
+        return {"seen": self._seen, "gains": self._sums, "squares": self._squares}
 
     def _renew(self) -> None:
         seen = np.maximum(self._seen, 1.0)
@@ -108,7 +103,7 @@ class DynamicTemperature(DraftTemperature):
         surely[:, _NEUTRAL] = 0.0
         best = np.where(surely.max(axis=1) > 0.0, surely.argmax(axis=1), _NEUTRAL)
         self.by_bin = self._candidates[best] ** self._gain
-        self._neutral = bool((best == _NEUTRAL).all())
+        self._neutral, self._stale = bool((best == _NEUTRAL).all()), False
         self._tables.clear()
 
 

@@ -1,8 +1,7 @@
 """Seconds that are never certain: what was measured once is a weak belief, corrected by every look at the truth.
 
-Each quantity is known by the logarithm of what it is over what was believed first, and the variance of that. Looks
-are sums of quantities: a Kalman filter of diagonal covariance shares out what they did not expect. A look that is
-farther off than chance allows counts no more than chance does, so that stalls move little.
+A quantity is known by the logarithm of what it is over what was believed first, and the variance of that. A look is a
+sum of quantities: a Kalman filter of diagonal covariance shares out what was not expected, up to what chance allows.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ def look(parts: Sequence[Term], scale: Quantity, seconds: float, now: int) -> No
 class LearnedGrid:
     """Seconds over `rows` x `columns`, both ascending; linear between the points and beyond the last.
 
-    What is read never falls along either axis, and rises hardly faster than work does; what breaks that is mended where
-    least is known. So a point that was measured wrong is held in check by its neighbours that rounds have shown.
+    What is read never falls along either axis, and rises hardly faster than work; what breaks that is mended where
+    least is known: neighbours that rounds have shown hold a wrong point in check.
     """
 
     def __init__(self, rows: Sequence[float], columns: Sequence[float], seconds: Sequence[Sequence[float]]) -> None:

@@ -11,15 +11,11 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from adaptspec.control.language.schema import Part, PolicyName
-from adaptspec.control.learner import restore_all, under
 from adaptspec.control.policy import BatchSignals, Decision, Pending, Policy, deepest_search
 from adaptspec.control.rows import DrafterNumbers, decided, places_of, taught
 from adaptspec.control.tasks import OTHER, Names
 from adaptspec.errors import ConfigError, PolicyError
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord, nobody
-
-# Names of what the policies of `when:` have learned begin with it.
-_PREFIX = "@when-"
 
 
 class LiveSpec(Part):
@@ -213,21 +209,12 @@ class Switched(Policy):
             return  # decided by another
         taught(who[places], self._learn, record)
 
-    def learned(self) -> dict[str, FloatArray]:
-        """See `Learner.learned`: the usual policy's, and by their order those of the others."""
-        known = self._policies[0].learned()
+    def state(self) -> dict[str, FloatArray]:
+        """The usual policy's, and by their order those of the others."""
+        known = self._policies[0].state()
         for turn, policy in enumerate(self._policies[1:], start=1):
-            known.update({f"{_PREFIX}{turn}/{name}": values for name, values in policy.learned().items()})
+            known.update({f"@when-{turn}/{name}": values for name, values in policy.state().items()})
         return known
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Learner.restore`."""
-        restore_all(learned, self.learned, self._take_over)
-
-    def _take_over(self, learned: Mapping[str, FloatArray]) -> None:
-        self._policies[0].restore({name: own for name, own in learned.items() if not name.startswith(_PREFIX)})
-        for turn, policy in enumerate(self._policies[1:], start=1):
-            policy.restore(under(f"{_PREFIX}{turn}/", learned))
 
     def _learn(self, turn: int, record: RoundRecord) -> None:
         self._policies[turn].learn(self._numbers[turn].record(record))

@@ -6,7 +6,6 @@ test and a YAML.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import numpy as np
@@ -15,10 +14,9 @@ from pydantic import Field
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.planning import ModelTerms
 from adaptspec.control.language.schema import Part
-from adaptspec.control.learner import Learner, counts
+from adaptspec.control.learner import Learner
 from adaptspec.control.rows import total
 from adaptspec.draft_tables import StopTable
-from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 
 _RATE_MEMORY, _THRESHOLD_MEMORY = 0.5, 0.9  # AdaEDL's, from its paper
@@ -56,12 +54,13 @@ class ThresholdStop(StopRule):
     """
 
     def __init__(self, *, confidence: float | None = None, entropy: float | None = None) -> None:
-        self.bound(confidence=confidence, entropy=entropy)
+        self._bounds, self._rows = (confidence, entropy), -1
+        self._table: StopTable | None = None
 
     def bound(self, *, confidence: float | None = None, entropy: float | None = None) -> None:
         """Go by these bounds from now on."""
-        self._bounds, self._rows = (confidence, entropy), -1
-        self._table: StopTable | None = None
+        if (confidence, entropy) != self._bounds:
+            self._bounds, self._rows = (confidence, entropy), -1
 
     def table(self, choice: Choice) -> StopTable | None:
         """See `StopRule.table`."""
@@ -142,32 +141,36 @@ class AdaEdlStop(ThresholdStop):
     def __init__(self, kappa: float = 0.2, threshold: float = 0.6, target: float = 0.9, step: float = 0.01) -> None:
         """`threshold` is where lambda starts; the defaults are the paper's."""
         self._kappa, self._target, self._step = kappa, target, step
-        self._rate, self.threshold = target, threshold
+        # How many learned it (of several states, the mean counts), and the sums of their lambda and r.
+        self._sums: FloatArray = np.array([1.0, threshold, target])
         super().__init__(entropy=self._ceiling())
+
+    @property
+    def threshold(self) -> float:
+        """Lambda."""
+        return min(1.0, self._sums.item(1) / max(1.0, self._sums.item(0)))
+
+    def table(self, choice: Choice) -> StopTable | None:
+        """See `StopRule.table`."""
+        self.bound(entropy=self._ceiling())
+        return super().table(choice)
 
     def learn(self, record: RoundRecord) -> None:
         """Move lambda by what the round's drafts came to."""
         drafted = total(record.drafted)
         if not drafted:
             return
-        self._rate += (1.0 - _RATE_MEMORY) * (total(record.accepted) / drafted - self._rate)
-        towards = (self._rate < self._target) - (self._rate > self._target)
-        self.threshold += (1.0 - _THRESHOLD_MEMORY) * self._step * towards
-        self.threshold = min(1.0, max(0.0, self.threshold))
-        self.bound(entropy=self._ceiling())
+        many, threshold, rate = self._sums.tolist()
+        threshold, rate = threshold / max(1.0, many), rate / max(1.0, many)
+        rate += (1.0 - _RATE_MEMORY) * (total(record.accepted) / drafted - rate)
+        towards = (rate < self._target) - (rate > self._target)
+        threshold += (1.0 - _THRESHOLD_MEMORY) * self._step * towards
+        self._sums[:] = 1.0, min(1.0, max(0.0, threshold)), rate
 
-    def learned(self) -> dict[str, FloatArray]:
-        """[1, lambda, r], since lambda takes hundreds of rounds to get anywhere. Of several, the mean counts."""
-        return {"threshold": np.array([1.0, self.threshold, self._rate])}
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Learner.restore`."""
-        many, threshold, rate = counts(learned, "threshold", (3,)).tolist()
-        if not max(threshold, rate) <= many:
-            raise StateError("'threshold' holds more than a probability; forget this state and learn anew")
-        if many:
-            self.threshold, self._rate = threshold / many, rate / many
-            self.bound(entropy=self._ceiling())
+    def state(self) -> dict[str, FloatArray]:
+        """Lambda and r, since lambda takes hundreds of rounds to get anywhere."""
+        self._sums /= max(1.0, self._sums.item(0))
+        return {"threshold": self._sums}
 
     def _ceiling(self) -> float:
         """The same inequality solved for the entropy: one comparison per draft step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,10 +12,8 @@ from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Cho
 from adaptspec.control.algorithms.arms import Arms, ArmSpec, build_arms
 from adaptspec.control.algorithms.index import Index, Pick, View, enterable, estimates
 from adaptspec.control.algorithms.ledger import Ledger, Played, Rewarder, Scope
-from adaptspec.control.learner import restore_all, under
 from adaptspec.control.policy import BatchSignals, Pending, deepest_search
 from adaptspec.control.rows import places_of
-from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, IntArray, Provenance, Reason, RoundRecord
 
 # An arm that is picked again is kept for twice as long, up to so many times the dwell: what is settled costs no time.
@@ -195,28 +192,13 @@ class Bandit(Algorithm):
         lag = signals.lag[self._arms.drafters[plan.arms], np.arange(len(plan.arms))]
         plan.played.append(Played(asked, lag, not signals.beside and not signals.prefill_tokens, record))
 
-    def learned(self) -> dict[str, FloatArray]:
-        """Sums per arm of all traffic and of tasks, what the algorithm adds, and what nested policies have learned."""
+    def state(self) -> dict[str, FloatArray]:
+        """Sums per arm of all traffic and of tasks, what the algorithm adds, and the states of nested policies."""
         self._settle()
-        known = {**self._ledger.learned(), **self._index.learned()}
+        known = {**self._ledger.state(), **self._index.state()}
         for nested in self._nested:
-            known.update({f"{nested.name}/{name}": value for name, value in nested.policy.learned().items()})
+            known.update({f"{nested.name}/{name}": value for name, value in nested.policy.state().items()})
         return known
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Learner.restore`."""
-        known = self.learned()
-        if set(learned) != set(known):
-            missing = sorted(set(known) ^ set(learned))
-            raise StateError(f"{missing[0]!r} does not fit: this state is of another algorithm or of other arms")
-        restore_all(learned, lambda: known, self._take_over)
-        self._plan = None
-
-    def _take_over(self, learned: Mapping[str, FloatArray]) -> None:
-        self._ledger.restore(learned)
-        self._index.restore({name: learned[name] for name in self._index.learned()})
-        for nested in self._nested:
-            nested.policy.restore(under(f"{nested.name}/", learned))
 
     def _replan(self, signals: BatchSignals) -> _Plan:
         contexts = self._ledger.of(signals.rows, signals.tasks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -13,7 +12,6 @@ from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.algorithms.bandit import BanditSpec
 from adaptspec.control.algorithms.index import Index, Pick, View
 from adaptspec.control.algorithms.ledger import EARNED, SPENT, Ledger, N, Observed, Scope
-from adaptspec.control.learner import sums
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # Draws from which the propensity of Thompson sampling is counted.
@@ -173,13 +171,9 @@ class LinUcb(Index):
         missing = np.maximum(width - view.of(width, view.best_known), 0.0)
         return replace(self.highest(value + self._optimism * view.spread * np.sqrt(missing), view), memo=x)
 
-    def learned(self) -> dict[str, FloatArray]:
+    def state(self) -> dict[str, FloatArray]:
         """Both sums, without ridge and prior."""
-        return {"a": self._a.copy(), "b": self._b.copy()}
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Learner.restore`."""
-        self._a, self._b = sums(learned, "a", self._a.shape), sums(learned, "b", self._b.shape)
+        return {"a": self._a, "b": self._b}
 
 
 class Nightjar(Index):

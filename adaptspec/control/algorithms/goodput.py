@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -29,6 +29,7 @@ from adaptspec.control.algorithms.planning import (
 )
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.schema import Part
+from adaptspec.control.learner import Learner
 from adaptspec.control.policy import BatchSignals
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
@@ -213,22 +214,16 @@ class Goodput(Algorithm):
         if self._exploration.learn(record, plan.terms) and not plan.best.deepest:
             plan.left = 0
 
-    def learned(self) -> dict[str, FloatArray]:
-        """See `Learner.learned`."""
+    def state(self) -> dict[str, FloatArray]:
+        """See `Learner.state`. Names of all but the first drafter of a kind end with its number."""
         self._settle()
-        return {name + end: values for end, part in self._parts() for name, values in part.learned().items()}
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Learner.restore`."""
-        for end, part in self._parts():
-            part.restore({name: learned[name + end] for name in part.learned() if name + end in learned})
-        self._plan = None
-
-    def _parts(self) -> Iterator[tuple[str, ModelAcceptance | NgramAcceptance]]:
-        """What is known of each drafter, and what the names of it end with: nothing for the first of its kind."""
-        for parts in (self._models.values(), self._ngram.values()):
-            for place, part in enumerate(parts):
-                yield f"-{place + 1}" if place else "", part
+        kinds: tuple[Iterable[Learner], ...] = (self._models.values(), self._ngram.values())
+        return {
+            f"{name}-{place + 1}" if place else name: values
+            for kind in kinds
+            for place, drafter in enumerate(kind)
+            for name, values in drafter.state().items()
+        }
 
     def _settle(self) -> None:
         """Learn what is pending."""

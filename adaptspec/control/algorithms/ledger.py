@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.cost import CostTable, batch_bucket
-from adaptspec.control.learner import Learner, sums
+from adaptspec.control.learner import Learner
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.tasks import TASKS
 from adaptspec.types import FloatArray, IntArray, RoundRecord
@@ -135,15 +135,9 @@ class Ledger(Learner):
         found: FloatArray = shares @ rows
         return found
 
-    def learned(self) -> dict[str, FloatArray]:
+    def state(self) -> dict[str, FloatArray]:
         """Sums of the levels that outlive requests."""
-        return {name: self._sums[part].copy() for name, part in self._kept.items()}
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Learner.restore`."""
-        known = {name: sums(learned, name, self._sums[part].shape) for name, part in self._kept.items()}
-        for name, part in self._kept.items():
-            self._sums[part] = known[name]
+        return {name: self._sums[part] for name, part in self._kept.items()}
 
     def _path(self, contexts: IntArray) -> IntArray:
         """[levels, m] where contexts and those they lean on are found."""

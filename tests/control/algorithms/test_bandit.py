@@ -157,7 +157,7 @@ def test_a_restored_state_goes_on_and_another_is_refused() -> None:
     fresh.restore(state)
     for name, value in fresh.learned().items():
         np.testing.assert_array_equal(value, state[name])
-    with pytest.raises(StateError, match="another algorithm"):
+    with pytest.raises(StateError, match="is missing"):
         fresh.restore({})
     with pytest.raises(StateError, match="other arms"):
         fresh.restore({**state, "sums.task": np.zeros((1, 1))})
