@@ -240,7 +240,7 @@ class NgramAcceptance(Learner):
 
     def __init__(self, rows: int, tasks: int, depth: int) -> None:
         self.by_run = Acceptance(0, tasks, len(_RUNS), prior=_RUNS)
-        self.run: IntArray = np.zeros(rows, dtype=np.int64)
+        self.run = [0] * rows
         ahead = np.arange(_LONGEST + 1)[:, None] + np.arange(depth + 1)
         classes = [min(run.bit_length(), len(_RUNS) - 1) for run in range(ahead.max() + 1)]
         self._class: IntArray = np.array(classes)[ahead]
@@ -253,7 +253,8 @@ class NgramAcceptance(Learner):
 
     def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
         """Tokens expected to be kept of a draft of 0, 1, 2 ... tokens for each row [B, 1 + depth]."""
-        rates = self.by_run.of_tasks(tasks)[np.arange(len(rows))[:, None], self._class[self.run[rows], :-1]]
+        run = [self.run[row] for row in rows.tolist()]
+        rates = self.by_run.of_tasks(tasks)[np.arange(len(rows))[:, None], self._class[run, :-1]]
         kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
         return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
 
@@ -265,23 +266,17 @@ class NgramAcceptance(Learner):
         nobody = [-1] * len(record.rows)
         found = nobody if record.shadow_drafted is None else record.shadow_drafted[which].tolist()
         right = nobody if record.shadow is None else record.shadow[which].tolist()
-        before, won = len(self._pending), False
-        rows = zip(
-            record.rows.tolist(),
-            record.tasks.tolist(),
-            record.drafter.tolist(),
-            record.depths.tolist(),
-            strict=True,
-        )
-        for at, (row, task, drafter, depth) in enumerate(rows):
-            drafted, good = found[at], right[at]
-            if drafter == which and depth > 0:
-                drafted, good = record.drafted.item(at), record.emitted.item(at) - 1
-            run = self.run.item(row)
-            if drafted > 0:
-                self._pending.append((task, run, drafted, good))
-            self.run[row] = min(run + drafted, _LONGEST) if good >= drafted >= 0 else 0
-            won |= good > 0
+        run, before, won = self.run, len(self._pending), False
+        own = (record.rows, record.tasks, record.drafter, record.depths, record.drafted, record.emitted)
+        told = zip(*(values.tolist() for values in own), found, right, strict=True)
+        for row, task, drafter, depth, drafted, emitted, looked, good in told:
+            tokens, kept = (drafted, emitted - 1) if drafter == which and depth > 0 else (looked, good)
+            ahead = run[row]
+            if tokens > 0:
+                self._pending.append((task, ahead, tokens, kept))
+            ahead = ahead + tokens if kept >= tokens >= 0 else 0
+            run[row] = ahead if ahead < _LONGEST else _LONGEST
+            won = won or kept > 0
         self._rounds += len(self._pending) > before
         if self._rounds >= _NGRAM_ROUNDS:
             self.settle()

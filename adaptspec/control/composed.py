@@ -100,9 +100,9 @@ class ComposedPolicy(Policy):
         self._algorithm.learn(record)
         self._stop.learn(record)
         for task, rule in self._task_stops.items():
-            mine = np.flatnonzero(record.tasks == task) if rule.learns else ()
-            if len(mine):
-                rule.learn(record.take(mine))
+            mine = record.tasks == task
+            if rule.learns and some(mine):
+                rule.learn(record.take(np.flatnonzero(mine)))
         if self._values is not None:
             self._values.learn(record)
         if self._temperature is not None and record.temperature_scores is not None:

@@ -123,16 +123,16 @@ def test_ngrams_that_were_right_are_trusted_further() -> None:
     running, broken = known.gains(rows, tasks)
     assert running[4] > broken[4] + 0.5
     assert not known.note(1, found([-1, -1], [-1, -1]))  # whether the run goes on is not known
-    assert known.run.tolist() == [0, 0]
+    assert known.run == [0, 0]
 
 
 def test_what_ngrams_draft_counts_as_what_they_found() -> None:
     """Beyond the token that came anyway: what was cut at an end is not known to be wrong."""
     known = NgramAcceptance(1, 1, 4)
     assert known.note(1, record([3], [3], drafter=[1]))
-    assert known.run.tolist() == [3]
+    assert known.run == [3]
     assert not known.note(1, record([3], [0], drafter=[1]))
-    assert known.run.tolist() == [0]
+    assert known.run == [0]
 
 
 def test_what_ngrams_teach_stays_with_its_task() -> None:

@@ -173,8 +173,10 @@ class Goodput(Algorithm):
             plan.rows = b""
             if plan.best.deepest:  # else nothing is seen of the new row, but by tries
                 self._patience = min(self._patience, _FIRST_SERVE * plan.terms.size)
-        for drafter in (*self._models.values(), *self._ngram.values()):
-            drafter.start(row)
+        for model in self._models.values():
+            model.start(row)
+        for ngram in self._ngram.values():
+            ngram.start(row)
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Algorithm.choose`."""
@@ -325,11 +327,11 @@ class Goodput(Algorithm):
         if not terms.models:
             return None
         drafting = {model.which: int(np.count_nonzero(planned & (who == model.which))) for model in terms.models}
-        models = tuple(
-            replace(model, **{name: values[rows] for name, values in self._terms_of[model.which].items()})
-            for model in terms.models
-        )
-        return ExpectedValue(plan.best.goodput, terms.verify, models, drafting)
+        models = []
+        for model in terms.models:
+            acceptance, gains, calibration = (values[rows] for values in self._terms_of[model.which].values())
+            models.append(replace(model, acceptance=acceptance, gains=gains, calibration=calibration))
+        return ExpectedValue(plan.best.goodput, terms.verify, tuple(models), drafting)
 
     # --- choosing -----------------------------------------------------------------------------------------------
 
@@ -339,7 +341,7 @@ class Goodput(Algorithm):
         key = [row, self._depth.item(row)]
         for which, ngram in self._ngram.items():
             found = signals.offered[which, 0].item()
-            key += (found, ngram.run.item(row)) if found else (0, 0)
+            key += (found, ngram.run[row]) if found else (0, 0)
         at = tuple(key)
         known = plan.known.get(at)
         if known is None:
