@@ -78,7 +78,7 @@ class ComposedPolicy(Policy):
         if self._barred:
             return self._none(signals, Reason.CEILING)
         if lowered is not limits:
-            signals = replace(signals, limits=lowered, offered=np.minimum(signals.offered, lowered))
+            signals = replace(signals, limits=lowered, found=np.minimum(signals.found, lowered))
         mode = Mode.RUN if self._guard is None else self._guard.mode(signals)
         if mode is Mode.OFF or mode is Mode.PLAIN_ONCE:
             return self._none(signals, Reason.GUARD)

@@ -83,8 +83,8 @@ class Controller:
         self._shadows = {name: self._shadow(name, policies[name], self._rollouts) for name in watching}
 
     @property
-    def deepest_offer(self) -> int:
-        """The most tokens that a policy with rows would take of an offer: how far `signals.offered` must look."""
+    def search_depth(self) -> int:
+        """How many tokens n-gram drafters are to look for: as many as a policy with rows would take."""
         running = [slot.policy for slot in self._slots if slot.running]
         return deepest_search([*running, *(shadow.policy for shadow in self._shadows.values())]) or 0
 

@@ -19,7 +19,7 @@ class BatchSignals:
     `rows` are the engine's row numbers: stable while a request runs, reused afterwards. `limits` is the depth each row
     may not pass (the request's ceiling, its remaining tokens, the context's room). `lag` [drafters, B] is how many
     tokens each drafter is behind, beyond the usual one or two: what drafting with it would have to catch up first.
-    What a policy sees has its own drafters first, in its order. `offered` [drafters, B] is how many tokens an n-gram
+    What a policy sees has its own drafters first, in its order. `found` [drafters, B] is how many tokens an n-gram
     drafter has found for each row, within the limits: known before the round, since looking is free. It is 0 for
     drafters that cannot tell, and where nobody asked (see `Policy.search_depth`). `position` counts the tokens a row
     has emitted. `beside` counts rows that decode in the same round under other policies; `free_memory` is the share of
@@ -32,7 +32,7 @@ class BatchSignals:
     context: IntArray
     limits: IntArray
     lag: IntArray
-    offered: IntArray
+    found: IntArray
     position: IntArray
     prefill_tokens: int = 0
     beside: int = 0
@@ -58,7 +58,7 @@ class BatchSignals:
             self.context[index],
             self.limits[index],
             self.lag[:, index],
-            self.offered[:, index],
+            self.found[:, index],
             self.position[index],
             self.prefill_tokens,
             self.round_size - len(index),
@@ -122,7 +122,7 @@ class Policy(Learner):
 
     @property
     def search_depth(self) -> int | None:
-        """How many tokens n-gram drafters are to look for in the coming round (see `BatchSignals.offered`).
+        """How many tokens n-gram drafters are to look for in the coming round (see `BatchSignals.found`).
 
         0: none this time, nor are they scored. None: it never goes by what they find.
         """

@@ -86,10 +86,10 @@ class DrafterNumbers:
         self.alike = self._engine.tolist() == list(range(len(self._engine)))
 
     def signals(self, signals: BatchSignals) -> BatchSignals:
-        """For the policy: the lags and offers of its drafters first."""
+        """For the policy: what is known of its drafters first."""
         if self.alike:
             return signals
-        return replace(signals, lag=signals.lag[self._engine], offered=signals.offered[self._engine])
+        return replace(signals, lag=signals.lag[self._engine], found=signals.found[self._engine])
 
     def drafter(self, drafter: IntArray) -> IntArray:
         """For the engine: who drafts for each row [B]."""

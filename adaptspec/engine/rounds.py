@@ -183,7 +183,7 @@ class RoundLoop:
             for drafter in drafters
         ]
         offers = [nothing] * len(drafters)
-        deepest = self._controller.deepest_offer
+        deepest = self._controller.search_depth
         for which, lookup in self._speculator.lookups.items() if deepest else ():
             offers[which] = [
                 lookup.offer(held_row(s), s.tokens, min(limit, deepest))
@@ -200,7 +200,7 @@ class RoundLoop:
             limits=table[2],
             position=table[3],
             lag=table[4 : 4 + len(drafters)],
-            offered=table[4 + len(drafters) :],
+            found=table[4 + len(drafters) :],
             prefill_tokens=batch.prefill_tokens,
             free_memory=self._target.free_memory,
         )

@@ -147,7 +147,7 @@ class World:
                 lag[which] = own
         room = np.minimum(self._tape.max_tokens[request] - emitted - 1, self._settings.max_depth)
         offered = np.zeros_like(lag)
-        deepest = self._controller.deepest_offer
+        deepest = self._controller.search_depth
         if deepest:
             most = np.clip(room, 0, deepest)
             for which in self._lookups:

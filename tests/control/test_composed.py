@@ -50,7 +50,7 @@ def test_a_ceiling_holds_for_what_a_lookup_offers(rows: int) -> None:
     policy = ComposedPolicy(algorithm, ("ngram",), ceilings=ceilings)
     policy.start(0)
     seen = signals([7] * rows)
-    decision = policy.decide(replace(seen, offered=np.full((2, rows), 7)))
+    decision = policy.decide(replace(seen, found=np.full((2, rows), 7)))
     assert decision.depths.tolist() == [2] * rows
 
 

@@ -246,11 +246,11 @@ def test_offers_are_asked_for_only_by_policies_that_have_rows() -> None:
     rest, some = Recorder(5), searching(4)
     controller = Controller({"rest": rest, "some": some}, "rest", ("draft-model", "ngram"), 8, cost=table())
     controller.start(0, request())
-    assert controller.deepest_offer == 0
+    assert controller.search_depth == 0
     controller.start(1, request("some"))
-    assert controller.deepest_offer == 4
+    assert controller.search_depth == 4
     controller.finish(1)
-    assert controller.deepest_offer == 0
+    assert controller.search_depth == 0
 
 
 def test_lookups_are_watched_where_they_do_not_draft() -> None:
@@ -273,11 +273,11 @@ def test_offers_follow_a_hot_reload() -> None:
     controller = Controller({"p": searching(4)}, "p", ("draft-model", "ngram"), 8, cost=table())
     controller.start(0, request())
     controller.adopt("p", searching(6))
-    assert controller.deepest_offer == 6
+    assert controller.search_depth == 6
     controller.adopt("p", Recorder(5))
-    assert controller.deepest_offer == 0
+    assert controller.search_depth == 0
     controller.adopt("p", searching(3))
-    assert controller.deepest_offer == 3
+    assert controller.search_depth == 3
 
 
 def test_shadows_are_shown_offers_too() -> None:
@@ -291,6 +291,6 @@ def test_shadows_are_shown_offers_too() -> None:
         rollouts={"s": ShadowSpec(mode="shadow")},
     )
     controller.start(0, request())
-    assert controller.deepest_offer == 4
+    assert controller.search_depth == 4
     controller.adopt("s", searching(7), ShadowSpec(mode="shadow"))
-    assert controller.deepest_offer == 7
+    assert controller.search_depth == 7

@@ -122,7 +122,7 @@ def test_policies_bring_drafters_of_their_own() -> None:
     one.start(0, Request("0", (1,), key="gold"))
     one.start(1, Request("1", (1,)))
     for _ in range(8):
-        decision = one.decide(signals([7, 7], offered=[4, 4]))
+        decision = one.decide(signals([7, 7], found=[4, 4]))
         one.learn(record(decision.depths.tolist(), decision.depths.tolist(), drafter=decision.drafter.tolist()))
     assert decision.drafter.tolist() == [1, 0]
     assert decision.depths.tolist() == [4, 5]

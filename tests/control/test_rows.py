@@ -18,10 +18,10 @@ ENGINE = ("draft-model", "ngram", "heads")
 def test_everything_a_policy_sees_is_in_its_own_order(wanted: tuple[str, ...]) -> None:
     numbers = DrafterNumbers(wanted, ENGINE)
     lag = np.array([[10, 11], [20, 21], [30, 31]])
-    seen = numbers.signals(replace(signals([7, 7]), lag=lag, offered=lag + 1))
+    seen = numbers.signals(replace(signals([7, 7]), lag=lag, found=lag + 1))
     places = [ENGINE.index(name) for name in wanted]
     assert seen.lag[: len(wanted)].tolist() == lag[places].tolist()
-    assert seen.offered[: len(wanted)].tolist() == (lag[places] + 1).tolist()
+    assert seen.found[: len(wanted)].tolist() == (lag[places] + 1).tolist()
     own = np.arange(2) % len(wanted)
     engine = numbers.drafter(own)
     assert [ENGINE[i] for i in engine] == [wanted[i] for i in own]

@@ -124,7 +124,7 @@ class AlgorithmSpec(Part):
     takes_tiers: ClassVar[bool] = False  # a policy may say tiers or max-depth beside it
     takes_drafters: ClassVar[bool] = False  # it chooses among several drafters
     has_value: ClassVar[bool] = False  # its choices have a `value`
-    weighs_offers: ClassVar[bool] = False  # what it does depends on what n-gram drafters find
+    weighs_found: ClassVar[bool] = False  # what it does depends on what n-gram drafters find
     default_tiers: ClassVar[tuple[int, ...]] = tuple(range(8))
 
     def build(self, parts: Parts) -> Algorithm:

@@ -72,7 +72,7 @@ class GoodputSpec(AlgorithmSpec):
     takes_tiers: ClassVar[bool] = True
     has_value: ClassVar[bool] = True
     takes_drafters: ClassVar[bool] = True
-    weighs_offers: ClassVar[bool] = True
+    weighs_found: ClassVar[bool] = True
 
     algorithm: Literal["goodput"]
     discount: float = Field(
@@ -340,8 +340,8 @@ class Goodput(Algorithm):
         row = signals.rows.item()
         key = [row, self._depth.item(row)]
         for which, ngram in self._ngram.items():
-            found = signals.offered[which, 0].item()
-            key += (found, ngram.run[row]) if found else (0, 0)
+            tokens = signals.found[which, 0].item()
+            key += (tokens, ngram.run[row]) if tokens else (0, 0)
         at = tuple(key)
         known = plan.known.get(at)
         if known is None:
@@ -353,7 +353,7 @@ class Goodput(Algorithm):
         """Each row does what earns most beyond the plan's price."""
         rows = signals.rows
         self._assign(plan, signals)
-        found = [which for which in self._ngram if signals.offered[which].any()]
+        found = [which for which in self._ngram if signals.found[which].any()]
         if not found and plan.choice is not None:
             return plan.choice
         depth, who, expected = self._depth[rows], self._who[rows], self._expected[:, rows]
@@ -374,7 +374,7 @@ class Goodput(Algorithm):
             NgramProposal(
                 which,
                 ngram.gains(signals.rows, signals.tasks),
-                self._allowed & (n <= signals.offered[which][:, None]),
+                self._allowed & (n <= signals.found[which][:, None]),
                 self._cost.ngram_seconds(self._settings.drafters[which]),
             )
             for which, ngram in self._ngram.items()

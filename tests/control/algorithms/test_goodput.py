@@ -156,7 +156,7 @@ def test_an_offer_is_taken_where_it_beats_the_model() -> None:
     for _ in range(12):
         made.choose(signals([7, 7]))
         made.learn(replace(record([0, 0], [0, 0]), shadow=running, shadow_drafted=running))
-    choice = made.choose(signals([7, 7], offered=[6, 0]))
+    choice = made.choose(signals([7, 7], found=[6, 0]))
     assert choice.depths[0] == 6
     assert choice.drafter is not None
     assert choice.drafter[0] == 1
@@ -174,7 +174,7 @@ def test_a_third_drafter_counts(small: int) -> None:
     lag = np.zeros((3, 1), dtype=np.int64)
     drafted = []
     for _ in range(1400):
-        choice = made.choose(replace(signals([7]), lag=lag, offered=lag))
+        choice = made.choose(replace(signals([7]), lag=lag, found=lag))
         depth, who = int(choice.depths[0]), 0 if choice.drafter is None else int(choice.drafter[0])
         drafted.append(who if depth else -1)
         kept = min(depth, small) if who == 0 else depth * (len(drafted) > 300)

@@ -155,7 +155,7 @@ def test_lookups_alone_are_goodputs_affair() -> None:
     made = promised(1e-4, drafter="ngram")
     made.start(0)
     for _ in range(20):
-        choice = made.choose(replace(signals([7]), offered=np.array([[4], [0]])))
+        choice = made.choose(replace(signals([7]), found=np.array([[4], [0]])))
         made.learn(record([choice.depths.item()], [choice.depths.item()]))
     assert choice.depths.tolist() == [4]
 
