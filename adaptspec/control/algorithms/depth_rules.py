@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Choice, OneDepth, Parts
-from adaptspec.control.ceilings import BatchSchedule, Ranges
+from adaptspec.control.ceilings import Ranges, depth_at
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.rows import total
@@ -46,13 +46,13 @@ class BatchTable(OneDepth):
     Source: vLLM documentation, "Dynamic Speculative Decoding".
     """
 
-    def __init__(self, schedule: BatchSchedule) -> None:
-        super().__init__(schedule.max_depth)
+    def __init__(self, schedule: Ranges) -> None:
+        super().__init__(max(depth for *_, depth in schedule))
         self._schedule = schedule
 
     def choose(self, signals: BatchSignals) -> Choice:
         """See `Algorithm.choose`."""
-        return self.alike(signals, self._schedule.depth(signals.round_size), Reason.FIXED)
+        return self.alike(signals, depth_at(self._schedule, signals.round_size), Reason.FIXED)
 
 
 class BatchTableSpec(AlgorithmSpec):
@@ -65,7 +65,7 @@ class BatchTableSpec(AlgorithmSpec):
 
     def build(self, parts: Parts) -> BatchTable:  # noqa: ARG002 - every spec is built alike
         """The algorithm."""
-        return BatchTable(BatchSchedule(self.schedule))
+        return BatchTable(self.schedule)
 
 
 class LadderSpec(Part):
