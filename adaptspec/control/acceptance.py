@@ -263,9 +263,9 @@ class NgramAcceptance(Learner):
 
         It counts whether or not it was taken, beyond the token that came anyway.
         """
-        nobody = [-1] * len(record.rows)
-        found = nobody if record.shadow_drafted is None else record.shadow_drafted[which].tolist()
-        right = nobody if record.shadow is None else record.shadow[which].tolist()
+        found = right = [-1] * len(record.rows)
+        if record.shadow is not None and record.shadow_drafted is not None:
+            found, right = record.shadow_drafted[which].tolist(), record.shadow[which].tolist()
         run, before, won = self.run, len(self._pending), False
         own = (record.rows, record.tasks, record.drafter, record.depths, record.drafted, record.emitted)
         told = zip(*(values.tolist() for values in own), found, right, strict=True)

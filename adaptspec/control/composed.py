@@ -133,7 +133,7 @@ class ComposedPolicy(Policy):
         return Decision(
             choice.depths,
             choice.reasons,
-            np.zeros_like(choice.depths) if choice.drafter is None else choice.drafter,
+            np.zeros(len(choice.depths), dtype=np.int64) if choice.drafter is None else choice.drafter,
             stop,
             choice.provenance,
             temperature,
@@ -150,8 +150,9 @@ class ComposedPolicy(Policy):
 
     @staticmethod
     def _none(signals: BatchSignals, reason: Reason) -> Decision:
-        nothing = np.zeros_like(signals.rows)
-        return Decision(nothing, np.full_like(nothing, int(reason)), nothing)
+        rows = len(signals.rows)
+        nothing: IntArray = np.zeros(rows, dtype=np.int64)
+        return Decision(nothing, np.full(rows, int(reason)), nothing)
 
     def _stop_of(self, choice: Choice, signals: BatchSignals) -> StopTable | None:
         if self._values is not None and choice.value is None:

@@ -188,7 +188,8 @@ class Controller:
         signals.number, signals.tasks = self._decided, mine.tasks[signals.rows]
         signals.keys = mine.keys[signals.rows] if self.labels.keys.own else None
         policies = mine.policies[signals.rows]
-        self._each_shadow(lambda shadow: shadow.decide(signals))
+        if self._shadows:
+            self._each_shadow(lambda shadow: shadow.decide(signals))
         decision = decided(policies, self._decide_one, signals)
         decision.number, decision.tasks, decision.policies = self._decided, signals.tasks, policies
         if self._shadows:
@@ -272,9 +273,10 @@ class Controller:
 
     def _explain_limits(self, decision: Decision, signals: BatchSignals, max_depth: int) -> IntArray:
         """Rows that run at their limit do so because of it: the request's own, or the lack of room."""
-        bound = (signals.limits < max_depth) & (decision.depths == signals.limits)
-        if not some(bound):
+        short = signals.limits < max_depth
+        if not some(short):  # which is nearly always
             return decision.reasons
+        bound = short & (decision.depths == signals.limits)
         own = signals.limits >= self._rows.ceilings[signals.rows]
         return np.where(bound, np.where(own, int(Reason.REQUEST), int(Reason.CEILING)), decision.reasons)
 

@@ -117,7 +117,7 @@ class DrafterNumbers:
 def decided(who: IntArray, decide: Callable[[int, BatchSignals], Decision], signals: BatchSignals) -> Decision:
     """The round's decision where `decide` is asked for the rows of each number in `who` [B]."""
     first = who.item(0)
-    if alike(who, first):
+    if len(who) == 1 or alike(who, first):
         return decide(first, signals)
     return _joined([(mine, decide(which, signals.take(mine))) for which, mine in _groups(who)], len(who))
 
@@ -125,7 +125,7 @@ def decided(who: IntArray, decide: Callable[[int, BatchSignals], Decision], sign
 def taught(who: IntArray, learn: Callable[[int, RoundRecord], None], record: RoundRecord) -> None:
     """Have `learn` told of the rows of each number in `who` [B]."""
     first = who.item(0)
-    if alike(who, first):
+    if len(who) == 1 or alike(who, first):
         learn(first, record)
         return
     for which, mine in _groups(who):

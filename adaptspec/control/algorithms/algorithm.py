@@ -44,7 +44,7 @@ class ExpectedValue:
         return Expected(self.goodput, accepted)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Choice:
     """Depths asked for (0 <= depth <= limits) and why; `value` where the algorithm knows costs and acceptance.
 
