@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -124,13 +123,25 @@ class WhenSpec(Part):
         return [self.api_key] if isinstance(self.api_key, str) else self.api_key or []
 
 
-@dataclass(frozen=True)
 class Case:
     """One entry of `when:`, and the policy that it names, which may be the one of other entries too."""
 
-    spec: WhenSpec
-    policy: Policy
-    keys: tuple[int, ...] = ()
+    def __init__(self, spec: WhenSpec, policy: Policy, keys: Names) -> None:
+        """`keys` gives numbers to names of API keys.
+
+        Raises:
+            PolicyError: there is no room for another name, or it is the one that stands for all others.
+        """
+        self.spec, self.policy = spec, policy
+        if OTHER in spec.keys:
+            raise PolicyError(
+                f"spec.when.api-key: {OTHER!r} is what all other keys count as; give the key another name"
+            )
+        self.keys = tuple(keys.add(name) for name in spec.keys)
+        if not all(self.keys):
+            raise PolicyError(
+                f"spec.when.api-key: policies name {len(keys.own)} API keys already, and there is room for no more"
+            )
 
     def holds(self, signals: BatchSignals) -> BoolArray:
         """For which rows [B]."""
@@ -143,22 +154,6 @@ class Case:
         if self.keys:
             held &= False if signals.keys is None else np.isin(signals.keys, self.keys)
         return held
-
-
-def case(spec: WhenSpec, policy: Policy, keys: Names) -> Case:
-    """The case of an entry; `keys` gives numbers to names of API keys.
-
-    Raises:
-        PolicyError: there is no room for another name, or it is the one that stands for all others.
-    """
-    if OTHER in spec.keys:
-        raise PolicyError(f"spec.when.api-key: {OTHER!r} is what all other keys count as; give the key another name")
-    numbers = tuple(keys.add(name) for name in spec.keys)
-    if not all(numbers):
-        raise PolicyError(
-            f"spec.when.api-key: policies name {len(keys.own)} API keys already, and there is room for no more"
-        )
-    return Case(spec, policy, numbers)
 
 
 class Switched(Policy):
