@@ -25,20 +25,13 @@ class DraftTemperature(Learner):
 
     def __init__(self, value: float = 1.0) -> None:
         self.by_bin: FloatArray = np.full(ENTROPY_BINS, value)
-        self._tables: dict[tuple[int, bool], TemperatureTable] = {}
 
     def table(self, rows: int) -> TemperatureTable | None:
-        """For a round of so many rows; the same object while nothing changes. None: tokens are drawn as they are."""
-        return self._written(rows, scored=False)
+        """For a round of so many rows. None: tokens are drawn as they are."""
+        return TemperatureTable(np.tile(self.by_bin, (rows, 1)))
 
     def learn(self, record: RoundRecord) -> None:
         """Take note of a round with `temperature_scores`. A fixed temperature learns nothing."""
-
-    def _written(self, rows: int, *, scored: bool) -> TemperatureTable:
-        known = self._tables.get((rows, scored))
-        if known is None:
-            known = self._tables[rows, scored] = TemperatureTable(np.tile(self.by_bin, (rows, 1)), scored)
-        return known
 
 
 class DynamicTemperature(DraftTemperature):
@@ -75,7 +68,7 @@ class DynamicTemperature(DraftTemperature):
             self._renew()
         scored = self._rounds % self._score_every == 0
         self._rounds += 1
-        return None if self._neutral and not scored else self._written(rows, scored=scored)
+        return None if self._neutral and not scored else TemperatureTable(np.tile(self.by_bin, (rows, 1)), scored)
 
     def learn(self, record: RoundRecord) -> None:
         """See `DraftTemperature.learn`."""
@@ -104,7 +97,6 @@ class DynamicTemperature(DraftTemperature):
         best = np.where(surely.max(axis=1) > 0.0, surely.argmax(axis=1), _NEUTRAL)
         self.by_bin = self._candidates[best] ** self._gain
         self._neutral, self._stale = bool((best == _NEUTRAL).all()), False
-        self._tables.clear()
 
 
 class FixedTemperatureSpec(Part):

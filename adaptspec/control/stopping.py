@@ -57,11 +57,6 @@ class ThresholdStop(StopRule):
         self._bounds, self._rows = (confidence, entropy), -1
         self._table: StopTable | None = None
 
-    def bound(self, *, confidence: float | None = None, entropy: float | None = None) -> None:
-        """Go by these bounds from now on."""
-        if (confidence, entropy) != self._bounds:
-            self._bounds, self._rows = (confidence, entropy), -1
-
     def table(self, choice: Choice) -> StopTable | None:
         """See `StopRule.table`."""
         if self._rows != len(choice.depths):
@@ -152,7 +147,9 @@ class AdaEdlStop(ThresholdStop):
 
     def table(self, choice: Choice) -> StopTable | None:
         """See `StopRule.table`."""
-        self.bound(entropy=self._ceiling())
+        bounds = (None, self._ceiling())
+        if bounds != self._bounds:
+            self._bounds, self._rows = bounds, -1
         return super().table(choice)
 
     def learn(self, record: RoundRecord) -> None:

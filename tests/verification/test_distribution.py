@@ -21,7 +21,7 @@ from adaptspec.verification.method import Verdict
 from adaptspec.verification.registry import method
 from adaptspec.verification.rejection import Rejection
 from adaptspec.verification.windows import Windows
-from tests.control.stopping.asking import choice, terms
+from tests.control.asking import choice, terms
 
 from .tables import OUT, Drafter, adaptive_depths, expected_joint, g_test, make_rows, speculate
 
