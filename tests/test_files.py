@@ -21,7 +21,7 @@ from adaptspec.command_line import Parser
 from adaptspec.commands.policy_import import import_vllm
 from adaptspec.commands.serve import add_arguments
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.control.state import read_state
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.engine.state_store import StateStore

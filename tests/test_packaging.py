@@ -44,7 +44,7 @@ ENGINES = {
 
 SHOW = """
 import adaptspec
-from adaptspec.control.language.policy_files import shipped_policies
+from adaptspec.control.language.library import shipped_policies
 
 print(adaptspec.__file__)
 print(adaptspec.__version__)

@@ -21,7 +21,7 @@ from adaptspec.bench.quick import QuickSettings, run_quick
 from adaptspec.bench.telemetry import TelemetrySettings, run_telemetry, telemetry_report
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy, shipped_policies
+from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.engine.build import EngineConfig
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.tape_file import find_tape, load_tape

@@ -8,7 +8,7 @@ from typing import Any
 from argcomplete.completers import FilesCompleter
 
 from adaptspec.commands.values import positive
-from adaptspec.control.language.policy_files import shipped_policies
+from adaptspec.control.language.library import shipped_policies
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:

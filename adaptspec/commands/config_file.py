@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from adaptspec.app import ServeConfig
-from adaptspec.control.language.policy_files import Source, policy_error, read_yaml
 from adaptspec.control.language.spec_errors import problems_of
+from adaptspec.control.language.yaml_source import Source, policy_error, read_yaml
 from adaptspec.errors import ConfigError
 
 # Of secrets a configuration shows only this much.

@@ -12,8 +12,9 @@ from typing import Any
 from adaptspec.commands.policy_import import IMPORTERS
 from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.control.language.build import build_policy, load_policy_spec
-from adaptspec.control.language.policy_files import find_policy, read_text, shipped_policies
+from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.control.language.spec import PolicySpec, schema
+from adaptspec.control.language.yaml_source import read_text
 from adaptspec.control.tasks import Labels
 from adaptspec.errors import ConfigError, PolicyError
 from adaptspec.tables import Table, show

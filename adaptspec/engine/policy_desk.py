@@ -14,8 +14,8 @@ from pathlib import Path
 
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import build_policy, found_among, found_anywhere, parse_policy_spec
-from adaptspec.control.language.policy_files import read_text
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.language.yaml_source import read_text
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.control.state import PolicyState, signature

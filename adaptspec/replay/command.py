@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError
 from adaptspec.replay.cells import mixed_cells, task_cells

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.replay.estimate import OffPolicyEstimate, estimate, exploring_policies
 from adaptspec.replay.journal import JournalLog

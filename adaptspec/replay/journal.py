@@ -15,7 +15,7 @@ import numpy as np
 
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy, shipped_policies
+from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import JournalError
 from adaptspec.records import JournalHeader, LinesDropped, RequestFinished, RequestStarted, read_entries

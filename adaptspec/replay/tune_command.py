@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy, read_text
+from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.yaml_source import read_text
 from adaptspec.errors import ConfigError
 from adaptspec.replay.costs import load_costs, shipped_costs
 from adaptspec.replay.search_space import Parameter, parameters_of, parse_parameter

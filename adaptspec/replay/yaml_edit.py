@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from adaptspec.control.language.policy_files import parse_yaml
+from adaptspec.control.language.yaml_source import parse_yaml
 from adaptspec.errors import PolicyError
 
 Value = int | float | str | bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from adaptspec.bench.decisions import DecisionSettings, run_decisions
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.replay.costs import load_costs
 from tests.replay.worlds import made_tape
 

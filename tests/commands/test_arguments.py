@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from adaptspec.commands.arguments import complete_policies
-from adaptspec.control.language.policy_files import shipped_policies
+from adaptspec.control.language.library import shipped_policies
 
 
 def test_policies_are_completed_by_name() -> None:

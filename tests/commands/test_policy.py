@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 
 
 def test_policy_list_shows_what_ships(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.language.build import build_policy, load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.stopping import ThresholdStop

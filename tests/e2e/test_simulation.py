@@ -16,7 +16,7 @@ from adaptspec.bench.record import RecordSettings, record
 from adaptspec.bench.workloads import Workloads, encode, read_workloads
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import shipped_policies
+from adaptspec.control.language.library import shipped_policies
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob

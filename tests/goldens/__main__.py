@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adaptspec.control.language.policy_files import shipped_policies
+from adaptspec.control.language.library import shipped_policies
 from tests.goldens.cells import SPLITS, Cell, cells, goodput
 
 FILE = Path(__file__).parent / "goodput.json"

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.replay.cells import IN_PHASES, IN_TURN, WRONG
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.simulator import replay

@@ -21,7 +21,7 @@ import numpy as np
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.control.language.build import build_policy, load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.replay.cells import WRONG
 from adaptspec.replay.costs import MachineCosts, load_costs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.estimate import estimate, exploring_policies

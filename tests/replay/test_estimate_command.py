@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.replay.simulator import static_spec
 from adaptspec.replay.streams import Schedule, stream
 from tests.replay.logs import write_journal

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.errors import JournalError
 from adaptspec.replay.explain import explain
 from adaptspec.replay.journal import JournalLog

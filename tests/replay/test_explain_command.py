@@ -9,7 +9,7 @@ import pytest
 
 from adaptspec.cli import main
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.replay.streams import Schedule, stream
 from tests.replay.logs import policy, write_journal
 from tests.replay.worlds import made_tape

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.replay.cells import IN_PHASES, IN_TURN, WRONG, Cell, mixed_cells, task_cells
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.oracle import references

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.oracle import References, Tier, references
 from adaptspec.replay.simulator import replay, static_spec

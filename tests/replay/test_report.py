@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.errors import ConfigError
 from adaptspec.replay.cells import WRONG, mixed_cells, task_cells
 from adaptspec.replay.costs import Curve, MachineCosts, Packed, load_costs

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.language.build import load_policy_spec, parse_policy_spec
-from adaptspec.control.language.policy_files import shipped_policies
+from adaptspec.control.language.library import shipped_policies
 from adaptspec.errors import ConfigError
 from adaptspec.replay.search_space import OneOf, Range, draw, parameters_of, parse_parameter
 from adaptspec.replay.yaml_edit import with_values

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.language.build import load_policy_spec, parse_policy_spec
-from adaptspec.control.language.policy_files import find_policy, shipped_policies
+from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.errors import ConfigError, TapeError
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.simulator import Tally, replay, static_spec

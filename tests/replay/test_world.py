@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import build_policy, load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.errors import TapeError
 from adaptspec.replay.costs import MachineCosts, load_costs

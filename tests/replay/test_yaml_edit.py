@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.language.build import parse_policy_spec
-from adaptspec.control.language.policy_files import parse_yaml, shipped_policies
+from adaptspec.control.language.library import shipped_policies
+from adaptspec.control.language.yaml_source import parse_yaml
 from adaptspec.errors import PolicyError
 from adaptspec.replay.yaml_edit import with_values
 

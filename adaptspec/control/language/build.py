@@ -14,18 +14,11 @@ from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.ceilings import Bounds, Ceilings, Dwell, TaskTiers
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.cost import CostTable
-from adaptspec.control.language.policy_files import (
-    Source,
-    find_policy,
-    parse_yaml,
-    policy_error,
-    read_yaml,
-    shipped_policies,
-    unknown_policy,
-)
+from adaptspec.control.language.library import find_policy, shipped_policies, unknown_policy
 from adaptspec.control.language.schema import Uses
 from adaptspec.control.language.spec import PolicySpec, TaskSpec, schema
 from adaptspec.control.language.spec_errors import problems_of
+from adaptspec.control.language.yaml_source import Source, parse_yaml, policy_error, read_yaml
 from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import Case, Switched
 from adaptspec.control.tasks import OTHER, Labels

@@ -15,8 +15,8 @@ from adaptspec.control.algorithms.registry import ChooseSpec
 from adaptspec.control.ceilings import DEEPEST, Bounds
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
 from adaptspec.control.guard import GuardSpec
-from adaptspec.control.language.policy_files import shown
 from adaptspec.control.language.schema import EditorSchema, Part, Uses, suggestion
+from adaptspec.control.language.yaml_source import shown
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, WhenSpec
 from adaptspec.control.stopping import NoStopSpec, StopSpec
 from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS

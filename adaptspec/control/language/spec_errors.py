@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from adaptspec.control.algorithms.registry import INSTALLED
-from adaptspec.control.language.policy_files import Problem, Source, shown
 from adaptspec.control.language.schema import suggestion
+from adaptspec.control.language.yaml_source import Problem, Source, shown
 
 _NO_MAPPING = ("model_type", "model_attributes_type", "dict_type")
 # What to write in place of what there once was.

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.policy_files import find_policy
+from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.replay.costs import load_costs
 from adaptspec.replay.oracle import Tier, tier_seconds

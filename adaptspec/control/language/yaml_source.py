@@ -1,13 +1,12 @@
-"""Where policies are found, and reading a YAML file so that every value still knows its line and column.
+"""Reading one YAML file so that every value still knows its line and column.
 
-Safe only: plain scalars, lists and mappings; bounded in size, depth and aliases.
+Safe only: plain scalars, lists and mappings; bounded in size, depth and aliases. Knows nothing of policies.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,40 +26,6 @@ _TOO_MANY = f"too many or too deeply nested values; a policy has at most {_MAX_V
 
 _BOOLEAN = "tag:yaml.org,2002:bool"
 _SCALARS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str")}
-
-
-def shipped_policies() -> list[Path]:
-    """The YAML files that ship, by name. Installed they lie in the package, in a checkout beside it."""
-    package = Path(__file__).parents[2]
-    for folder in (package / "policies", package.parent / "policies"):
-        found = sorted(folder.glob("*.yaml"))
-        if found:
-            return found
-    raise PolicyError(f"no shipped policies in {package / 'policies'}; install the package again")
-
-
-def find_policy(name: str) -> Path:
-    """The file of a policy: `name` is a path, or the name of one that ships.
-
-    Raises:
-        PolicyError: there is no such file or name.
-    """
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.parent != Path():
-        if not path.exists():
-            raise PolicyError(f"{name}: no such file")
-        return path
-    shipped = {path.stem: path for path in shipped_policies()}
-    if name in shipped:
-        return shipped[name]
-    raise unknown_policy(name, shipped, f"shipped are: {', '.join(shipped)}; or give a YAML file")
-
-
-def unknown_policy(name: str, known: Iterable[str], there: str) -> PolicyError:
-    """The error for a name that is none; `there` says what to write."""
-    close = difflib.get_close_matches(name[:80], list(known), n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    return PolicyError(f"there is no policy {name[:80]!r}{hint}; {there}")
 
 
 @dataclass(frozen=True, order=True)

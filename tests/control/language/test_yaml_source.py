@@ -1,4 +1,4 @@
-"""Policies are found by name or path; YAML is plain data only, bounded, and every problem has a place."""
+"""Reading YAML: plain data only, bounded, and every problem has a place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.control.language.policy_files import find_policy, parse_yaml, read_yaml, shipped_policies
+from adaptspec.control.language.yaml_source import parse_yaml, read_yaml
 from adaptspec.errors import PolicyError
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -61,25 +61,3 @@ def test_files(tmp_path: Path) -> None:
         read_yaml(tmp_path / "missing.yaml")
     with pytest.raises(PolicyError, match="cannot be read"):
         read_yaml(tmp_path)
-
-
-def test_every_shipped_policy_is_found_by_its_name() -> None:
-    """Names are file names without the ending."""
-    for path in shipped_policies():
-        assert find_policy(path.stem) == path
-
-
-def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
-    """Anybody's file, wherever it lies."""
-    mine = tmp_path / "goodput.yaml"
-    mine.write_text("")
-    assert find_policy(str(mine)) == mine
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"), [("godput", "did you mean goodput"), ("zzz", "shipped are"), ("x.yaml", "no such file")]
-)
-def test_mistakes_say_what_there_is(name: str, hint: str) -> None:
-    """A typo must not need the documentation."""
-    with pytest.raises(PolicyError, match=hint):
-        find_policy(name)

@@ -1,0 +1,43 @@
+"""Where policies are found: the ones that ship, by name, and anybody's file, by path."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+from adaptspec.errors import PolicyError
+
+
+def shipped_policies() -> list[Path]:
+    """The YAML files that ship, by name. Installed they lie in the package, in a checkout beside it."""
+    package = Path(__file__).parents[2]
+    for folder in (package / "policies", package.parent / "policies"):
+        found = sorted(folder.glob("*.yaml"))
+        if found:
+            return found
+    raise PolicyError(f"no shipped policies in {package / 'policies'}; install the package again")
+
+
+def find_policy(name: str) -> Path:
+    """The file of a policy: `name` is a path, or the name of one that ships.
+
+    Raises:
+        PolicyError: there is no such file or name.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.parent != Path():
+        if not path.exists():
+            raise PolicyError(f"{name}: no such file")
+        return path
+    shipped = {path.stem: path for path in shipped_policies()}
+    if name in shipped:
+        return shipped[name]
+    raise unknown_policy(name, shipped, f"shipped are: {', '.join(shipped)}; or give a YAML file")
+
+
+def unknown_policy(name: str, known: Iterable[str], there: str) -> PolicyError:
+    """The error for a name that is none; `there` says what to write."""
+    close = difflib.get_close_matches(name[:80], list(known), n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return PolicyError(f"there is no policy {name[:80]!r}{hint}; {there}")
