@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.learner import Learner
+from adaptspec.control.policy import Learner
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 # Certainty is never claimed: a hazard (1 - acceptance) stays inside these bounds.

@@ -12,8 +12,7 @@ from adaptspec.control.algorithms.goodput import Goodput
 from adaptspec.control.ceilings import Ceilings, Dwell, TaskTiers
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guard import Guard, Mode
-from adaptspec.control.learner import Learner
-from adaptspec.control.policy import BatchSignals, Decision, Policy
+from adaptspec.control.policy import BatchSignals, Decision, Learner, Policy
 from adaptspec.control.rows import some
 from adaptspec.control.stopping import StopRule
 from adaptspec.draft_tables import StopTable

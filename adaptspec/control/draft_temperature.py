@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from adaptspec.control.language.schema import Part
-from adaptspec.control.learner import Learner
+from adaptspec.control.policy import Learner
 from adaptspec.draft_tables import CANDIDATES, ENTROPY_BINS, TemperatureTable, entropy_bins
 from adaptspec.types import FloatArray, RoundRecord
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.planning import ModelTerms
 from adaptspec.control.language.schema import Part
-from adaptspec.control.learner import Learner
+from adaptspec.control.policy import Learner
 from adaptspec.control.rows import total
 from adaptspec.draft_tables import StopTable
 from adaptspec.types import FloatArray, IntArray, RoundRecord

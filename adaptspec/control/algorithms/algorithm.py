@@ -14,8 +14,7 @@ import numpy as np
 from adaptspec.control.algorithms.planning import ModelTerms
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.schema import Part
-from adaptspec.control.learner import Learner
-from adaptspec.control.policy import BatchSignals, Policy
+from adaptspec.control.policy import BatchSignals, Learner, Policy
 from adaptspec.control.tasks import Labels
 from adaptspec.draft_tables import StopTable
 from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord

@@ -29,8 +29,7 @@ from adaptspec.control.algorithms.planning import (
 )
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.schema import Part
-from adaptspec.control.learner import Learner
-from adaptspec.control.policy import BatchSignals
+from adaptspec.control.policy import BatchSignals, Learner
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 

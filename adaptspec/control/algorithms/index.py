@@ -12,7 +12,7 @@ import numpy as np
 
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.algorithms.ledger import CROSS, EARNED, EARNED2, SPENT, SPENT2, Ledger, N, Observed
-from adaptspec.control.learner import Learner
+from adaptspec.control.policy import Learner
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # A deeper arm is entered from the one below it, once that was seen this often (in fading rounds).

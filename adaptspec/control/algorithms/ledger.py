@@ -10,8 +10,7 @@ import numpy as np
 
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.cost import CostTable, batch_bucket
-from adaptspec.control.learner import Learner
-from adaptspec.control.policy import BatchSignals
+from adaptspec.control.policy import BatchSignals, Learner
 from adaptspec.control.tasks import TASKS
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 
