@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from adaptspec import __version__
-from adaptspec.control.labels import Labels
+from adaptspec.control.tasks import Labels
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.build import BUNDLED, Built, EngineConfig, build
 from adaptspec.engine.checkpointer import Checkpointer, StateStore, tasks_in

@@ -38,11 +38,11 @@ class FinishReason(str, Enum):
 class Reason(IntEnum):
     """Why a request runs a round at its depth; names appear in journals, metrics and traces."""
 
-    POLICY = 0  # the chooser's free choice
+    POLICY = 0  # the algorithm's free choice
     FIXED = 1  # the policy knows only this depth
     EXPLORE = 2  # one deeper than the estimate asks for, to learn
     PROBE = 3  # speculation is off, this round tests whether it pays again
-    OFF = 4  # the chooser expects drafting to lose
+    OFF = 4  # the algorithm expects drafting to lose
     GUARD = 5  # a guard switched speculation off
     CEILING = 6  # batch too large, memory short, no room, or the task's own bound
     REQUEST = 7  # the request's own max_depth

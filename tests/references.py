@@ -30,8 +30,8 @@ CHECKED = 64  # thirty of them
 ASKING = (
     "tests/simulation/test_goodput_on_tapes.py",
     "tests/control/test_worlds.py",
-    "tests/control/test_shadow_policy.py",
-    "tests/control/bandits",
+    "tests/control/test_shadow.py",
+    "tests/control/algorithms",
 )
 
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from adaptspec.control.labels import Labels
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import schema
+from adaptspec.control.tasks import Labels
 from tests.control.helpers import table
 from tests.policy_reference import MARK, README, reference
 

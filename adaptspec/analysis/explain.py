@@ -10,7 +10,7 @@ import numpy as np
 
 from adaptspec.analysis.journal_rounds import JournalLog, LoggedRound
 from adaptspec.control.cost import CostTable
-from adaptspec.control.guards import Guarding
+from adaptspec.control.guard import GuardEvents
 from adaptspec.errors import JournalError
 from adaptspec.types import Reason
 
@@ -128,7 +128,7 @@ class Explanation:
     rounds: int = 0
     switches: int = 0
     chosen: set[int] = field(default_factory=set)  # depths that nothing but the policy itself asked for
-    guarding: Guarding = field(default_factory=Guarding)
+    guarding: GuardEvents = field(default_factory=GuardEvents)
     lines: list[RowRound] = field(default_factory=list)
     missing_lines: int = 0
     strays: int = 0

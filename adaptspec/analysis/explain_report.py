@@ -134,7 +134,7 @@ def _overruling(found: Explanation) -> list[str]:
 
 def _changes(found: Explanation, spec: PolicySpec | None) -> list[str]:
     said = [f"Requests changed their depth {1e3 * found.switches / found.total.rows:.0f} times per 1,000 rounds."]
-    if spec is not None and getattr(spec.spec.choose, "takes_tiers", False):
+    if spec is not None and spec.spec.choose.takes_tiers:
         other = sorted(found.chosen - {0, *spec.tiers})
         if other:
             said.append(

@@ -15,10 +15,10 @@ import numpy as np
 from adaptspec.analysis.importance_weighting import WeightedGoodput, weighted_goodput
 from adaptspec.analysis.journal_rounds import JournalLog, LoggedRound
 from adaptspec.control.controller import Controller
-from adaptspec.control.labels import Labels, Names
 from adaptspec.control.language.build import build_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import BatchSignals
+from adaptspec.control.tasks import Labels, Names
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.types import BoolArray, IntArray, Reason, Request, RoundRecord, SpeculationParams
@@ -203,7 +203,7 @@ def _refuse_stops(spec: PolicySpec) -> None:
     body = spec.spec
     stops = body.stop.rule != "none" or any(task.stop is not None for task in body.tasks.values())
     arms = getattr(body.choose, "arms", None) or ()
-    if getattr(body.choose, "weighs_offers", False) and any(kind_of(name) is Kind.LOOKUP for name in spec.drafters):
+    if body.choose.weighs_found and any(kind_of(name) is Kind.LOOKUP for name in spec.drafters):
         raise ConfigError(
             f"policy {spec.name!r} weighs what n-grams propose, which a journal tells only where it was taken; "
             "simulate it on a tape"

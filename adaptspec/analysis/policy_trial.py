@@ -18,9 +18,9 @@ from types import MappingProxyType
 from typing import Any
 
 from adaptspec.analysis.journal_tape import narrowed, tape_of_journal
-from adaptspec.control.labels import Labels
 from adaptspec.control.language.build import found_anywhere, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.tasks import Labels
 from adaptspec.errors import AdaptSpecError, JournalError
 from adaptspec.files import open_file
 from adaptspec.records import read_journal

@@ -22,8 +22,7 @@ import torch
 from adaptspec.bench.contenders import load_transformers
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.controller import Controller
-from adaptspec.control.learned import check_nothing
-from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.engine.build import Built, EngineConfig, assemble, build, model_place
 from adaptspec.engine.core import EngineCore
@@ -32,7 +31,7 @@ from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.models.runner import Runner
 from adaptspec.tables import Table
-from adaptspec.types import Completion, FloatArray, IntArray, Reason, Request, RoundRecord, SamplingParams
+from adaptspec.types import Completion, IntArray, Reason, Request, SamplingParams
 from adaptspec.verification.registry import method
 
 # By how much the two best logits may differ where rounding alone can exchange them.
@@ -41,7 +40,7 @@ DEPTHS = (0, 1, 3, 7)
 BATCH = 16  # as reports name it: requests arrive while others run
 
 
-class Schedule:
+class Schedule(Policy):
     """A policy whose depth is a constant, or (None) another one every round for every row."""
 
     max_depth = 7
@@ -51,12 +50,6 @@ class Schedule:
         self._depth = depth
         self._random = np.random.default_rng(0)
 
-    def start(self, row: int) -> None:
-        """Keeps nothing per row."""
-
-    def finish(self, row: int) -> None:
-        """Keeps nothing per row."""
-
     def decide(self, signals: BatchSignals) -> Decision:
         """The constant, or a draw."""
         size = signals.batch_size
@@ -64,17 +57,6 @@ class Schedule:
         wanted = drawn if self._depth is None else np.full(size, self._depth)
         zeros: IntArray = np.zeros(size, dtype=np.int64)
         return Decision(np.minimum(wanted, signals.limits), zeros + int(Reason.FIXED), zeros)
-
-    def learn(self, record: RoundRecord) -> None:
-        """Learns nothing."""
-
-    def learned(self) -> dict[str, FloatArray]:
-        """Nothing."""
-        return {}
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Policy.restore`."""
-        check_nothing(learned)
 
 
 @dataclass(frozen=True)

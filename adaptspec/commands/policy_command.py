@@ -97,8 +97,8 @@ def _validate(arguments: argparse.Namespace) -> int:
 def _check(path: Path) -> None:
     """Read it and build it once, as a server would."""
     from adaptspec.control.cost import CostProfile, CostTable
-    from adaptspec.control.labels import Labels
     from adaptspec.control.language.build import build_policy, load_policy_spec
+    from adaptspec.control.tasks import Labels
 
     labels = Labels()
     spec = load_policy_spec(path, labels)

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from adaptspec.control.algorithms.depth_rules import SHIPPED
 from adaptspec.control.ceilings import DEEPEST, Ranges
-from adaptspec.control.choosers.ema_tiers import SHIPPED
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import API_VERSION
 from adaptspec.control.language.spec_errors import problems_of

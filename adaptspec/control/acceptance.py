@@ -1,54 +1,48 @@
 """How likely drafted tokens are to be kept: one estimator for all drafters, in decayed counts of reached and rejected.
 
-Knows counts; it decides nothing. A model's tokens are told apart by their position in the draft, those of a lookup by
-how often in a row it has just been right: text that repeats other text does so in runs.
+A model's tokens are told apart by their position in the draft, those of an n-gram drafter by how often in a row it has
+just been right: text that repeats other text does so in runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.learned import counts
+from adaptspec.control.policy import Learner
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 # Certainty is never claimed: a hazard (1 - acceptance) stays inside these bounds.
 _LEAST, _MOST = 0.005, 0.995
-# Of lookups by runs of 0, 1, 2-3, 4-7, 8-15 and more: a small model's greedy answers to held-out prompts of ten tasks.
+# Of n-gram drafters by runs of 0, 1, 2-3, 4-7, 8-15 and more: a small model's greedy answers to prompts of ten tasks.
 _RUNS = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])
 _LONGEST = 16
 # Bins of confidence, and how sure a draft is at least.
 _BINS, _LEAST_SURE = 10, 0.35
-# Rounds that are learned together at most: of lookups, of models.
-_LOT, _MOST_NOTED = 32, 256
+# Rounds that are learned together at most: of n-gram drafters, of models.
+_NGRAM_ROUNDS, _MODEL_ROUNDS = 32, 256
+_NGRAM = "lookups"  # the name of its counts in files of learned state, from when it was called so
 
 
 @dataclass(frozen=True)
 class AcceptanceSettings:
-    """How fast counts fade and how strongly each level leans on the one above.
-
-    `row` is per round of a request, `traffic` per observation of a task, or of all. `prior` is believed like
-    `prior_weight` observations. `pull` is how many expected rejections the level above is worth when a level's overall
-    rate is estimated; `class_pull` how many observations it is worth in one class.
-    """
+    """How fast counts fade and how strongly each level leans on the one above."""
 
     prior: float = 0.5
-    prior_weight: float = 8.0
-    row: float = 0.99
-    traffic: float = 0.998
-    pull: float = 8.0
-    class_pull: float = 20.0
+    prior_weight: float = 8.0  # observations that the prior is worth
+    row: float = 0.99  # counts fade so much per round of a request,
+    traffic: float = 0.998  # and so much per observation of a task, or of all
+    pull: float = 8.0  # rejections that the level above is worth when a level's overall rate is estimated
+    class_pull: float = 20.0  # observations that it is worth in one class
 
 
 class Acceptance:
     """P(a token is kept | all before it were) by class, in levels: all traffic, the tasks, the rows.
 
     Each level is estimated as its parent's hazards times one factor, how much more often it rejects than its parent,
-    then class by class from its own counts: a few shallow drafts already say much about a row's deeper positions, which
-    is what keeps a cautious prior from staying shallow for ever. The counts of a row fade with every round, drafted or
-    not, so a row that was given up is tried again.
+    then class by class from its own counts: so a few shallow drafts say much about deeper positions, and a cautious
+    prior does not stay shallow for ever. The counts of a row fade with every round, drafted or not.
     """
 
     def __init__(
@@ -58,11 +52,16 @@ class Acceptance:
         classes: int,
         settings: AcceptanceSettings = AcceptanceSettings(),
         prior: FloatArray | None = None,
+        *,
+        counts: FloatArray | None = None,
     ) -> None:
-        """`tasks` counts the known tasks and task 0, unknown; `prior` [classes] stands in for the settings' own."""
+        """`tasks` counts the known tasks and task 0, unknown; `prior` [classes] stands in for the settings' own.
+
+        `counts` [1 + tasks + rows, 2, classes], where given, are counted in.
+        """
         self.settings = settings
         self._first_row = 1 + tasks
-        self._counts: FloatArray = np.zeros((1 + tasks + rows, 2, classes))
+        self._counts: FloatArray = np.zeros((1 + tasks + rows, 2, classes)) if counts is None else counts
         self._prior: FloatArray = np.full((1, classes), 1.0 - settings.prior) if prior is None else 1.0 - prior[None]
         self._known: FloatArray | None = None  # hazards of the tasks, until counts change
 
@@ -71,10 +70,7 @@ class Acceptance:
         self._counts[self._first_row + row] = 0.0
 
     def observe(self, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Note row-rounds, all [N], rows may repeat; those that drafted nothing teach nothing, but fade.
-
-        A row of -1 is of a request that has ended.
-        """
+        """Row-rounds, all [N], rows may repeat (-1: its request has ended); no draft teaches nothing, but fades."""
         classes = np.arange(self._counts.shape[2])
         places = np.broadcast_to(classes, (len(rows), len(classes)))
         self.observe_classes(rows, tasks, places, drafted, accepted)
@@ -82,7 +78,7 @@ class Acceptance:
     def observe_classes(
         self, rows: IntArray, tasks: IntArray, classes: IntArray, drafted: IntArray, accepted: IntArray
     ) -> None:
-        """The same where token j of each row is of class `classes` [N, tokens]."""
+        """The same where tokens are of `classes` [N, tokens]."""
         levels, _, size = self._counts.shape
         reach = np.minimum(accepted + 1, drafted)  # what comes after a wrong token is not known to be wrong
         which, place = (np.arange(classes.shape[1]) < reach[:, None]).nonzero()
@@ -103,29 +99,23 @@ class Acceptance:
         self._known = None
 
     def acceptance(self, rows: IntArray, tasks: IntArray) -> FloatArray:
-        """[B, classes] of the rows, whose requests are of these tasks [B], after shrinkage."""
+        """[B, classes] of rows whose requests are of these tasks [B]."""
         parent = self._of_tasks()[tasks]
         hazards = self._shrunk(self._counts[self._first_row + rows], parent, self.settings.class_pull)
         return np.asarray(1.0 - hazards, dtype=np.float64)
 
     def of_tasks(self, tasks: IntArray) -> FloatArray:
-        """[N, classes] of tasks [N], after shrinkage."""
+        """[N, classes] of tasks [N]."""
         return np.asarray(1.0 - self._of_tasks()[tasks], dtype=np.float64)
 
     def seen(self) -> FloatArray:
         """Decayed number of times each class was reached [classes], all traffic."""
-        first: FloatArray = self._counts[0, 0]
-        return first
+        return np.asarray(self._counts[0, 0])
 
-    def learned(self) -> FloatArray:
-        """A copy of the counts of all traffic and of the tasks [1 + tasks, 2, classes]: rows come and go."""
-        copy: FloatArray = self._counts[: self._first_row].copy()
-        return copy
-
-    def restore(self, learned: FloatArray) -> None:
-        """Go on from counts that `learned` once gave."""
-        self._counts[: self._first_row] = learned
+    def counts(self) -> FloatArray:
+        """Those of all traffic and of the tasks [1 + tasks, 2, classes], which may be written to: rows come and go."""
         self._known = None
+        return self._counts[: self._first_row]
 
     def _of_tasks(self) -> FloatArray:
         """Hazards of the tasks [tasks, classes]."""
@@ -145,7 +135,7 @@ class Acceptance:
         return np.asarray(np.minimum(np.maximum(hazards, _LEAST), _MOST), dtype=np.float64)
 
 
-class Calibration:
+class Calibration(Acceptance):
     """P(a token is kept | the draft's confidence in it, the row): acceptance whose classes are bins of confidence.
 
     At first `_LEAST_SURE` + (1 - `_LEAST_SURE`) x confidence: small drafts are right more often than unsure ones
@@ -154,155 +144,58 @@ class Calibration:
 
     def __init__(self, rows: int, tasks: int, bins: int = _BINS) -> None:
         prior = _LEAST_SURE + (1.0 - _LEAST_SURE) * (np.arange(bins) + 0.5) / bins
-        self.acceptance = Acceptance(rows, tasks, bins, prior=prior)
+        super().__init__(rows, tasks, bins, prior=prior)
         self._bins = bins
 
     @property
     def informed(self) -> bool:
         """Whether this drafter states its confidence at all."""
-        return bool(self.acceptance.seen().any())
+        return bool(self.seen().any())
 
-    def observe(
+    def observe_confidence(
         self, confidence: FloatArray, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray
     ) -> None:
-        """Note N row-rounds as `Acceptance.observe` does; `confidence` [N, D], NaN where unknown: that says nothing."""
+        """As `observe`; `confidence` [N, D], NaN where unknown: that says nothing."""
         unknown = np.isnan(confidence)
         reached = np.arange(confidence.shape[1]) < np.minimum(accepted + 1, drafted)[:, None]
         told = np.where((unknown & reached).any(axis=1), 0, drafted)
         bins = np.minimum(np.where(unknown, 0.0, confidence) * self._bins, self._bins - 1).astype(np.int64)
-        self.acceptance.observe_classes(rows, tasks, bins, told, accepted)
+        self.observe_classes(rows, tasks, bins, told, accepted)
 
 
 class Continuation:
-    """P(position j is drafted | j - 1 was, and the depth allowed it): acceptance where going on is to be accepted.
+    """P(position j is drafted | j - 1 was, and the depth allowed it): short of 1 where a stop rule cuts drafts.
 
-    Short of 1 where a stop rule cuts drafts. Two rates: among all drafts, which says what drafting costs, and among
+    An acceptance where going on is to be accepted, twice: among all drafts, which says what drafting costs, and among
     those still accepted, which says what it earns.
     """
 
     def __init__(self, depth: int) -> None:
-        self._everyone, self._alive = (Acceptance(0, 1, depth, prior=np.ones(depth)) for _ in range(2))
+        self._counts: FloatArray = np.zeros((2, 2, 2, depth))
+        parts = (Acceptance(0, 1, depth, prior=np.ones(depth), counts=own) for own in self._counts)
+        self._everyone, self._alive = parts
 
     def observe(self, depths: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Note rounds of N rows: depth decided (0: says nothing), tokens drafted and accepted, all [N]."""
+        """Row-rounds [N]: depths decided (0: says nothing), tokens drafted and accepted."""
         nobody, any_task = np.full(len(depths), -1), np.zeros(len(depths), dtype=np.int64)
         for known, allowed in ((self._everyone, depths), (self._alive, np.minimum(depths, accepted + 1))):
             known.observe(nobody, any_task, allowed, np.minimum(drafted, allowed))
 
     def rates(self) -> tuple[FloatArray, FloatArray]:
-        """Two [depth]: P(not stopped before position j | accepted so far), P(position j is drafted)."""
+        """Two [depth]: P(position j is not stopped | accepted so far), P(it is drafted)."""
         any_task = np.zeros(1, dtype=np.int64)
         return self._alive.of_tasks(any_task)[0].cumprod(), self._everyone.of_tasks(any_task)[0].cumprod()
 
-    def learned(self) -> FloatArray:
-        """A copy of the counts of all drafts and of those still accepted [2, 2, 2, depth]."""
-        return np.array([self._everyone.learned(), self._alive.learned()])
-
-    def restore(self, counts: FloatArray) -> None:
-        """Go on from counts that `learned` once gave."""
-        for known, own in zip((self._everyone, self._alive), counts, strict=True):
-            known.restore(own)
-
-
-class ModelSignals:
-    """What is known of a drafter that runs a model: acceptance by position, its confidence, how far its drafts go."""
-
-    def __init__(self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings) -> None:
-        self.acceptance = Acceptance(rows, tasks, depth, settings)
-        self.calibration = Calibration(rows, tasks)
-        self.continuation = Continuation(depth)
-
-    def start(self, row: int) -> None:
-        """A request begins in `row`."""
-        self.acceptance.start(row)
-        self.calibration.acceptance.start(row)
-
-    def observe(self, lot: Lot, mine: IntArray) -> None:
-        """Row-rounds, of which this drafter ran `mine` [N]."""
-        drafted, kept = lot.drafted * mine, lot.kept * mine
-        self.acceptance.observe(lot.rows, lot.tasks, drafted, kept)
-        self.continuation.observe(lot.depths * mine, drafted, kept)
-        self.calibration.observe(lot.confidence, lot.rows, lot.tasks, drafted, kept)
-
-    def learned(self) -> dict[str, FloatArray]:
-        """See `Chooser.learned`."""
-        return {
-            "acceptance": self.acceptance.learned(),
-            "continuation": self.continuation.learned(),
-            "calibration": self.calibration.acceptance.learned(),
-        }
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Chooser.restore`."""
-        known = {name: counts(learned, name, now.shape) for name, now in self.learned().items()}
-        self.acceptance.restore(known["acceptance"])
-        self.continuation.restore(known["continuation"])
-        self.calibration.acceptance.restore(known["calibration"])
-
-
-class LookupSignals:
-    """What is known of a lookup: acceptance by the run it is in the middle of. It is scored where it does not run."""
-
-    def __init__(self, rows: int, tasks: int, depth: int) -> None:
-        self.acceptance = Acceptance(0, tasks, len(_RUNS), prior=_RUNS)
-        self.run: IntArray = np.zeros(rows, dtype=np.int64)
-        ahead = np.arange(_LONGEST + 1)[:, None] + np.arange(depth + 1)
-        self._class: IntArray = np.array([min(run.bit_length(), len(_RUNS) - 1) for run in range(ahead.max() + 1)])[
-            ahead
-        ]
-        self._noted: list[tuple[IntArray, ...]] = []
-
-    def start(self, row: int) -> None:
-        """A request begins in `row`."""
-        self.run[row] = 0
-
-    def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
-        """Tokens expected to be kept of a draft of 0, 1, 2 ... tokens for each row [B, 1 + depth]."""
-        rates = self.acceptance.of_tasks(tasks)[np.arange(len(rows))[:, None], self._class[self.run[rows], :-1]]
-        kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
-        return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
-
-    def note(self, rows: IntArray, tasks: IntArray, drafted: IntArray, right: IntArray) -> None:
-        """So many tokens were found for these rows, and the first `right` of them were; -1: nobody looked. All [B]."""
-        run = self.run[rows]
-        if drafted.max(initial=0) > 0:
-            self._noted.append((tasks, run, np.maximum(drafted, 0), right))
-        going = (right >= drafted) & (drafted >= 0)
-        self.run[rows] = np.where(going, np.minimum(run + drafted, _LONGEST), 0)
-        if len(self._noted) >= _LOT:
-            self.settle()
-
-    def note_one(self, row: int, task: IntArray, drafted: int, right: int) -> None:
-        """`note` of one row: rounds of one are the shortest."""
-        run = self.run.item(row)
-        if drafted > 0:
-            self._noted.append((task, np.array([run]), np.array([drafted]), np.array([right])))
-            if len(self._noted) >= _LOT:
-                self.settle()
-        self.run[row] = min(run + drafted, _LONGEST) if right >= drafted >= 0 else 0
-
-    def settle(self) -> None:
-        """Learn what was noted."""
-        if self._noted:
-            tasks, run, drafted, right = (np.concatenate(part) for part in zip(*self._noted, strict=True))
-            self._noted.clear()
-            most, nobody = self._class.shape[1], np.full(len(tasks), -1)
-            drafted, right = np.minimum(drafted, most), np.minimum(right, most)
-            self.acceptance.observe_classes(nobody, tasks, self._class[run], drafted, right)
-
-    def learned(self) -> dict[str, FloatArray]:
-        """See `Chooser.learned`."""
-        self.settle()
-        return {"lookups": self.acceptance.learned()}
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Chooser.restore`."""
-        self.acceptance.restore(counts(learned, "lookups", self.learned()["lookups"].shape))
+    def counts(self) -> FloatArray:
+        """Both counts [2, 2, 2, depth], which may be written to."""
+        for known in (self._everyone, self._alive):
+            known.counts()
+        return self._counts
 
 
 @dataclass(frozen=True)
-class Lot:
-    """Row-rounds that are learned together, all [N]; `confidence` [N, D]. Rows of requests that have ended are -1."""
+class RowRounds:
+    """Rounds of single rows, all [N] (of requests that have ended: row -1); `confidence` [N, D]."""
 
     rows: IntArray
     tasks: IntArray
@@ -313,7 +206,99 @@ class Lot:
     confidence: FloatArray
 
 
-class Notes:
+class ModelAcceptance(Learner):
+    """What is known of a drafter that runs a model: acceptance by position, its confidence, how far its drafts go."""
+
+    def __init__(self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings) -> None:
+        self.by_position = Acceptance(rows, tasks, depth, settings)
+        self.calibration = Calibration(rows, tasks)
+        self.continuation = Continuation(depth)
+
+    def start(self, row: int) -> None:
+        """A request begins in `row`."""
+        self.by_position.start(row)
+        self.calibration.start(row)
+
+    def observe(self, rounds: RowRounds, mine: IntArray) -> None:
+        """Row-rounds, `mine` [N] where this drafter ran."""
+        rows, tasks, drafted, kept = rounds.rows, rounds.tasks, rounds.drafted * mine, rounds.kept * mine
+        self.by_position.observe(rows, tasks, drafted, kept)
+        self.continuation.observe(rounds.depths * mine, drafted, kept)
+        self.calibration.observe_confidence(rounds.confidence, rows, tasks, drafted, kept)
+
+    def state(self) -> dict[str, FloatArray]:
+        """See `Learner.state`."""
+        return {
+            "acceptance": self.by_position.counts(),
+            "continuation": self.continuation.counts(),
+            "calibration": self.calibration.counts(),
+        }
+
+
+class NgramAcceptance(Learner):
+    """What is known of an n-gram drafter: acceptance by its match run. It is scored where it does not run, too."""
+
+    def __init__(self, rows: int, tasks: int, depth: int) -> None:
+        self.by_run = Acceptance(0, tasks, len(_RUNS), prior=_RUNS)
+        self.run = [0] * rows
+        ahead = np.arange(_LONGEST + 1)[:, None] + np.arange(depth + 1)
+        classes = [min(run.bit_length(), len(_RUNS) - 1) for run in range(ahead.max() + 1)]
+        self._class: IntArray = np.array(classes)[ahead]
+        self._pending: list[tuple[int, int, int, int]] = []
+        self._rounds = 0  # that are pending
+
+    def start(self, row: int) -> None:
+        """A request begins in `row`."""
+        self.run[row] = 0
+
+    def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
+        """Tokens expected to be kept of a draft of 0, 1, 2 ... tokens for each row [B, 1 + depth]."""
+        run = [self.run[row] for row in rows.tolist()]
+        rates = self.by_run.of_tasks(tasks)[np.arange(len(rows))[:, None], self._class[run, :-1]]
+        kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
+        return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
+
+    def note(self, which: int, record: RoundRecord) -> bool:
+        """What it found for each row, as drafter `which` of a round, and whether any of it was right.
+
+        It counts whether or not it was taken, beyond the token that came anyway.
+        """
+        found = right = [-1] * len(record.rows)
+        if record.shadow is not None and record.shadow_drafted is not None:
+            found, right = record.shadow_drafted[which].tolist(), record.shadow[which].tolist()
+        run, before, won = self.run, len(self._pending), False
+        own = (record.rows, record.tasks, record.drafter, record.depths, record.drafted, record.emitted)
+        told = zip(*(values.tolist() for values in own), found, right, strict=True)
+        for row, task, drafter, depth, drafted, emitted, looked, good in told:
+            tokens, kept = (drafted, emitted - 1) if drafter == which and depth > 0 else (looked, good)
+            ahead = run[row]
+            if tokens > 0:
+                self._pending.append((task, ahead, tokens, kept))
+            ahead = ahead + tokens if kept >= tokens >= 0 else 0
+            run[row] = ahead if ahead < _LONGEST else _LONGEST
+            won = won or kept > 0
+        self._rounds += len(self._pending) > before
+        if self._rounds >= _NGRAM_ROUNDS:
+            self.settle()
+        return won
+
+    def settle(self) -> None:
+        """Learn what is pending."""
+        if self._pending:
+            tasks, run, drafted, right = np.array(self._pending).T
+            self._pending.clear()
+            self._rounds = 0
+            most, nobody = self._class.shape[1], np.full(len(tasks), -1)
+            drafted, right = np.minimum(drafted, most), np.minimum(right, most)
+            self.by_run.observe_classes(nobody, tasks, self._class[run], drafted, right)
+
+    def state(self) -> dict[str, FloatArray]:
+        """See `Learner.state`."""
+        self.settle()
+        return {_NGRAM: self.by_run.counts()}
+
+
+class PendingRecords:
     """Rounds that are yet to be learned. Requests may begin and end meanwhile: each round is its own request's."""
 
     def __init__(self, rows: int, depth: int) -> None:
@@ -336,17 +321,17 @@ class Notes:
         now: BoolArray = (record.decision > self._began[record.rows]) | (record.decision == 0)
         return now
 
-    def note(self, record: RoundRecord) -> None:
+    def add(self, record: RoundRecord) -> None:
         """Add a round."""
         self._decided = max(self._decided, record.decision)
         self._records.append(record)
 
     @property
-    def many(self) -> bool:
-        """Whether there is no room for more: they are to be learned now."""
-        return len(self._records) >= _MOST_NOTED
+    def full(self) -> bool:
+        """Whether they are to be learned now."""
+        return len(self._records) >= _MODEL_ROUNDS
 
-    def taken(self) -> Lot | None:
+    def taken(self) -> RowRounds | None:
         """What the rounds so far tell, which is then forgotten; None: there are none."""
         records, depth = self._records, self._depth
         if not records:
@@ -367,7 +352,7 @@ class Notes:
             at += count
         drafted = np.minimum(drafted, depth)
         self._records = []
-        return Lot(
+        return RowRounds(
             np.where(ended, -1, rows),
             tasks,
             drafter,

@@ -1,78 +1,52 @@
-"""Ceilings: how deep a round may draft at all, by batch size, free memory and task.
+"""How deep a round may draft at all, by batch size, free memory and task; and how long a row keeps its depth.
 
-Knows limits, not choices: a chooser plans below them, so that nothing it decides is cut off afterwards; the exception
-are the tiers of tasks, to which a choice is lowered.
+An algorithm plans below ceilings, so that nothing it decides is cut off afterwards; tiers of tasks lower its choice.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
 from pydantic import AfterValidator, Field
 
+from adaptspec.control.algorithms.algorithm import Choice
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals
-from adaptspec.errors import ConfigError
-from adaptspec.types import IntArray
+from adaptspec.types import IntArray, Reason
 
 LARGEST_BATCH = 65_536
 DEEPEST = 64
 _UNBOUND = 2**31
 
 
-class BatchSchedule:
-    """depth = K of the range [first, last, K] that the batch size falls in.
-
-    Ranges as in vLLM's `num_speculative_tokens_per_batch_size`: [[1, 4, 3], [5, 16, 1], [17, 512, 0]]. They start at 1
-    and do not overlap; a batch size in a gap, or beyond the last range, takes the K of the range before it.
-    """
-
-    def __init__(self, ranges: Sequence[Sequence[int]]) -> None:
-        """
-        Raises:
-            ConfigError: the ranges do not start at 1, overlap, or are no ranges.
-        """
-        ordered = sorted(tuple(entry) for entry in ranges)
-        if not ordered:
-            raise ConfigError("the schedule is empty; give ranges such as [1, 8, 3]")
-        end = 0
-        for entry in ordered:
-            if len(entry) != 3 or not (1 <= entry[0] <= entry[1] <= LARGEST_BATCH and 0 <= entry[2] <= DEEPEST):
-                raise ConfigError(
-                    f"{list(entry)} is no [first batch size, last batch size, depth]; "
-                    f"batch sizes go from 1 to {LARGEST_BATCH}, depths from 0 to {DEEPEST}"
-                )
-            if entry[0] <= end:
-                raise ConfigError(f"the range {list(entry)} overlaps the one that ends at {end}")
-            if not end and entry[0] != 1:
-                raise ConfigError(f"the first range must start at batch size 1, not {entry[0]}")
-            end = entry[1]
-        self._firsts = [entry[0] for entry in ordered]
-        self._depths = [entry[2] for entry in ordered]
-
-    @property
-    def max_depth(self) -> int:
-        """The deepest draft of any batch size."""
-        return max(self._depths)
-
-    def depth(self, batch_size: int) -> int:
-        """The depth of a round of this many rows."""
-        return self._depths[max(bisect.bisect_right(self._firsts, batch_size) - 1, 0)]
-
-
 def _checked(ranges: list[list[int]]) -> list[list[int]]:
-    try:
-        BatchSchedule(ranges)
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
-    return ranges
+    """In order of batch size."""
+    end = 0
+    for one in sorted(ranges):
+        if len(one) != 3 or not (1 <= one[0] <= one[1] <= LARGEST_BATCH and 0 <= one[2] <= DEEPEST):
+            raise ValueError(
+                f"{one} is no [first batch size, last batch size, depth]; "
+                f"batch sizes go from 1 to {LARGEST_BATCH}, depths from 0 to {DEEPEST}"
+            )
+        if one[0] <= end:
+            raise ValueError(f"the range {one} overlaps the one that ends at {end}")
+        if not end and one[0] != 1:
+            raise ValueError(f"the first range must start at batch size 1, not {one[0]}")
+        end = one[1]
+    return sorted(ranges)
 
 
+# [first batch size, last, depth] as in vLLM's `num_speculative_tokens_per_batch_size`: [[1, 4, 3], [5, 16, 1]].
 Ranges = Annotated[list[list[int]], Field(min_length=1, max_length=256), AfterValidator(_checked)]
+
+
+def depth_at(ranges: Ranges, batch_size: int) -> int:
+    """Of the range that a batch size falls in; in a gap, or beyond the last range, of the one before it."""
+    return ranges[max(bisect.bisect_right(ranges, batch_size, key=lambda one: one[0]) - 1, 0)][2]
 
 
 class Bounds(Part):
@@ -86,18 +60,14 @@ class Bounds(Part):
         default=None, ge=0.0, le=1.0, description="No drafts while less than this share of the cache is free."
     )
 
-    @cached_property
-    def schedule(self) -> BatchSchedule | None:
-        """The ranges, to be asked every round."""
-        return None if self.depth_by_batch_size is None else BatchSchedule(self.depth_by_batch_size)
-
     def of(self, signals: BatchSignals) -> int:
         """The deepest draft any row may have in this round."""
         if self.max_batch_size is not None and signals.round_size > self.max_batch_size:
             return 0
         if self.min_free_memory is not None and signals.free_memory < self.min_free_memory:
             return 0
-        return _UNBOUND if self.schedule is None else self.schedule.depth(signals.round_size)
+        ranges = self.depth_by_batch_size
+        return _UNBOUND if ranges is None else depth_at(ranges, signals.round_size)
 
     def over(self, usual: Bounds) -> Bounds:
         """These, and those of `usual` where these say nothing."""
@@ -111,36 +81,20 @@ class Ceilings:
     """Bounds of the whole round, those that some tasks have instead, and the deepest draft of single tasks."""
 
     def __init__(
-        self,
-        bounds: Bounds,
-        task_depths: Mapping[int, int],
-        tasks: int,
-        task_bounds: Mapping[int, Bounds] | None = None,
+        self, bounds: Bounds, deepest: Mapping[int, int], tasks: int, task_bounds: Mapping[int, Bounds] | None = None
     ) -> None:
-        """`task_depths`: by task number, below `tasks`; a task that is not there is not bound.
-
-        `task_bounds` take the place of `bounds` for rows of their tasks.
-        """
-        self._bounds = bounds
-        self._task_bounds = dict(task_bounds or {})
-        self._by_task: IntArray | None = None
-        if task_depths:
-            self._by_task = np.full(tasks, _UNBOUND, dtype=np.int64)
-            self._by_task[list(task_depths)] = list(task_depths.values())
+        """`deepest` and `task_bounds`, which take the place of `bounds`: by task number, below `tasks`."""
+        self._bounds, self._task_bounds = bounds, task_bounds or {}
+        self._deepest: IntArray = np.full(tasks, _UNBOUND, dtype=np.int64)
+        self._deepest[list(deepest)] = list(deepest.values())
 
     def limits(self, signals: BatchSignals) -> IntArray:
         """What the rows may draft [B]: `signals.limits` itself where nothing bounds them."""
-        limits, tasks, bound = signals.limits, signals.tasks, self._bounds.of(signals)
-        if self._task_bounds:
-            of_task = {task: bounds.of(signals) for task, bounds in self._task_bounds.items()}
-            if min(bound, *of_task.values()) < _UNBOUND:
-                own = [tasks == task for task in of_task]
-                limits = np.minimum(limits, np.select(own, [np.int64(b) for b in of_task.values()], bound))
-        elif bound < _UNBOUND:
-            limits = np.minimum(limits, bound)
-        if self._by_task is not None:
-            limits = np.minimum(limits, self._by_task[tasks])
-        return limits
+        of_task = np.full_like(self._deepest, self._bounds.of(signals))
+        for task, bounds in self._task_bounds.items():
+            of_task[task] = bounds.of(signals)
+        of_row = np.minimum(of_task, self._deepest)[signals.tasks]
+        return np.minimum(signals.limits, of_row) if np.count_nonzero(of_row < _UNBOUND) else signals.limits
 
 
 class TaskTiers:
@@ -157,3 +111,40 @@ class TaskTiers:
         """Depths [B] of rows of these tasks [B], none above what it was."""
         lowered: IntArray = self._lowered[tasks, depths]
         return lowered
+
+
+class Dwell:
+    """A row that changed its depth keeps it for `rounds` rounds, as far as its limit allows."""
+
+    def __init__(self, rounds: int, rows: int, task_rounds: Mapping[int, int] | None = None) -> None:
+        """`task_rounds`: by task number, where a task has its own."""
+        most = max(task_rounds or {}, default=0)
+        self._rounds: IntArray = np.full(most + 2, rounds, dtype=np.int64)  # by task; the last one: of all others
+        for task, own in (task_rounds or {}).items():
+            self._rounds[task] = own
+        self._depth: IntArray = np.full(rows, -1, dtype=np.int64)
+        self._age: IntArray = np.zeros(rows, dtype=np.int64)
+        self._drafter: IntArray = np.zeros(rows, dtype=np.int64)
+
+    def start(self, row: int) -> None:
+        """A new request may begin at any depth."""
+        self._depth[row] = -1
+
+    def hold(self, signals: BatchSignals, choice: Choice) -> Choice:
+        """The choice after dwelling. A depth is one of its drafter's: what another drafts meanwhile is let through."""
+        rows, depths = signals.rows, choice.depths
+        drafter = self._drafter[rows] * 0 if choice.drafter is None else choice.drafter
+        held, known = self._depth[rows], self._depth[rows] >= 0
+        dwelling = known & (self._age[rows] < self._rounds[np.minimum(signals.tasks, len(self._rounds) - 1)])
+        other = dwelling & (depths > 0) & (drafter != self._drafter[rows])
+        young = dwelling & ~other & (held != depths)
+        kept = np.where(young | other, held, depths)
+        self._age[rows] = np.where(kept == held, self._age[rows] + 1, 1)
+        self._drafter[rows] = np.where(dwelling, self._drafter[rows], drafter)
+        self._depth[rows] = kept
+        if not young.any():
+            return choice.within(signals.limits)
+        reasons = np.where(young, int(Reason.DWELL), choice.reasons)
+        depths = np.minimum(np.where(young, held, depths), signals.limits)
+        drafter = np.where(young, self._drafter[rows], drafter)
+        return replace(choice, depths=depths, reasons=reasons, drafter=drafter, expected=None)

@@ -1,6 +1,4 @@
-"""The one place per round where a decision is made.
-
-Calling sequence, all on the engine thread::
+"""The one place per round where a decision is made. All on the engine thread::
 
     controller = Controller({"goodput": policy}, "goodput", drafters=("draft-model", "ngram"), max_rows=16, cost=cost)
     controller.start(row, request)          # the request begins decoding in `row`
@@ -9,33 +7,39 @@ Calling sequence, all on the engine thread::
     controller.finish(row)                  # before or after the learn of its last round
     controller.learn(record)                # once per round, with its decision's number; corrects the cost table too
 
-`signals.tasks` need not be filled in: the task is taken from the request at `start`. `Decision.drafter`
-indexes the engine's drafters. Knows policies through their protocol, and nothing of how they decide.
+The tasks of rows are those of their requests at `start`. `Decision.drafter` indexes the engine's drafters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adaptspec.control.arrays import some
-from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
-from adaptspec.control.joined import decided, taught
-from adaptspec.control.labels import Labels
-from adaptspec.control.numbering import DrafterNumbers
-from adaptspec.control.policy import BatchSignals, Decision, Policy, watches_offers
+from adaptspec.control.policy import BatchSignals, Decision, Policy, deepest_search
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
-from adaptspec.control.rows import Rows
-from adaptspec.control.shadow import ShadowEstimate, ShadowPolicies, ShadowPolicy
+from adaptspec.control.rows import DrafterNumbers, Rows, decided, some, taught
+from adaptspec.control.shadow import ShadowEstimate, ShadowPolicy
+from adaptspec.control.tasks import Labels
 from adaptspec.draft_tables import StopTable
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import FloatArray, IntArray, Reason, Request, RoundRecord, nobody
 
-# Decisions that may be repeated, remembered at most.
-_MOST_KNOWN = 32
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Slot:
+    """Where rows find their policy: by number, which another policy gets when it was dropped and no row is left."""
+
+    name: str
+    policy: Policy
+    numbers: DrafterNumbers
+    running: int = 0  # rows
+    since: int = 0  # the last decision before the policy came here
 
 
 class Controller:
@@ -66,43 +70,32 @@ class Controller:
             live = [name for name, rollout in self._rollouts.items() if rollout == LIVE]
             raise ConfigError(f"there is no policy {default!r}; there are: {', '.join(live) or 'none'}")
         self._shares = Shares(self._rollouts)
-        watching = {name for name, rollout in self._rollouts.items() if isinstance(rollout, ShadowSpec)}
+        watching = [name for name, rollout in self._rollouts.items() if isinstance(rollout, ShadowSpec)]
         self.policies = {name: policy for name, policy in policies.items() if name not in watching}
         self.default = default
-        self._names = list(self.policies)
-        self._list = list(self.policies.values())
         self._drafters = tuple(drafters)
-        self._numbers = [self._numbers_of(name, policy) for name, policy in self.policies.items()]
-        self._offers_to = {i: policy for i, policy in enumerate(self._list) if watches_offers(policy)}
+        self._slots = [_Slot(name, policy, self._numbers(name, policy)) for name, policy in self.policies.items()]
         self._cost = cost
         self.labels = labels or Labels()
         self._rows = Rows(max_rows)
-        self._deepest = [policy.max_depth for policy in self._list]
-        self._running = [0] * len(self._list)
-        self._known: dict[Decision, Decision] = {}  # what was made of policies' decisions
         self._decided = 0
-        self._since = [0] * len(self._list)  # the last decision before each policy came to its place
-        self._shadows = ShadowPolicies(
-            [self._shadow(name, policies[name], self._rollouts) for name in policies if name in watching]
-        )
+        # Other threads may be reading: these mappings, and `policies`, are replaced and never changed.
+        self._shadows = {name: self._shadow(name, policies[name], self._rollouts) for name in watching}
 
     @property
-    def deepest_offer(self) -> int:
-        """The most tokens that a policy with rows would take of an offer: how far `signals.offered` must look."""
-        deepest = max(map(_takes, self._shadows.policies.values()), default=0) if self._shadows.any else 0
-        for which, watcher in self._offers_to.items():
-            if self._running[which] and watcher.looking:
-                deepest = max(deepest, self._list[which].max_depth)
-        return deepest
+    def search_depth(self) -> int:
+        """How many tokens n-gram drafters are to look for: as many as a policy with rows would take."""
+        running = [slot.policy for slot in self._slots if slot.running]
+        return deepest_search([*running, *(shadow.policy for shadow in self._shadows.values())]) or 0
 
     @property
     def everyone(self) -> dict[str, Policy]:
         """All policies that learn: those that act, and those that watch."""
-        return {**self.policies, **self._shadows.policies}
+        return {**self.policies, **{name: shadow.policy for name, shadow in self._shadows.items()}}
 
     def estimates(self) -> tuple[ShadowEstimate, ...]:
         """What each shadow would have earned; may be asked from any thread."""
-        return self._shadows.estimates()
+        return tuple(shadow.estimate for shadow in self._shadows.values())
 
     def assigned(self, request: Request) -> str:
         """The policy of a request: the one it names, else the canary whose share it falls in, else the default."""
@@ -121,12 +114,17 @@ class Controller:
         rollouts = {**self._rollouts, name: rollout}
         shares = Shares(rollouts)
         if isinstance(rollout, ShadowSpec):
-            self._put_shadow(name, policy, rollouts)
+            if name in self.policies:
+                raise ConfigError(f"{name} serves requests; give the shadow a name of its own")
+            shadow = self._shadow(name, policy, rollouts)
+            for row in self._rows.of(self._slot_of(shadow.against)):
+                shadow.start(row)
+            self._shadows = {**self._shadows, name: shadow}
         elif name == self.default and rollout != LIVE:
             raise ConfigError(f"{name} is the default policy; give the {rollout.mode} a name of its own")
         else:
             self._put(name, policy, wanted)
-            self._shadows.drop(name)
+            self._drop_shadow(name)
         self._rollouts, self._shares = rollouts, shares
         self._rows.keys[:] = [self.labels.keys.number(key) for key in self._rows.key_names]
 
@@ -145,12 +143,12 @@ class Controller:
             raise ConfigError(f"the shadow {watchers[0]} watches {name}; delete the shadow first")
         self._rollouts = {other: rollout for other, rollout in self._rollouts.items() if other != name}
         self._shares = Shares(self._rollouts)
-        self._shadows.drop(name)
+        self._drop_shadow(name)
         self.policies = {other: policy for other, policy in self.policies.items() if other != name}
 
     def check(self, name: str, policy: Policy) -> None:
         """Raise ConfigError if a policy wants a drafter that the engine lacks; any thread may ask."""
-        self._numbers_of(name, policy)
+        self._numbers(name, policy)
 
     def start(self, row: int, request: Request) -> None:
         """A request begins decoding in `row`.
@@ -158,31 +156,28 @@ class Controller:
         Raises:
             UnknownModelError: it names a policy that is not here.
         """
-        wishes = request.speculation
-        name = self.assigned(request)
-        if name not in self._names:
+        asked, name = request.speculation, self.assigned(request)
+        if all(slot.name != name for slot in self._slots):
             raise UnknownModelError(
                 f"there is no policy {name!r} here; served are: {', '.join(self.policies)}", "adaptspec.policy"
             )
         self.finish(row)
-        which = self._names.index(name)
-        task = 0 if wishes.task is None else self.labels.tasks.add(wishes.task)
-        self._rows.start(row, which, task, wishes)
+        which = self._slot_of(name)
+        task = 0 if asked.task is None else self.labels.tasks.add(asked.task)
+        self._rows.start(row, which, task, asked)
         self._rows.key_names[row], self._rows.keys[row] = request.key, self.labels.keys.number(request.key)
-        self._running[which] += 1
-        self._list[which].start(row)
-        if self._shadows.any:
-            self._shadows.start(row, name)
+        self._slots[which].running += 1
+        self._slots[which].policy.start(row)
+        self._each_shadow(lambda shadow: shadow.start(row) if shadow.against == name else None)
 
     def finish(self, row: int) -> None:
         """The request in `row` has ended; a free row is left alone."""
         if self._rows.taken[row]:
-            which = int(self._rows.policies[row])
+            slot = self._slots[self._rows.policies[row]]
             self._rows.finish(row)
-            self._running[which] -= 1
-            self._list[which].finish(row)
-            if self._shadows.any:
-                self._shadows.finish(row)
+            slot.running -= 1
+            slot.policy.finish(row)
+            self._each_shadow(lambda shadow: shadow.finish(row))
 
     def decide(self, signals: BatchSignals) -> Decision:
         """Depth, reason and engine drafter of every row, and the stop rule of the round."""
@@ -190,16 +185,19 @@ class Controller:
             return Decision(nobody(), nobody(), nobody())
         self._decided += 1
         mine = self._rows
-        tasks, policies = mine.tasks[signals.rows], mine.policies[signals.rows]
-        keys = mine.keys[signals.rows] if self.labels.keys.own else None
-        signals = changed(signals, number=self._decided, tasks=tasks, keys=keys)
-        watched = self._shadows.decide(signals) if self._shadows.any else ()
+        signals.number, signals.tasks = self._decided, mine.tasks[signals.rows]
+        signals.keys = mine.keys[signals.rows] if self.labels.keys.own else None
+        policies = mine.policies[signals.rows]
+        if self._shadows:
+            self._each_shadow(lambda shadow: shadow.decide(signals))
         decision = decided(policies, self._decide_one, signals)
-        if watched:
-            decision = replace(decision, watched=tuple(sorted({*decision.watched, *watched})))
+        decision.number, decision.tasks, decision.policies = self._decided, signals.tasks, policies
+        if self._shadows:
+            shadowed = (which for shadow in self._shadows.values() for which in shadow.watched)
+            decision.watched = tuple(sorted({*decision.watched, *shadowed}))
         if mine.with_thresholds:
-            decision = changed(decision, stop=_with_floors(decision.stop, mine.thresholds[signals.rows]))
-        return changed(decision, number=self._decided, tasks=tasks, policies=policies)
+            decision.stop = _with_floors(decision.stop, mine.thresholds[signals.rows])
+        return decision
 
     def learn(self, record: RoundRecord) -> None:
         """Let the cost table and the policies take note of a round."""
@@ -207,60 +205,52 @@ class Controller:
             return
         if len(record.policies) != len(record.rows):  # of a decision that was not ours: by who runs now
             rows = self._rows
-            record = changed(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
+            record = replace(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
         if self._cost is not None:
             self._cost.observe(record, self._drafters)
-        if self._shadows.any:
-            self._shadows.learn(record)
+        self._each_shadow(lambda shadow: shadow.learn(record))
         taught(record.policies, self._teach, record)
 
     def _teach(self, which: int, record: RoundRecord) -> None:
-        if 0 < record.decision <= self._since[which]:
-            return  # it comes late, and is of another policy that was here
-        self._list[which].learn(self._numbers[which].record(record))
+        slot = self._slots[which]
+        if not 0 < record.decision <= slot.since:  # else it comes late, and is of another policy that was here
+            slot.policy.learn(slot.numbers.record(record))
+
+    def _slot_of(self, name: str) -> int:
+        return next(which for which, slot in enumerate(self._slots) if slot.name == name)
 
     def _put(self, name: str, policy: Policy, wanted: Collection[str]) -> None:
-        numbers = self._numbers_of(name, policy)
-        if name not in self._names:
-            self._reuse(name, wanted)
-        if name not in self._names:
-            self._names.append(name)
-            self._list.append(policy)
-            self._numbers.append(numbers)
-            self._running.append(0)
-            self._since.append(0)
-            self._deepest.append(policy.max_depth)
+        new = _Slot(name, policy, self._numbers(name, policy), since=self._decided)
+        held = {slot.name: which for which, slot in enumerate(self._slots)}
+        free = [
+            which
+            for other, which in held.items()
+            if other not in self.policies and other not in wanted and not self._slots[which].running
+        ]
+        if name not in held and not free:
+            self._slots.append(new)
         else:
-            which = self._names.index(name)
-            rows = self._rows.of(which)
+            which = held[name] if name in held else free[0]
+            rows, old = self._rows.of(which), self._slots[which]
             for row in rows:
                 policy.start(row)
             for row in rows:
-                self._list[which].finish(row)
-            self._list[which], self._numbers[which] = policy, numbers
-            self._deepest[which] = policy.max_depth
-        # Other threads may be reading the names: the mapping they have stays as it is.
+                old.policy.finish(row)
+            new.running = old.running
+            self._slots[which] = new
         self.policies = {**self.policies, name: policy}
-        which = self._names.index(name)
-        self._since[which] = self._decided
-        self._offers_to.pop(which, None)
-        if watches_offers(policy):
-            self._offers_to[which] = policy
 
-    def _reuse(self, name: str, wanted: Collection[str]) -> None:
-        """Give the place of a policy that was dropped, and that no request is left for, to another."""
-        for which, other in enumerate(self._names):
-            if other not in self.policies and other not in wanted and not self._running[which]:
-                self._names[which] = name
-                return
+    def _drop_shadow(self, name: str) -> None:
+        self._shadows = {other: shadow for other, shadow in self._shadows.items() if other != name}
 
-    def _put_shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> None:
-        if name in self.policies:
-            raise ConfigError(f"{name} serves requests; give the shadow a name of its own")
-        shadow = self._shadow(name, policy, rollouts)
-        for row in self._rows.of(self._names.index(shadow.against)):
-            shadow.start(row)
-        self._shadows.put(shadow)
+    def _each_shadow(self, call: Callable[[ShadowPolicy], None]) -> None:
+        """Call all shadows. One that raises is left out from then on, and the log says why."""
+        for shadow in self._shadows.values():
+            try:
+                call(shadow)
+            except Exception:  # noqa: BLE001 - a policy on trial must never cost a request its answer
+                _log.exception("the shadow policy %s failed; it no longer watches", shadow.name)
+                self._drop_shadow(shadow.name)
 
     def _shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> ShadowPolicy:
         rollout = rollouts[name]
@@ -269,44 +259,28 @@ class Controller:
             raise ConfigError(f"the shadow {name} cannot be estimated without a cost table; profile the machine")
         if against not in self.policies:
             raise ConfigError(f"the shadow {name} watches {against!r}; served are: {', '.join(self.policies)}")
-        self._numbers_of(name, policy)  # refuses drafters that are not loaded
+        self._numbers(name, policy)  # refuses drafters that are not loaded
         rows, tasks = len(self._rows.taken), self.labels.tasks.size
         return ShadowPolicy(name, policy, against, self._drafters, rows, cost=self._cost, tasks=tasks)
 
     def _decide_one(self, which: int, signals: BatchSignals) -> Decision:
-        numbers, offered = self._numbers[which], self._offers_to.get(which)
-        decision = self._list[which].decide(signals if numbers.alike else numbers.signals(signals))
-        watched = numbers.watched if offered is None or offered.looking else ()
-        deepest = self._deepest[which]
-        if signals.least_limit < deepest:
-            reasons = self._explain_limits(decision, signals, deepest)
-            if reasons is not decision.reasons:
-                return self._told(which, decision, watched, reasons)
-        if numbers.alike and not watched:
-            return decision
-        # A policy whose decision stands repeats it, and so do we.
-        told = self._known.get(decision)
-        if told is None or told.watched is not watched:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            told = self._known[decision] = self._told(which, decision, watched, decision.reasons)
-        return told
-
-    def _told(self, which: int, decision: Decision, watched: tuple[int, ...], reasons: IntArray) -> Decision:
         """A policy's decision as the engine is told it."""
-        drafter = self._numbers[which].drafter(decision.drafter)
-        return changed(decision, reasons=reasons, drafter=drafter, watched=watched)
+        policy, numbers = self._slots[which].policy, self._slots[which].numbers
+        decision = numbers.decided(policy, signals)
+        decision.reasons = self._explain_limits(decision, signals, policy.max_depth)
+        decision.watched = () if policy.search_depth == 0 else numbers.watched
+        return decision
 
     def _explain_limits(self, decision: Decision, signals: BatchSignals, max_depth: int) -> IntArray:
         """Rows that run at their limit do so because of it: the request's own, or the lack of room."""
-        bound = decision.depths == signals.limits
-        if not some(bound):
+        short = signals.limits < max_depth
+        if not some(short):  # which is nearly always
             return decision.reasons
-        bound &= signals.limits < max_depth
+        bound = short & (decision.depths == signals.limits)
         own = signals.limits >= self._rows.ceilings[signals.rows]
         return np.where(bound, np.where(own, int(Reason.REQUEST), int(Reason.CEILING)), decision.reasons)
 
-    def _numbers_of(self, name: str, policy: Policy) -> DrafterNumbers:
+    def _numbers(self, name: str, policy: Policy) -> DrafterNumbers:
         # A policy that never drafts needs no drafter.
         wanted = policy.drafters if policy.max_depth else ()
         missing = [drafter for drafter in wanted if drafter not in self._drafters]
@@ -323,8 +297,3 @@ def _with_floors(stop: StopTable | None, floors: FloatArray) -> StopTable | None
     own = ~np.isnan(floors)
     bound = StopTable(confidence=floors[:, None])
     return StopTable.stacked([(np.flatnonzero(~own), stop), (np.flatnonzero(own), bound)], len(floors))
-
-
-def _takes(policy: Policy) -> int:
-    depth = policy.max_depth
-    return depth if watches_offers(policy) else 0

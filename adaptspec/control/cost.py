@@ -1,7 +1,6 @@
-"""What a round costs on this machine: believed a little at the start, learned from every round that is seen.
+"""What a round costs on this machine: T = overhead + draft steps + catch-up + verify.
 
-T = overhead + draft steps + catch-up + verify. Knows seconds, rows and tokens; it does not know
-models, and it never times anything itself.
+Believed a little at the start, learned from every round that is seen. It never times anything itself.
 """
 
 from __future__ import annotations
@@ -17,18 +16,17 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from adaptspec.control.arrays import total
-from adaptspec.control.grid import LearnedGrid, Part, Quantity, look
+from adaptspec.control.grid import LearnedGrid, Quantity, Term, look
 from adaptspec.errors import ConfigError
 from adaptspec.types import FloatArray, RoundRecord
 
 MOST_BYTES = 2**20  # of a file that holds a table
 _VERSION = 2
-# What a lookup takes for each row that it drafts for, until rounds tell; no round takes less beside its passes.
-_LOOKUP, _LEAST = 1e-5, 1e-6
+# What an n-gram drafter takes for a row that it drafts for, until rounds tell; the least of a round beside its passes.
+_NGRAM, _LEAST = 1e-5, 1e-6
 # Rounds that are learned together: at first one by one, since each tells much. Then one in `_SAMPLED` of those that are
 # as one was just before.
-_LOT, _SAMPLED = 15, 4
+_TOGETHER, _SAMPLED = 15, 4
 _MOST_KINDS = 1024
 # Where the median of so many rounds of a kind takes so many times what was expected, or less by as much, by more than
 # their noise explains (two standard errors), they speak against the table.
@@ -41,10 +39,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DrafterCost:
-    """Seconds of one draft step for `rows[i]` rows, and of reading one token to catch up.
+    """Seconds of a draft step for `rows[i]` rows (n-gram drafters have none), and of reading a token to catch up.
 
     `start_seconds`: what the first step of a round takes beyond the others, since the target's pass has come between.
-    A drafter that runs no model (n-gram lookup) has no `step_seconds`; what it costs is learned as overhead.
     """
 
     rows: tuple[int, ...] = (1,)
@@ -74,8 +71,7 @@ _PROFILE = TypeAdapter(CostProfile)
 class CostTable:
     """T(batch, depths, context), in seconds. Rises with rows, tokens and steps, whatever it was told.
 
-    The profile is a weak belief (see `grid`): what rounds show soon outweighs it. How fast the machine is just now is
-    learned apart from what each kind of work takes, and faster.
+    The profile is a weak belief (see `grid`). How fast the machine is just now is learned apart, and faster.
     """
 
     def __init__(self, profile: CostProfile) -> None:
@@ -94,12 +90,12 @@ class CostTable:
         }
         self._starts = {name: Quantity(cost.start_seconds) for name, cost in profile.drafters.items()}
         self._catch_up = {name: Quantity(cost.catch_up_per_token) for name, cost in profile.drafters.items()}
-        self._lookups: dict[str, Quantity] = {}
+        self._ngram: dict[str, Quantity] = {}
         self._attended = Quantity(profile.per_cached_token)
         self._overhead: dict[tuple[bool, int], Quantity] = {}
         self._machine = Quantity(1.0)
         self._rounds = 0
-        self._noted: list[tuple[int, RoundRecord, Sequence[str]]] = []
+        self._pending: list[tuple[int, RoundRecord, Sequence[str]]] = []
         self._looked: dict[tuple[int, int, bool], int] = {}  # when, by kind of round
         self._surprise: dict[tuple[bool, int], list[float]] = {}  # logarithms, by kind of round
         self._unsure: dict[tuple[bool, int], int] = {}  # kinds of rounds that disagree, and since which round
@@ -116,14 +112,18 @@ class CostTable:
         attended = self._attended.seconds * context
         return self._machine.seconds * (self._verify.at(rows, tokens / max(rows, 1)) + attended)
 
-    def verify_curve(self, rows: int, tokens: FloatArray, context: float = 0.0, *, hoped: bool = False) -> FloatArray:
-        """`verify_seconds` for many token counts at once; any shape. See `LearnedGrid.across` for `hoped`."""
-        base = self._verify.across(rows, tokens / max(rows, 1), hoped=hoped) + self._attended.seconds * context
+    def verify_curve(
+        self, rows: int, tokens: FloatArray, context: float = 0.0, *, optimistic: bool = False
+    ) -> FloatArray:
+        """`verify_seconds` for many token counts at once; any shape. See `LearnedGrid.across` for `optimistic`."""
+        base = (
+            self._verify.across(rows, tokens / max(rows, 1), optimistic=optimistic) + self._attended.seconds * context
+        )
         return np.asarray(self._machine.seconds * base, dtype=np.float64)
 
-    def verify_line(self, rows: int, most: int, context: float = 0.0, *, hoped: bool = False) -> FloatArray:
+    def verify_line(self, rows: int, most: int, context: float = 0.0, *, optimistic: bool = False) -> FloatArray:
         """`verify_curve` of `rows` + 0, 1, ... `most` tokens."""
-        return self.verify_curve(rows, rows + np.arange(most + 1, dtype=np.float64), context, hoped=hoped)
+        return self.verify_curve(rows, rows + np.arange(most + 1, dtype=np.float64), context, optimistic=optimistic)
 
     def draft_step_seconds(self, drafter: str, rows: float) -> float:
         """One draft step of `rows` active rows; 0 for a drafter that runs no model."""
@@ -131,10 +131,7 @@ class CostTable:
         return 0.0 if grid is None or rows <= 0 else self._machine.seconds * grid.at(rows, 1)
 
     def step_line(self, drafter: str, rows: int) -> tuple[float, float]:
-        """A draft step as a straight line in its active rows: seconds per step, seconds per active row.
-
-        Exact at 1 row and at `rows` rows.
-        """
+        """A draft step as a line in its active rows, exact at 1 and at `rows`: seconds per step, and per row."""
         one = self.draft_step_seconds(drafter, 1)
         if rows <= 1:
             return 0.0, one
@@ -146,9 +143,9 @@ class CostTable:
         start = self._starts.get(drafter)
         return 0.0 if start is None else self._machine.seconds * start.seconds
 
-    def lookup_seconds(self, drafter: str) -> float:
+    def ngram_seconds(self, drafter: str) -> float:
         """What a drafter that runs no model takes for each row that it drafts for; 0 for one that does."""
-        return 0.0 if drafter in self._starts else self._machine.seconds * self._lookup(drafter).seconds
+        return 0.0 if drafter in self._starts else self._machine.seconds * self._ngram_of(drafter).seconds
 
     def catch_up_seconds(self, drafter: str, tokens: float) -> float:
         """Reading `tokens` tokens that the drafter has missed."""
@@ -165,12 +162,7 @@ class CostTable:
         return self.verify_seconds(rows, rows, context) + self.overhead_seconds(rows, drafting=False)
 
     def round_seconds(
-        self,
-        drafter: str,
-        rows: int,
-        steps: FloatArray,
-        drafted: FloatArray,
-        context: float = 0.0,
+        self, drafter: str, rows: int, steps: FloatArray, drafted: FloatArray, context: float = 0.0
     ) -> FloatArray:
         """Whole rounds with `steps` draft steps that draft `drafted` tokens in all; arrays of one shape."""
         per_step, per_row = self.step_line(drafter, rows)
@@ -182,23 +174,23 @@ class CostTable:
     def observe(self, record: RoundRecord, drafters: Sequence[str] = ()) -> None:
         """Learn from one round; `drafters` are those that its rows count.
 
-        Where nobody can tell drafting from verifying (seconds that are not a number), the whole round tells. Rounds
-        that read a prompt, or hold no decoding rows, teach nothing.
+        Where nobody can tell drafting from verifying (seconds are NaN), the whole round tells. Rounds that read a
+        prompt, or hold no decoding rows, teach nothing.
         """
         if not len(record.rows) or record.prefill_tokens:
             return
         self._rounds += 1
         kind = len(record.rows), record.verify_tokens.bit_length(), record.caught_up > 0
-        if self._rounds - self._looked.get(kind, -_SAMPLED) < min(_SAMPLED, self._rounds // _LOT):
+        if self._rounds - self._looked.get(kind, -_SAMPLED) < min(_SAMPLED, self._rounds // _TOGETHER):
             return
         if len(self._looked) >= _MOST_KINDS:
             self._looked.clear()
         self._looked[kind] = self._rounds
-        self._noted.append((self._rounds, record, drafters))
-        if len(self._noted) > min(_LOT, self._rounds // 8):
-            for noted in self._noted:
-                self._learn(*noted)
-            self._noted.clear()
+        self._pending.append((self._rounds, record, drafters))
+        if len(self._pending) > min(_TOGETHER, self._rounds // 8):
+            for pending in self._pending:
+                self._learn(*pending)
+            self._pending.clear()
             for grid in (self._verify, *self._steps.values()):
                 grid.settle(self._rounds)
 
@@ -206,9 +198,9 @@ class CostTable:
         rows = len(record.rows)
         drafting = record.drafting or record.caught_up > 0
         verifying = self._verify.parts(rows, record.verify_tokens / rows)
-        verifying.append((self._attended, float(total(record.context))))
+        verifying.append((self._attended, float(record.context.sum())))
         proposing = self._proposing(record, drafters) if drafting else []
-        beside: list[Part] = [(self._beside(rows, drafting), 1.0)]
+        beside: list[Term] = [(self._beside(rows, drafting), 1.0)]
         spent = record.draft_seconds if drafting else 0.0
         left = record.total_seconds - record.verify_seconds - spent
         if left == left:  # noqa: PLR0124 - NaN differs from itself
@@ -247,7 +239,7 @@ class CostTable:
         """Believe what was learned no more than what was measured at the start, so that rounds measure it again."""
         self.doubts += 1
         self._surprise.clear()
-        quantities = (self._starts, self._catch_up, self._lookups, self._overhead)
+        quantities = (self._starts, self._catch_up, self._ngram, self._overhead)
         for quantity in (self._machine, self._attended, *(one for known in quantities for one in known.values())):
             quantity.doubt()
         for grid in (self._verify, *self._steps.values()):
@@ -274,16 +266,16 @@ class CostTable:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"not a cost table ({error}): profile again") from error
 
-    def _proposing(self, record: RoundRecord, drafters: Sequence[str]) -> list[Part]:
+    def _proposing(self, record: RoundRecord, drafters: Sequence[str]) -> list[Term]:
         """What the drafting of a round is made of."""
-        parts: list[Part] = []
+        parts: list[Term] = []
         for which in sorted(set(record.drafter[record.depths > 0].tolist())):
             name = drafters[which] if which < len(drafters) else ""
             mine = (record.drafter == which) & (record.depths > 0)
             drafted = record.drafted[mine]
             grid = self._steps.get(name)
             if grid is None:
-                parts.append((self._lookup(name), float(len(drafted))))
+                parts.append((self._ngram_of(name), float(len(drafted))))
                 continue
             parts.append((self._starts[name], 1.0))
             parts.append((self._catch_up[name], float(record.caught_up)))
@@ -293,8 +285,8 @@ class CostTable:
                 parts += grid.parts(float(size), 1, float(number))
         return parts
 
-    def _lookup(self, drafter: str) -> Quantity:
-        return self._lookups.setdefault(drafter, Quantity(_LOOKUP))
+    def _ngram_of(self, drafter: str) -> Quantity:
+        return self._ngram.setdefault(drafter, Quantity(_NGRAM))
 
     def _beside(self, rows: int, drafting: bool) -> Quantity:
         """What is known of rounds of so many rows beside their passes, or else of others."""

@@ -5,14 +5,13 @@ Knows entropies and scores as numbers. Lossless: verification is told the distri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
 
 from adaptspec.control.language.schema import Part
-from adaptspec.control.learned import counts, sums
+from adaptspec.control.policy import Learner
 from adaptspec.draft_tables import CANDIDATES, ENTROPY_BINS, TemperatureTable, entropy_bins
 from adaptspec.types import FloatArray, RoundRecord
 
@@ -21,25 +20,18 @@ _DISCOUNT = 0.999  # per scored token
 _LEAST_SEEN = 16.0
 
 
-class DraftTemperature:
+class DraftTemperature(Learner):
     """Writes the temperature table of each round: by bins of entropy, on top of the request's own temperature."""
 
     def __init__(self, value: float = 1.0) -> None:
         self.by_bin: FloatArray = np.full(ENTROPY_BINS, value)
-        self._tables: dict[tuple[int, bool], TemperatureTable] = {}
 
     def table(self, rows: int) -> TemperatureTable | None:
-        """For a round of so many rows; the same object while nothing changes. None: tokens are drawn as they are."""
-        return self._written(rows, scored=False)
+        """For a round of so many rows. None: tokens are drawn as they are."""
+        return TemperatureTable(np.tile(self.by_bin, (rows, 1)))
 
     def learn(self, record: RoundRecord) -> None:
         """Take note of a round with `temperature_scores`. A fixed temperature learns nothing."""
-
-    def _written(self, rows: int, *, scored: bool) -> TemperatureTable:
-        known = self._tables.get((rows, scored))
-        if known is None:
-            known = self._tables[rows, scored] = TemperatureTable(np.tile(self.by_bin, (rows, 1)), scored)
-        return known
 
 
 class DynamicTemperature(DraftTemperature):
@@ -64,7 +56,7 @@ class DynamicTemperature(DraftTemperature):
         """Candidates from `least` to `most`, which hold 1 between them."""
         super().__init__()
         self._score_every, self._gain = score_every, gain
-        self._rounds, self._neutral = 0, True
+        self._rounds, self._neutral, self._stale = 0, True, False
         self._seen: FloatArray = np.zeros((ENTROPY_BINS, 1))
         self._sums, self._squares = (np.zeros((ENTROPY_BINS, len(CANDIDATES))) for _ in range(2))
         self._candidates: FloatArray = np.array(CANDIDATES)
@@ -72,9 +64,11 @@ class DynamicTemperature(DraftTemperature):
 
     def table(self, rows: int) -> TemperatureTable | None:
         """What was learned so far; every so many rounds one is scored. Others cost nothing while 1 is the best."""
+        if self._stale:
+            self._renew()
         scored = self._rounds % self._score_every == 0
         self._rounds += 1
-        return None if self._neutral and not scored else self._written(rows, scored=scored)
+        return None if self._neutral and not scored else TemperatureTable(np.tile(self.by_bin, (rows, 1)), scored)
 
     def learn(self, record: RoundRecord) -> None:
         """See `DraftTemperature.learn`."""
@@ -87,18 +81,12 @@ class DynamicTemperature(DraftTemperature):
         for old, news in ((self._seen, np.ones((len(bins), 1))), (self._sums, gains), (self._squares, gains**2)):
             np.multiply(old, fade, out=old)
             np.add.at(old, bins, news)
-        self._renew()
+        self._stale = True
 
-    def learned(self) -> dict[str, FloatArray]:
+    def state(self) -> dict[str, FloatArray]:
         """Decayed counts, sums and squares of gains, by bin of entropy."""
-        return {"seen": self._seen.copy(), "gains": self._sums.copy(), "squares": self._squares.copy()}
-
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """See `Chooser.restore`."""
-        seen, squares = counts(learned, "seen", self._seen.shape), counts(learned, "squares", self._squares.shape)
-        self._sums = sums(learned, "gains", self._sums.shape)
-        self._seen, self._squares = seen, squares
-        self._renew()
+        self._stale = True
+        return {"seen": self._seen, "gains": self._sums, "squares": self._squares}
 
     def _renew(self) -> None:
         seen = np.maximum(self._seen, 1.0)
@@ -108,8 +96,7 @@ class DynamicTemperature(DraftTemperature):
         surely[:, _NEUTRAL] = 0.0
         best = np.where(surely.max(axis=1) > 0.0, surely.argmax(axis=1), _NEUTRAL)
         self.by_bin = self._candidates[best] ** self._gain
-        self._neutral = bool((best == _NEUTRAL).all())
-        self._tables.clear()
+        self._neutral, self._stale = bool((best == _NEUTRAL).all()), False
 
 
 class FixedTemperatureSpec(Part):

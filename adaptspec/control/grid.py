@@ -1,8 +1,7 @@
 """Seconds that are never certain: what was measured once is a weak belief, corrected by every look at the truth.
 
-Each quantity is known by the logarithm of what it is over what was believed first, and the variance of that. Looks
-are sums of quantities: a Kalman filter of diagonal covariance shares out what they did not expect. A look that is
-farther off than chance allows counts no more than chance does, so that stalls move little.
+A quantity is known by the logarithm of what it is over what was believed first, and the variance of that. A look is a
+sum of quantities: a Kalman filter of diagonal covariance shares out what was not expected, up to what chance allows.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ class Quantity:
         self.variance = _FIRST
 
 
-Part = tuple[Quantity, float]  # a quantity, and how many of it there are
+Term = tuple[Quantity, float]  # a quantity, and how many of it there are
 
 
-def look(parts: Sequence[Part], scale: Quantity, seconds: float, now: int) -> None:
+def look(parts: Sequence[Term], scale: Quantity, seconds: float, now: int) -> None:
     """Learn from `scale` x the sum of all parts having taken so many seconds, in round `now`."""
     shares = [(part, number * part.seconds) for part, number in parts if number > 0.0]
     expected = sum(share for _, share in shares)
@@ -76,8 +75,8 @@ def look(parts: Sequence[Part], scale: Quantity, seconds: float, now: int) -> No
 class LearnedGrid:
     """Seconds over `rows` x `columns`, both ascending; linear between the points and beyond the last.
 
-    What is read never falls along either axis, and rises hardly faster than work does; what breaks that is mended where
-    least is known. So a point that was measured wrong is held in check by its neighbours that rounds have shown.
+    What is read never falls along either axis, and rises hardly faster than work; what breaks that is mended where
+    least is known: neighbours that rounds have shown hold a wrong point in check.
     """
 
     def __init__(self, rows: Sequence[float], columns: Sequence[float], seconds: Sequence[Sequence[float]]) -> None:
@@ -106,12 +105,12 @@ class LearnedGrid:
         shape = len(self.rows), len(self.columns)
         variance = np.array([min(_FIRST, c.variance + _DRIFT * (now - c.seen)) for c in cells]).reshape(shape)
         level = np.array([math.log(c.prior) + c.log for c in cells]).reshape(shape)
-        hope = np.maximum(np.sqrt(variance) - math.sqrt(_SETTLED), 0.0)
+        unsure = np.maximum(np.sqrt(variance) - math.sqrt(_SETTLED), 0.0)
         axes = np.log(np.array(self.rows)), np.log(self._axis)
         read = _mended(level, 1.0 / variance, *axes)
-        more = (read - read[:, :1]) * np.exp(-hope)  # beyond the first column, which everything is weighed against
+        more = (read - read[:, :1]) * np.exp(-unsure)  # beyond the first column, which everything is weighed against
         self._now: list[list[float]] = read.tolist()
-        self._hoped: list[list[float]] = (read[:, :1] + np.maximum.accumulate(more, axis=1)).tolist()
+        self._optimistic: list[list[float]] = (read[:, :1] + np.maximum.accumulate(more, axis=1)).tolist()
 
     def doubt(self) -> None:
         """Be as unsure of all of it as at the start."""
@@ -129,12 +128,13 @@ class LearnedGrid:
             value += f * (below - value)
         return value
 
-    def across(self, row: float, columns: FloatArray, *, hoped: bool = False) -> FloatArray:
-        """Seconds at one row coordinate and many column coordinates; any shape. `hoped`: where little is known, as few
-        as may well be.
+    def across(self, row: float, columns: FloatArray, *, optimistic: bool = False) -> FloatArray:
+        """Seconds at one row coordinate and many column coordinates; any shape.
+
+        `optimistic`: where little is known, as few as may well be.
         """
         i, f = _locate(self.rows, row)
-        table = self._hoped if hoped else self._now
+        table = self._optimistic if optimistic else self._now
         line = table[i]
         if f:
             line = [above + f * (below - above) for above, below in zip(line, table[i + 1], strict=True)]
@@ -144,7 +144,7 @@ class LearnedGrid:
             read = read + slope * np.maximum(columns - self.columns[-1], 0.0)
         return np.asarray(read, dtype=np.float64)
 
-    def parts(self, row: float, column: float, number: float = 1.0) -> list[Part]:
+    def parts(self, row: float, column: float, number: float = 1.0) -> list[Term]:
         """What `number` looks at a point are made of."""
         i, f = _locate(self.rows, row)
         j, g = _locate(self.columns, column)

@@ -1,61 +1,49 @@
-"""The Policy protocol: what a policy sees before a round, what it answers, and what it learns from.
-
-Knows arrays of numbers, not requests, tensors or clocks.
-"""
+"""What a policy sees before a round, what it answers, what it learns from, and how what it learned is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from adaptspec.draft_tables import StopTable, TemperatureTable
+from adaptspec.errors import StateError
 from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRecord, nobody
 
 T = TypeVar("T")
+# Sums of differences; all else that is kept counts something.
+_SIGNED = "gains"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class BatchSignals:
     """The decoding rows of the coming round, one entry per row (B of them).
 
-    `rows` are the engine's row numbers: stable while a request runs, reused afterwards. `limits`
-    is the depth each row may not pass (the request's ceiling, its remaining tokens, the context's
-    room). `lag` [drafters, B] is how many tokens each drafter is behind, beyond the usual one or two: what
-    drafting with it would have to catch up first. What a policy sees has its own drafters first, in its order (those
-    of others may follow). `offered` [drafters, B] is how many tokens a lookup would draft now, within the limits: known
-    beforehand since looking is free. It is 0 for drafters that cannot tell, and left 0 where nobody looks
-    (see `OfferWatcher`). `position` counts the tokens a row has emitted. `beside` counts rows that decode in the same
-    round under other policies; `free_memory` is the share of the cache that no row holds. `keys` are the names of API
-    keys by their numbers (0: none that a policy names), None where no policy names any. `tasks`, `keys`
-    and `number`, the decision's, are given by the controller.
+    `rows` are the engine's row numbers: stable while a request runs, reused afterwards. `limits` is the depth each row
+    may not pass (the request's ceiling, its remaining tokens, the context's room). `lag` [drafters, B] is how many
+    tokens each drafter is behind, beyond the usual one or two: what drafting with it would have to catch up first.
+    What a policy sees has its own drafters first, in its order. `found` [drafters, B] is how many tokens an n-gram
+    drafter has found for each row, within the limits: known before the round, since looking is free. It is 0 for
+    drafters that cannot tell, and where nobody asked (see `Policy.search_depth`). `position` counts the tokens a row
+    has emitted. `beside` counts rows that decode in the same round under other policies; `free_memory` is the share of
+    the cache that no row holds. The controller fills in `tasks` (0: unknown), `keys`, the numbers of API keys (0: none
+    that a policy names; None: no policy names any), and `number`, the decision's.
     """
 
     rows: IntArray
-    tasks: IntArray  # 0 = unknown
+    tasks: IntArray
     context: IntArray
     limits: IntArray
     lag: IntArray
-    offered: IntArray
+    found: IntArray
     position: IntArray
     prefill_tokens: int = 0
     beside: int = 0
     free_memory: float = 1.0
     keys: IntArray | None = None
     number: int = 0
-
-    @property
-    def least_limit(self) -> int:
-        """The least of the rows' limits: nearly always above what a policy would draft."""
-        if len(self.limits) == 1:
-            return int(self.limits.item())
-        # `functools.cached_property` takes a lock, which is longer than looking at one row.
-        known: int | None = self.__dict__.get("_least_limit")
-        if known is None:
-            known = self.__dict__["_least_limit"] = int(self.limits.min())
-        return known
 
     @property
     def batch_size(self) -> int:
@@ -75,7 +63,7 @@ class BatchSignals:
             self.context[index],
             self.limits[index],
             self.lag[:, index],
-            self.offered[:, index],
+            self.found[:, index],
             self.position[index],
             self.prefill_tokens,
             self.round_size - len(index),
@@ -85,15 +73,15 @@ class BatchSignals:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Decision:
     """Depth, reason and drafter per row, and when drafts stop before their depth (None: never). Data alone.
 
     `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `provenance` is told by
-    policies that explore. `temperature` None: tokens are drawn from the draft's distribution as it is.
-    `watched` are the drafters to score where they do not draft, if that is free (see `RoundRecord.shadow`): the
-    controller fills it in, in the engine's numbers. `expected` is told by policies that estimate. `number`,
-    and the `tasks` and `policies` of the rows [B] are the controller's: the round's record bears them, however late.
+    policies that explore, `expected` by those that estimate. `temperature` None: tokens are drawn from the draft's
+    distribution as it is. The rest is the controller's: `watched` are the drafters to score where they do not draft, if
+    that is free (see `RoundRecord.shadow`), in the engine's numbers; `number`, and the `tasks` and `policies` of the
+    rows [B], which the round's record bears, however late.
     """
 
     depths: IntArray
@@ -109,7 +97,7 @@ class Decision:
     policies: IntArray = field(default_factory=nobody)
 
 
-class Awaited(Generic[T]):
+class Pending(Generic[T]):
     """What is to be known of decisions when their outcomes come, by number. Outcomes may never come: the oldest go."""
 
     def __init__(self, most: int = 64) -> None:
@@ -127,20 +115,77 @@ class Awaited(Generic[T]):
         return self._known.pop(number, None)
 
 
-class Policy(Protocol):
+class Learner:
+    """Something with a state. This base has none."""
+
+    def state(self) -> dict[str, FloatArray]:
+        """The arrays themselves that it learns in, by name: whoever asks may write to them.
+
+        Decayed sums. They are additive: the states of two replicas, added name by name, are the state of both. So a
+        prior stays out of them. Names of optional parts begin with `@` and the part's name, and a slash.
+        """
+        return {}
+
+    def learned(self) -> dict[str, FloatArray]:
+        """Copies of what is worth keeping across restarts; {} where there is nothing."""
+        return {name: np.array(values) for name, values in self.state().items()}
+
+    def restore(self, learned: Mapping[str, FloatArray]) -> None:
+        """Go on from what `learned` once gave, in place of what has been seen so far. Called before any row starts.
+
+        An optional part of which it says nothing, or of another kind, starts anew.
+
+        Raises:
+            StateError: not of these shapes, or not possible; nothing has changed then.
+        """
+        own = self.state()
+        taken: dict[str, FloatArray] = {}
+        for part in {_part(name) for name in (*own, *learned)}:
+            names, given = ([name for name in all_ if _part(name) == part] for all_ in (own, learned))
+            if part and set(names) != set(given):
+                continue
+            if set(given) - set(names):
+                strange = f"{', '.join(sorted(set(given) - set(names)))} cannot be restored: "
+                raise StateError(strange + ("it is of another algorithm" if names else "this policy learns nothing"))
+            taken.update({name: _checked(learned, name, own[name].shape) for name in names})
+        for name, values in taken.items():
+            own[name][...] = values
+
+
+def _part(name: str) -> str:
+    return name.rpartition("/")[0] if name.startswith("@") else ""
+
+
+def _checked(learned: Mapping[str, FloatArray], name: str, shape: tuple[int, ...]) -> FloatArray:
+    if name not in learned:
+        raise StateError(f"{name!r} is missing; there are: {', '.join(learned) or 'none'}")
+    found: FloatArray = np.array(learned[name], dtype=np.float64)
+    if found.shape != shape:
+        raise StateError(f"{name!r} has the shape {list(found.shape)}, not {list(shape)}: it is of other arms")
+    if not np.isfinite(found).all():
+        raise StateError(f"{name!r} holds a value that is no finite number; forget this state and learn anew")
+    if not name.endswith(_SIGNED) and (found < 0.0).any():
+        raise StateError(f"{name!r} has a negative count; forget this state and learn anew")
+    return found
+
+
+class Policy(Learner):
     """Decides the depths of a batch and learns from rounds. Called on one thread, once each per round.
 
-    `learn` only takes notes: it never switches anything. `start` and `finish` bracket the life of a
-    request in a row; state of a row must not outlive `finish`.
+    `learn` never switches anything. `start` and `finish` bracket the life of a request in a row; state of a row must
+    not outlive `finish`. What is not overridden does nothing.
     """
 
-    @property
-    def drafters(self) -> tuple[str, ...]:
-        """Names of the drafters it uses, preferred first."""
+    drafters: tuple[str, ...]  # names of those that it uses, preferred first
+    max_depth: int  # the deepest draft it will ever ask for
 
     @property
-    def max_depth(self) -> int:
-        """The deepest draft it will ever ask for."""
+    def search_depth(self) -> int | None:
+        """How many tokens n-gram drafters are to look for in the coming round (see `BatchSignals.found`).
+
+        0: none this time, nor are they scored. None: it never goes by what they find.
+        """
+        return None
 
     def start(self, row: int) -> None:
         """A request begins decoding in `row`; what it is comes with the signals of its rounds."""
@@ -149,7 +194,8 @@ class Policy(Protocol):
         """The request in `row` has ended."""
 
     def decide(self, signals: BatchSignals) -> Decision:
-        """Choose depths (0 <= depth <= limits) for these rows."""
+        """Choose depths (0 <= depth <= limits) for these rows; the decision is the caller's to complete."""
+        raise NotImplementedError
 
     def learn(self, record: RoundRecord) -> None:
         """Take note of a round in which this policy's rows ran (and only its rows are listed).
@@ -158,65 +204,8 @@ class Policy(Protocol):
         Seconds, steps and tokens of the verify pass are those of the whole round.
         """
 
-    def learned(self) -> dict[str, FloatArray]:
-        """What is worth keeping across restarts; see `Chooser.learned`."""
 
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """Go on from it; see `Chooser.restore`."""
-
-
-@runtime_checkable
-class OfferWatcher(Protocol):
-    """A policy, or a part of one, that may look at `BatchSignals.offered`; for all others the engine leaves it zero."""
-
-    @property
-    def watches_offers(self) -> bool:
-        """Whether it ever does."""
-
-    @property
-    def looking(self) -> bool:
-        """Whether it does in the coming round. If not, its lookups are not scored either."""
-
-
-def watches_offers(part: object) -> TypeGuard[OfferWatcher]:
-    """Whether a policy, or a part of one, may look at offers."""
-    return isinstance(part, OfferWatcher) and part.watches_offers
-
-
-class OffersOfParts:
-    """`OfferWatcher` for what leaves rounds to policies of its own: it looks if one of them does."""
-
-    def __init__(self, policies: Iterable[Policy]) -> None:
-        self._offered = [policy for policy in policies if watches_offers(policy)]
-
-    @property
-    def watches_offers(self) -> bool:
-        """See `OfferWatcher`."""
-        return bool(self._offered)
-
-    @property
-    def looking(self) -> bool:
-        """See `OfferWatcher`."""
-        return any(policy.looking for policy in self._offered)
-
-
-def whole_provenance(told: Sequence[tuple[IntArray, Provenance]], rows: int) -> Provenance | None:
-    """What policies told of their own rows, for the whole batch."""
-    if not told:
-        return None
-    nobody, unknown = np.full(rows, -1, dtype=np.int64), np.full(rows, np.nan)
-    whole = Provenance(nobody, unknown, nobody.copy(), unknown.copy())
-    for mine, part in told:
-        whole.arms[mine], whole.propensities[mine] = part.arms, part.propensities
-        whole.draws[mine], whole.worth[mine] = part.draws, part.worth
-    return whole
-
-
-def whole_expected(hopes: Sequence[tuple[IntArray, Expected]], rows: int) -> Expected | None:
-    """What policies expected of their own rows, for the whole batch."""
-    if not hopes:
-        return None
-    whole = Expected(np.nan, np.full(rows, np.nan))
-    for mine, part in hopes:
-        whole.accepted[mine] = part.accepted
-    return whole
+def deepest_search(policies: list[Policy]) -> int | None:
+    """`Policy.search_depth` of what leaves rounds to these policies."""
+    depths = [depth for depth in (policy.search_depth for policy in policies) if depth is not None]
+    return max(depths) if depths else None

@@ -1,19 +1,48 @@
-"""What belongs to the request in each row: one struct of arrays, which the controller owns.
-
-A round's signals carry what policies see of it, and its record bears it back, however late: no part keeps a copy.
-"""
+"""The rows of a round: what belongs to each, which policy decides for which, and by which numbers drafters go."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 import numpy as np
 
-from adaptspec.types import FloatArray, IntArray, SpeculationParams
+from adaptspec.control.policy import BatchSignals, Decision, Policy
+from adaptspec.draft_tables import StopTable, TemperatureTable
+from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord, SpeculationParams
 
 _UNBOUND = int(np.iinfo(np.int64).max)
 
 
+def total(values: IntArray) -> int:
+    """The sum of a one-dimensional array; of one value in a tenth of numpy's time, since rounds of one are short."""
+    return int(values.item() if len(values) == 1 else values.sum())
+
+
+def some(values: IntArray | BoolArray) -> bool:
+    """Whether any value is not zero, in a fifth of the time of `any`."""
+    return bool(np.count_nonzero(values))
+
+
+def alike(values: IntArray, value: int) -> bool:
+    """Whether all values are `value`."""
+    return bool(np.count_nonzero(values == value) == len(values))
+
+
+def places_of(rows: IntArray, among: IntArray) -> IntArray | None:
+    """Where each of `rows` [N] stands in `among`, which holds each row once; None where one of them does not."""
+    if rows.tobytes() == among.tobytes():
+        return np.arange(len(rows))
+    at = {row: place for place, row in enumerate(among.tolist())}
+    found = [at.get(row, -1) for row in rows.tolist()]
+    return None if -1 in found else np.array(found, dtype=np.int64)
+
+
 class Rows:
-    """Arrays [rows]; a free row has the values of its last request but for its wishes."""
+    """What belongs to the request in each row, as arrays [rows]: signals and records carry it, no part keeps a copy.
+
+    A free row has the values of its last request, but for what that had asked for.
+    """
 
     def __init__(self, rows: int) -> None:
         self.policies, self.tasks, self.keys = (np.zeros(rows, dtype=np.int64) for _ in range(3))
@@ -23,14 +52,14 @@ class Rows:
         self.taken = [False] * rows
         self.with_thresholds = 0
 
-    def start(self, row: int, policy: int, task: int, wishes: SpeculationParams) -> None:
+    def start(self, row: int, policy: int, task: int, asked: SpeculationParams) -> None:
         """A request begins in `row`, which is free."""
         self.policies[row], self.tasks[row] = policy, task
         self.taken[row] = True
-        if wishes.max_depth is not None:
-            self.ceilings[row] = wishes.max_depth
-        if wishes.stop_threshold is not None:
-            self.thresholds[row] = wishes.stop_threshold
+        if asked.max_depth is not None:
+            self.ceilings[row] = asked.max_depth
+        if asked.stop_threshold is not None:
+            self.thresholds[row] = asked.stop_threshold
             self.with_thresholds += 1
 
     def finish(self, row: int) -> None:
@@ -43,3 +72,91 @@ class Rows:
     def of(self, policy: int) -> list[int]:
         """The rows that run under a policy."""
         return [row for row, taken in enumerate(self.taken) if taken and self.policies[row] == policy]
+
+
+class DrafterNumbers:
+    """One policy's drafters among the engine's: its first is number 0 to the policy, any number to the engine."""
+
+    def __init__(self, wanted: Sequence[str], drafters: Sequence[str]) -> None:
+        """`wanted` are the policy's, all of them among the engine's `drafters`; none for a policy that never drafts."""
+        self.watched = tuple(drafters.index(name) for name in wanted)
+        self._engine: IntArray = np.array(self.watched or (0,), dtype=np.int64)
+        self._own: IntArray = np.zeros(max(1, len(drafters)), dtype=np.int64)
+        self._own[self._engine] = np.arange(len(self._engine))
+        self.alike = self._engine.tolist() == list(range(len(self._engine)))
+
+    def signals(self, signals: BatchSignals) -> BatchSignals:
+        """For the policy: what is known of its drafters first."""
+        if self.alike:
+            return signals
+        return replace(signals, lag=signals.lag[self._engine], found=signals.found[self._engine])
+
+    def drafter(self, drafter: IntArray) -> IntArray:
+        """For the engine: who drafts for each row [B]."""
+        return drafter if self.alike else self._engine[drafter]
+
+    def decided(self, policy: Policy, signals: BatchSignals) -> Decision:
+        """What the policy decides, in the engine's numbers."""
+        decision = policy.decide(self.signals(signals))
+        decision.drafter = self.drafter(decision.drafter)
+        return decision
+
+    def record(self, record: RoundRecord) -> RoundRecord:
+        """For the policy: a round in its own numbers. A drafter it does not have (any more) becomes its first."""
+        if self.alike:
+            return record
+        shadow, drafted = record.shadow, record.shadow_drafted
+        return replace(
+            record,
+            drafter=self._own[record.drafter],
+            shadow=None if shadow is None else shadow[self._engine],
+            shadow_drafted=None if drafted is None else drafted[self._engine],
+        )
+
+
+def decided(who: IntArray, decide: Callable[[int, BatchSignals], Decision], signals: BatchSignals) -> Decision:
+    """The round's decision where `decide` is asked for the rows of each number in `who` [B]."""
+    first = who.item(0)
+    if len(who) == 1 or alike(who, first):
+        return decide(first, signals)
+    return _joined([(mine, decide(which, signals.take(mine))) for which, mine in _groups(who)], len(who))
+
+
+def taught(who: IntArray, learn: Callable[[int, RoundRecord], None], record: RoundRecord) -> None:
+    """Have `learn` told of the rows of each number in `who` [B]."""
+    first = who.item(0)
+    if len(who) == 1 or alike(who, first):
+        learn(first, record)
+        return
+    for which, mine in _groups(who):
+        learn(which, record.take(mine))
+
+
+def _groups(who: IntArray) -> list[tuple[int, IntArray]]:
+    """Each number there is, and where."""
+    return [(which, np.flatnonzero(who == which)) for which in np.unique(who).tolist()]
+
+
+def _joined(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Decision:
+    """The decision for `rows` rows from those for parts of them, by position in the batch; drafters count alike."""
+    depths, reasons, drafter = (np.zeros(rows, dtype=np.int64) for _ in range(3))
+    unknown, nobody = np.full(rows, np.nan), np.full(rows, -1, dtype=np.int64)
+    provenance = Provenance(nobody, unknown, nobody.copy(), unknown.copy())
+    expected = Expected(np.nan, unknown.copy())
+    for mine, part in parts:
+        depths[mine], reasons[mine], drafter[mine] = part.depths, part.reasons, part.drafter
+        if part.provenance is not None:
+            for name in ("arms", "propensities", "draws", "worth"):
+                getattr(provenance, name)[mine] = getattr(part.provenance, name)
+        if part.expected is not None:
+            expected.accepted[mine] = part.expected.accepted
+    return Decision(
+        depths,
+        reasons,
+        drafter,
+        StopTable.stacked([(mine, part.stop) for mine, part in parts], rows),
+        provenance if any(part.provenance for _, part in parts) else None,
+        TemperatureTable.stacked([(mine, part.temperature) for mine, part in parts], rows),
+        tuple(sorted({which for _, part in parts for which in part.watched})),
+        expected if any(part.expected for _, part in parts) else None,
+    )

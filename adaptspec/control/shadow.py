@@ -1,24 +1,20 @@
 """Policies on trial: they decide beside the one that acts, and what their decisions would have earned is estimated.
 
-Knows rounds as they were and the cost table; it touches no request, and what a shadow does wrong costs none anything.
+It touches no request, and what a shadow does wrong costs none anything.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from adaptspec.control.acceptance import Acceptance
-from adaptspec.control.arrays import places_of, some, total
 from adaptspec.control.cost import CostTable
-from adaptspec.control.numbering import DrafterNumbers
-from adaptspec.control.policy import Awaited, BatchSignals, Decision, Policy
+from adaptspec.control.policy import BatchSignals, Decision, Pending, Policy
+from adaptspec.control.rows import DrafterNumbers, places_of, some, total
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
-
-_log = logging.getLogger(__name__)
 
 # Estimates are over about the last thousand rounds, so that they follow traffic and what has been learned.
 _FADE = 0.999
@@ -30,7 +26,7 @@ class Counterfactual:
 
     The first `seen` of them were compared with what the target wrote, and `kept` of those agreed before the first that
     did not. `open`: all that were seen agreed, and what would have come next is unknown. `most` bounds the draft where
-    the drafter had nothing more to say (a lookup without a match). Confidence and entropy are NaN where unknown.
+    the drafter had nothing more to say (n-grams without a match). Confidence and entropy are NaN where unknown.
     """
 
     seen: IntArray
@@ -67,17 +63,17 @@ class Counterfactual:
 
     def drafted(self, decision: Decision) -> IntArray:
         """Tokens [B] that would have been drafted under a decision, its stop rule heeded."""
-        wished = np.minimum(decision.depths, self.most)
+        asked = np.minimum(decision.depths, self.most)
         if decision.stop is None:
-            return wished
-        drafted = np.zeros_like(wished)
-        active, step = np.flatnonzero(wished), 0
+            return asked
+        drafted = np.zeros_like(asked)
+        active, step = np.flatnonzero(asked), 0
         stop = decision.stop.begin(active)
         while len(active):
             drafted[active] += 1
             sure, entropy = self.confidence[active, step], self.entropy[active, step]
             step += 1
-            going = wished[active] > step
+            going = asked[active] > step
             if going.any():
                 going &= stop(step, active, sure, entropy)
             active = active[going]
@@ -159,7 +155,7 @@ class ShadowPolicy:
         self._signals = [Acceptance(max_rows, tasks, self._depth) for _ in drafters]
         self._mine: BoolArray = np.zeros(max_rows, dtype=np.bool_)
         self._lag: IntArray = np.full((len(drafters), max_rows), -1, dtype=np.int64)
-        self._awaited: Awaited[_Pending] = Awaited()
+        self._pending: Pending[_Decided] = Pending()
         self._dice = np.random.default_rng(0)
         self._rounds = 0
         self._sums: FloatArray = np.zeros(5)  # its tokens, guessed ones, its seconds, acting tokens, acting seconds
@@ -196,15 +192,15 @@ class ShadowPolicy:
         decision = self.policy.decide(self._numbers.signals(replace(mine, lag=lag)))
         depths = np.minimum(decision.depths, mine.limits)
         decision = replace(decision, depths=depths, drafter=self._numbers.drafter(decision.drafter))
-        self._awaited.put(signals.number, _Pending(decision, lag, mine))
+        self._pending.put(signals.number, _Decided(decision, lag, mine))
 
     def learn(self, record: RoundRecord) -> None:
         """What the round it decided for came to."""
-        pending = self._awaited.take(record.decision)
-        at = None if pending is None else places_of(pending.signals.rows, record.rows)
-        if pending is None or at is None:
+        decided = self._pending.take(record.decision)
+        at = None if decided is None else places_of(decided.signals.rows, record.rows)
+        if decided is None or at is None:
             return  # nothing was decided, or some of its rows did not run
-        acted, decision = record.take(at), pending.decision
+        acted, decision = record.take(at), decided.decision
         known = Counterfactual.of(acted, decision.drafter, self._depth)
         drafted = known.drafted(decision)
         acceptance = np.zeros((len(at), self._depth))
@@ -214,26 +210,26 @@ class ShadowPolicy:
         kept, expected, drawn = known.accepted(drafted, acceptance, self._dice.random(acceptance.shape))
         # A request that ended in this round would have ended with any depth.
         ended = acted.emitted < acted.accepted + 1
-        most = np.where(ended, acted.emitted, pending.signals.limits + 1)
+        most = np.where(ended, acted.emitted, decided.signals.limits + 1)
         tokens = np.minimum(kept + expected + 1.0, most)
         guessed = tokens - np.minimum(kept + 1.0, most)
-        seconds = self._seconds(record, at, pending, drafted)
+        seconds = self._seconds(record, at, decided, drafted)
         acting = float(total(record.emitted))
         others = acting - total(acted.emitted)
         new = np.array([others + tokens.sum(), guessed.sum(), seconds, acting, record.total_seconds])
         self._sums = self._sums * _FADE + new
         self._rounds += 1
         emitted = np.minimum(kept + drawn + 1, most)
-        round_ = _as_if(acted, pending, known, drafted=drafted, accepted=kept + drawn, emitted=emitted, seconds=seconds)
+        round_ = _as_if(acted, decided, known, drafted=drafted, accepted=kept + drawn, emitted=emitted, seconds=seconds)
         self.policy.learn(self._numbers.record(round_))
-        self._note(acted, pending, drafted)
+        self._note(acted, decided, drafted)
 
-    def _seconds(self, record: RoundRecord, at: IntArray, pending: _Pending, drafted: IntArray) -> float:
+    def _seconds(self, record: RoundRecord, at: IntArray, decided: _Decided, drafted: IntArray) -> float:
         """The round's time, had this policy decided for its rows, which stand `at` [B] among the round's."""
         all_drafted, all_drafters = record.drafted.copy(), record.drafter.copy()
-        all_drafted[at], all_drafters[at] = drafted, pending.decision.drafter
+        all_drafted[at], all_drafters[at] = drafted, decided.decision.drafter
         own, acting = np.zeros((2, len(self._drafters), len(record.rows)))
-        own[:, at], acting[:, at] = pending.lag, pending.signals.lag[: len(acting)]
+        own[:, at], acting[:, at] = decided.lag, decided.signals.lag[: len(acting)]
         change = self._modelled(record, all_drafted, all_drafters, own)
         change -= self._modelled(record, record.drafted, record.drafter, acting)
         # The table may be wrong by more than a short round takes; time never runs backwards.
@@ -253,20 +249,20 @@ class ShadowPolicy:
             seconds += cost.catch_up_seconds(name, float(lag[which, drafting].sum()))
         return seconds
 
-    def _note(self, acted: RoundRecord, pending: _Pending, drafted: IntArray) -> None:
+    def _note(self, acted: RoundRecord, decided: _Decided, drafted: IntArray) -> None:
         """What was really seen, for later estimates, and how far each drafter would be behind now."""
         for which in np.unique(acted.drafter[acted.drafted > 0]).tolist():
             of = np.flatnonzero((acted.drafter == which) & (acted.drafted > 0))
             seen, kept = np.minimum(acted.drafted[of], self._depth), np.minimum(acted.accepted[of], self._depth)
             self._signals[which].observe(acted.rows[of], acted.tasks[of], seen, kept)
-        lag = pending.lag + acted.emitted
+        lag = decided.lag + acted.emitted
         drafting = np.flatnonzero(drafted)
-        lag[pending.decision.drafter[drafting], drafting] = 0
+        lag[decided.decision.drafter[drafting], drafting] = 0
         self._lag[:, acted.rows] = lag
 
 
 @dataclass(frozen=True)
-class _Pending:
+class _Decided:
     """A decision that waits for its round, in the engine's numbers, what it saw, and its own lag [drafters, B]."""
 
     decision: Decision
@@ -276,7 +272,7 @@ class _Pending:
 
 def _as_if(
     acted: RoundRecord,
-    pending: _Pending,
+    decided: _Decided,
     known: Counterfactual,
     *,
     drafted: IntArray,
@@ -285,7 +281,7 @@ def _as_if(
     seconds: float,
 ) -> RoundRecord:
     """The round as the shadow would have had it, with tokens [B] that its rows would have drafted, got and emitted."""
-    decision = pending.decision
+    decision = decided.decision
     deepest = int(drafted.max(initial=0))
     unknown = np.arange(deepest) >= drafted[:, None]
     agreed, said = acted.shadow, acted.shadow_drafted
@@ -305,7 +301,7 @@ def _as_if(
         confidence=np.where(unknown, np.nan, known.confidence[:, :deepest]),
         entropy=np.where(unknown, np.nan, known.entropy[:, :deepest]),
         draft_steps=deepest,
-        caught_up=int(pending.lag[decision.drafter, np.arange(len(drafted))][drafted > 0].sum()),
+        caught_up=int(decided.lag[decision.drafter, np.arange(len(drafted))][drafted > 0].sum()),
         verify_tokens=acted.verify_tokens + total(drafted) - total(acted.drafted),
         draft_seconds=max(0.0, acted.draft_seconds + seconds - acted.total_seconds),
         total_seconds=seconds,
@@ -315,58 +311,3 @@ def _as_if(
         shadow_drafted=said,
         temperature_scores=None,  # of tokens that it might not have drafted
     )
-
-
-class ShadowPolicies:
-    """All that watch. One that raises is left out from then on, and the log says why."""
-
-    def __init__(self, shadows: Sequence[ShadowPolicy] = ()) -> None:
-        self._shadows = {shadow.name: shadow for shadow in shadows}
-
-    @property
-    def any(self) -> bool:
-        """Whether anyone watches."""
-        return bool(self._shadows)
-
-    @property
-    def policies(self) -> dict[str, Policy]:
-        """Those that watch, by name."""
-        return {name: shadow.policy for name, shadow in self._shadows.items()}
-
-    def estimates(self) -> tuple[ShadowEstimate, ...]:
-        """What each would have earned; may be asked from any thread."""
-        return tuple(shadow.estimate for shadow in self._shadows.values())
-
-    def put(self, shadow: ShadowPolicy) -> None:
-        """Add a shadow, in place of one of its name."""
-        # Others may be reading: the mapping they have stays as it is.
-        self._shadows = {**self._shadows, shadow.name: shadow}
-
-    def drop(self, name: str) -> None:
-        """Leave one out, if it is there."""
-        self._shadows = {other: shadow for other, shadow in self._shadows.items() if other != name}
-
-    def start(self, row: int, policy: str) -> None:
-        """A request of `policy` begins decoding in `row`."""
-        self._each(lambda shadow: shadow.start(row) if shadow.against == policy else None)
-
-    def finish(self, row: int) -> None:
-        """The request in `row` has ended."""
-        self._each(lambda shadow: shadow.finish(row))
-
-    def decide(self, signals: BatchSignals) -> tuple[int, ...]:
-        """A round begins. Returns the engine's drafters to be scored where they do not draft."""
-        self._each(lambda shadow: shadow.decide(signals))
-        return tuple(which for shadow in self._shadows.values() for which in shadow.watched)
-
-    def learn(self, record: RoundRecord) -> None:
-        """A round has ended."""
-        self._each(lambda shadow: shadow.learn(record))
-
-    def _each(self, call: Callable[[ShadowPolicy], None]) -> None:
-        for shadow in self._shadows.values():
-            try:
-                call(shadow)
-            except Exception:  # noqa: BLE001 - a policy on trial must never cost a request its answer
-                _log.exception("the shadow policy %s failed; it no longer watches", shadow.name)
-                self.drop(shadow.name)

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from adaptspec.control.labels import MOST_OWN
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.control.tasks import TASKS
+from adaptspec.control.tasks import MOST_OWN, TASKS
 from adaptspec.errors import StateError
 from adaptspec.files import read_bytes
 from adaptspec.types import FloatArray

@@ -15,12 +15,11 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostProfile, CostTable
-from adaptspec.control.labels import Labels
 from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.rollout import LIVE, Shares
-from adaptspec.control.tasks import TaskDetector
+from adaptspec.control.tasks import Labels, TaskDetector
 from adaptspec.drafters import at_hand
 from adaptspec.drafting.drafter import Drafter, Loaded, RunsModel
 from adaptspec.drafting.registry import make_drafters

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from adaptspec.control.arrays import total
 from adaptspec.control.controller import Controller
-from adaptspec.control.labels import OTHER
 from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.rows import total
+from adaptspec.control.tasks import OTHER
 from adaptspec.engine.executor import Executor
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.scheduler import Batch, Scheduler, held_row
@@ -163,7 +163,7 @@ class EngineCore:
             batch.limits,
             [s.emitted for s in batch.decoding],
             *self.executor.lags(batch),
-            *self.executor.offers(batch, self.controller.deepest_offer),
+            *self.executor.offers(batch, self.controller.search_depth),
         ]
         # One array cut in rows: at batch 1 making it costs as much as what stands in it.
         signals, drafters = np.array(table, dtype=np.int64), len(self.executor.drafters)
@@ -174,7 +174,7 @@ class EngineCore:
             limits=signals[1],
             position=signals[2],
             lag=signals[3 : 3 + drafters],
-            offered=signals[3 + drafters :],
+            found=signals[3 + drafters :],
             prefill_tokens=batch.prefill_tokens,
             free_memory=self.executor.cache.free_memory,
         )

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from adaptspec.control.arrays import some
 from adaptspec.control.policy import Decision
+from adaptspec.control.rows import some
 from adaptspec.draft_tables import CANDIDATES
 from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup
 from adaptspec.drafting.tolerant import tolerant

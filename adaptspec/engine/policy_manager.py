@@ -41,6 +41,12 @@ class ServedPolicy:
         return self.spec.name
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """Its file and those that it uses, which may be gone; none where it was sent."""
+        used = (Path(name) for name in self.spec.used if name.endswith((".yaml", ".yml")))
+        return () if self.path is None else (self.path, *used)
+
+    @property
     def description(self) -> str:
         """What it is for."""
         return self.spec.metadata.description
@@ -162,8 +168,10 @@ class PolicyManager:
         """The same for a file; None if it says what is served already. Raises as `apply` does."""
         with self._counted():
             text = read_text(path)
-        if any(policy.path == path and policy.text == text for policy in self.served):
-            return None
+            same = next((policy for policy in self.served if policy.path == path and policy.text == text), None)
+            # What it uses may have changed.
+            if same is not None and same.spec.used in ({}, self._parsed(text, str(path), path).used):
+                return None
         return self.apply(text, str(path), path)
 
     def reload(self) -> list[dict[str, object]]:

@@ -13,6 +13,7 @@ from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.errors import AdaptSpecError
 
 _log = logging.getLogger(__name__)
+_Mark = tuple[tuple[int, int, int] | None, ...]
 
 
 class PolicyWatch:
@@ -20,7 +21,7 @@ class PolicyWatch:
 
     def __init__(self, desk: PolicyManager) -> None:
         self._desk = desk
-        self._seen = {path: _mark(path) for path in self._paths()}
+        self._seen = self._marks()
 
     async def run(self, seconds: float = 1.0) -> None:
         """Look again and again until cancelled."""
@@ -30,9 +31,8 @@ class PolicyWatch:
 
     def look(self) -> None:
         """Apply every file that has changed since the last look. What cannot be used stays as it was."""
-        for path in self._paths():
-            # Taken before the file is read: what is written meanwhile is seen at the next look.
-            mark = _mark(path)
+        # Taken before files are read: what is written meanwhile is seen at the next look.
+        for path, mark in self._marks().items():
             if mark != self._seen.get(path):
                 self._seen[path] = mark
                 self._apply(path)
@@ -54,8 +54,9 @@ class PolicyWatch:
                 kept = ", what it had learned was kept" if applied.carried else ""
                 _log.warning("policy %s was reloaded from %s%s", applied.name, path, kept)
 
-    def _paths(self) -> list[Path]:
-        return list(dict.fromkeys(policy.path for policy in self._desk.served if policy.path is not None))
+    def _marks(self) -> dict[Path, _Mark]:
+        """By the file of each policy, the marks of it and of those that it uses."""
+        return {files[0]: tuple(map(_mark, files)) for files in (one.files for one in self._desk.served) if files}
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from adaptspec.control.labels import OTHER
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import Policy
+from adaptspec.control.tasks import OTHER
 from adaptspec.errors import ConfigError
 from adaptspec.verification.method import Method
 from adaptspec.verification.registry import method

@@ -9,9 +9,9 @@ import numpy as np
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostProfile, CostTable
-from adaptspec.control.labels import Labels
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import BlockSpec, CoupledSpec, PolicySpec, RejectionSpec
+from adaptspec.control.tasks import Labels
 from adaptspec.errors import TapeError
 from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.scenarios import Stream

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.arrays import alike, some
 from adaptspec.control.policy import Decision
+from adaptspec.control.rows import alike, some
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq

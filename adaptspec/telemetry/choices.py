@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.guards import Guarding
+from adaptspec.control.guard import GuardEvents
 from adaptspec.types import IntArray, RoundRecord
 
 
@@ -71,7 +71,7 @@ class Choices:
         self.drafts: IntArray = np.zeros(drafters, dtype=np.int64)  # row-rounds that drafted with each
         self.depth_switches = 0
         self.drafter_switches = 0
-        self.guarding = Guarding()
+        self.guarding = GuardEvents()
 
     def start(self, row: int) -> None:
         """A request begins in `row`."""

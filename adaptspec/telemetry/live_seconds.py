@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptspec.control.labels import OTHER
+from adaptspec.control.tasks import OTHER
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 # Columns of what is summed by drafter and by task, as they go over the wire.

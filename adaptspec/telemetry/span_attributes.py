@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from adaptspec.control.labels import OTHER
+from adaptspec.control.tasks import OTHER
 from adaptspec.telemetry.server_histograms import PROVIDER
 from adaptspec.telemetry.stories import Story
 from adaptspec.types import Completion, Reason, Request, Timings

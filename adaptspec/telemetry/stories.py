@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from adaptspec.control.arrays import total
+from adaptspec.control.rows import total
 from adaptspec.types import Completion, Reason, Request, RoundRecord
 
 # So many rounds of a request are kept one by one, so many of its rare facts; sums go on.

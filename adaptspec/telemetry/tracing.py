@@ -17,7 +17,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from adaptspec import __version__
-from adaptspec.control.guards import Guarding
+from adaptspec.control.guard import GuardEvents
 from adaptspec.telemetry.mailbox import Mailbox
 from adaptspec.telemetry.span_attributes import messages, of_answers, of_model, of_request
 from adaptspec.telemetry.span_queue import SpanQueue
@@ -120,7 +120,7 @@ class Tracing:
         self._spans = PhaseSpans(self._tracer, ())
         self._traces: dict[str, Trace] = {}  # by request of the engine
         self._over: list[Trace] = []
-        self._guarding = Guarding()
+        self._guarding = GuardEvents()
 
     @property
     def dropped(self) -> int:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from adaptspec.control.choosers.chooser import Choice, Chooser, Parts
-from adaptspec.control.language.schema import Part
+from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, Parts
 from adaptspec.control.policy import BatchSignals
-from adaptspec.errors import StateError
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.types import IntArray, Reason, RoundRecord
 
 
-class LastRun:
+class LastRun(Algorithm):
     """depth = 1 + tokens accepted last, at most `max_depth`. Nothing outlives a request, so there is no state."""
 
     def __init__(self, rows: int, first: int, deepest: int) -> None:
@@ -26,9 +23,6 @@ class LastRun:
     def start(self, row: int) -> None:
         """A request begins decoding in `row`."""
         self._depth[row] = self._first
-
-    def finish(self, row: int) -> None:
-        """The request in `row` has ended."""
 
     def choose(self, signals: BatchSignals) -> Choice:
         """Depths of the rows of the coming round, never beyond their limits."""
@@ -41,17 +35,8 @@ class LastRun:
         rows = record.rows[drafted]
         self._depth[rows] = np.minimum(1 + record.accepted[drafted], self.max_depth)
 
-    def learned(self) -> dict[str, FloatArray]:
-        """What is worth keeping across restarts."""
-        return {}
 
-    def restore(self, learned: Mapping[str, FloatArray]) -> None:
-        """Go on from what `learned` gave."""
-        if learned:
-            raise StateError("last-run keeps no state")
-
-
-class LastRunSpec(Part):
+class LastRunSpec(AlgorithmSpec):
     """`choose: {algorithm: last-run}`. The entry point in pyproject.toml names this class."""
 
     takes_tiers: ClassVar[bool] = True  # a policy may say max-depth
@@ -59,6 +44,6 @@ class LastRunSpec(Part):
     algorithm: Literal["last-run"]
     first: int = Field(default=3, ge=1, le=64, description="Depth of a request's first draft.")
 
-    def build(self, parts: Parts) -> Chooser:
-        """The chooser, once for each policy that names it."""
+    def build(self, parts: Parts) -> LastRun:
+        """The algorithm, once for each policy that names it."""
         return LastRun(parts.max_rows, self.first, max(parts.tiers, default=0))

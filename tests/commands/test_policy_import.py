@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.commands.policy_import import import_sglang, import_vllm, policy_text
-from adaptspec.control.choosers.ema_tiers import EmaTiersSpec
+from adaptspec.control.algorithms.depth_rules import EmaTiersSpec
 from adaptspec.control.language.build import load_policy_spec, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import PolicyError

@@ -25,7 +25,7 @@ def signals(
     beside: int = 0,
     *,
     prefill: int = 0,
-    offered: Sequence[int] | None = None,
+    found: Sequence[int] | None = None,
     tasks: Sequence[int] | None = None,
 ) -> BatchSignals:
     size = len(limits)
@@ -35,7 +35,7 @@ def signals(
         context=np.full(size, 100),
         limits=np.array(limits, dtype=np.int64),
         lag=np.zeros((2, size), dtype=np.int64) if lag is None else np.array([lag, [0] * size]),
-        offered=np.array([[0] * size, [0] * size if offered is None else offered], dtype=np.int64),
+        found=np.array([[0] * size, [0] * size if found is None else found], dtype=np.int64),
         position=np.zeros(size, dtype=np.int64),
         prefill_tokens=prefill,
         beside=beside,

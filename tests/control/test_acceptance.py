@@ -14,10 +14,10 @@ from adaptspec.control.acceptance import (
     AcceptanceSettings,
     Calibration,
     Continuation,
-    LookupSignals,
-    Notes,
+    NgramAcceptance,
+    PendingRecords,
 )
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.types import FloatArray, IntArray, RoundRecord
 from tests.control.helpers import record
 
 ROW = np.array([0])
@@ -41,7 +41,7 @@ def test_a_round_says_nothing_of_positions_it_did_not_reach() -> None:
 
 
 def test_shallow_rounds_raise_the_estimate_of_deep_positions() -> None:
-    """A cautious prior for positions never reached would keep every chooser shallow for ever."""
+    """A cautious prior for positions never reached would keep every algorithm shallow for ever."""
     signals = Acceptance(1, 1, 7)
     observe(signals, 1, 1, 60)
     assert signals.acceptance(ROW, ROW)[0, 6] > 0.85
@@ -107,49 +107,64 @@ def test_estimates_are_probabilities(rounds: list[tuple[int, int]]) -> None:
     assert ((acceptance > 0.0) & (acceptance < 1.0)).all()
 
 
-def test_a_lookup_that_was_right_is_trusted_further() -> None:
+def found(drafted: list[int], right: list[int], tasks: list[int] | None = None) -> RoundRecord:
+    """A round of which n-grams that did not run are told; -1: nobody looked."""
+    size = len(drafted)
+    scores = {"shadow": np.array([[0] * size, right]), "shadow_drafted": np.array([[0] * size, drafted])}
+    return replace(record([0] * size, [0] * size, tasks=tasks), **scores)  # type: ignore[arg-type]
+
+
+def test_ngrams_that_were_right_are_trusted_further() -> None:
     """Text that repeats other text does so in runs: whoever is in the middle of one can be sure of the next token."""
-    known = LookupSignals(2, 1, 4)
+    known = NgramAcceptance(2, 1, 4)
     rows, tasks = np.array([0, 1]), np.array([0, 0])
     for _ in range(4):
-        known.note(rows, tasks, np.array([4, 4]), np.array([4, 0]))
+        assert known.note(1, found([4, 4], [4, 0]))
     running, broken = known.gains(rows, tasks)
     assert running[4] > broken[4] + 0.5
-    nobody = np.array([-1, -1])
-    known.note(rows, tasks, nobody, nobody)  # nobody looked: whether the run goes on is not known
-    assert known.run.tolist() == [0, 0]
+    assert not known.note(1, found([-1, -1], [-1, -1]))  # whether the run goes on is not known
+    assert known.run == [0, 0]
 
 
-def test_what_a_lookup_teaches_stays_with_its_task() -> None:
-    known = LookupSignals(2, 3, 4)
+def test_what_ngrams_draft_counts_as_what_they_found() -> None:
+    """Beyond the token that came anyway: what was cut at an end is not known to be wrong."""
+    known = NgramAcceptance(1, 1, 4)
+    assert known.note(1, record([3], [3], drafter=[1]))
+    assert known.run == [3]
+    assert not known.note(1, record([3], [0], drafter=[1]))
+    assert known.run == [0]
+
+
+def test_what_ngrams_teach_stays_with_its_task() -> None:
+    known = NgramAcceptance(2, 3, 4)
     rows, tasks = np.array([0, 1]), np.array([1, 2])
     for _ in range(200):
-        known.note(rows, tasks, np.array([2, 2]), np.array([0, 1]))
+        known.note(1, found([2, 2], [0, 1], [1, 2]))
     known.settle()
     never, once = known.gains(rows, tasks)
     assert never[1] < 0.2
     assert once[1] > 0.8
-    other = LookupSignals(2, 3, 4)
+    other = NgramAcceptance(2, 3, 4)
     other.restore(known.learned())
     assert np.allclose(other.gains(np.array([0]), tasks[1:]), known.gains(np.array([1]), tasks[1:]))
 
 
 def test_rounds_are_of_the_requests_that_ran_them() -> None:
     """What is learned later, when another request has the row, is not that one's: its task's alone."""
-    notes = Notes(2, 3)
-    notes.start(0)
-    notes.start(1)
-    notes.note(replace(record([2, 2], [1, 1], tasks=[1, 1]), decision=1))
-    notes.decided(2)
-    notes.start(0)
-    notes.decided(3)
+    pending = PendingRecords(2, 3)
+    pending.start(0)
+    pending.start(1)
+    pending.add(replace(record([2, 2], [1, 1], tasks=[1, 1]), decision=1))
+    pending.decided(2)
+    pending.start(0)
+    pending.decided(3)
     for number, task in ((2, 1), (3, 2)):  # the outcome of the second comes late
-        notes.note(replace(record([2, 2], [1, 1], tasks=[task, 1]), decision=number))
-    lot = notes.taken()
+        pending.add(replace(record([2, 2], [1, 1], tasks=[task, 1]), decision=number))
+    lot = pending.taken()
     assert lot is not None
     assert lot.rows.tolist() == [-1, 1, -1, 1, 0, 1]
     assert lot.tasks.tolist() == [1, 1, 1, 1, 2, 1]
-    assert notes.taken() is None
+    assert pending.taken() is None
     known = Acceptance(2, 3, 3)
     known.observe(lot.rows[:1], lot.tasks[:1], np.array([1]), np.array([0]))
     usual = known.of_tasks(np.array([0, 0]))
@@ -158,7 +173,7 @@ def test_rounds_are_of_the_requests_that_ran_them() -> None:
 
 
 def sure(calibration: Calibration, rows: IntArray = ROW, tasks: IntArray = ROW) -> FloatArray:
-    return calibration.acceptance.acceptance(rows, tasks)
+    return calibration.acceptance(rows, tasks)
 
 
 def test_calibration_begins_near_the_drafts_own_word_and_learns() -> None:
@@ -166,7 +181,7 @@ def test_calibration_begins_near_the_drafts_own_word_and_learns() -> None:
     assert sure(calibration)[0, 9] == pytest.approx(0.35 + 0.65 * 0.95)
     assert not calibration.informed
     for _ in range(100):
-        calibration.observe(np.array([[0.95]]), ROW, ROW, np.array([1]), np.array([0]))
+        calibration.observe_confidence(np.array([[0.95]]), ROW, ROW, np.array([1]), np.array([0]))
     assert sure(calibration)[0, 9] < 0.05
     assert calibration.informed
 
@@ -174,20 +189,20 @@ def test_calibration_begins_near_the_drafts_own_word_and_learns() -> None:
 def test_calibration_ignores_what_verification_never_reached() -> None:
     """After a rejection at the first token the second's agreement is unknown; so is a token of no stated confidence."""
     calibration = Calibration(1, 1)
-    calibration.observe(np.array([[0.25, 0.95]]), ROW, ROW, np.array([2]), np.array([0]))
-    assert calibration.acceptance.seen()[[2, 9]].tolist() == [1.0, 0.0]
-    calibration.observe(np.array([[np.nan, 0.95]]), ROW, ROW, np.array([2]), np.array([2]))
-    assert calibration.acceptance.seen()[9] == 0.0
+    calibration.observe_confidence(np.array([[0.25, 0.95]]), ROW, ROW, np.array([2]), np.array([0]))
+    assert calibration.seen()[[2, 9]].tolist() == [1.0, 0.0]
+    calibration.observe_confidence(np.array([[np.nan, 0.95]]), ROW, ROW, np.array([2]), np.array([2]))
+    assert calibration.seen()[9] == 0.0
 
 
 def test_rows_that_fare_better_or_worse_than_their_confidence_are_told_apart() -> None:
     """And a new request in the row is like any other of its task again."""
     calibration, rows, tasks = Calibration(2, 1), np.array([0, 1]), np.array([0, 0])
     for _ in range(30):
-        calibration.observe(np.full((2, 1), 0.5), rows, tasks, np.array([1, 1]), np.array([1, 0]))
+        calibration.observe_confidence(np.full((2, 1), 0.5), rows, tasks, np.array([1, 1]), np.array([1, 0]))
     better, worse = sure(calibration, rows, tasks)[:, 5]
     assert better > worse + 0.3
-    calibration.acceptance.start(1)
+    calibration.start(1)
     assert worse + 0.1 < sure(calibration, rows, tasks)[1, 5] < better - 0.1
 
 
@@ -195,13 +210,13 @@ def test_a_request_begins_as_sure_as_its_task() -> None:
     """Answers of few tokens have no time to tell what their draft's confidence is worth: their task knows."""
     calibration, rows, tasks = Calibration(2, 3), np.array([0, 1]), np.array([2, 1])
     for _ in range(100):
-        calibration.observe(np.full((2, 1), 0.25), rows, tasks, np.array([1, 1]), np.array([0, 1]))
+        calibration.observe_confidence(np.full((2, 1), 0.25), rows, tasks, np.array([1, 1]), np.array([0, 1]))
     for row in rows:
-        calibration.acceptance.start(row)
+        calibration.start(row)
     fresh = sure(calibration, rows, tasks)
     assert fresh[1, 2] > fresh[0, 2] + 0.3
     again = Calibration(2, 3)
-    again.acceptance.restore(calibration.acceptance.learned())
+    again.counts()[...] = calibration.counts()
     assert np.array_equal(sure(again, rows, tasks), fresh)
 
 
@@ -220,4 +235,4 @@ def test_rows_without_a_depth_say_nothing_of_how_far_drafts_go_on() -> None:
     alone, beside = Continuation(3), Continuation(3)
     alone.observe(np.array([3]), np.array([1]), np.array([1]))
     beside.observe(np.array([3, 0, 0]), np.array([1, 2, 3]), np.array([1, 2, 0]))
-    np.testing.assert_array_equal(alone.learned(), beside.learned())
+    np.testing.assert_array_equal(alone.counts(), beside.counts())

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
-from adaptspec.control.ceilings import BatchSchedule, Bounds, Ceilings, TaskTiers
-from adaptspec.errors import ConfigError
+from adaptspec.control.ceilings import Bounds, Ceilings, Ranges, TaskTiers, depth_at
 from tests.control.helpers import signals
 
 
@@ -52,15 +52,14 @@ def test_bounds_of_a_task_leave_the_others_as_usual() -> None:
 
 def test_every_batch_size_has_the_depth_of_its_range() -> None:
     """Gaps and what lies beyond the last range go with the range before."""
-    schedule = BatchSchedule([[9, 16, 1], [1, 4, 5]])
-    assert [schedule.depth(size) for size in (0, 1, 4, 5, 8, 9, 16, 17, 9999)] == [5, 5, 5, 5, 5, 1, 1, 1, 1]
-    assert schedule.max_depth == 5
+    ranges = TypeAdapter(Ranges).validate_python([[9, 16, 1], [1, 4, 5]])
+    assert [depth_at(ranges, size) for size in (0, 1, 4, 5, 8, 9, 16, 17, 9999)] == [5, 5, 5, 5, 5, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("ranges", "said"),
     [
-        ([], "empty"),
+        ([], "at least 1 item"),
         ([[2, 4, 1]], "must start at batch size 1"),
         ([[1, 4]], "is no"),
         ([[1, 4, -1]], "is no"),
@@ -72,8 +71,8 @@ def test_every_batch_size_has_the_depth_of_its_range() -> None:
 )
 def test_what_is_no_schedule_is_refused(ranges: list[list[int]], said: str) -> None:
     """With the range at fault."""
-    with pytest.raises(ConfigError, match=said):
-        BatchSchedule(ranges)
+    with pytest.raises(ValidationError, match=said):
+        TypeAdapter(Ranges).validate_python(ranges)
 
 
 @settings(max_examples=60, deadline=None)

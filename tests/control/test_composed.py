@@ -7,24 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adaptspec.control.ceilings import Bounds, Ceilings
-from adaptspec.control.choosers.fixed import Static
-from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
+from adaptspec.control.algorithms.depth_rules import Static
+from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
+from adaptspec.control.ceilings import Bounds, Ceilings, Dwell
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.draft_temperature import DraftTemperature
-from adaptspec.control.guards import Dwell, GuardSpec, SwitchGuard
-from adaptspec.control.labels import Labels, Names
+from adaptspec.control.guard import Guard, GuardSpec
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
-from adaptspec.control.stopping.marginal import MarginalGoodputStop
-from adaptspec.control.stopping.rules import AdaEdlStop, ThresholdStop
+from adaptspec.control.stopping import AdaEdlStop, MarginalGoodputStop, ThresholdStop
+from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import StateError
 from adaptspec.types import Reason
+from tests.control.asking import ask, drafted
 from tests.control.helpers import record, signals, table
-from tests.control.stopping.asking import ask, drafted
 
 
-def test_plain_composition_passes_the_chooser_through() -> None:
+def test_plain_composition_passes_the_algorithm_through() -> None:
     policy = ComposedPolicy(Static(3), ("draft-model",))
     decision = policy.decide(signals([7, 2]))
     assert decision.depths.tolist() == [3, 2]
@@ -46,17 +45,17 @@ def test_a_batch_beyond_the_ceiling_does_not_speculate() -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_ceiling_holds_for_what_a_lookup_offers(rows: int) -> None:
     """However much it found: a request that is a long copy of its prompt is no exception."""
-    chooser = Goodput(table(), rows, 1, GoodputSettings(drafters=("ngram",)))
+    algorithm = Goodput(table(), rows, 1, GoodputSettings(drafters=("ngram",)))
     ceilings = Ceilings(Bounds.model_validate({"depth-by-batch-size": [[1, 8, 2]]}), {}, 1)
-    policy = ComposedPolicy(chooser, ("ngram",), ceilings=ceilings)
+    policy = ComposedPolicy(algorithm, ("ngram",), ceilings=ceilings)
     policy.start(0)
     seen = signals([7] * rows)
-    decision = policy.decide(replace(seen, offered=np.full((2, rows), 7)))
+    decision = policy.decide(replace(seen, found=np.full((2, rows), 7)))
     assert decision.depths.tolist() == [2] * rows
 
 
 def test_the_guard_overrules_with_its_reason() -> None:
-    guard = SwitchGuard(GuardSpec.model_validate({"never-slower": {}}), table())
+    guard = Guard(GuardSpec.model_validate({"never-slower": {}}), table())
     policy = ComposedPolicy(Static(3), ("draft-model",), guard=guard)
     for _ in range(50):
         decision = policy.decide(signals([7]))
@@ -83,10 +82,10 @@ def test_dwell_and_task_stops() -> None:
     policy.finish(0)
 
 
-def test_the_ratio_rule_works_with_a_chooser_that_knows_no_costs() -> None:
-    """A keeper has the outlook: sure drafts go on, hopeless ones do not."""
-    keeper = Goodput(table(), 1, 1)
-    policy = ComposedPolicy(Static(7), ("draft-model",), stop=MarginalGoodputStop(), keeper=keeper)
+def test_the_ratio_rule_works_with_a_algorithm_that_knows_no_costs() -> None:
+    """Another goodput has the values: sure drafts go on, hopeless ones do not."""
+    values = Goodput(table(), 1, 1)
+    policy = ComposedPolicy(Static(7), ("draft-model",), stop=MarginalGoodputStop(), values=values)
     policy.start(0)
     for _ in range(40):
         policy.decide(signals([7]))
@@ -124,7 +123,7 @@ LEARNING = (
 
 
 def taught() -> Policy:
-    """A chooser that learns nothing, among parts that do: stop rules, outlook, draft temperature."""
+    """A algorithm that learns nothing, among parts that do: stop rules, outlook, draft temperature."""
     policy = build_policy(parse_policy_spec(LEARNING), table(), 2, CODE)
     policy.start(0)
     policy.start(1)
@@ -136,7 +135,7 @@ def taught() -> Policy:
     return policy
 
 
-def test_what_parts_beside_the_chooser_have_learned_comes_back() -> None:
+def test_what_parts_beside_the_algorithm_have_learned_comes_back() -> None:
     """After a restart the rules go by the same numbers; a state of before they were kept changes nothing."""
     old, new = taught(), build_policy(parse_policy_spec(LEARNING), table(), 2, CODE)
     fresh = new.learned()

@@ -7,21 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adaptspec.control.choosers.fixed import Static
-from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
+from adaptspec.control.algorithms.depth_rules import Static
+from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.draft_temperature import DraftTemperature
-from adaptspec.control.labels import Labels, Names
 from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rollout import ShadowSpec
-from adaptspec.control.stopping.rules import ThresholdStop
+from adaptspec.control.stopping import ThresholdStop
+from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import Reason, Request, RoundRecord, SpeculationParams
+from tests.control.asking import ask
 from tests.control.helpers import record, signals, table
-from tests.control.stopping.asking import ask
 
 LABELS = Labels(Names(("code",)))
 
@@ -75,7 +75,8 @@ def test_one_policy_gets_the_whole_batch() -> None:
     batch = signals([7, 7], rows=[0, 3])
     decision = controller.decide(batch)
     assert decision.depths.tolist() == [5, 5]
-    assert deep.asked == [replace(batch, number=decision.number, tasks=decision.tasks)]
+    assert deep.asked == [batch]
+    assert (batch.number, batch.tasks.tolist()) == (decision.number, [0, 1])
     assert decision.tasks.tolist() == [0, 1]
     assert not shallow.asked
     assert deep.log == [("start", 0), ("start", 3)]
@@ -233,8 +234,8 @@ def test_what_policies_told_of_their_rows_is_kept_apart() -> None:
     assert expected.accepted[1] <= decision.depths[1]
 
 
-def looking(depth: int) -> ComposedPolicy:
-    """A policy that takes up to so many tokens of what a lookup offers."""
+def searching(depth: int) -> ComposedPolicy:
+    """A policy that takes up to so many tokens of what n-grams offer."""
     cost = table()
     tiers = tuple(range(1, depth + 1))
     return ComposedPolicy(Goodput(cost, 8, 2, GoodputSettings(tiers, ("ngram",))), ("ngram",))
@@ -242,19 +243,19 @@ def looking(depth: int) -> ComposedPolicy:
 
 def test_offers_are_asked_for_only_by_policies_that_have_rows() -> None:
     """Looking takes time, so nobody looks where no policy would take what is found."""
-    rest, some = Recorder(5), looking(4)
+    rest, some = Recorder(5), searching(4)
     controller = Controller({"rest": rest, "some": some}, "rest", ("draft-model", "ngram"), 8, cost=table())
     controller.start(0, request())
-    assert controller.deepest_offer == 0
+    assert controller.search_depth == 0
     controller.start(1, request("some"))
-    assert controller.deepest_offer == 4
+    assert controller.search_depth == 4
     controller.finish(1)
-    assert controller.deepest_offer == 0
+    assert controller.search_depth == 0
 
 
 def test_lookups_are_watched_where_they_do_not_draft() -> None:
     """They are scored for next to nothing: in every round, and less often where they have long found nothing right."""
-    controller = Controller({"p": looking(4)}, "p", ("draft-model", "ngram"), 8, cost=table())
+    controller = Controller({"p": searching(4)}, "p", ("draft-model", "ngram"), 8, cost=table())
     controller.start(0, request())
     watched = []
     for _ in range(80):
@@ -269,20 +270,20 @@ def test_lookups_are_watched_where_they_do_not_draft() -> None:
 
 def test_offers_follow_a_hot_reload() -> None:
     """A policy that is replaced under its rows wants what the new one wants."""
-    controller = Controller({"p": looking(4)}, "p", ("draft-model", "ngram"), 8, cost=table())
+    controller = Controller({"p": searching(4)}, "p", ("draft-model", "ngram"), 8, cost=table())
     controller.start(0, request())
-    controller.adopt("p", looking(6))
-    assert controller.deepest_offer == 6
+    controller.adopt("p", searching(6))
+    assert controller.search_depth == 6
     controller.adopt("p", Recorder(5))
-    assert controller.deepest_offer == 0
-    controller.adopt("p", looking(3))
-    assert controller.deepest_offer == 3
+    assert controller.search_depth == 0
+    controller.adopt("p", searching(3))
+    assert controller.search_depth == 3
 
 
 def test_shadows_are_shown_offers_too() -> None:
     """They decide as if they served, so they must see what a policy that serves would."""
     controller = Controller(
-        {"p": Recorder(5), "s": looking(4)},
+        {"p": Recorder(5), "s": searching(4)},
         "p",
         ("draft-model", "ngram"),
         8,
@@ -290,6 +291,6 @@ def test_shadows_are_shown_offers_too() -> None:
         rollouts={"s": ShadowSpec(mode="shadow")},
     )
     controller.start(0, request())
-    assert controller.deepest_offer == 4
-    controller.adopt("s", looking(7), ShadowSpec(mode="shadow"))
-    assert controller.deepest_offer == 7
+    assert controller.search_depth == 4
+    controller.adopt("s", searching(7), ShadowSpec(mode="shadow"))
+    assert controller.search_depth == 7

@@ -126,17 +126,8 @@ def test_learning_switches_nothing_before_the_next_round() -> None:
         assert (current.at(ROWS, np.full(4, 0.5)) == 1.0).all()
 
 
-def test_while_nothing_is_learned_the_table_is_the_same() -> None:
-    """A decision that stands is the same object."""
-    tuner, fixed = DynamicTemperature(score_every=2), DraftTemperature(0.8)
-    gain = np.zeros((4, len(CANDIDATES)))
-    gain[:, 0] = 1.0
-    for _ in range(20):
-        observe(tuner, np.full(4, 0.5), gain)
-    one, other = tuner.table(4), tuner.table(4)
-    assert [tuner.table(4) is table for table in (one, other)] == [True, True]
-    assert fixed.table(3) is fixed.table(3)
-    assert at(fixed, [0.2, 5.0]) == [0.8, 0.8]
+def test_a_fixed_temperature_is_the_same_in_every_bin() -> None:
+    assert at(DraftTemperature(0.8), [0.2, 5.0]) == [0.8, 0.8]
 
 
 def test_it_stays_in_its_range_and_goes_as_far_as_its_gain() -> None:

@@ -93,8 +93,8 @@ def test_whatever_is_seen_prices_rise_with_work(seed: int) -> None:
     assert (read > 0.0).all()
     assert (np.diff(read, axis=0) >= -1e-9).all()
     assert (np.diff(read, axis=1) >= -1e-9).all()
-    hoped = np.array([grid.across(row, tokens, hoped=True) for row in (1, 2, 4, 9, 16)])
-    assert (hoped <= read + 1e-9).all()
+    optimistic = np.array([grid.across(row, tokens, optimistic=True) for row in (1, 2, 4, 9, 16)])
+    assert (optimistic <= read + 1e-9).all()
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptspec.control.choosers.fixed import Static
+from adaptspec.control.algorithms.depth_rules import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
-from adaptspec.control.labels import Labels, Names
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rollout import LIVE, CanarySpec, Rollout, ShadowSpec
+from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.types import Request, RoundRecord, SpeculationParams
 from tests.control.helpers import record, signals, table

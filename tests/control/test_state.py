@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
+from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.state import LearnedState, PolicyState, _digest, from_bytes, signature, to_bytes
 from adaptspec.errors import StateError
@@ -124,12 +124,12 @@ def test_a_signature_tells_arms_apart_and_not_settings() -> None:
 
 
 def taught(rounds: int) -> Goodput:
-    chooser = Goodput(table(), 4, 2, GoodputSettings())
-    chooser.start(0)
+    algorithm = Goodput(table(), 4, 2, GoodputSettings())
+    algorithm.start(0)
     for _ in range(rounds):
-        chooser.learn(record([4], [3], rows=[0], tasks=[1]))
-    chooser.start(0)
-    return chooser
+        algorithm.learn(record([4], [3], rows=[0], tasks=[1]))
+    algorithm.start(0)
+    return algorithm
 
 
 def test_goodput_goes_on_where_it_stopped() -> None:
@@ -143,24 +143,24 @@ def test_goodput_goes_on_where_it_stopped() -> None:
     first = np.array([0]), np.array([1])
     new.start(0)
     assert np.allclose(
-        new._models[0].acceptance.acceptance(*first), old._models[0].acceptance.acceptance(*first), atol=0.02
+        new._models[0].by_position.acceptance(*first), old._models[0].by_position.acceptance(*first), atol=0.02
     )
     assert (
-        new._models[0].acceptance.acceptance(*first)[0, 0]
-        > taught(0)._models[0].acceptance.acceptance(*first)[0, 0] + 0.1
+        new._models[0].by_position.acceptance(*first)[0, 0]
+        > taught(0)._models[0].by_position.acceptance(*first)[0, 0] + 0.1
     )
 
 
 @pytest.mark.parametrize("key", ["acceptance", "continuation", "calibration"])
 def test_goodput_restores_all_or_nothing(key: str) -> None:
     """Half of a state is worse than none."""
-    chooser = taught(20)
-    before = chooser.learned()
+    algorithm = taught(20)
+    before = algorithm.learned()
     wrong = taught(50).learned()
     wrong[key] = -wrong[key]
     with pytest.raises(StateError, match=key):
-        chooser.restore(wrong)
-    assert all(np.array_equal(chooser.learned()[name], array) for name, array in before.items())
+        algorithm.restore(wrong)
+    assert all(np.array_equal(algorithm.learned()[name], array) for name, array in before.items())
 
 
 @pytest.mark.parametrize(

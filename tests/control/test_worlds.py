@@ -57,7 +57,7 @@ def test_a_draft_that_is_always_wrong_costs_under_3_percent_in_one_long_request(
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_the_guard_alone_bounds_the_loss_of_a_stubborn_chooser(depth: int) -> None:
+def test_the_guard_alone_bounds_the_loss_of_a_stubborn_algorithm(depth: int) -> None:
     """A fixed depth believes nothing and learns nothing: only measured goodput can stop it."""
     work = texts(0.0, 16, seed=4)
     assert run(GUARDED % depth, work).goodput >= 0.97 * run_fixed(0, work)

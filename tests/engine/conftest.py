@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.inputs import InputProcessor
@@ -21,7 +21,7 @@ from adaptspec.verification.registry import method
 from tests.fakes import TableRunner
 
 
-class Dictated:
+class Dictated(Policy):
     """A policy whose depths are what `choose(round, batch size)` says; remembers all it was told."""
 
     max_depth = 7

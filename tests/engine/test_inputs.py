@@ -8,9 +8,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.labels import MOST_OWN
 from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.control.tasks import TASKS, TaskDetector
+from adaptspec.control.tasks import MOST_OWN, TASKS, TaskDetector
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.inputs import InputProcessor

@@ -203,7 +203,7 @@ async def test_a_policy_can_go_and_those_that_run_keep_it(tokenizer: PreTrainedT
             await asyncio.to_thread(one.desk.apply, static(f"new-{number}", number))
             assert await one.served(asking(10 + number, f"new-{number}")) == f"new-{number}"
             await asyncio.to_thread(one.desk.remove, f"new-{number}")
-        assert len(one.core.controller._list) <= 3
+        assert len(one.core.controller._slots) <= 3
         assert set(await asyncio.to_thread(one.desk.learned)) == set()
         await asyncio.to_thread(one.desk.apply, static("other", 1))
         assert await one.served(asking(20, "other")) == "other"

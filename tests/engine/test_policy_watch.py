@@ -39,6 +39,23 @@ async def test_a_file_that_changes_is_served(tokenizer: PreTrainedTokenizerFast,
         assert await one.served(asking(1)) == "main"
 
 
+async def test_a_file_that_another_uses_is_served_with_it(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    used = tmp_path / "used.yaml"
+    used.write_text(static("used", 1))
+    user = static("main", 3, f"  when: [{{batch-size: {{at-least: 1}}, use: {used}}}]\n")
+    async with desk_of(tokenizer, tmp_path, [user]) as one:
+        watch = PolicyWatch(one.desk)
+        before = one.desk.served[0]
+        await asyncio.to_thread(watch.look)
+        assert one.desk.served[0] is before
+        used.write_text(static("used", 2))
+        await asyncio.to_thread(watch.look)
+        assert one.desk.served[0].spec.used[str(used)].spec.choose.depth == 2
+        used.unlink()
+        await asyncio.to_thread(watch.look)
+        assert one.desk.served[0].spec.used[str(used)].spec.choose.depth == 2
+
+
 async def test_what_was_sent_stays_until_its_file_changes_or_a_reload_is_asked_for(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:

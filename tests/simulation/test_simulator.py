@@ -213,16 +213,16 @@ def test_offers_are_what_n_grams_would_draft(batch: int) -> None:
     controller = Onlooker("goodput", CostTable(COSTS.profile()), batch)
     one = Simulator(made, COSTS, controller)
     records = finish(one)
-    assert any(signals.offered.any() for signals in controller.seen)
+    assert any(signals.found.any() for signals in controller.seen)
     for signals, record in zip(controller.seen, records, strict=True):
-        assert not signals.offered[0].any()
-        assert (signals.offered <= signals.limits).all()
+        assert not signals.found[0].any()
+        assert (signals.found <= signals.limits).all()
         ran = (record.drafter == 1) & (record.depths > 0)
-        assert (record.drafted[ran] == np.minimum(record.depths, signals.offered[1])[ran]).all()
+        assert (record.drafted[ran] == np.minimum(record.depths, signals.found[1])[ran]).all()
 
 
 def test_nobody_looks_where_no_policy_takes_offers() -> None:
     made = stream(made_tape(count=2, length=12), Schedule((2,)))
     controller = Onlooker("static-3", CostTable(COSTS.profile()), 2)
     finish(Simulator(made, COSTS, controller))
-    assert not any(signals.offered.any() for signals in controller.seen)
+    assert not any(signals.found.any() for signals in controller.seen)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.labels import OTHER
+from adaptspec.control.tasks import OTHER
 from adaptspec.telemetry.live_seconds import TASK_COLUMNS, Second
 from adaptspec.types import RoundRecord
 from tests.telemetry.test_totals import ROUNDS, record

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from adaptspec.control.choosers.chooser import Outlook
-from adaptspec.control.stopping.marginal import MarginalGoodputStop
-from adaptspec.control.stopping.rules import AdaEdlStop, ThresholdStop, svip_stop
+from adaptspec.control.algorithms.algorithm import ExpectedValue
+from adaptspec.control.stopping import AdaEdlStop, MarginalGoodputStop, ThresholdStop, svip_stop
 from adaptspec.draft_tables import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
@@ -22,7 +21,7 @@ from adaptspec.verification.method import Verdict
 from adaptspec.verification.registry import method
 from adaptspec.verification.rejection import Rejection
 from adaptspec.verification.windows import Windows
-from tests.control.stopping.asking import choice, terms
+from tests.control.asking import choice, terms
 
 from .tables import OUT, Drafter, adaptive_depths, expected_joint, g_test, make_rows, speculate
 
@@ -75,7 +74,7 @@ def marginal(rows: int) -> StopTable | None:
     sure = 0.35 + 0.65 * (np.arange(10) + 0.5) / 10
     model = terms(np.full((rows, 3), 0.7), np.tile(sure, (rows, 1)), 1e-4, 1e-4)
     curve = 1e-3 + 2e-4 * np.arange(3.0 * rows + 1.0)
-    return MarginalGoodputStop().table(choice(Outlook(1000.0, curve, (model,), {0: rows}), rows))
+    return MarginalGoodputStop().table(choice(ExpectedValue(1000.0, curve, (model,), {0: rows}), rows))
 
 
 STOPS: Mapping[str, Callable[[int], StopTable | None]] = {

@@ -9,20 +9,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from adaptspec.control.ceilings import Bounds, Ceilings, TaskTiers
-from adaptspec.control.choosers.chooser import Parts
-from adaptspec.control.choosers.goodput import Goodput, GoodputSettings
+from adaptspec.control.algorithms.algorithm import Parts
+from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
+from adaptspec.control.ceilings import Bounds, Ceilings, Dwell, TaskTiers
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.cost import CostTable
-from adaptspec.control.guards import Dwell
-from adaptspec.control.labels import OTHER, Labels
 from adaptspec.control.language.library import find_policy, shipped_policies, unknown_policy
 from adaptspec.control.language.schema import Uses
 from adaptspec.control.language.spec import PolicySpec, TaskSpec, schema
 from adaptspec.control.language.spec_errors import problems_of
 from adaptspec.control.language.yaml_source import Source, parse_yaml, policy_error, read_yaml
 from adaptspec.control.policy import Policy
-from adaptspec.control.when import Switched, case
+from adaptspec.control.rollout import Case, Switched
+from adaptspec.control.tasks import OTHER, Labels
 from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import PolicyError
 
@@ -107,30 +106,30 @@ def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Label
         policy=arm,
         labels=labels,
     )
-    chooser = body.choose.build(parts)
+    algorithm = body.choose.build(parts)
     overrides = {_task(spec, name, labels): task for name, task in body.tasks.items()}
     stops = {task: override.stop for task, override in overrides.items() if override.stop is not None}
     weighs = "marginal-goodput" in {body.stop.rule, *(stop.rule for stop in stops.values())}
-    keeper = None
-    if weighs and chooser.max_depth and not getattr(body.choose, "has_outlook", False):
-        settings = GoodputSettings(tuple(range(1, 1 + chooser.max_depth)), spec.drafters)
-        keeper = Goodput(cost, max_rows, parts.tasks, settings)
+    values = None
+    if weighs and algorithm.max_depth and not body.choose.has_value:
+        settings = GoodputSettings(tuple(range(1, 1 + algorithm.max_depth)), spec.drafters)
+        values = Goodput(cost, max_rows, parts.tasks, settings)
     usual = ComposedPolicy(
-        chooser,
+        algorithm,
         spec.drafters,
         stop=body.stop.build(),
-        guard=body.guard.switch(cost) if chooser.max_depth else None,
+        guard=body.guard.build(cost) if algorithm.max_depth else None,
         dwell=_dwell(spec, overrides, max_rows),
-        ceilings=_ceilings(spec, overrides, parts.tasks) if chooser.max_depth else None,
-        task_tiers=_task_tiers(overrides, parts.tasks, chooser.max_depth),
+        ceilings=_ceilings(spec, overrides, parts.tasks) if algorithm.max_depth else None,
+        task_tiers=_task_tiers(overrides, parts.tasks, algorithm.max_depth),
         task_stops={task: stop.build() for task, stop in stops.items()},
-        keeper=keeper,
+        values=values,
         temperature=None if body.draft_temperature is None else body.draft_temperature.build(),
     )
     if not body.when:
         return usual
     policies = {one.use: arm(one.use) for one in body.when}
-    return Switched(usual, [case(one, policies[one.use], labels.keys) for one in body.when])
+    return Switched(usual, [Case(one, policies[one.use], labels.keys) for one in body.when])
 
 
 def _ceilings(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:

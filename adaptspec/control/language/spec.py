@@ -11,18 +11,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
+from adaptspec.control.algorithms.registry import ChooseSpec
 from adaptspec.control.ceilings import DEEPEST, Bounds
-from adaptspec.control.choosers.registry import ChooseSpec
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
-from adaptspec.control.guards import GuardSpec
-from adaptspec.control.labels import MOST_OWN, OTHER
+from adaptspec.control.guard import GuardSpec
 from adaptspec.control.language.schema import EditorSchema, Part, Uses, suggestion
 from adaptspec.control.language.yaml_source import shown
-from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec
-from adaptspec.control.stopping import StopSpec
-from adaptspec.control.stopping.rules import NoStopSpec
-from adaptspec.control.tasks import TASKS
-from adaptspec.control.when import WhenSpec
+from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, WhenSpec
+from adaptspec.control.stopping import NoStopSpec, StopSpec
+from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS
 from adaptspec.drafters import DRAFTERS
 from adaptspec.types import LABEL_WORDS, is_label
 
@@ -233,11 +230,11 @@ class BodySpec(Part):
     def _fits_together(self) -> BodySpec:
         if self.tiers is not None and self.max_depth is not None:
             raise ValueError("give either tiers or max-depth, not both")
-        if not getattr(self.choose, "takes_tiers", False) and (self.tiers is not None or self.max_depth is not None):
+        if not self.choose.takes_tiers and (self.tiers is not None or self.max_depth is not None):
             raise ValueError(
                 f"algorithm {self.choose.algorithm!r} has depths of its own; leave out tiers and max-depth"
             )
-        if len(self.drafters) > 1 and not getattr(self.choose, "takes_drafters", False):
+        if len(self.drafters) > 1 and not self.choose.takes_drafters:
             raise ValueError(f"algorithm {self.choose.algorithm!r} does not choose among drafters; name one")
         return self
 
@@ -300,13 +297,13 @@ class PolicySpec(Part):
         """Depths allowed beside 0, for algorithms that choose freely."""
         if self.spec.tiers is not None:
             return tuple(tier for tier in self.spec.tiers if tier)
-        default: tuple[int, ...] = getattr(self.spec.choose, "default_tiers", tuple(range(8)))
-        tiers = default if self.spec.max_depth is None else range(1, self.spec.max_depth + 1)
+        most = self.spec.max_depth
+        tiers = self.spec.choose.default_tiers if most is None else range(1, most + 1)
         return tuple(tier for tier in tiers if tier)
 
     def clashes(self) -> Iterator[tuple[tuple[object, ...], str]]:
         """What does not go together, and no part knows alone: where, and what is wrong."""
-        takes_tiers = getattr(self.spec.choose, "takes_tiers", False)  # else it has depths of its own
+        takes_tiers = self.spec.choose.takes_tiers  # else it has depths of its own
         for name, task in self.spec.tasks.items():
             beyond = [tier for tier in task.tiers or () if tier and tier not in self.tiers]
             if takes_tiers and beyond:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from adaptspec.control.choosers.registry import INSTALLED
+from adaptspec.control.algorithms.registry import INSTALLED
 from adaptspec.control.language.schema import suggestion
 from adaptspec.control.language.yaml_source import Problem, Source, shown
 

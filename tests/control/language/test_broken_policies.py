@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.control.labels import Labels
 from adaptspec.control.language.build import load_policy_spec, parse_policy_spec
+from adaptspec.control.tasks import Labels
 from adaptspec.errors import PolicyError
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.labels import Labels, Names
 from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.spec import schema
+from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import PolicyError
 from adaptspec.types import Request, SpeculationParams
 from tests.control.helpers import record, signals, table

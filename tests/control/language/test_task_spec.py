@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from adaptspec.control.labels import Labels, Names
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
 from adaptspec.control.state import signature
+from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import PolicyError
 from adaptspec.types import Reason
 from tests.control.helpers import signals, table

@@ -1,0 +1,131 @@
+"""The base of algorithms: how deep each row should draft, before guards and limits.
+
+To add one: one file with its class and its spec, a line in the registry, a test and a YAML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from adaptspec.control.algorithms.planning import ModelTerms
+from adaptspec.control.cost import CostTable
+from adaptspec.control.language.schema import Part
+from adaptspec.control.policy import BatchSignals, Learner, Policy
+from adaptspec.control.tasks import Labels
+from adaptspec.draft_tables import StopTable
+from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord
+
+
+@dataclass(frozen=True, eq=False)
+class ExpectedValue:
+    """What drafting is expected to earn and cost in the coming round: stop rules weigh one more token by it.
+
+    `goodput` is in tokens per second for the whole batch, times in seconds. `models` has at least one: the terms of
+    each drafter that runs a model. `drafting` says how many rows the plan has drafting with each.
+    """
+
+    goodput: float
+    verify: FloatArray  # [n] the verify pass with n more tokens than rows
+    models: tuple[ModelTerms, ...]
+    drafting: Mapping[int, int]
+
+    def expected(self, depths: IntArray, drafter: IntArray | None) -> Expected:
+        """What it says of a round at these depths [B], by the models' numbers (None: the first everywhere)."""
+        at, first = np.arange(len(depths)), self.models[0]
+        accepted = first.gains[at, np.minimum(depths, first.gains.shape[1] - 1)]
+        for model in self.models[1:] if drafter is not None else ():
+            own = model.gains[at, np.minimum(depths, model.gains.shape[1] - 1)]
+            accepted = np.where(drafter == model.which, own, accepted)
+        return Expected(self.goodput, accepted)
+
+
+@dataclass(eq=False, slots=True)
+class Choice:
+    """Depths asked for (0 <= depth <= limits) and why; `value` where the algorithm knows costs and acceptance.
+
+    `drafter` [B] indexes the policy's drafters (None: the first everywhere). `stop` is one that the algorithm brings
+    itself, in place of the policy's rule. `provenance` is told by algorithms that explore.
+    """
+
+    depths: IntArray
+    reasons: IntArray
+    value: ExpectedValue | None = None
+    drafter: IntArray | None = None
+    stop: StopTable | None = None
+    provenance: Provenance | None = None
+    expected: Expected | None = None  # where it is not what `value` says of these depths
+
+    def within(self, limits: IntArray) -> Choice:
+        """The choice itself where no limit [B] binds, which is nearly always; else one held to the limits."""
+        if np.count_nonzero(self.depths > limits):
+            return replace(self, depths=np.minimum(self.depths, limits))
+        return self
+
+
+class Algorithm(Learner):
+    """Called once per round on one thread. What is not overridden keeps nothing."""
+
+    max_depth: int  # the deepest draft it will ever ask for
+
+    @property
+    def search_depth(self) -> int | None:
+        """See `Policy.search_depth`."""
+        return None
+
+    def start(self, row: int) -> None:
+        """A request begins decoding in `row`."""
+
+    def finish(self, row: int) -> None:
+        """The request in `row` has ended."""
+
+    def choose(self, signals: BatchSignals) -> Choice:
+        """Choose depths. An algorithm that is off sees to it that it learns when to come back."""
+        raise NotImplementedError
+
+    def learn(self, record: RoundRecord) -> None:
+        """Take note of a round of this policy's rows."""
+
+
+class OneDepth(Algorithm):
+    """Base of algorithms with one depth for all rows of a round."""
+
+    def __init__(self, max_depth: int) -> None:
+        self.max_depth = max_depth
+
+    def alike(self, signals: BatchSignals, depth: int, reason: Reason) -> Choice:
+        """`depth` for every row, as far as its limit allows."""
+        size = len(signals.rows)
+        depths: IntArray = np.full(size, depth, dtype=np.int64)
+        return Choice(depths, np.full(size, int(reason), dtype=np.int64)).within(signals.limits)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an algorithm is built from: the machine's costs and what the rest of the policy says."""
+
+    cost: CostTable
+    max_rows: int
+    tasks: int  # the known tasks and task 0, unknown
+    tiers: tuple[int, ...]  # depths allowed beside 0, ascending
+    drafters: tuple[str, ...]  # preferred first
+    stops: bool  # a stop rule will cut drafts short
+    policy: Callable[[str], Policy]  # builds one that the file names as a `PolicyName`
+    labels: Labels = field(default_factory=Labels)  # names of tasks and API keys by their numbers
+
+
+class AlgorithmSpec(Part):
+    """`choose:` of an algorithm. A subclass has a field `algorithm`, a Literal of its name, and what else it takes."""
+
+    takes_tiers: ClassVar[bool] = False  # a policy may say tiers or max-depth beside it
+    takes_drafters: ClassVar[bool] = False  # it chooses among several drafters
+    has_value: ClassVar[bool] = False  # its choices have a `value`
+    weighs_found: ClassVar[bool] = False  # what it does depends on what n-gram drafters find
+    default_tiers: ClassVar[tuple[int, ...]] = tuple(range(8))
+
+    def build(self, parts: Parts) -> Algorithm:
+        """The algorithm, once for each policy that names it."""
+        raise NotImplementedError

@@ -1,0 +1,196 @@
+"""The joint choice at one price: which rows draft how deep with which drafter for the most tokens per second."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptspec.types import BoolArray, FloatArray, IntArray
+
+# Steps of the two iterations, which settle sooner as a rule: of the price, and of how many tokens others verify.
+_ITERATIONS, _ROUNDS = 4, 3
+# A price that changes by less has settled.
+_CLOSE = 0.02
+
+
+@dataclass(frozen=True)
+class ModelTerms:
+    """What a drafter that runs a model brings and costs these rows, by depth 0 ... D."""
+
+    which: int
+    acceptance: FloatArray  # [B, D]
+    gains: FloatArray  # [B, D + 1] tokens expected to be kept
+    sizes: FloatArray  # [D + 1] tokens expected to be drafted
+    drafted: FloatArray  # [D] how likely the stop rule lets a draft come to each token
+    per_step: float
+    per_row: float
+    start: float
+    entry: FloatArray  # [B] for a row to draft at all: catching up
+    calibration: FloatArray  # [B, bins] P(a token is kept) by the model's confidence in it
+
+
+@dataclass(frozen=True)
+class RoundTerms:
+    """What drafting brings and costs the rows of a round. Times are seconds."""
+
+    size: int  # rows that decode, under whatever policy
+    plain: float
+    beside: float  # what a round with drafts takes beyond its passes, more than a plain one
+    verify: FloatArray  # [B * D + 1] what verifying n more tokens adds
+    fits: BoolArray  # [B, D + 1]
+    models: tuple[ModelTerms, ...]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a round comes to, how deep each model that is entered goes, and the seconds it shares among its rows."""
+
+    goodput: float
+    deepest: dict[int, int]
+    line: FloatArray
+    share: dict[int, float]
+    others: float = 0.0  # tokens that the other rows of each verify
+
+
+@dataclass(frozen=True)
+class NgramProposal:
+    """What an n-gram drafter has found for the rows of a round: known beforehand, since looking is free."""
+
+    which: int
+    gains: FloatArray  # [B, D + 1] tokens expected to be kept
+    fits: BoolArray  # [B, D + 1] depths that were found, and 0
+    seconds: float  # for a row to draft
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Rows that take a proposal: how deep (0: none) and whose; what all rows keep, draft, take [3, B]; the price."""
+
+    taken: IntArray
+    whose: IntArray
+    expected: FloatArray
+    price: float
+
+
+def allocated(terms: RoundTerms, planned: FloatArray, proposals: Sequence[NgramProposal], price: float) -> Allocation:
+    """Rows take what is proposed where that earns more than what they are to do, at the round's own price.
+
+    `planned` [3, B] are tokens kept, tokens drafted and seconds beside verifying; `price` is that of the last round.
+    """
+    rows = len(planned[0])
+    at, n = np.arange(rows), np.arange(terms.fits.shape[1])
+    others = float(planned[1].sum()) * (1.0 - 1.0 / rows)
+    for _ in range(_ROUNDS):
+        line = line_at(terms, others)
+        worth = np.maximum(planned[0] - price * (planned[2] + np.interp(planned[1], n, line)), 0.0)
+        taken, whose, expected = np.zeros(rows, np.int64), np.zeros(rows, np.int64), planned
+        for proposal in proposals:
+            net = np.where(proposal.fits, proposal.gains - price * (line + (n > 0) * proposal.seconds), -np.inf)
+            own = net.argmax(axis=1)
+            best = net[at, own]
+            better = best > worth
+            worth = np.where(better, best, worth)
+            taken, whose = np.where(better, own, taken), np.where(better, proposal.which, whose)
+            expected = np.where(better, (proposal.gains[at, own], own, np.full(rows, proposal.seconds)), expected)
+        kept, tokens, spent = expected.sum(axis=1).tolist()
+        spent += float(np.interp(tokens, np.arange(len(terms.verify)), terms.verify))
+        now = (terms.size + kept) / (terms.plain + terms.beside * (tokens > 0) + spent)
+        settled = abs(now - price) < _CLOSE * price
+        price, others = now, tokens * (1.0 - 1.0 / rows)
+        if settled:
+            break
+    return Allocation(taken, whose, expected, price)
+
+
+def best_plan(terms: RoundTerms) -> Solution:
+    """Dinkelbach's iteration from plain decoding's goodput: the best at that price sets the next."""
+    off = terms.size / terms.plain
+    best = Solution(off, {}, line_at(terms, 0.0), {})
+    # Tokens of other rows to begin with: a pass may take less for each the more there are.
+    rows = len(terms.fits)
+    starts: tuple[float, ...] = (0.0,) if rows == 1 else (0.0, 2.0 * (rows - 1))
+    for _ in range(_ITERATIONS):
+        price = best.goodput
+        tried = (_solved(terms, models, price, n) for models in _subsets(terms.models) for n in starts)
+        found = max(tried, key=lambda one: one.goodput, default=best)
+        if found.goodput <= 1.001 * price:
+            break
+        best, starts = found, (found.others,)
+    return best
+
+
+def _subsets(models: Sequence[ModelTerms]) -> Iterator[tuple[ModelTerms, ...]]:
+    for count in range(1, len(models) + 1):
+        yield from itertools.combinations(models, count)
+
+
+def line_at(terms: RoundTerms, tokens: float) -> FloatArray:
+    """Seconds that 0 ... D tokens of one row add to those of others."""
+    depth, last = terms.fits.shape[1] - 1, len(terms.verify) - 1
+    low = min(int(tokens), last - depth)
+    line: FloatArray = terms.verify[low : low + depth + 1] - terms.verify[low]
+    return line
+
+
+def best_of(
+    terms: RoundTerms, deepest: Mapping[int, int], goodput: float, line: FloatArray, share: Mapping[int, float]
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """Depth and model of each row [B] at a price, and what it is expected to keep, draft and take [3, B]."""
+    rows = len(terms.fits)
+    at = np.arange(rows)
+    depth, who = np.zeros((2, rows), dtype=np.int64)
+    worth, expected = np.zeros(rows), np.zeros((3, rows))
+    for model in terms.models:
+        most = deepest.get(model.which, 0)
+        if most:
+            net = _net(terms, model, goodput, line)[:, : most + 1]
+            own = net.argmax(axis=1)
+            best = net[at, own]
+            better = best > worth
+            size = model.sizes[own]
+            seconds = model.entry + model.per_row * size + share.get(model.which, 0.0)
+            depth, who = np.where(better, own, depth), np.where(better, model.which, who)
+            worth = np.where(better, best, worth)
+            expected = np.where(better, (model.gains[at, own], size, seconds), expected)
+    return depth, who, expected
+
+
+def _net(terms: RoundTerms, model: ModelTerms, goodput: float, line: FloatArray) -> FloatArray:
+    """What drafts of each depth earn beyond their price [B, D + 1], steps left out."""
+    tokens = np.interp(model.sizes, np.arange(len(line)), line)
+    net = model.gains - goodput * (tokens + model.per_row * model.sizes)
+    net[:, 1:] -= goodput * model.entry[:, None]
+    return np.where(terms.fits, net, -np.inf)
+
+
+def _solved(terms: RoundTerms, models: Sequence[ModelTerms], goodput: float, others: float) -> Solution:
+    """Depths at a price when these models are entered, beginning with so many tokens of other rows to verify."""
+    rows = len(terms.fits)
+    n = np.arange(terms.fits.shape[1])
+    for _ in range(_ROUNDS):
+        line = line_at(terms, others)
+        deepest: dict[int, int] = {}
+        known = np.zeros(rows)
+        for model in models:
+            upto = np.maximum.accumulate(_net(terms, model, goodput, line), axis=1)
+            fixed = goodput * (model.per_step * model.sizes + (n > 0) * (model.start + terms.beside))
+            most = int((np.maximum(upto, known[:, None]).sum(axis=0) - fixed).argmax())
+            if most:
+                deepest[model.which] = most
+                known = np.maximum(upto[:, most], known)
+        depth, who, (kept, tokens, seconds) = best_of(terms, deepest, goodput, line, {})
+        number = float(tokens.sum())
+        now = number * (1.0 - 1.0 / rows)
+        if abs(now - others) < 1.0:
+            break
+        others = now
+    steps = {m.which: m.start + m.per_step * float(m.sizes[deepest[m.which]]) for m in models if m.which in deepest}
+    share = {i: each / max(1, int(np.count_nonzero((who == i) & (depth > 0)))) for i, each in steps.items()}
+    spent = float(seconds.sum()) + sum(steps.values()) + terms.beside * bool(steps)
+    spent += float(np.interp(number, np.arange(len(terms.verify)), terms.verify))
+    gained = float(kept.sum())
+    whole = (terms.size + gained) / (terms.plain + spent)
+    return Solution(whole, deepest, line, share, now)

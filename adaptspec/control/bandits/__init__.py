@@ -1,1 +1,0 @@
-"""What the learning choosers share: arms, rewards, contexts, episodes. `bandit.Bandit` puts them together."""

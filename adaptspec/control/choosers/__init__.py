@@ -1,1 +1,0 @@
-"""Choosers, one file per algorithm; `registry` lists them."""

@@ -1,0 +1,300 @@
+"""What keeps a policy from ever losing for long, whatever its algorithm believes; `guard:` of a policy file.
+
+A guard overrules depths; it never picks a depth of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from pydantic import Field
+
+from adaptspec.control.ceilings import Bounds
+from adaptspec.control.cost import CostTable, batch_bucket
+from adaptspec.control.language.schema import Part
+from adaptspec.control.policy import BatchSignals
+from adaptspec.control.rows import total
+from adaptspec.types import Reason, RoundRecord
+
+# A round takes so many times what it earns at most, in windows: stalls are the machine's.
+_WORST = 2.0
+# A window or probe that has lost so many plain rounds' time in so many rounds or more is judged at once.
+_BUDGET_ROUNDS, _TELLING = 4.0, 4
+# Rounds with drafts that a probe takes, and tokens that its wait is never longer than.
+_PROBE_ROUNDS, _LONGEST_WAIT = 6, 65_536.0
+# The baseline is renewed after so many rounds with drafts, later after more, up to the last.
+_FIRST_REFRESH, _REFRESH = 64, 256
+# A baseline is as of so many plain rounds, and what a plain round takes is worked out once in so many: contexts grow.
+_PLAIN_ROUNDS, _PRICED_ROUNDS = 16, 16
+
+
+class NeverSlowerSpec(Part):
+    """Switch speculation off while it delivers less than plain decoding."""
+
+    margin: float = Field(
+        default=0.03, ge=0.0, lt=1.0, description="A window is lost below (1 - margin) x plain decoding."
+    )
+    window_rounds: int = Field(default=16, ge=1, le=10_000, description="Drafting rounds that are judged together.")
+    losing_windows: int = Field(default=2, ge=1, le=1000, description="Lost windows in a row that switch it off.")
+
+
+class ProbeSpec(Part):
+    """When speculation that is off is tried again."""
+
+    after_tokens: int = Field(default=64, ge=1, le=1_000_000, description="Tokens to emit before the first try.")
+    backoff: float = Field(default=2.0, ge=1.0, le=100.0, description="Each try in vain makes the wait so much longer.")
+
+
+class GuardSpec(Bounds):
+    """What keeps a policy from losing for long."""
+
+    never_slower: NeverSlowerSpec | None = Field(
+        default=None, description="Measure what is delivered against plain decoding; off where it is less."
+    )
+    disable_below_acceptance: float | None = Field(
+        default=None, ge=0.0, le=1.0, description="Off where fewer first drafted tokens than this share are accepted."
+    )
+    probe: ProbeSpec = Field(default=ProbeSpec(), description="How speculation that was switched off comes back.")
+    dwell_rounds: int = Field(
+        default=0, ge=0, le=10_000, description="Rounds a request keeps a depth before the next change."
+    )
+
+    def build(self, cost: CostTable) -> Guard | None:
+        """What switches a policy off and on again; None where nothing may."""
+        asked = self.never_slower is not None or self.disable_below_acceptance is not None
+        return Guard(self, cost) if asked else None
+
+
+class Mode(Enum):
+    """What the guard lets a round do."""
+
+    RUN = "run"
+    OFF = "off"
+    PROBE = "probe"
+    PLAIN_ONCE = "plain once"  # a single round without speculation, to renew the baseline
+
+
+class Guard:
+    """Never slower than plain decoding, measured; off is recoverable.
+
+    States: running, off, probing. Running becomes off when windows of delivered goodput (emitted tokens over
+    seconds, sums) fall below plain decoding's at the same batch size, or acceptance at the first position falls below
+    its floor. Off becomes probing after a number of emitted tokens that grows each time, until a window is won while
+    running: luck in the few rounds of a probe starts no oscillation. A window or probe ends early once it has cost as
+    much as it may, so that even a hopeless draft costs little. A new request shortens what is left of the wait by its
+    share of the batch, by half where it is alone: what lost on the last may pay on this one.
+
+    Nothing of it is kept over a restart: to find out anew costs some plain rounds' time, to believe what another hour
+    or machine measured could cost an hour.
+    """
+
+    def __init__(self, spec: GuardSpec, cost: CostTable) -> None:
+        self._spec = spec
+        self._cost = cost
+        self._mode = Mode.RUN
+        self._wait = float(spec.probe.after_tokens)
+        self._left = 0.0
+        self._probed = 0
+        self._losses = 0
+        self._rows = 0
+        self._alone = True
+        self._doubts = cost.doubts
+        self._window = _Window()
+        self._baselines: dict[int, _Baseline] = {}
+        self._baseline = _Baseline()
+
+    def start(self, row: int) -> None:  # noqa: ARG002 - whichever row it is
+        """A new request begins."""
+        self._window.rows = 0  # its context may be another
+        self._left *= 1.0 - 0.5 / max(1, self._rows)
+
+    def mode(self, signals: BatchSignals) -> Mode:
+        """What the coming round may do."""
+        self._alone = not signals.beside and not signals.prefill_tokens
+        if signals.round_size != self._rows:
+            self._rows = signals.round_size
+            self._baseline = self._baselines.setdefault(batch_bucket(self._rows), _Baseline())
+        if self._mode is Mode.OFF and self._left <= 0.0:
+            self._mode, self._probed, self._window = Mode.PROBE, 0, _Window()
+        if self._mode is Mode.RUN and self._spec.never_slower is not None and self._baseline.due:
+            return Mode.PLAIN_ONCE
+        return self._mode
+
+    def after(self, record: RoundRecord) -> None:
+        """Note a round. It counts for the batch that `mode` saw: rows of other policies are not in the record."""
+        if self._cost.doubts != self._doubts:  # plain rounds measure best
+            self._doubts = self._cost.doubts
+            for baseline in self._baselines.values():
+                baseline.rounds = min(baseline.rounds, 1)
+        drafted = record.drafting
+        if drafted:
+            self._baseline.stale += 1
+        else:
+            self._after_plain(record)
+        if self._mode is Mode.OFF:
+            if not drafted:  # else it was decided before the switch, and is told of afterwards
+                self._left -= total(record.emitted)
+            return
+        if drafted and self._alone:
+            self._measure(record)
+        if self._mode is Mode.PROBE:
+            self._after_probe(drafted or not record.caught_up)
+        elif drafted:
+            self._judge()
+
+    def _measure(self, record: RoundRecord) -> None:
+        window, rows = self._window, len(record.rows)
+        if rows != window.rows or window.rounds % _PRICED_ROUNDS == 0:
+            window.rows, window.plain = rows, self._plain_seconds(record) * self._baseline.ratio
+        window.add(total(record.emitted) / rows, record.total_seconds / window.plain)
+        if self._spec.disable_below_acceptance is not None:
+            window.kept += np.count_nonzero(record.accepted)
+            window.drafting += np.count_nonzero(record.drafted)
+
+    def _plain_seconds(self, record: RoundRecord) -> float:
+        return self._cost.plain_seconds(len(record.rows), total(record.context))
+
+    def _after_plain(self, record: RoundRecord) -> None:
+        self._baseline.stale = 0
+        if self._alone and not record.caught_up:
+            self._baseline.add(record.total_seconds / self._plain_seconds(record))
+
+    def _after_probe(self, begun: bool) -> None:
+        # A long pause takes several rounds to catch up; the probe begins when it is over.
+        self._probed += begun
+        window = self._window
+        # The algorithm may not want to draft now; a probe that never comes about must not last for ever.
+        declined = self._probed >= 4 * _PROBE_ROUNDS and window.rounds < _PROBE_ROUNDS
+        if declined:  # an algorithm that would not draft for long needs no guard now
+            self._mode = Mode.RUN
+        elif window.rounds < _PROBE_ROUNDS and not window.hopeless:
+            return
+        elif self._lost(window):
+            self._switch_off()
+        else:
+            self._mode = Mode.RUN
+        self._window, self._losses = _Window(), 0
+
+    def _judge(self) -> None:
+        rules, window = self._spec.never_slower, self._window
+        if window.rounds < (rules.window_rounds if rules else 32) and not window.hopeless:
+            return
+        self._window = _Window()
+        if not self._lost(window):
+            self._losses, self._wait = 0, float(self._spec.probe.after_tokens)
+            return
+        self._losses += 1
+        if self._losses >= (rules.losing_windows if rules else 1):
+            self._switch_off()
+
+    def _lost(self, window: _Window) -> bool:
+        rules, floor = self._spec.never_slower, self._spec.disable_below_acceptance
+        # Beyond its own noise, by two standard errors: unlucky rounds come in windows, too.
+        slow = rules is not None and window.ratio + 2.0 * window.error < 1.0 - rules.margin
+        return slow or (floor is not None and window.first_acceptance < floor)
+
+    def _switch_off(self) -> None:
+        self._mode, self._left, self._losses = Mode.OFF, self._wait, 0
+        self._wait = min(self._wait * self._spec.probe.backoff, _LONGEST_WAIT)
+
+
+class _Window:
+    """Sums over some rounds, in units of plain rounds."""
+
+    def __init__(self) -> None:
+        self.rows, self.plain = 0, 0.0  # seconds that a plain round of so many rows takes
+        self.kept, self.drafting = 0, 0  # rows whose first token was accepted, of those that drafted
+        self.rounds = 0
+        self.lost = 0.0  # by all that was spent
+        self._earned = 0.0
+        self._spent = 0.0
+        self._squares = 0.0
+
+    def add(self, earned: float, spent: float) -> None:
+        """A round. One that hesitated counts as half as good as plain decoding at worst."""
+        self.rounds += 1
+        self.lost += spent - earned
+        spent = min(spent, _WORST * earned)
+        self._earned += earned
+        self._spent += spent
+        self._squares += (earned - spent) ** 2
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether so much is lost that it is judged at once; of fewer rounds nobody can tell whose doing it was."""
+        return self.rounds >= _TELLING and self.lost > _BUDGET_ROUNDS
+
+    @property
+    def ratio(self) -> float:
+        return self._earned / self._spent if self._spent else 1.0
+
+    @property
+    def error(self) -> float:
+        """One standard error of `ratio`: about 1 where a single round took nearly all the time."""
+        if self.rounds < 2 or not self._spent:
+            return 0.0
+        spread = self._squares - (self._spent - self._earned) ** 2 / self.rounds
+        return math.sqrt(max(spread, 0.0) * self.rounds / (self.rounds - 1)) / self._spent
+
+    @property
+    def first_acceptance(self) -> float:
+        return self.kept / self.drafting if self.drafting else 1.0
+
+
+class _Baseline:
+    """What plain rounds really took over what the cost table has them take, at batch sizes that are alike."""
+
+    def __init__(self) -> None:
+        self.ratio = 1.0
+        self.rounds = 0  # that it rests on
+        self.stale = 0  # rounds with drafts since the last plain one
+
+    def add(self, ratio: float) -> None:
+        """A plain round; one that hesitated counts as twice as long at most."""
+        self.rounds = min(self.rounds + 1, _PLAIN_ROUNDS)
+        self.ratio += (min(2.0 * self.ratio, max(0.5 * self.ratio, ratio)) - self.ratio) / self.rounds
+
+    @property
+    def due(self) -> bool:
+        """Whether a plain round is to be run."""
+        return self.stale >= min(_FIRST_REFRESH * max(1, self.rounds), _REFRESH)
+
+
+_GUARD, _PROBE = int(Reason.GUARD), int(Reason.PROBE)
+
+
+@dataclass
+class GuardEvents:
+    """How often speculation was switched off and tried again, from how stretches of rounds follow each other.
+
+    A single guarded round between others is no switch: it renews the baseline that rounds are measured against.
+    """
+
+    switched_off: int = 0
+    probes: int = 0
+    came_back: int = 0
+    baselines: int = 0
+    _now: Reason = Reason.POLICY
+    _stretch: int = 0
+    _tried: bool = False  # a probe came before this stretch of the guard
+
+    def add(self, reasons: Collection[int]) -> None:
+        """One round's reasons."""
+        now = Reason.GUARD if _GUARD in reasons else Reason.PROBE if _PROBE in reasons else Reason.POLICY
+        if now is self._now:
+            self._stretch += 1
+        else:
+            self._turn(self._now, now)
+            self._now, self._stretch = now, 1
+        if now is Reason.GUARD and self._stretch == 2 and not self._tried:
+            self.switched_off += 1
+
+    def _turn(self, before: Reason, after: Reason) -> None:
+        self.baselines += before is Reason.GUARD and after is Reason.POLICY and self._stretch == 1
+        self.probes += after is Reason.PROBE
+        self.came_back += before is Reason.PROBE and after is Reason.POLICY
+        self._tried = before is Reason.PROBE

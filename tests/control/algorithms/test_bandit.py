@@ -1,0 +1,171 @@
+"""The bandit around an algorithm: what is locked, credited, flushed, told and kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adaptspec.control.algorithms.arms import Arms
+from adaptspec.control.algorithms.bandit import Bandit
+from adaptspec.control.algorithms.bandit_algorithms import Thompson
+from adaptspec.errors import StateError
+from adaptspec.types import Reason
+from tests.control.algorithms.makers import ladder, ledger, parts, scripted
+from tests.control.helpers import record, signals
+
+
+def play(bandit: Bandit, rounds: int, accepted: int = 7, rows: int = 1, task: int = 0) -> list[int]:
+    """Rounds of a draft that is right up to `accepted` tokens; the first row's depths."""
+    depths = []
+    for _ in range(rounds):
+        chosen = bandit.choose(signals([7] * rows, tasks=[task] * rows)).depths.tolist()
+        depths.append(chosen[0])
+        bandit.learn(record(chosen, [min(accepted, depth) for depth in chosen]))
+    return depths
+
+
+def test_an_arm_is_locked_for_its_episode() -> None:
+    bandit, _ = scripted([1, 3, 2])
+    bandit.start(0)
+    assert play(bandit, 24) == [1] * 8 + [7] * 8 + [3] * 8
+
+
+def test_what_an_episode_earned_is_known_when_the_next_arm_is_chosen() -> None:
+    bandit, learner = scripted([3, 1])
+    bandit.start(0)
+    play(bandit, 9, accepted=2)
+    seen = learner.views[1]
+    assert seen.seen[0].tolist() == [np.inf, 8.0, 8.0, 8.0]
+    assert learner.views[1].incumbent.tolist() == [3]
+    assert seen.ratio[0, 2] > seen.ratio[0, 3]
+
+
+def test_limits_bind_for_a_round_without_ending_the_episode() -> None:
+    bandit, _ = scripted([3])
+    bandit.start(0)
+    assert bandit.choose(signals([2])).depths.tolist() == [2]
+    assert bandit.choose(signals([7])).depths.tolist() == [7]
+
+
+def test_rounds_a_guard_took_over_teach_nothing() -> None:
+    """`learn` without `choose` (a guard decided), and rounds run at another depth than chosen."""
+    bandit, _ = scripted([3])
+    bandit.start(0)
+    bandit.learn(record([7], [7]))
+    for _ in range(12):
+        bandit.choose(signals([7]))
+        bandit.learn(record([0], [0]))
+    assert not bandit.learned()["sums.all"].any()
+
+
+def test_one_that_chose_for_some_rows_learns_from_these() -> None:
+    """As an arm of another policy, whose other arms ran in the rest of the batch."""
+    bandit, _ = scripted([3], "task")
+    bandit.start(0)
+    bandit.start(1)
+    bandit.choose(signals([7], rows=[1], tasks=[1]))
+    bandit.learn(record([7, 7], [7, 2]))
+    assert bandit.learned()["sums.task"][:, :, 3, 0].sum(axis=1).tolist() == [0.0, 1.0]
+    assert bandit.learned()["sums.task"][1, 0, 3, 1] == 3.0
+
+
+def test_an_outcome_counts_for_the_decision_that_it_is_of() -> None:
+    """Told two rounds late, and of requests that have ended, as if at once: nothing is lost, nothing goes astray."""
+    late, at_once = scripted([1, 3, 2], "request")[0], scripted([1, 3, 2], "request")[0]
+    records = []
+    for number in range(1, 40):
+        if number % 13 == 1:
+            task = number % 2
+            late.start(0)
+            at_once.start(0)
+        for bandit in (late, at_once):
+            depth = bandit.choose(replace(signals([7], tasks=[task]), number=number)).depths.tolist()
+            told = replace(record(depth, [min(2, depth[0])]), decision=number)
+            if bandit is at_once:
+                bandit.learn(told)
+            else:
+                records.append(told)
+                if len(records) > 2:
+                    late.learn(records.pop(0))
+    for told in records:
+        late.learn(told)
+    for name, sums in at_once.learned().items():
+        np.testing.assert_allclose(late.learned()[name], sums)
+
+
+def test_a_finished_requests_rounds_count_for_its_task_and_not_for_the_rows_next() -> None:
+    bandit, learner = scripted([3, 1], "request")
+    bandit.start(0)
+    play(bandit, 3, task=1)
+    bandit.finish(0)
+    bandit.start(0)
+    assert bandit.learned()["sums.task"][1, 0, 3, 0] == 3.0
+    play(bandit, 12, accepted=0)
+    assert bandit.learned()["sums.task"][1, 0, 3, 0] == 3.0
+    # What the new request knows is its own and its task's, whose record leans on all traffic.
+    assert learner.views[-1].ratio[0, 1] < 1.0
+
+
+def test_requests_of_other_tasks_have_other_arms() -> None:
+    bandit, _ = scripted([2], "task")
+    bandit.start(0)
+    bandit.start(1)
+    choice = bandit.choose(signals([7, 7], tasks=[0, 1]))
+    assert choice.provenance is not None
+    assert choice.provenance.arms.tolist() == [2, 2]
+    assert choice.reasons.tolist() == [int(Reason.POLICY)] * 2
+
+
+def test_a_lagging_drafter_is_charged_to_the_arms_that_need_it() -> None:
+    bandit, learner = scripted([0])
+    bandit.start(0)
+    bandit.choose(signals([7], lag=[2000]))
+    view = learner.views[0]
+    assert view.entry[0, 0] == 0.0
+    assert (view.entry[0, 1:] > 0.05).all()
+
+
+def test_arms_of_drafters_say_which_drafts() -> None:
+    bandit, _ = scripted([2], arms=Arms([0, 3, 5], drafters=[0, 0, 1]))
+    bandit.start(0)
+    choice = bandit.choose(signals([7]))
+    assert choice.drafter is not None
+    assert (choice.depths.tolist(), choice.drafter.tolist()) == ([5], [1])
+
+
+def thompson(seed: int = 0) -> Bandit:
+    of = ledger()
+    return Bandit(ladder(), Thompson(ladder(), of, seed=seed), of, parts())
+
+
+def test_decisions_repeat_with_the_seed() -> None:
+    def depths(seed: int) -> list[int]:
+        bandit = thompson(seed)
+        bandit.start(0)
+        return play(bandit, 200, accepted=1)
+
+    assert depths(1) == depths(1)
+
+
+def test_a_restored_state_goes_on_and_another_is_refused() -> None:
+    bandit, fresh = thompson(), thompson()
+    bandit.start(0)
+    play(bandit, 100, accepted=3)
+    state = bandit.learned()
+    fresh.restore(state)
+    for name, value in fresh.learned().items():
+        np.testing.assert_array_equal(value, state[name])
+    with pytest.raises(StateError, match="is missing"):
+        fresh.restore({})
+    with pytest.raises(StateError, match="other arms"):
+        fresh.restore({**state, "sums.task": np.zeros((1, 1))})
+    np.testing.assert_array_equal(fresh.learned()["sums.all"], state["sums.all"])
+
+
+def test_a_bandit_of_nothing_but_off_never_drafts() -> None:
+    bandit, _ = scripted([0], arms=Arms([0]))
+    bandit.start(0)
+    assert play(bandit, 20) == [0] * 20
+    assert bandit.max_depth == 0

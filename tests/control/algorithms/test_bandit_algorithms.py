@@ -1,0 +1,165 @@
+"""The algorithms: what each explores, what it leaves, and that propensities are true."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adaptspec.control.algorithms.bandit_algorithms import Exp3, LinUcb, Nightjar, Thompson, Ucb
+from adaptspec.control.algorithms.ledger import Observed
+from adaptspec.types import FloatArray
+from tests.control.algorithms.makers import ladder, ledger, view
+
+SEEN, RATIO = (np.inf, 50.0, 50.0, 50.0), (1.0, 1.2, 1.4, 1.1)
+
+
+def lot(earned: tuple[float, ...], arms: tuple[int, ...] = (0, 1, 2, 3)) -> Observed:
+    """Eight rounds of the first context."""
+    sums = np.zeros((1, 4, 6))
+    for arm in arms:
+        sums[0, arm] = 8.0 * np.array([1.0, earned[arm], 1.0, earned[arm] ** 2, earned[arm], 1.0])
+    return Observed(np.array([0]), 0, 8, sums)
+
+
+def ucb(seen: tuple[float, ...], ratio: tuple[float, ...], optimism: float = 0.3, plain: float = 0.0) -> int:
+    return int(Ucb(ladder(), ledger(), optimism).pick(view(seen, ratio, plain=plain)).arms[0])
+
+
+def test_ucb_plays_what_it_knows_less_of_two_alike() -> None:
+    assert ucb((np.inf, 100.0, 100.0, 5.0), (1.0, 1.2, 1.3, 1.3)) == 3
+    assert ucb((np.inf, 100.0, 100.0, 5.0), (1.0, 1.2, 1.3, 1.3), optimism=0.0) == 2
+
+
+def test_noise_that_arms_share_is_no_reason_to_explore() -> None:
+    """All seen in the same rounds: the best mean is played, whatever the optimism, and whatever is drawn."""
+    assert ucb((np.inf, 20.0, 20.0, 20.0), (1.0, 1.2, 1.3, 1.25), optimism=5.0) == 2
+    drawn = Thompson(ladder(), ledger()).pick(view((np.inf, 5.0, 5.0, 5.0), (1.0, 1.2, 1.4, 1.3), contexts=100))
+    assert (drawn.arms == 2).all()
+
+
+def test_ucb_leaves_off_when_the_rest_has_faded_or_off_has_lasted() -> None:
+    assert ucb((np.inf, 20.0, 20.0, 20.0), (1.0, 0.8, 0.6, 0.4)) == 0
+    assert ucb((np.inf, 0.6, 0.0, 0.0), (1.0, 0.9, 0.6, 0.4)) != 0
+    assert ucb((np.inf, 3.0, 3.0, 3.0), (1.0, 0.8, 0.6, 0.4)) == 0
+    assert ucb((np.inf, 3.0, 3.0, 3.0), (1.0, 0.8, 0.6, 0.4), plain=1000.0) != 0
+
+
+def test_thompson_draws_arms_as_often_as_they_may_be_best() -> None:
+    clear = Thompson(ladder(), ledger()).pick(view((np.inf, 400.0, 400.0, 400.0), (1.0, 1.2, 1.9, 1.1), contexts=200))
+    assert (clear.arms == 2).all()
+    close = Thompson(ladder(), ledger(), seed=3).pick(
+        view((np.inf, 400.0, 400.0, 3.0), (1.0, 1.2, 1.5, 1.5), contexts=500)
+    )
+    for arm in (2, 3):
+        mine = close.arms == arm
+        assert mine.mean() > 0.2
+        assert abs(close.propensities[mine].mean() - mine.mean()) < 0.06
+
+
+def test_exp3_draws_arms_as_often_as_it_says() -> None:
+    pick = Exp3(ladder(), ledger(rows=200)).pick(view(SEEN, RATIO, contexts=400))
+    for arm in np.unique(pick.arms):
+        mine = pick.arms == arm
+        assert abs(pick.propensities[mine].mean() - mine.mean()) < 0.06
+
+
+def test_exp3_credits_what_did_better_than_believed_and_keeps_the_unseen() -> None:
+    index = Exp3(ladder(), ledger("global"))
+    memo = index.pick(view(SEEN, RATIO)).memo
+    for _ in range(6):
+        index.observe(lot((1.0, 1.0, 1.0, 2.5), arms=(3,)), memo)
+    assert index.corrections[0, 0, 3] > 0.0
+    assert index.corrections[0, 0, :3].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_exp3_explores_one_step_up_and_more_rarely_when_it_knows_more() -> None:
+    state = view(SEEN, (1.0, 0.0, 0.0, 0.0), contexts=400)
+    fresh, old = Exp3(ladder(), ledger(rows=200)), Exp3(ladder(), ledger("global"))
+    arms = fresh.pick(state).arms
+    assert set(arms.tolist()) == {0, 1}
+    memo = old.pick(view(SEEN, (1.0, 0.0, 0.0, 0.0))).memo
+    for _ in range(40):
+        old.observe(lot((1.0, 0.0, 0.0, 0.0), arms=()), memo)
+    later = np.array([old.pick(view(SEEN, (1.0, 0.0, 0.0, 0.0))).arms[0] for _ in range(400)])
+    assert 10 <= np.count_nonzero(later) < 0.5 * np.count_nonzero(arms)
+
+
+def features(task: int, entropy: float = 0.0) -> FloatArray:
+    x = np.zeros((1, ledger(tasks=3).features))
+    x[0, task], x[0, 4] = 1.0, entropy
+    return x
+
+
+def linucb(discount: float = 1.0) -> LinUcb:
+    return LinUcb(ladder(), ledger(tasks=3, discount=discount))
+
+
+def teach(index: LinUcb, x: FloatArray, earned: tuple[float, ...], times: int = 30) -> None:
+    for _ in range(times):
+        index.observe(lot(earned), x)
+
+
+def test_linucb_gives_each_moment_its_arm() -> None:
+    """Where the draft is sure depth 7 pays, where it is not only depth 1; one task is best left alone."""
+    index = linucb()
+    for _ in range(5):
+        teach(index, features(0, 0.0), (1.0, 1.3, 1.6, 2.2), 6)
+        teach(index, features(0, 1.0), (1.0, 1.2, 0.9, 0.5), 6)
+        teach(index, features(1, 0.0), (1.0, 0.8, 0.6, 0.4), 6)
+    state = (np.inf, 50.0, 50.0, 50.0), (1.0, 1.0, 1.0, 1.0)
+    picked = [index.pick(view(*state, features=features(*x))).arms[0] for x in ((0, 0.0), (0, 1.0), (1, 0.0))]
+    assert picked == [3, 1, 0]
+
+
+def test_linucb_forgets_and_its_states_add() -> None:
+    one, two, both, fresh = linucb(), linucb(), linucb(), linucb()
+    teach(one, features(0), (1.0, 1.3, 1.6, 2.2), 3)
+    teach(two, features(1), (1.0, 0.8, 0.6, 0.4), 3)
+    teach(both, features(0), (1.0, 1.3, 1.6, 2.2), 3)
+    teach(both, features(1), (1.0, 0.8, 0.6, 0.4), 3)
+    fresh.restore({name: value + two.learned()[name] for name, value in one.learned().items()})
+    np.testing.assert_allclose(fresh.learned()["b"], both.learned()["b"])
+    fading = linucb(0.99)
+    teach(fading, features(0), (1.0, 1.3, 1.6, 2.2))
+    much = fading.learned()["a"][3, 0, 0]
+    fading.observe(lot(RATIO, arms=()), features(0))
+    assert fading.learned()["a"][3, 0, 0] == pytest.approx(much * 0.99**8)
+
+
+# Close enough that none is ruled out, and seen together.
+CLOSE = view((np.inf, 5.0, 5.0, 5.0), (1.0, 1.2, 1.4, 1.3), contexts=100)
+
+
+def test_nightjar_explores_ever_less_as_blocks_grow() -> None:
+    index = Nightjar(ladder(), ledger(rows=50))
+    explored = np.array([np.count_nonzero(index.pick(CLOSE).arms != 2) for _ in range(255)])
+    # The first bins of blocks 1, 2, 4 ... 128 explore for certain.
+    first = [2**block - 1 for block in range(8)]
+    assert (explored[first] > 55).all()
+    assert explored[:31].mean() > 2.0 * explored[127:].mean()
+
+
+def test_nightjars_propensities_are_those_of_the_bin() -> None:
+    """Only the arm above the best tells anything new: the first bin explores it, of the next two each with one half."""
+    index = Nightjar(ladder(), ledger(rows=50))
+    first = index.pick(CLOSE)
+    assert set(first.arms.tolist()) == {3}
+    assert set(first.propensities.tolist()) == {1.0}
+    index.pick(CLOSE)
+    second = index.pick(CLOSE)
+    assert set(second.arms.tolist()) == {2, 3}
+    assert set(second.propensities.tolist()) == {0.5}
+
+
+def test_no_block_of_nightjar_outlasts_what_is_remembered() -> None:
+    """At a discount of 0.99 that is 100 rounds, 12 bins: blocks end at 8 bins, and each of them explores."""
+    index = Nightjar(ladder(), ledger(rows=50, discount=0.99))
+    explored = np.array([np.count_nonzero(index.pick(CLOSE).arms != 2) for _ in range(200)])
+    assert explored[100:].mean() > 0.25 * 100
+
+
+def test_what_cannot_win_is_not_explored_by_nightjar_but_the_shallow_arm_is() -> None:
+    """Off must be left again one day, at the price of one token rather than of seven."""
+    index = Nightjar(ladder(), ledger(rows=50))
+    state = view((np.inf, 400.0, 20.0, 20.0), (1.0, 0.77, 0.5, 0.4), contexts=100, spread=0.1)
+    assert set(np.concatenate([index.pick(state).arms for _ in range(7)]).tolist()) == {0, 1}

@@ -1,0 +1,84 @@
+"""`choose:` of bandits in policy files: arms of every kind are built and run, mistakes are said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adaptspec.control.language.build import build_policy, parse_policy_spec
+from adaptspec.control.policy import Policy
+from adaptspec.control.tasks import Labels, Names
+from adaptspec.errors import PolicyError
+from tests.control.helpers import record, signals, table
+from tests.control.simulator import HEADER
+
+BODY = """\
+  drafters: [draft-model, ngram]
+  choose:
+    algorithm: %s
+    scope: %s
+    arms:
+      - {depth: 0}
+      - {depth: 3}
+      - {depth: 7, stop: {rule: confidence, threshold: 0.6}}
+      - {depth: 3, drafter: ngram}
+      - {policy: goodput}
+"""
+
+
+def build(text: str) -> Policy:
+    return build_policy(parse_policy_spec(HEADER + text), table(), 4, Labels(Names(("code",))))
+
+
+@pytest.mark.parametrize("scope", ["request", "task", "batch-bucket", "global"])
+@pytest.mark.parametrize("algorithm", ["ucb", "thompson", "exp3", "linucb", "nightjar"])
+def test_arms_of_every_kind_are_played_and_kept(algorithm: str, scope: str) -> None:
+    """Depths, stop rules, drafters and a whole policy, with requests that come and go."""
+    policy = build(BODY % (algorithm, scope))
+    assert policy.drafters == ("draft-model", "ngram")
+    assert policy.max_depth == 12, "that of the goodput policy among its arms"
+    rng = np.random.default_rng(1)
+    played = set()
+    for number in range(1200):
+        if number % 40 == 0:
+            for row in range(4):
+                policy.start(row)
+            tasks = rng.integers(2, size=4).tolist()
+        limits = rng.integers(0, 8, 4)
+        decision = policy.decide(signals(limits.tolist(), tasks=tasks))
+        assert (decision.depths <= limits).all()
+        assert decision.provenance is not None
+        assert ((decision.provenance.propensities > 0) & (decision.provenance.propensities <= 1 + 1e-9)).all()
+        played.update(decision.provenance.arms.tolist())
+        accepted = [int(rng.integers(0, d + 1)) for d in decision.depths]
+        policy.learn(record(decision.depths.tolist(), accepted, drafter=decision.drafter.tolist(), tasks=tasks))
+    assert len(played) >= 3
+    state = policy.learned()
+    fresh = build(BODY % (algorithm, scope))
+    fresh.restore(state)
+    for name, value in fresh.learned().items():
+        np.testing.assert_array_equal(value, state[name])
+
+
+def test_tiers_and_max_depth_are_arms() -> None:
+    assert build("  tiers: [0, 2, 5]\n  choose: {algorithm: ucb}\n").max_depth == 5
+    assert build("  max-depth: 4\n  choose: {algorithm: thompson}\n").max_depth == 4
+    assert build("  choose: {algorithm: exp3}\n").max_depth == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("  choose: {algorithm: ucb, arms: [{depth: 3, policy: goodput}]}\n", "either a depth or a policy"),
+        ("  choose: {algorithm: ucb, arms: [{policy: goodputt}]}\n", "did you mean goodput"),
+        ("  choose: {algorithm: ucb, arms: [{policy: ucb}, {depth: 1, drafter: ngram}]}\n", "add it to the policy's"),
+        ("  choose: {algorithm: ucb, scope: everything}\n", "everything"),
+        (
+            "  drafters: [draft-model, ngram]\n  choose: {algorithm: static, depth: 3}\n",
+            "does not choose among drafters",
+        ),
+    ],
+)
+def test_mistakes_are_said(text: str, says: str) -> None:
+    with pytest.raises(PolicyError, match=says):
+        build(text)

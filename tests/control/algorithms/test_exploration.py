@@ -1,0 +1,77 @@
+"""Tries of what is off: bounded in time, never starved, and not given up half-way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from adaptspec.control.algorithms.exploration import ExplorationBudget
+from adaptspec.control.algorithms.goodput import Goodput
+from adaptspec.types import Reason
+from tests.control.helpers import record, signals, table
+
+ROW = np.array([0])
+
+
+def live(budget: ExplorationBudget, rounds: int, cost: float, accepts: int = 0) -> list[bool]:
+    """Rounds of one second, of one row that is off; whether each tried."""
+    seen = []
+    for _ in range(rounds):
+        who = np.zeros(0)
+        if budget.possible(cost):
+            who = budget.begin(ROW, cost, np.zeros(1))
+        tried = len(who) > 0
+        seen.append(tried)
+        budget.note(1.0, 1.0, 0 if tried else 1)
+        if tried:
+            budget.won(replace(record([1], [accepts]), total_seconds=1.0 + cost), ROW, cost, 1.0)
+    return seen
+
+
+def test_tries_take_their_share_of_time_at_most() -> None:
+    for cost in (0.3, 1.0, 10.0, 100.0):
+        spent = cost * sum(live(ExplorationBudget(0.01), 10_000, cost))
+        assert spent <= 0.01 * 10_000 + cost
+
+
+def test_what_is_believed_too_dear_is_tried_all_the_same() -> None:
+    """A hundred plain rounds for one token: no budget reaches that, and one try would tell."""
+    assert any(live(ExplorationBudget(0.01), 200, 100.0))
+
+
+def test_rows_that_win_go_on() -> None:
+    """What a try wins is there for the next."""
+    budget = ExplorationBudget(0.01)
+    seen = live(budget, 400, 0.5, accepts=1)
+    first = seen.index(True)
+    assert all(seen[first : first + 20])
+
+
+def test_rows_that_win_less_than_they_cost_do_not_go_on_for_ever() -> None:
+    """Each of their tokens is kept, and each costs five."""
+    spent = sum(live(ExplorationBudget(0.01), 10_000, 5.0, accepts=1)) * 4.0
+    assert spent <= 0.01 * 10_000 + 2 * 5.0
+
+
+def test_a_try_that_only_read_goes_on_reading() -> None:
+    budget = ExplorationBudget(0.01)
+    budget.note(1000.0, 1.0, 100)
+    assert len(budget.begin(ROW, 0.5, np.array([2.0])))
+    assert not budget.won(replace(record([0], [0], depths=[1]), caught_up=512), ROW, 3.5, 1.0)
+    assert budget.possible(100.0)
+    assert len(budget.begin(ROW, 0.5, np.array([2.0])))
+
+
+def test_a_try_is_paid_for_once() -> None:
+    """Rounds that were decided without asking follow it, as where a guard switches off."""
+    made = Goodput(table(), 1, 1)
+    made.start(0)
+    while (choice := made.choose(signals([7]))).reasons[0] != int(Reason.EXPLORE):
+        made.learn(record([choice.depths.item()], [0]))
+    made.learn(record([1], [0]))
+    budget = made._exploration._budgets[0]
+    before = budget._seconds
+    for _ in range(500):
+        made.learn(record([0], [0]))
+    assert budget._seconds > before

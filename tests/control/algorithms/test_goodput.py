@@ -1,0 +1,263 @@
+"""The default algorithm: what it learns from, what it leaves alone, how it comes back from off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
+from adaptspec.control.cost import CostTable, DrafterCost
+from adaptspec.types import Reason
+from tests.control.helpers import QUIET, record, signals, table
+
+
+def algorithm(rows: int = 1, **settings: object) -> Goodput:
+    made = Goodput(table(), rows, 1, GoodputSettings(**settings))  # type: ignore[arg-type]
+    for row in range(rows):
+        made.start(row)
+    return made
+
+
+def live(made: Goodput, rounds: int, accepts: int, rows: int = 1, confidence: float = 0.9) -> list[list[int]]:
+    """Rounds in which `accepts` drafted tokens of each row are right; the depths of each."""
+    seen = []
+    for _ in range(rounds):
+        depths = made.choose(signals([7] * rows)).depths.tolist()
+        seen.append(depths)
+        made.learn(record(depths, [min(d, accepts) for d in depths], confidence=confidence))
+    return seen
+
+
+def test_speculates_from_the_first_round() -> None:
+    assert algorithm().choose(signals([7])).depths[0] >= 1
+
+
+def test_goes_deep_when_all_is_accepted_without_a_stop_rule() -> None:
+    """Upward exploration: a cautious prior must not keep it shallow."""
+    assert live(algorithm(stops=False), 60, accepts=7)[-1] == [7]
+
+
+def test_goes_off_when_nothing_is_accepted_and_says_why() -> None:
+    made = algorithm()
+    assert live(made, 60, accepts=0)[-1] == [0]
+    choice = made.choose(signals([7]))
+    assert choice.reasons[0] in (Reason.OFF, Reason.EXPLORE)
+
+
+def test_off_tries_now_and_then_and_comes_back() -> None:
+    made = algorithm()
+    live(made, 100, accepts=0)
+    quiet = live(made, 600, accepts=0)
+    assert 0 < sum(depths != [0] for depths in quiet) < 20
+    assert live(made, 600, accepts=7)[-1][0] > 0
+
+
+def test_what_one_request_may_not_do_is_no_plan_for_the_next() -> None:
+    """Requests of one token, or that opted out, come first; others of their task draft all the same."""
+    made = algorithm()
+    live(made, 80, accepts=7)
+    for _ in range(20):
+        made.finish(0)
+        made.start(0)
+        made.choose(signals([0]))
+        made.learn(record([0], [0]))
+        made.finish(0)
+        made.start(0)
+        assert made.choose(signals([7])).depths[0] > 1
+        made.learn(record([7], [7]))
+
+
+def test_rows_are_judged_apart() -> None:
+    made = algorithm(2)
+    drafting = []
+    for _ in range(400):
+        depths = made.choose(signals([7, 7])).depths.tolist()
+        drafting.append([depth > 1 for depth in depths])
+        made.learn(record(depths, [depths[0], 0]))
+    right, wrong = np.mean(drafting[40:], axis=0)
+    assert right == 1.0
+    assert wrong <= 0.25
+
+
+def test_a_lagging_cache_raises_the_bar() -> None:
+    """What barely pays does not pay when a long prompt must be read first."""
+    made = algorithm()
+    for _ in range(60):
+        for accepted in (0, 1, 0):
+            made.learn(record([1], [accepted]))
+    near = made.choose(signals([7]))
+    made.start(0)
+    far = made.choose(signals([7], lag=[20_000]))
+    assert near.depths[0] > 0
+    assert far.depths[0] == 0
+
+
+def test_tiers_restrict_every_depth() -> None:
+    made = algorithm(tiers=(2, 5), stops=False)
+    depths = {d for accepts in (7, 0, 1) for depth in live(made, 60, accepts) for d in depth}
+    assert depths <= {0, 2, 5}
+
+
+def test_limits_hold_for_a_plan_that_is_reused() -> None:
+    made = algorithm()
+    live(made, 20, accepts=7)
+    for limit in (7, 3, 0, 5):
+        assert made.choose(signals([limit])).depths[0] <= limit
+
+
+def test_limits_of_single_rows_hold_for_a_plan_that_is_reused() -> None:
+    """One of them may be about to end while the others go on."""
+    made = algorithm(rows=3)
+    live(made, 20, accepts=7, rows=3)
+    assert min(made.choose(signals([7, 7, 7])).depths) > 3
+    for limits in ([7, 3, 7], [0, 7, 7], [7, 7, 1]):
+        depths = made.choose(signals(limits)).depths.tolist()
+        assert all(depth <= limit for depth, limit in zip(depths, limits, strict=True))
+        assert max(depths) > 3
+
+
+def test_no_depth_at_all_is_off() -> None:
+    assert algorithm(tiers=()).choose(signals([7])).depths.tolist() == [0]
+
+
+def test_large_batches_are_learned_in_full() -> None:
+    """More rows than are learned at once."""
+    made = Goodput(table(), 300, 1)
+    made.learn(record([1] * 300, [1] * 300))
+    made.choose(signals([7] * 300))
+    assert live(made, 3, accepts=7, rows=300)
+
+
+def test_a_new_request_alone_begins_as_others_of_its_task() -> None:
+    """Tasks are not mixed up, and a new request follows what was learned of its own."""
+    made = Goodput(table(), 1, 3, GoodputSettings(stops=False))
+    firsts: dict[int, list[int]] = {1: [], 2: []}
+    for request in range(40):
+        task = 1 + request % 2
+        made.start(0)
+        for turn in range(12):
+            number = 1 + 12 * request + turn
+            depth = int(made.choose(replace(signals([7], tasks=[task]), number=number)).depths[0])
+            if not turn:
+                firsts[task].append(depth)
+            told = record([depth], [depth if task == 1 else 0], tasks=[task])
+            made.learn(replace(told, decision=number))
+        made.finish(0)
+    assert firsts[1][-1] == 7
+    assert firsts[2][-1] <= 1  # a try
+
+
+def test_an_offer_is_taken_where_it_beats_the_model() -> None:
+    """What a lookup found is known before the round; for the row that is in the middle of a run it is taken deep."""
+    made = algorithm(2, drafters=("draft-model", "ngram"))
+    running = np.array([[0, 0], [4, 0]])
+    for _ in range(12):
+        made.choose(signals([7, 7]))
+        made.learn(replace(record([0, 0], [0, 0]), shadow=running, shadow_drafted=running))
+    choice = made.choose(signals([7, 7], found=[6, 0]))
+    assert choice.depths[0] == 6
+    assert choice.drafter is not None
+    assert choice.drafter[0] == 1
+    assert (choice.drafter[1] == 0) or not choice.depths[1]
+
+
+@pytest.mark.parametrize("small", [0, 2])
+def test_a_third_drafter_counts(small: int) -> None:
+    """Two models, of which the second is right in the end: it is found out, whether the first drafts or is off too."""
+    cost = CostTable(
+        replace(QUIET.profile(), drafters=dict.fromkeys(("small", "large"), QUIET.profile().drafters["draft-model"]))
+    )
+    made = Goodput(cost, 1, 1, GoodputSettings(drafters=("small", "ngram", "large")))
+    made.start(0)
+    lag = np.zeros((3, 1), dtype=np.int64)
+    drafted = []
+    for _ in range(1400):
+        choice = made.choose(replace(signals([7]), lag=lag, found=lag))
+        depth, who = int(choice.depths[0]), 0 if choice.drafter is None else int(choice.drafter[0])
+        drafted.append(who if depth else -1)
+        kept = min(depth, small) if who == 0 else depth * (len(drafted) > 300)
+        made.learn(record([depth], [kept], drafter=[who]))
+    assert (drafted[200:300].count(0) > 80) == (small > 0)
+    assert drafted[-50:].count(2) > 40
+
+
+def test_what_is_off_is_tried_whatever_the_table_says() -> None:
+    """A table that prices one draft above fifty plain rounds is never believed for good."""
+    wrong = replace(QUIET.profile(), drafters={"draft-model": DrafterCost((1,), (0.1,), 0.0)})
+    cost = CostTable(wrong)
+    made = Goodput(cost, 1, 1)
+    made.start(0)
+    drafting = []
+    for _ in range(1500):
+        depth = int(made.choose(signals([7])).depths[0])
+        drafting.append(depth > 0)
+        told = record([depth], [depth], depths=[depth])
+        cost.observe(told, ("draft-model",))
+        made.learn(told)
+    assert not drafting[0]
+    assert sum(drafting[-200:]) > 150
+
+
+def test_tries_in_vain_are_few() -> None:
+    made = algorithm()
+    depths = [depth for (depth,) in live(made, 10_000, accepts=0)]
+    assert 4 < sum(depth > 0 for depth in depths[1000:]) < 0.01 * 9000 / 0.3
+
+
+def test_a_newcomer_pays_for_reading_its_prompt() -> None:
+    """It joins a plan that serves others: what its drafter has not read yet counts, as in a plan of its own."""
+    made = algorithm(16, stops=False)
+    live(made, 60, accepts=7, rows=16)
+    depths = {}
+    for unread in (0, 20_000):
+        made.finish(15)
+        made.start(15)
+        plan = made._plan
+        depths[unread] = made.choose(signals([7] * 16, lag=[0] * 15 + [unread])).depths.tolist()
+        assert made._plan is plan, "the plan should have served it"
+    assert depths[0][15] > 0
+    assert depths[20_000][15] == 0
+    assert min(depths[20_000][:15]) > 0
+
+
+def test_its_value_serves_algorithms_that_have_none() -> None:
+    """While another's choices run, it learns what to expect: by row, for the same batch the same object."""
+    made = algorithm(3)
+    for row in range(3):
+        made.start(row)
+    before = made.value(signals([7, 7]))
+    assert before is not None
+    for _ in range(48):
+        made.learn(record([4, 4], [4, 0]))
+    after = made.value(signals([7, 7]))
+    assert after is not None
+    assert made.value(signals([7, 7])) is after
+    assert made.value(signals([7, 7], rows=[0, 2])) is not after
+    first = (before.models[0].acceptance[0, 0], after.models[0].acceptance[0, 0], after.models[0].acceptance[1, 0])
+    assert first[1] > first[0] > first[2]
+
+
+def test_an_value_promises_at_least_plain_decoding() -> None:
+    """A draft that is always wrong is not worth weighing against: plain decoding is."""
+    made = algorithm()
+    made.start(0)
+    for _ in range(200):
+        made.learn(record([7], [0]))
+        value = made.value(signals([7]))
+    assert value is not None
+    plain = 1.0 / table().plain_seconds(1, 100.0)
+    assert plain <= value.goodput <= 1.1 * plain
+    assert value.expected(np.array([0]), None).accepted.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("tiers", [(), (1, 2, 3)])
+def test_rounds_that_others_decided_do_not_pile_up(tiers: tuple[int, ...]) -> None:
+    """A guard that is off, or a policy that is one of several, learns for hours without planning."""
+    made = Goodput(table(), 1, 1, GoodputSettings(tiers=tiers))
+    made.start(0)
+    made.choose(signals([7]))
+    for _ in range(2000):
+        made.learn(record([0], [0]))
+    assert len(made._pending._records) <= 256

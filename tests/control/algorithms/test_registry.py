@@ -1,0 +1,139 @@
+"""Every algorithm is built from its shortest file and chooses within limits; those of packages are checked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import TypeAdapter
+
+from adaptspec.control.algorithms.depth_rules import StaticSpec
+from adaptspec.control.algorithms.registry import GROUP, ChooseSpec, load
+from tests.control.algorithms.makers import parts
+from tests.control.helpers import record, signals
+
+SHORTEST: dict[str, dict[str, object]] = {
+    "static": {"depth": 2},
+    "batch-table": {"schedule": [[1, 8, 2]]},
+    "ema-tiers": {},
+    "goodput": {},
+    "ucb": {},
+    "thompson": {},
+    "exp3": {},
+    "linucb": {},
+    "nightjar": {},
+    "slo": {"time-per-output-token-ms": 2.0},
+}
+
+
+def test_every_algorithm_is_tested_here() -> None:
+    known = TypeAdapter(ChooseSpec).json_schema()["discriminator"]["mapping"]
+    assert set(known) == set(SHORTEST)
+
+
+@pytest.mark.parametrize("algorithm", SHORTEST)
+def test_each_lives_through_rounds(algorithm: str) -> None:
+    spec = TypeAdapter(ChooseSpec).validate_python({"algorithm": algorithm, **SHORTEST[algorithm]})
+    built_from = replace(parts(rows=2, tasks=1), tiers=(1, 2, 3))
+    algorithm = spec.build(built_from)
+    algorithm.start(0)
+    algorithm.start(1)
+    for _ in range(30):
+        depths = algorithm.choose(signals([2, 1])).depths.tolist()
+        assert 0 <= depths[0] <= 2
+        assert 0 <= depths[1] <= 1
+        algorithm.learn(record(depths, [0, depths[1]]))
+    algorithm.finish(0)
+    assert algorithm.max_depth >= 2
+
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "own_algorithm"
+
+
+class WorksSpec(StaticSpec):
+    algorithm: Literal["works"]  # type: ignore[assignment]
+
+
+def point(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name, value, GROUP)
+
+
+@pytest.fixture
+def _example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE)
+
+
+@pytest.mark.usefixtures("_example")
+def test_the_example_drafts_one_more_than_was_accepted() -> None:
+    spec = load([point("last-run", "last_run:LastRunSpec")]).specs["last-run"]
+    built_from = replace(parts(rows=2, tasks=1), tiers=(1, 2, 3))
+    algorithm = spec.model_validate({"algorithm": "last-run"}).build(built_from)  # type: ignore[attr-defined]
+    algorithm.start(0)
+    algorithm.start(1)
+    assert algorithm.choose(signals([7, 2])).depths.tolist() == [3, 2]
+    algorithm.learn(record([3, 2], [3, 0]))
+    assert algorithm.choose(signals([7, 7])).depths.tolist() == [3, 1]
+    assert algorithm.learned() == {}
+
+
+@pytest.mark.usefixtures("_example")
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("gone", "no_such_module:Spec", "ModuleNotFoundError"),
+        ("last-run", "last_run:LastRun", "no subclass of"),
+        ("lastrun", "last_run:LastRunSpec", "must be Literal['lastrun']"),
+    ],
+)
+def test_what_cannot_be_used_is_told_and_stops_nothing(
+    name: str, value: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = load([point(name, value), point("works", "tests.control.algorithms.test_registry:WorksSpec")])
+    assert [said in message for message in caplog.messages] == [True]
+    assert list(found.specs) == ["works"]
+    assert said in found.failed[name]
+
+
+@pytest.mark.whole
+def test_policies_name_what_is_installed_and_nothing_else(tmp_path: Path) -> None:
+    """As `pip install` leaves it: with its metadata a policy may name the algorithm, without it nothing is imported."""
+    policy = str(EXAMPLE / "last_run.yaml")
+    absent = _validate(policy, [EXAMPLE])
+    assert absent.returncode == 2
+    assert "last_run.yaml:8:23: spec.choose.algorithm: there is no algorithm 'last-run'" in absent.stderr
+    _install(tmp_path, "last-run = last_run:LastRunSpec\nbroken = last_run:Nothing\n")
+    present = _validate(policy, [EXAMPLE, tmp_path])
+    assert (present.returncode, present.stdout) == (0, f"{policy}: ok\n"), present.stderr
+    wrong = tmp_path / "wrong.yaml"
+    text = (EXAMPLE / "last_run.yaml").read_text()
+    wrong.write_text(text.replace("first: 2", "frist: 2"))
+    said = _validate(str(wrong), [EXAMPLE, tmp_path]).stderr
+    assert "wrong.yaml:8:33: spec.choose.frist: unknown key (did you mean 'first'?)" in said
+    wrong.write_text(text.replace("last-run, first: 2", "broken"))
+    said = _validate(str(wrong), [EXAMPLE, tmp_path]).stderr
+    assert "there is no algorithm 'broken' here: adaptspec-last-run brings it, and it cannot be used (Attr" in said
+
+
+def _install(folder: Path, entries: str) -> None:
+    metadata = folder / "adaptspec_last_run-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: adaptspec-last-run\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{entries}")
+
+
+def _validate(policy: str, places: list[Path]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
+    command = [sys.executable, "-m", "adaptspec", "policy", "validate", policy]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=60)
+
+
+def test_no_package_takes_a_name_of_ours() -> None:
+    """Two algorithms of one name would end every command."""
+    found = load([point("goodput", "adaptspec.control.algorithms.goodput:GoodputSpec")])
+    assert (found.specs, "another name" in found.failed["goodput"]) == ({}, True)

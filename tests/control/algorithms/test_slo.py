@@ -1,0 +1,192 @@
+"""A promised time per token: kept for rows that drafting slows down, at little cost in goodput; else plain goodput."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptspec.control.algorithms.algorithm import Choice
+from adaptspec.control.algorithms.goodput import Goodput
+from adaptspec.control.algorithms.planning import ModelTerms, RoundTerms
+from adaptspec.control.algorithms.slo import Slo, SloSpec, keep_pace, seconds_of, worst_pace
+from adaptspec.control.policy import BatchSignals
+from adaptspec.simulation.replay import Tally
+from adaptspec.simulation.tape import join
+from adaptspec.types import Reason
+from tests.control.algorithms.makers import parts
+from tests.control.helpers import record, signals
+from tests.control.simulator import HEADER
+from tests.control.two_drafters import GOODPUT, OFF, alike, request, serve
+
+SLO = HEADER + "  choose: {algorithm: slo, time-per-output-token-ms: %s}\n"
+# Half of the rows accept most tokens, half few: goodput lets the first draft deep, at the expense of the others.
+UNEQUAL = join([request(f"r{i}", (0.35, 0.85)[i % 2], 0.0, 300, i) for i in range(24)])
+
+
+def promised(seconds: float, rows: int = 1, margin: float = 0.05, drafter: str = "draft-model") -> Slo:
+    said = {"algorithm": "slo", "time-per-output-token-ms": 1e3 * seconds, "margin": margin}
+    return Slo(SloSpec.model_validate(said), replace(parts(rows, 1, (drafter,), stops=True), tiers=tuple(range(1, 8))))
+
+
+def terms(
+    acceptance: list[float], limits: list[int], verify: float = 0.1, tiers: tuple[int, ...] = (1, 2, 3)
+) -> RoundTerms:
+    """Rows that accept every token with their own chance; times in units of a plain round's fixed part."""
+    rows, deepest = len(acceptance), max(tiers)
+    chances = np.repeat(np.array(acceptance)[:, None], deepest, axis=1)
+    depths = np.arange(deepest + 1)
+    model = ModelTerms(
+        which=0,
+        acceptance=chances,
+        gains=np.concatenate((np.zeros((rows, 1)), np.cumsum(np.cumprod(chances, axis=1), axis=1)), axis=1),
+        sizes=depths.astype(np.float64),
+        drafted=np.ones(deepest),
+        per_step=0.1,
+        per_row=0.02,
+        start=0.05,
+        entry=np.zeros(rows),
+        calibration=np.zeros((rows, 1)),
+    )
+    return RoundTerms(
+        size=rows,
+        plain=1.2,
+        beside=0.05,
+        verify=verify * np.arange(rows * deepest + 1, dtype=np.float64),
+        fits=np.isin(depths, (0, *tiers)) & (depths <= np.array(limits)[:, None]),
+        models=(model,),
+    )
+
+
+def paces(served: Tally) -> list[float]:
+    """Milliseconds per token of each request."""
+    seconds: dict[str, float] = defaultdict(float)
+    tokens: dict[str, int] = defaultdict(int)
+    for r in served.records:
+        for name, emitted in zip(r.request_ids, r.emitted.tolist(), strict=True):
+            seconds[name] += r.total_seconds
+            tokens[name] += emitted
+    return [1e3 * seconds[name] / tokens[name] for name in seconds]
+
+
+@pytest.mark.parametrize("target", [2.7, 2.6, 2.5])
+def test_every_row_keeps_its_pace(target: float) -> None:
+    """Where goodput alone would let the slow rows fall behind, and at no cost beside no drafting at all."""
+    free, off = serve(GOODPUT % "draft-model", UNEQUAL, 8), serve(OFF, UNEQUAL, 8)
+    kept = serve(SLO % target, UNEQUAL, 8)
+    assert max(paces(free)) > target
+    assert max(paces(kept)) <= target
+    assert kept.goodput >= 0.98 * off.goodput
+
+
+def test_a_looser_promise_leaves_more_goodput() -> None:
+    tight, loose = (serve(SLO % target, UNEQUAL, 8).goodput for target in (2.5, 2.7))
+    assert loose >= tight
+
+
+def test_a_promise_that_is_not_at_risk_costs_nothing() -> None:
+    tape = alike(0.8, 0.0, 16)
+    alone = HEADER + "  choose: {algorithm: goodput, prior: {acceptance: 0.6, weight: 20}}\n"  # as its own
+    assert serve(SLO % 50, tape, 8).goodput == serve(alone, tape, 8).goodput
+
+
+def test_a_promise_that_cannot_be_kept_leaves_the_least_violation() -> None:
+    """Plain decoding is as fast as the slow rows can go."""
+    worst = max(paces(serve(SLO % 1.0, UNEQUAL, 8)))
+    assert worst <= 1.1 * max(paces(serve(OFF, UNEQUAL, 8)))
+
+
+def test_the_row_that_is_behind_is_preferred() -> None:
+    """Measured pace decides who hurries: two rows alike, one of which has lost time."""
+    made = promised(2.5e-3, rows=2, margin=0.0)
+    for row in (0, 1):
+        made.start(row)
+    for _ in range(60):
+        made.learn(record([3, 3], [2, 2]))
+    for _ in range(20):
+        made.learn(record([0], [0], rows=[1], slower=6.0))
+    depths = made.choose(signals([7, 7])).depths
+    assert depths[1] > 0
+    assert depths[1] >= depths[0]
+
+
+def test_goodput_is_asked_once_a_round_and_its_tries_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked twice, it would earn its allowance twice and forget the try that it has begun."""
+    asked: list[Choice] = []
+    choose = Goodput.choose
+
+    def noted(self: Goodput, signals: BatchSignals) -> Choice:
+        asked.append(choose(self, signals))
+        return asked[-1]
+
+    monkeypatch.setattr(Goodput, "choose", noted)
+    made = promised(1e-4, rows=2)  # a promise that nobody can keep: always hurried
+    for row in (0, 1):
+        made.start(row)
+    tries = 0
+    for number in range(400):
+        choice = made.choose(signals([7, 7]))
+        assert len(asked) == number + 1
+        tried = asked[-1].reasons == Reason.EXPLORE
+        tries += int(tried.sum())
+        assert (choice.depths[tried] == asked[-1].depths[tried]).all()
+        assert (choice.reasons[tried] == Reason.EXPLORE).all()
+        made.learn(record(choice.depths.tolist(), [0, 0]))
+    assert tries > 0
+
+
+def test_state_is_that_of_goodput() -> None:
+    made, other = (promised(1e-3) for _ in range(2))
+    made.start(0)
+    for _ in range(50):
+        made.choose(signals([7]))
+        made.learn(record([3], [1]))
+    other.restore(made.learned())
+    assert np.allclose(other.learned()["acceptance"], made.learned()["acceptance"])
+
+
+def test_lookups_alone_are_goodputs_affair() -> None:
+    """What a lookup finds is known beforehand, and costs no row its pace."""
+    made = promised(1e-4, drafter="ngram")
+    made.start(0)
+    for _ in range(20):
+        choice = made.choose(replace(signals([7]), found=np.array([[4], [0]])))
+        made.learn(record([choice.depths.item()], [choice.depths.item()]))
+    assert choice.depths.tolist() == [4]
+
+
+ROWS = st.lists(st.tuples(st.floats(0.0, 0.99), st.integers(0, 3), st.floats(0.2, 3.0)), min_size=1, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS, verify=st.floats(0.0, 0.4))
+def test_nothing_keeps_the_worst_row_faster(rows: list[tuple[float, int, float]], verify: float) -> None:
+    """Kept where any depths keep it, and with the least time; where none do, the least violation of all."""
+    acceptance, limits, allowed = ([row[k] for row in rows] for k in range(3))
+    made = terms(acceptance, limits, verify)  # type: ignore[arg-type]
+    every = np.array(list(product(*(range(limit + 1) for limit in limits))))  # type: ignore[arg-type]
+    paces, seconds = worst_pace(made, every, np.array(allowed)), seconds_of(made, every)
+    depths, worst = keep_pace(made, np.array(allowed))
+    assert (depths <= np.array(limits)).all()
+    assert worst == worst_pace(made, depths[None], np.array(allowed))[0]
+    if (paces >= 1.0 + 1e-9).any():
+        assert worst >= 1.0 - 1e-9
+        assert seconds_of(made, depths[None])[0] <= seconds[paces >= 1.0 + 1e-9].min() + 1e-9
+    else:
+        assert worst >= paces.max() - 1e-9
+
+
+def test_only_the_row_in_a_hurry_is_raised() -> None:
+    depths, worst = keep_pace(terms([0.8, 0.8], [3, 3], 0.01), np.array([0.8, 9.0]))
+    assert depths[0] > 0 == depths[1]
+    assert worst >= 1.0
+
+
+def test_tiers_are_kept() -> None:
+    depths, _ = keep_pace(terms([0.9, 0.9], [3, 2], 0.01, tiers=(1, 3)), np.array([0.55, 0.9]))
+    assert set(depths.tolist()) <= {0, 1, 3}

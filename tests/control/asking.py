@@ -1,0 +1,49 @@
+"""What a stop rule is asked, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
+from adaptspec.control.algorithms.planning import ModelTerms
+from adaptspec.draft_tables import StopEvaluator, StopTable
+from adaptspec.types import FloatArray
+
+CURVE = 1e-3 + 1e-4 * np.arange(64.0)  # seconds of verifying n more tokens
+
+
+def ask(table: StopTable | None, confidence: Sequence[float], entropy: Sequence[float] | None = None) -> list[bool]:
+    """Which rows go on after their first token."""
+    assert table is not None
+    sure = np.array(confidence)
+    going: list[bool] = StopEvaluator(table)(
+        1, np.arange(len(sure)), sure, sure if entropy is None else np.array(entropy)
+    ).tolist()
+    return going
+
+
+def drafted(table: StopTable | None, confidence: Sequence[float], row: int = 0) -> int:
+    """Tokens that one row drafts of those with these confidences."""
+    assert table is not None
+    stop, at = table.begin(np.array([row])), np.array([row])
+    for step, sure in enumerate(confidence, 1):
+        if not stop(step, at, np.array([sure]), np.array([np.nan])).item():
+            return step
+    return len(confidence)
+
+
+def terms(
+    acceptance: FloatArray, calibration: FloatArray, step: float = 2e-4, row: float = 0.0, which: int = 0
+) -> ModelTerms:
+    """A model that is always asked for all of its depth; `acceptance` [B, D], `calibration` [B, bins]."""
+    rows, depth = acceptance.shape
+    gains = np.concatenate((np.zeros((rows, 1)), np.cumsum(np.cumprod(acceptance, axis=1), axis=1)), axis=1)
+    ones = np.ones(depth)
+    sizes = np.arange(depth + 1.0)
+    return ModelTerms(which, acceptance, gains, sizes, ones, step, row, 0.0, np.zeros(rows), calibration)
+
+
+def choice(outlook: ExpectedValue | None, rows: int = 1) -> Choice:
+    return Choice(np.full(rows, 7), np.zeros(rows, dtype=np.int64), outlook)

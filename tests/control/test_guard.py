@@ -1,0 +1,337 @@
+"""Guards: off when slower, back when it pays, no oscillation, no permanent disable; and policy files reach them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adaptspec.control.algorithms.algorithm import Choice
+from adaptspec.control.ceilings import Bounds, Dwell
+from adaptspec.control.cost import CostTable
+from adaptspec.control.guard import Guard, GuardEvents, GuardSpec, Mode
+from adaptspec.control.language.build import build_policy, parse_policy_spec
+from adaptspec.control.tasks import Labels, Names
+from adaptspec.types import Reason, RoundRecord
+from tests.control.helpers import QUIET, record, signals, table
+from tests.fakes import array
+
+SLOWER = GuardSpec.model_validate({"never-slower": {}})
+FLOOR = GuardSpec.model_validate({"disable-below-acceptance": 0.5})
+LOSING, WINNING, PLAIN = record([3], [0]), record([3], [3]), record([0], [0])
+
+
+def drive(guard: Guard, rounds: int, speculating: RoundRecord) -> list[Mode]:
+    """Rounds of an obedient engine: speculate when allowed, else decode plainly."""
+    seen = []
+    for _ in range(rounds):
+        mode = guard.mode(signals([7]))
+        seen.append(mode)
+        guard.after(speculating if mode in (Mode.RUN, Mode.PROBE) else PLAIN)
+    return seen
+
+
+def test_losing_windows_switch_off() -> None:
+    modes = drive(Guard(SLOWER, table()), 60, LOSING)
+    assert modes[0] is Mode.RUN
+    assert modes.index(Mode.OFF) <= 34
+
+
+def test_drafts_that_were_under_way_do_not_count_as_waiting() -> None:
+    """Rounds may be told of together: some of those that were decided before the switch are told of after it."""
+    rules = {"never-slower": {"window-rounds": 3, "losing-windows": 1}, "probe": {"after-tokens": 8}}
+    settings = GuardSpec.model_validate(rules)
+    prompt, late = Guard(settings, table()), Guard(settings, table())
+    for guard, more in ((prompt, 0), (late, 5)):
+        guard.mode(signals([7]))
+        for _ in range(3 + more):
+            guard.after(LOSING)
+    waits = []
+    for guard in (prompt, late):
+        rounds = 0
+        while guard.mode(signals([7])) is Mode.OFF:
+            guard.after(PLAIN)
+            rounds += 1
+        waits.append(rounds)
+    assert waits[0] == waits[1] > 0
+
+
+def test_a_window_of_one_round_is_judged_after_it() -> None:
+    rules = {"never-slower": {"window-rounds": 1, "losing-windows": 1}}
+    guard = Guard(GuardSpec.model_validate(rules), table())
+    assert drive(guard, 2, LOSING) == [Mode.RUN, Mode.OFF]
+
+
+def test_winning_windows_never_do() -> None:
+    modes = drive(Guard(SLOWER, table()), 600, WINNING)
+    assert set(modes) <= {Mode.RUN, Mode.PLAIN_ONCE}
+    assert modes.count(Mode.PLAIN_ONCE) < 0.03 * len(modes)
+
+
+def test_a_machine_that_hesitates_is_not_held_against_drafts() -> None:
+    """Now and then two rounds take five hundred times as long: another process had the core."""
+    guard = Guard(SLOWER, table())
+    hiccup = replace(WINNING, total_seconds=500 * WINNING.total_seconds)
+    modes = [mode for _ in range(20) for mode in drive(guard, 2, hiccup) + drive(guard, 30, WINNING)]
+    assert Mode.OFF not in modes
+
+
+def test_stalls_in_many_windows_are_not_held_against_drafts() -> None:
+    """One round in twenty takes ten times as long, as any round would: drafts earn as much more as ever."""
+    guard = Guard(SLOWER, table())
+    stall = replace(WINNING, total_seconds=10 * WINNING.total_seconds)
+    modes = [mode for _ in range(40) for mode in (*drive(guard, 19, WINNING), *drive(guard, 1, stall))]
+    assert set(modes) <= {Mode.RUN, Mode.PLAIN_ONCE}
+
+
+def test_one_losing_window_is_not_enough() -> None:
+    """A hopeless window is cut short, so a few bad rounds close one; the second window wins."""
+    guard = Guard(SLOWER, table())
+    modes = drive(guard, 6, LOSING) + drive(guard, 60, WINNING)
+    assert Mode.OFF not in modes
+
+
+def test_probes_back_off_while_they_lose() -> None:
+    """Neither a permanent disable nor an oscillation: the gaps between probes double."""
+    modes = drive(Guard(SLOWER, table()), 3000, LOSING)
+    starts = [i for i in range(1, len(modes)) if modes[i] is Mode.PROBE and modes[i - 1] is Mode.OFF]
+    gaps = np.diff(starts)
+    assert len(starts) >= 4
+    assert (gaps[1:] > 1.6 * gaps[:-1]).all()
+    assert modes.count(Mode.PROBE) < 0.02 * len(modes)
+
+
+def test_a_winning_probe_turns_on_and_resets_the_back_off() -> None:
+    guard = Guard(SLOWER, table())
+    drive(guard, 1000, LOSING)
+    back = drive(guard, 2500, WINNING)
+    assert back[-1] is Mode.RUN
+    again = drive(guard, 400, LOSING)
+    off = again.index(Mode.OFF)
+    assert 60 <= again.index(Mode.PROBE) - off <= 70
+
+
+def test_a_new_request_shortens_the_wait() -> None:
+    patient, eager = Guard(SLOWER, table()), Guard(SLOWER, table())
+    for guard in (patient, eager):
+        drive(guard, 40, LOSING)
+    eager.start(0)
+    assert drive(eager, 100, LOSING).index(Mode.PROBE) < drive(patient, 100, LOSING).index(Mode.PROBE)
+
+
+def test_a_probe_the_algorithm_declines_hands_back_to_it() -> None:
+    guard = Guard(SLOWER, table())
+    drive(guard, 40, LOSING)
+    assert drive(guard, 200, PLAIN)[-1] is Mode.RUN
+
+
+def test_rounds_shared_with_other_policies_or_prompts_are_not_measured() -> None:
+    """Their seconds are not this policy's doing."""
+    for around in ({"beside": 3}, {"prefill": 100}):
+        guard = Guard(SLOWER, table())
+        for _ in range(100):
+            assert guard.mode(signals([7], **around)) in (Mode.RUN, Mode.PLAIN_ONCE)
+            guard.after(LOSING)
+
+
+def test_a_long_pause_that_was_caught_up_is_not_held_against_drafts() -> None:
+    """It is paid once: six rounds of reading, then drafts that win."""
+    reading = replace(LOSING, caught_up=300)
+    guard = Guard(SLOWER, table())
+    for _ in range(20):
+        assert Mode.OFF not in drive(guard, 6, reading) + drive(guard, 12, WINNING)
+
+
+def test_catching_up_counts_where_every_round_does() -> None:
+    """Requests that come and go must all be read: that is what drafts cost there, and it is not paid once."""
+    modes = drive(Guard(SLOWER, table()), 200, replace(LOSING, caught_up=300))
+    assert Mode.OFF in modes
+    assert modes.count(Mode.RUN) < 60
+
+
+def test_low_acceptance_switches_off_where_asked() -> None:
+    assert Mode.OFF in drive(Guard(FLOOR, table()), 60, LOSING)
+    assert Mode.OFF not in drive(Guard(FLOOR, table()), 60, WINNING)
+
+
+def test_a_probe_must_meet_the_floor_too() -> None:
+    """Else it would go on and off for ever where drafts pay but are rarely accepted, or the other way round."""
+    modes = drive(Guard(FLOOR, table()), 3000, LOSING)
+    assert modes.count(Mode.RUN) < 40
+    back = Guard(FLOOR, table())
+    drive(back, 60, LOSING)
+    assert drive(back, 400, WINNING)[-1] is Mode.RUN
+
+
+def test_luck_in_a_probe_starts_no_oscillation() -> None:
+    """A probe that wins and a window that loses: the waits grow all the same."""
+    guard = Guard(SLOWER, table())
+    rounds, probing, starts = [], 0, []
+    for number in range(6000):
+        mode = guard.mode(signals([7]))
+        rounds.append(mode)
+        probing = probing + 1 if mode is Mode.PROBE else 0
+        starts += [number] if probing == 1 else []
+        # Probes of six rounds win, everything after them loses.
+        speculating = WINNING if mode is Mode.PROBE else LOSING
+        guard.after(speculating if mode in (Mode.RUN, Mode.PROBE) else PLAIN)
+    gaps = np.diff(starts)
+    assert (gaps[1:] > 1.5 * gaps[:-1]).all()
+    assert rounds.count(Mode.OFF) > 0.9 * len(rounds)
+
+
+def test_a_request_among_many_hardly_shortens_the_wait() -> None:
+    """In a large batch requests begin all the time; halving at each would undo the back-off."""
+    waits = []
+    for rows in (1, 16):
+        guard = Guard(SLOWER, table())
+        drive(guard, 40, LOSING)
+        guard.mode(signals([7] * rows))
+        guard.start(0)
+        modes = drive(guard, 100, LOSING)
+        waits.append(modes.index(Mode.PROBE))
+    assert waits[0] < 0.7 * waits[1]
+
+
+def test_the_baseline_is_renewed_when_other_policies_come_in_between() -> None:
+    """A plain round counts for the batch it was asked of, or it would be asked for again and again."""
+    guard = Guard(SLOWER, table())
+    pair = record([3, 3], [3, 3])
+    for _ in range(8):
+        guard.mode(signals([7, 7]))
+        guard.after(pair)
+    seen = []
+    for _ in range(20):
+        seen.append(guard.mode(signals([7], beside=1)))
+        guard.after(WINNING if seen[-1] is Mode.RUN else PLAIN)
+    assert seen.count(Mode.PLAIN_ONCE) <= 2
+
+
+def test_what_plain_rounds_really_take_is_what_drafts_must_beat() -> None:
+    """A table that has a plain round take three times as long makes losing drafts look good."""
+    wrong = QUIET.profile()
+    wrong = replace(wrong, verify=tuple((3.0 * line[0], *line[1:]) for line in wrong.verify))
+    guard = Guard(SLOWER, CostTable(wrong))
+    for _ in range(8):
+        guard.mode(signals([7]))
+        guard.after(PLAIN)
+    assert Mode.OFF in drive(guard, 60, LOSING)
+
+
+def test_without_rules_it_never_interferes() -> None:
+    assert set(drive(Guard(GuardSpec(), table()), 300, LOSING)) == {Mode.RUN}
+
+
+def chosen(depth: int, drafter: int | None = None) -> Choice:
+    return Choice(array(depth), array(int(Reason.POLICY)), drafter=None if drafter is None else array(drafter))
+
+
+@pytest.mark.parametrize("wanted", [0, 5])
+def test_dwell_keeps_a_changed_depth(wanted: int) -> None:
+    dwell = Dwell(4, 2)
+    now = signals([7], rows=[1])
+    assert dwell.hold(now, chosen(3)).depths.tolist() == [3]
+    held = [dwell.hold(now, chosen(wanted)) for _ in range(4)]
+    assert [choice.depths.item() for choice in held] == [3, 3, 3, wanted]
+    assert held[0].reasons.tolist() == [int(Reason.DWELL)]
+
+
+def test_dwell_holds_a_depth_for_the_drafter_that_it_was_chosen_for() -> None:
+    """An offer that is taken in between is let through; the draft model is not made to draft as deep as a lookup."""
+    dwell, now = Dwell(4, 1), signals([7])
+    assert dwell.hold(now, chosen(2)).depths.tolist() == [2]
+    offer = dwell.hold(now, chosen(6, drafter=1))
+    assert offer.depths.tolist() == [6]
+    assert offer.drafter is not None
+    assert offer.drafter.tolist() == [1]
+    again = dwell.hold(now, chosen(0))
+    assert again.depths.tolist() == [2]
+    assert again.drafter is not None
+    assert again.drafter.tolist() == [0]
+
+
+def test_dwell_bows_to_limits_and_forgets_with_the_request() -> None:
+    dwell = Dwell(4, 1)
+    dwell.hold(signals([7]), chosen(5))
+    assert dwell.hold(signals([2]), chosen(5)).depths.tolist() == [2]
+    dwell.start(0)
+    assert dwell.hold(signals([7]), chosen(1)).depths.tolist() == [1]
+
+
+def test_costs_in_doubt_have_plain_rounds_run_sooner() -> None:
+    """They measure best; else the next might be hundreds of rounds away."""
+    cost = table()
+    guard = Guard(SLOWER, cost)
+    drive(guard, 400, WINNING)  # the baseline is renewed seldom by now
+    cost.doubt()
+    assert Mode.PLAIN_ONCE in drive(guard, 66, WINNING)
+
+
+POLICY, GUARD, PROBE = int(Reason.POLICY), int(Reason.GUARD), int(Reason.PROBE)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([POLICY] * 3 + [GUARD] + [POLICY] * 3, (0, 0, 0, 1)),
+        ([POLICY] + [GUARD] * 9 + [PROBE] * 6 + [POLICY] * 2, (1, 1, 1, 0)),
+        ([POLICY] + [GUARD] * 9 + [PROBE] * 2 + [GUARD] * 20 + [PROBE] * 2 + [GUARD], (1, 2, 0, 0)),
+        ([POLICY] + [GUARD] * 2 + [PROBE] + [POLICY] + [GUARD] * 5, (2, 1, 1, 0)),
+    ],
+)
+def test_guards_are_counted_by_stretches(rounds: list[int], expected: tuple[int, int, int, int]) -> None:
+    """A round that renews the baseline is no switch; a probe in vain goes back to the same off."""
+    guarding = GuardEvents()
+    for reason in rounds:
+        guarding.add([reason])
+    assert (guarding.switched_off, guarding.probes, guarding.came_back, guarding.baselines) == expected
+
+
+HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
+
+
+def decided(body: str, limits: list[int], tasks: list[int] | None = None) -> tuple[list[int], list[int]]:
+    spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}, {body}}}")
+    policy = build_policy(spec, table(), len(limits), Labels(Names(("code", "story"))))
+    for row in range(len(limits)):
+        policy.start(row)
+    decision = policy.decide(signals(limits, tasks=tasks))
+    return decision.depths.tolist(), decision.reasons.tolist()
+
+
+def test_ceilings_lower_depths_and_say_so() -> None:
+    """The whole round by its size, single rows by their task; the others keep their own reason."""
+    assert decided("guard: {max-batch-size: 1}", [7, 7]) == ([0, 0], [Reason.CEILING] * 2)
+    assert decided("guard: {depth-by-batch-size: [[1, 1, 3], [2, 8, 2]]}", [7, 1]) == (
+        [2, 1],
+        [Reason.CEILING, Reason.FIXED],
+    )
+    assert decided("tasks: {code: {max-depth: 1}, story: {off: true}}", [7, 7, 7], [0, 1, 2]) == (
+        [3, 1, 0],
+        [Reason.FIXED, Reason.CEILING, Reason.CEILING],
+    )
+
+
+def test_rules_that_are_not_asked_for_never_interfere() -> None:
+    """No guard at all, rather than one that watches for nothing."""
+    spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}}}")
+    assert spec.spec.guard.build(table()) is None
+    assert Bounds().over(spec.spec.guard) == Bounds()
+
+
+def test_the_switch_waits_while_a_ceiling_holds() -> None:
+    """Rounds that could not draft are neither idling nor a probe that was declined."""
+    body = "guard: {max-batch-size: 1, never-slower: {}, probe: {after-tokens: 64}}"
+    spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}, {body}}}")
+    policy = build_policy(spec, table(), 2)
+    reasons = []
+    for number in range(400):
+        limits = [7, 7] if 100 <= number < 300 else [7]
+        decision = policy.decide(signals(limits))
+        reasons.append(int(decision.reasons[0]))
+        policy.learn(record(decision.depths.tolist(), [0] * len(limits)))
+    assert set(reasons[100:300]) == {int(Reason.CEILING)}
+    assert Reason.GUARD in reasons[:100]
+    assert reasons[300] in (Reason.GUARD, Reason.PROBE)
+    assert np.mean([reason == Reason.FIXED for reason in reasons[300:]]) < 0.5

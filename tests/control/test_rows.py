@@ -1,0 +1,52 @@
+"""A policy's drafter numbers against the engine's: lags, scores and choices land where they belong; quick sums."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptspec.control.rows import DrafterNumbers, alike, some, total
+from tests.control.helpers import record, signals
+
+ENGINE = ("draft-model", "ngram", "heads")
+
+
+@given(st.permutations(ENGINE).flatmap(lambda order: st.integers(1, 3).map(lambda n: tuple(order[:n]))))
+def test_everything_a_policy_sees_is_in_its_own_order(wanted: tuple[str, ...]) -> None:
+    numbers = DrafterNumbers(wanted, ENGINE)
+    lag = np.array([[10, 11], [20, 21], [30, 31]])
+    seen = numbers.signals(replace(signals([7, 7]), lag=lag, found=lag + 1))
+    places = [ENGINE.index(name) for name in wanted]
+    assert seen.lag[: len(wanted)].tolist() == lag[places].tolist()
+    assert seen.found[: len(wanted)].tolist() == (lag[places] + 1).tolist()
+    own = np.arange(2) % len(wanted)
+    engine = numbers.drafter(own)
+    assert [ENGINE[i] for i in engine] == [wanted[i] for i in own]
+    told = numbers.record(replace(record([1, 1], [0, 1], drafter=engine.tolist()), shadow=lag, shadow_drafted=lag))
+    assert told.drafter.tolist() == own.tolist()
+    assert told.shadow is not None
+    assert told.shadow[: len(wanted)].tolist() == lag[places].tolist()
+    assert numbers.watched == tuple(places)
+
+
+def test_a_policy_that_counts_as_the_engine_does_gets_the_record_itself() -> None:
+    numbers, batch, played = DrafterNumbers(("draft-model",), ENGINE), signals([7]), record([1], [1])
+    assert numbers.signals(batch) is batch
+    assert numbers.record(played) is played
+
+
+def test_a_policy_without_drafters_asks_for_no_scores() -> None:
+    numbers = DrafterNumbers((), ())
+    assert numbers.watched == ()
+    assert numbers.drafter(np.zeros(2, dtype=np.int64)).tolist() == [0, 0]
+
+
+@given(values=st.lists(st.integers(-3, 3), min_size=1, max_size=4), value=st.integers(-3, 3))
+def test_quick_forms_say_what_numpy_says(values: list[int], value: int) -> None:
+    array = np.array(values)
+    assert total(array) == sum(values)
+    assert some(array) == any(values)
+    assert alike(array, value) == all(v == value for v in values)
