@@ -140,23 +140,35 @@ def _groups(who: IntArray) -> list[tuple[int, IntArray]]:
 def _joined(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Decision:
     """The decision for `rows` rows from those for parts of them, by position in the batch; drafters count alike."""
     depths, reasons, drafter = (np.zeros(rows, dtype=np.int64) for _ in range(3))
-    unknown, nobody = np.full(rows, np.nan), np.full(rows, -1, dtype=np.int64)
-    provenance = Provenance(nobody, unknown, nobody.copy(), unknown.copy())
-    expected = Expected(np.nan, unknown.copy())
     for mine, part in parts:
         depths[mine], reasons[mine], drafter[mine] = part.depths, part.reasons, part.drafter
-        if part.provenance is not None:
-            for name in ("arms", "propensities", "draws", "worth"):
-                getattr(provenance, name)[mine] = getattr(part.provenance, name)
-        if part.expected is not None:
-            expected.accepted[mine] = part.expected.accepted
     return Decision(
         depths,
         reasons,
         drafter,
         StopTable.stacked([(mine, part.stop) for mine, part in parts], rows),
-        provenance if any(part.provenance for _, part in parts) else None,
+        _provenance([(mine, part.provenance) for mine, part in parts if part.provenance is not None], rows),
         TemperatureTable.stacked([(mine, part.temperature) for mine, part in parts], rows),
         tuple(sorted({which for _, part in parts for which in part.watched})),
-        expected if any(part.expected for _, part in parts) else None,
+        _expected([(mine, part.expected) for mine, part in parts if part.expected is not None], rows),
     )
+
+
+def _provenance(parts: Sequence[tuple[IntArray, Provenance]], rows: int) -> Provenance | None:
+    if not parts:
+        return None
+    unknown, nobody = np.full(rows, np.nan), np.full(rows, -1, dtype=np.int64)
+    whole = Provenance(nobody, unknown, nobody.copy(), unknown.copy())
+    for mine, part in parts:
+        for name in ("arms", "propensities", "draws", "worth"):
+            getattr(whole, name)[mine] = getattr(part, name)
+    return whole
+
+
+def _expected(parts: Sequence[tuple[IntArray, Expected]], rows: int) -> Expected | None:
+    if not parts:
+        return None
+    whole = Expected(np.nan, np.full(rows, np.nan))
+    for mine, part in parts:
+        whole.accepted[mine] = part.accepted
+    return whole
