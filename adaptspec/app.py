@@ -37,10 +37,10 @@ from adaptspec.server.padding import Padding
 from adaptspec.server.run import serve as serve_app
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal import Journal
-from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_metrics import MetricsPush
-from adaptspec.telemetry.recent import Recent
+from adaptspec.telemetry.request_store import Recent
 from adaptspec.telemetry.span_queue import SpanQueue
 from adaptspec.telemetry.trace_settings import PushSettings, TraceSettings
 from adaptspec.telemetry.tracing import Tracing

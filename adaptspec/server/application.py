@@ -27,7 +27,7 @@ from adaptspec.server.protocols import AsyncEngine, Exposition, Policies, Tokeni
 from adaptspec.server.request_id import add_request_id
 from adaptspec.server.service import SERVICE, Service
 from adaptspec.server.traces import tracing
-from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.live_feed import LiveFeed
 
 
 def make_app(

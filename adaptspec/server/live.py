@@ -19,9 +19,9 @@ from adaptspec import __version__
 from adaptspec.server import sse
 from adaptspec.server.service import SERVICE, Service
 from adaptspec.server.watchers import Watchers
-from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.live_earnings import COMPARED_COLUMNS
-from adaptspec.telemetry.live_requests import BAR_COLUMNS
+from adaptspec.telemetry.live_schema import BAR_COLUMNS
 from adaptspec.telemetry.live_seconds import DRAFTER_COLUMNS, TASK_COLUMNS
 from adaptspec.types import REASON_WORDS
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from adaptspec.control.cost import CostTable
 from adaptspec.telemetry.choices import Calibration, Choices, Predictions
 from adaptspec.telemetry.lots import Lot, RequestRows
-from adaptspec.telemetry.mailbox import Mailbox
+from adaptspec.telemetry.bounded_queue import Mailbox
 from adaptspec.telemetry.static_tiers import StaticTiers, TierEarnings
 from adaptspec.telemetry.totals import Totals
 from adaptspec.types import Completion, Request, RoundRecord

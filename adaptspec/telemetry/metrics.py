@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 
 from adaptspec.telemetry.earning_families import EarningsCollector
 from adaptspec.telemetry.earnings import EarningsSnapshot
-from adaptspec.telemetry.families import (
+from adaptspec.telemetry.metric_families import (
     CountCollector,
     Estimate,
     Load,

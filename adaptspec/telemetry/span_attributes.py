@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from adaptspec.control.labels import OTHER
 from adaptspec.telemetry.server_histograms import PROVIDER
-from adaptspec.telemetry.stories import Story
+from adaptspec.telemetry.request_record import Story
 from adaptspec.types import Completion, Reason, Request, Timings
 
 Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]

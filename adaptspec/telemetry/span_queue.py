@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from adaptspec.errors import ConfigError
-from adaptspec.telemetry.mailbox import Mailbox
+from adaptspec.telemetry.bounded_queue import Mailbox
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, Tracer, set_span_in_context
 
 from adaptspec.telemetry.span_attributes import latencies, of_decoding, of_round
-from adaptspec.telemetry.stories import Story
+from adaptspec.telemetry.request_record import Story
 from adaptspec.types import Completion, FinishReason
 
 

@@ -18,11 +18,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from adaptspec import __version__
 from adaptspec.control.guards import Guarding
-from adaptspec.telemetry.mailbox import Mailbox
+from adaptspec.telemetry.bounded_queue import Mailbox
 from adaptspec.telemetry.span_attributes import messages, of_answers, of_model, of_request
 from adaptspec.telemetry.span_queue import SpanQueue
 from adaptspec.telemetry.spans import Clock, PhaseSpans
-from adaptspec.telemetry.stories import Fact, Stories, Story
+from adaptspec.telemetry.request_record import Fact, Stories, Story
 from adaptspec.telemetry.trace_settings import TraceLevel, TraceSettings, resource
 from adaptspec.types import Completion, Request, RoundRecord
 

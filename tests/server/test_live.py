@@ -16,10 +16,10 @@ from adaptspec.server import live as live_module
 from adaptspec.server.application import make_app
 from adaptspec.server.live import LIVE
 from adaptspec.server.watchers import MOST_WATCHERS
-from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 from tests.server.conftest import Client, FakeEngine
-from tests.telemetry.test_live import completion, request, round_of
+from tests.telemetry.test_live_feed import completion, request, round_of
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.server.application import make_app
 from adaptspec.server.live_page import CONTENT_POLICY, FOLDER
-from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 from tests.server.conftest import Client, FakeEngine
 

@@ -21,15 +21,15 @@ from adaptspec.server.application import make_app
 from adaptspec.server.openapi import describe
 from adaptspec.server.openapi_routes import OPERATIONS
 from adaptspec.server.operations import Operations
-from adaptspec.telemetry.live import LiveFeed
-from adaptspec.telemetry.live_requests import BAR_COLUMNS
+from adaptspec.telemetry.live_feed import LiveFeed
+from adaptspec.telemetry.live_schema import BAR_COLUMNS
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.telemetry.recent import Recent
+from adaptspec.telemetry.request_store import Recent
 from tests.server.test_admin import FakeDesk
 from tests.server.test_live_answers import TOOL, ask, live
 from tests.server.test_operations import Keeper
 from tests.server.test_wire import CASES, GOOD
-from tests.telemetry.test_live import completion, request, round_of
+from tests.telemetry.test_live_feed import completion, request, round_of
 
 __all__ = ["live"]  # the fixture
 

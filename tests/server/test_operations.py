@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from adaptspec.server.application import make_app
 from adaptspec.server.operations import Operations
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.telemetry.recent import Recent
+from adaptspec.telemetry.request_store import Recent
 from tests.server.test_admin import BEARER, KEY, FakeDesk
 
 Client = TestClient[web.Request, web.Application]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from adaptspec.server.application import make_app
 from adaptspec.server.padding import Padding, filler, sending
 from adaptspec.telemetry.earnings import Earnings
-from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 
 SMALL = Padding(size=64, seconds=0.001)

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from adaptspec.telemetry.earnings import EarningsSnapshot
-from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.live_earnings import COMPARED_COLUMNS, compared, earned
 from adaptspec.telemetry.static_tiers import StaticTier, TierEarnings
-from tests.telemetry.test_live import Clock, request, round_of
+from tests.telemetry.test_live_feed import Clock, request, round_of
 
 
 def snapshot(tokens: int, seconds: float, off: float, fixed: float) -> EarningsSnapshot:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.telemetry.live_requests import BAR_COLUMNS, bars_of, ended, last_bars
+from adaptspec.telemetry.live_schema import BAR_COLUMNS, bars_of, ended, last_bars
 from adaptspec.types import Completion, FinishReason, Reason, Request, RoundRecord, SpeculationStats, Timings
 from tests.telemetry.test_totals import record
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.telemetry.live import HISTORY_SECONDS, RECENT_REQUESTS, STRIP_ROUNDS, WAITING_ROUNDS, LiveFeed
+from adaptspec.telemetry.live_feed import HISTORY_SECONDS, RECENT_REQUESTS, STRIP_ROUNDS, WAITING_ROUNDS, LiveFeed
 from adaptspec.types import (
     Completion,
     FinishReason,

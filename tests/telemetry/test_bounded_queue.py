@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from adaptspec.telemetry.mailbox import Mailbox
+from adaptspec.telemetry.bounded_queue import Mailbox
 
 
 def test_what_is_put_in_is_handled_in_order_on_another_thread() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.telemetry.recent import Recent
+from adaptspec.telemetry.request_store import Recent
 from adaptspec.types import Request, SamplingParams
 from tests.engine.conftest import Dictated, make_core
 from tests.fakes import TableRunner

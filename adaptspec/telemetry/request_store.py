@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from adaptspec.telemetry.live_requests import card
+from adaptspec.telemetry.live_schema import card
 from adaptspec.types import Completion, Reason, Request, RoundRecord
 
 ROUNDS = 256

@@ -14,7 +14,7 @@ from typing import Any
 
 from adaptspec.telemetry.earnings import EarningsSnapshot
 from adaptspec.telemetry.live_earnings import compared, earned
-from adaptspec.telemetry.live_requests import Bar, Running, bars_of, ended, last_bars
+from adaptspec.telemetry.live_schema import Bar, Running, bars_of, ended, last_bars
 from adaptspec.telemetry.live_seconds import Second
 from adaptspec.types import Completion, Request, RoundRecord
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.telemetry.stories import FACTS_KEPT, ROUNDS_KEPT, Fact, Stories, Story
+from adaptspec.telemetry.request_record import FACTS_KEPT, ROUNDS_KEPT, Fact, Stories, Story
 from adaptspec.types import (
     Completion,
     Expected,
