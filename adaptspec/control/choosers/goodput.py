@@ -10,7 +10,15 @@ import numpy as np
 from adaptspec.control.acceptance import AcceptanceSettings, Calibration, LookupSignals, ModelSignals, Notes
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.exploration import Exploration
-from adaptspec.control.choosers.planning import ModelTerms, Offer, RoundTerms, best_plan, mixed, modelled
+from adaptspec.control.choosers.planning import (
+    ModelTerms,
+    Offer,
+    RoundTerms,
+    best_plan,
+    drafting_goodput,
+    mixed,
+    modelled,
+)
 from adaptspec.control.copies import changed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals
@@ -50,6 +58,7 @@ class _Plan:
     left: int
     price: float  # the goodput of the last round with offers
     share: dict[int, float] = field(default_factory=dict)  # by drafter, a row's share of the seconds of its steps
+    drafts: float | None = None  # goodput of the best drafts, once a round without any has asked
     outlook: Outlook | None = None
     known: dict[tuple[int, ...], Choice] = field(default_factory=dict)  # choices for a single row
     rows: bytes = b""
@@ -355,10 +364,20 @@ class Goodput:
             plan.price, bids = mix.price, mix.bids
             capped, who = np.where(mix.taken > 0, mix.taken, capped), np.where(mix.taken > 0, mix.whose, who)
         reasons = np.where(capped > 0, int(Reason.POLICY), int(Reason.OFF))
-        choice = Choice(capped, reasons, plan.outlook, who, expected=Expected(plan.price, bids[0]))
+        expected = Expected(plan.price, bids[0], self._other(plan, drafting=bool(capped.any())))
+        choice = Choice(capped, reasons, plan.outlook, who, expected=expected)
         if not offered:
             plan.choice = choice
         return choice
+
+    @staticmethod
+    def _other(plan: _Plan, *, drafting: bool) -> float:
+        """Goodput expected of what was not chosen."""
+        if drafting:
+            return plan.terms.size / plan.terms.plain
+        if plan.drafts is None:
+            plan.drafts = drafting_goodput(plan.terms)
+        return plan.drafts
 
     def _offers(self, signals: BatchSignals) -> list[Offer]:
         n = np.arange(self.max_depth + 1)
