@@ -40,7 +40,7 @@ from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_metrics import MetricsPush
-from adaptspec.telemetry.request_store import Recent
+from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.span_queue import SpanQueue
 from adaptspec.telemetry.trace_settings import PushSettings, TraceSettings
 from adaptspec.telemetry.tracing import Tracing
@@ -100,15 +100,17 @@ async def serve(config: ServeConfig, console: Console) -> None:
     check_exposure(config.host, keyed=bool(config.api_keys), insecure=config.insecure)
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
-            metrics, earnings = Metrics(compat_vllm=config.compat_vllm, model_name=config.shown_name), Earnings()
-            live, journal, traced = LiveFeed(earnings.snapshot), _journal(config), _tracing(config, metrics)
-            recent = Recent()
-            sinks = [sink for sink in (metrics, recent, live, earnings, journal, traced) if sink is not None]
-            for sink in (earnings, journal, traced):
-                if sink is not None:
-                    closing.push_async_callback(asyncio.to_thread, sink.close)
+            store = RequestStore()
+            metrics = Metrics(store, compat_vllm=config.compat_vllm, model_name=config.shown_name)
+            earnings = Earnings(store)
+            live = LiveFeed(store, earnings.snapshot)
+            journal, traced = _journal(config, store), _tracing(config, store, metrics)
+            for writer in (journal, traced):
+                if writer is not None:
+                    closing.push_async_callback(asyncio.to_thread, writer.close)
+            closing.push_async_callback(asyncio.to_thread, store.close)
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            built = await asyncio.to_thread(build, config.engine, sinks, labels=_labels(config))
+            built = await asyncio.to_thread(build, config.engine, [store], labels=_labels(config))
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
         watchdog = Watchdog(engine, max(config.limits.hang_seconds, SLOWEST_ROUNDS * _longest_round(built, config)))
@@ -117,12 +119,12 @@ async def serve(config: ServeConfig, console: Console) -> None:
         earnings.begin(built.costs, drafters, built.core.max_rows, built.core.labels.tasks.size)
         desk = PolicyDesk(engine, built.core, built.costs, built.specs, built.files, most=config.limits.policies)
         if traced is not None:
-            traced.start(drafters)
             desk.listen(traced.reloaded)
         _check_key_names(config, built)
         if journal is not None:
             journal.begin(_header(built, engine))
             _watch_journal(metrics, journal)
+        store.start(built.core.max_rows, drafters)
         keeper: StateKeeper | None = None
         if config.state_dir is not None:
             keeper = await _keep_state(StateStore(config.state_dir, built.pair), desk, metrics, closing)
@@ -151,7 +153,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
                 hosts=_hosts(config),
                 limits=config.limits,
                 padding=Padding() if config.pad_stream else None,
-                operations=Operations(keeper, recent, drafters),
+                operations=Operations(keeper, store, drafters),
             ),
             config.host,
             config.port,
@@ -211,17 +213,17 @@ def _watching(watch: Coroutine[Any, Any, None], what: str, closing: AsyncExitSta
     closing.callback(task.cancel)
 
 
-def _journal(config: ServeConfig) -> Journal | None:
+def _journal(config: ServeConfig, store: RequestStore) -> Journal | None:
     if config.journal is None:
         return None
-    return Journal(config.journal, max_bytes=config.journal_bytes, files=config.journal_files)
+    return Journal(store, config.journal, max_bytes=config.journal_bytes, files=config.journal_files)
 
 
-def _tracing(config: ServeConfig, metrics: Metrics) -> Tracing | None:
+def _tracing(config: ServeConfig, store: RequestStore, metrics: Metrics) -> Tracing | None:
     """Traces, if they are wanted and there is somewhere to send them."""
     if not config.traces.enabled:
         return None
-    tracing = Tracing(config.traces, SpanQueue(config.traces.exporter()), config.shown_name)
+    tracing = Tracing(store, config.traces, SpanQueue(config.traces.exporter()), config.shown_name)
     for name, help_text, count in (
         ("adaptspec_trace_exported_spans", "Spans that a collector has taken", lambda: tracing.exported),
         ("adaptspec_trace_dropped_spans", "Spans and rounds that did not get through", lambda: tracing.dropped),

@@ -43,7 +43,8 @@ def operation_routes() -> list[web.RouteDef]:
 async def requests(http: web.Request) -> web.Response:
     """GET /admin/requests: what runs, and what was decided for it in its last rounds, and why."""
     operations = http.app[OPERATIONS]
-    return web.json_response({"object": "list", "data": operations.decisions.requests(operations.drafters)})
+    data = await asyncio.to_thread(operations.decisions.requests, operations.drafters)
+    return web.json_response({"object": "list", "data": data})
 
 
 async def drain(http: web.Request) -> web.Response:

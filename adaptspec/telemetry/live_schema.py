@@ -1,105 +1,66 @@
-"""Requests as a watcher sees them: those that run, and those that ended lately. Never their text, nor token ids.
+"""The live feed's lists without names, by column: for the server that writes them, `adaptspec top` and the page.
 
-Knows the shape they have on the wire; it does not know who watches.
+Columns are only ever added at the end: who reads them takes the first ones, and meets no surprise in later versions.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-
-from adaptspec.types import Completion, Request, RoundRecord
-
-# One round of one request on the wire; `entropy` is the mean over what was drafted, in nats, null where unknown.
-BAR_COLUMNS = ("depth", "drafted", "accepted", "emitted", "drafter", "reason", "entropy")
-Bar = tuple[int, int, int, int, int, int, float | None]
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 
-@dataclass
-class Running:
-    """A request that was admitted, `admitted` seconds since 1970, and the output tokens it has so far."""
+class Bar(NamedTuple):
+    """One round of one request; `entropy` is the mean over what was drafted, in nats, None where unknown."""
 
-    request: Request
-    admitted: float
-    tokens: int = 0
+    depth: int
+    drafted: int
+    accepted: int
+    emitted: int
+    drafter: int
+    reason: int
+    entropy: float | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data. `tokens` counts those of rounds: the first one comes with the prompt."""
-        return card(self.request) | {"admitted": round(self.admitted, 4), "tokens": self.tokens}
+
+class DrafterSums(NamedTuple):
+    """What a drafter did in one second."""
+
+    rounds: int
+    drafted: int
+    accepted: int
 
 
-def card(request: Request) -> dict[str, Any]:
-    """What is said of a request, whatever became of it."""
-    wishes = request.speculation
-    return {
-        "id": request.id,
-        "task": wishes.task,
-        "task_detected": wishes.task_detected,
-        "policy": wishes.policy,
-        "prompt_tokens": len(request.prompt),
-        "max_tokens": request.sampling.max_tokens,
+class TaskSums(NamedTuple):
+    """What requests of a task did in one second: `rounds` and `drafting` count rounds of requests."""
+
+    rounds: float
+    drafting: float
+    drafted: float
+    accepted: float
+    emitted: float
+    entropy_sum: float
+    entropy_count: float
+
+
+class Compared(NamedTuple):
+    """What speculation earned in one second.
+
+    Over rounds that are compared with plain decoding: tokens, their seconds, and seconds without speculation; over
+    those that are compared with the fixed depth that is best so far: their seconds, and those at it.
+    """
+
+    tokens: float
+    seconds: float
+    off_seconds: float
+    best_compared_seconds: float
+    best_seconds: float
+
+
+COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "round": Bar._fields,
+        "drafter": DrafterSums._fields,
+        "task": TaskSums._fields,
+        "compared": Compared._fields,
     }
-
-
-def ended(request: Request, completion: Completion, clock: float) -> dict[str, Any]:
-    """A request that has ended, as plain data; `clock` is what turns monotonic seconds into seconds since 1970."""
-    stats, timings = completion.stats, completion.timings
-
-    def since_1970(at: float | None) -> float | None:
-        return None if at is None else round(at + clock, 4)
-
-    return card(request) | {
-        "policy": stats.policy,
-        "finish": completion.finish.value,
-        "tokens": len(completion.tokens),
-        "rounds": stats.rounds,
-        "draft_rounds": stats.draft_rounds,
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-        "arrived": since_1970(timings.arrived),
-        "admitted": since_1970(timings.admitted),
-        "first_token": since_1970(timings.first_token),
-        "finished": since_1970(timings.finished),
-    }
-
-
-def bars_of(records: Sequence[RoundRecord]) -> dict[str, list[Bar]]:
-    """The rounds of each request, oldest first."""
-    bars: dict[str, list[Bar]] = {}
-    for record in records:
-        for name, bar in zip(record.request_ids, _bars(record), strict=True):
-            bars.setdefault(name, []).append(bar)
-    return bars
-
-
-def last_bars(records: deque[RoundRecord], wanted: set[str], most: int) -> dict[str, list[Bar]]:
-    """The last `most` rounds of each wanted request."""
-    bars = bars_of(records)
-    return {name: bars[name][-most:] for name in wanted if name in bars}
-
-
-def _bars(record: RoundRecord) -> list[Bar]:
-    accepted = np.minimum(record.accepted, record.emitted).tolist()
-    columns = zip(
-        record.depths.tolist(),
-        record.drafted.tolist(),
-        accepted,
-        record.emitted.tolist(),
-        record.drafter.tolist(),
-        record.reasons.tolist(),
-        record.entropy.tolist(),
-        strict=True,
-    )
-    return [
-        (depth, drafted, kept, emitted, drafter, reason, _mean(entropy))
-        for depth, drafted, kept, emitted, drafter, reason, entropy in columns
-    ]
-
-
-def _mean(entropy: list[float]) -> float | None:
-    known = [value for value in entropy if value == value]  # noqa: PLR0124 - NaN, where nothing was drafted, is not itself
-    return round(sum(known) / len(known), 3) if known else None
+)

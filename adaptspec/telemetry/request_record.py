@@ -1,6 +1,6 @@
-"""The story of each request: when it was where, and what was decided for it round by round.
+"""What is known of one request: when it was where, what was decided for it round by round, and how it ended.
 
-Put together from what the sinks of an engine are told, in order. Knows records and requests; it does not know spans.
+Never its text, nor token ids, but in the request and the completion themselves.
 """
 
 from __future__ import annotations
@@ -9,20 +9,19 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from adaptspec.control.arrays import total
+from adaptspec.telemetry.live_schema import Bar
 from adaptspec.types import Completion, Reason, Request, RoundRecord
 
-# So many rounds of a request are kept one by one, so many of its rare facts; sums go on.
+# So many rounds of a request are kept one by one, so many of its rare events; sums go on.
 ROUNDS_KEPT = 512
-FACTS_KEPT = 32
-# Requests at once. More would mean that ends were missed.
-_MOST = 4096
+EVENTS_KEPT = 32
 _GUARDED, _PROBING, _OFF = int(Reason.GUARD), int(Reason.PROBE), (int(Reason.GUARD), int(Reason.OFF))
 
 
 @dataclass(frozen=True)
-class Fact:
+class RareEvent:
     """Something rare that happened to a request; `when` in seconds on the monotonic clock."""
 
     when: float
@@ -31,17 +30,42 @@ class Fact:
 
 
 @dataclass
-class Story:
-    """One request from its admission on. Lists hold one entry per decoding round, up to `ROUNDS_KEPT` of them.
+class Forecast:
+    """Sums over rounds whose policy named a goodput: tokens by what it chose and by the other choice, and what came.
 
-    `accepted` counts drafted tokens that were emitted; `ends` and `seconds` are when rounds ended and what they took.
-    Arms and propensities are -1 and NaN where a policy does not explore. Of rounds whose policy named a goodput:
-    `expected_tokens` is that times their seconds, `came_tokens` what all their rows emitted.
+    The other choice is plain decoding in rounds that drafted, and the best drafts in those that did not. `compared` are
+    the seconds of those rounds of which it was known.
     """
 
-    request: Request
-    completion: Completion | None = None
+    seconds: float = 0.0
+    tokens: float = 0.0
+    came: int = 0
+    compared: float = 0.0
+    compared_tokens: float = 0.0
+    other_tokens: float = 0.0
+
+    def add(self, goodput: float, other: float, seconds: float, came: int) -> None:
+        """One more round."""
+        self.seconds += seconds
+        self.tokens += goodput * seconds
+        self.came += came
+        if not math.isnan(other):
+            self.compared += seconds
+            self.compared_tokens += goodput * seconds
+            self.other_tokens += other * seconds
+
+
+@dataclass
+class RoundHistory:
+    """A request's rounds. Lists hold one entry per decoding round, up to `ROUNDS_KEPT` of them.
+
+    `accepted` counts drafted tokens that were emitted; `ends` and `seconds` are when rounds ended and what they took.
+    Arms and propensities are there where a policy explores.
+    """
+
     rounds: int = 0
+    draft_rounds: int = 0
+    numbers: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     tiers: list[int] = field(default_factory=list)
@@ -52,146 +76,148 @@ class Story:
     arms: list[int] = field(default_factory=list)
     propensities: list[float] = field(default_factory=list)
     reason_counts: Counter[int] = field(default_factory=Counter)
-    batch_sizes: int = 0  # sums over rounds
-    round_seconds: float = 0.0
-    expected_tokens: float = 0.0
-    expected_seconds: float = 0.0
-    came_tokens: int = 0
+    off_counts: Counter[int] = field(default_factory=Counter)  # of rounds that were not to draft
+    batch_sizes: int = 0  # summed over rounds
+    drafting: Forecast = field(default_factory=Forecast)  # of rounds in which anybody was to draft
+    plain: Forecast = field(default_factory=Forecast)
     expected_accepted: float = 0.0
     entropy: float = 0.0
     confidence: float = 0.0
     scored: int = 0  # rounds that said how sure the draft was of its first token
     switches: int = 0
-    facts: list[Fact] = field(default_factory=list)
-    facts_dropped: int = 0
+    events: list[RareEvent] = field(default_factory=list)
+    events_dropped: int = 0
 
     @property
     def truncated(self) -> bool:
         """Whether rounds are missing from the lists."""
         return self.rounds > len(self.tiers)
 
-    def keep(self, drafted: int, accepted: int, tier: int, reason: int, drafter: int) -> None:
-        """Note one round by itself."""
-        self.drafted.append(drafted)
-        self.accepted.append(accepted)
-        self.tiers.append(tier)
-        self.reasons.append(reason)
-        self.drafters.append(drafter)
-
-    def tell(self, fact: Fact) -> None:
+    def happened(self, when: float, name: str, detail: str) -> None:
         """Note something rare."""
-        if len(self.facts) < FACTS_KEPT:
-            self.facts.append(fact)
+        if len(self.events) < EVENTS_KEPT:
+            self.events.append(RareEvent(when, name, detail))
         else:
-            self.facts_dropped += 1
+            self.events_dropped += 1
 
+    def add(self, record: RoundRecord, i: int, ended: float, drafters: Sequence[str]) -> None:
+        """Note a round in which the request was row `i` of the batch."""
+        depth, reason, drafter = record.depths.item(i), record.reasons.item(i), record.drafter.item(i)
+        drafted, accepted = record.drafted.item(i), min(record.accepted.item(i), record.emitted.item(i))
+        if self.rounds and not self.truncated:
+            self._note_changes(ended - record.total_seconds, depth, reason, drafter, drafters)
+        self.rounds += 1
+        self.draft_rounds += drafted > 0
+        self.reason_counts[reason] += 1
+        if not depth:
+            self.off_counts[reason] += 1
+        self.batch_sizes += len(record.request_ids)
+        if drafted:
+            self._note_draft(record, i)
+        if len(self.tiers) < ROUNDS_KEPT:
+            self.numbers.append(record.number)
+            self.drafted.append(drafted)
+            self.accepted.append(accepted)
+            self.tiers.append(depth)
+            self.reasons.append(reason)
+            self.drafters.append(drafter)
+            self.ends.append(ended)
+            self.seconds.append(record.total_seconds)
+            if record.provenance is not None:
+                self.arms.append(record.provenance.arms.item(i))
+                self.propensities.append(record.provenance.propensities.item(i))
 
-class Stories:
-    """All requests that run. Fed in the order in which things happened."""
-
-    def __init__(self, drafters: Sequence[str]) -> None:
-        self._drafters = tuple(drafters)
-        self._of: dict[str, Story] = {}
-        self._batch: tuple[str, ...] = ()
-        self._decoding: list[Story | None] = []
-        self._away: set[str] = set()
-
-    @property
-    def running(self) -> list[Story]:
-        """Those that have not ended."""
-        return list(self._of.values())
-
-    def start(self, request: Request) -> None:
-        """A request was admitted."""
-        if len(self._of) >= _MOST:
-            self._of.pop(next(iter(self._of)))
-        self._of[request.id] = Story(request)
-
-    def end(self, request: Request, completion: Completion) -> Story:
-        """A request has ended, admitted or not; its whole story."""
-        story = self._of.pop(request.id, None) or Story(request)
-        self._away.discard(request.id)
-        story.completion = completion
-        return story
-
-    def add(self, record: RoundRecord, ended: float) -> list[Story]:
-        """A round ended; the stories of its rows."""
-        if record.request_ids != self._batch:
-            self._change_batch(record, ended - record.total_seconds)
-        accepted = list(map(min, record.accepted.tolist(), record.emitted.tolist()))
-        told, hopes = record.provenance, record.expected
-        columns = zip(
-            self._decoding,
-            record.drafted.tolist(),
-            accepted,
-            record.depths.tolist(),
-            record.reasons.tolist(),
-            record.drafter.tolist(),
-            strict=True,
-        )
-        goodput = math.nan if hopes is None else hopes.goodput
-        emitted = total(record.emitted)
-        for i, (story, drafted, kept, depth, reason, drafter) in enumerate(columns):
-            if story is None:
-                continue
-            self._turn(story, depth, reason, drafter, ended - record.total_seconds)
-            story.rounds += 1
-            story.reason_counts[reason] += 1
-            story.batch_sizes += len(accepted)
-            story.round_seconds += record.total_seconds
-            if not math.isnan(goodput):
-                story.expected_tokens += goodput * record.total_seconds
-                story.expected_seconds += record.total_seconds
-                story.came_tokens += emitted
-            if drafted:
-                self._note_draft(story, record, i)
-            if len(story.tiers) < ROUNDS_KEPT:
-                story.keep(drafted, kept, depth, reason, drafter)
-                story.ends.append(ended)
-                story.seconds.append(record.total_seconds)
-                if told is not None:
-                    story.arms.append(told.arms.item(i))
-                    story.propensities.append(told.propensities.item(i))
-        return [story for story in self._decoding if story is not None]
-
-    def _note_draft(self, story: Story, record: RoundRecord, i: int) -> None:
+    def _note_draft(self, record: RoundRecord, i: int) -> None:
         sure = record.confidence.item(i, 0) if record.confidence.shape[1] else math.nan
         if not math.isnan(sure):
-            story.scored += 1
-            story.confidence += sure
-            story.entropy += record.entropy.item(i, 0)
+            self.scored += 1
+            self.confidence += sure
+            self.entropy += record.entropy.item(i, 0)
         if record.expected is not None:
-            hoped = record.expected.accepted.item(i)
-            story.expected_accepted += 0.0 if math.isnan(hoped) else hoped
+            expected = record.expected.accepted.item(i)
+            self.expected_accepted += 0.0 if math.isnan(expected) else expected
 
-    def _turn(self, story: Story, depth: int, reason: int, drafter: int, when: float) -> None:
+    def _note_changes(self, when: float, depth: int, reason: int, drafter: int, drafters: Sequence[str]) -> None:
         """Note what is another than in the request's last round."""
-        if not story.reason_counts or story.truncated:
-            return
-        before, was = story.reasons[-1], story.tiers[-1]
+        before, was = self.reasons[-1], self.tiers[-1]
         if reason == _PROBING and before != _PROBING:
-            story.tell(Fact(when, "probe", "speculation is tried again"))
+            self.happened(when, "probe", "speculation is tried again")
         elif reason in _OFF and before not in _OFF:
             why = "drafting measured slower" if reason == _GUARDED else "drafts are expected to lose"
-            story.tell(Fact(when, "off", why))
-        if depth and (not was or drafter != story.drafters[-1]):
-            story.switches += 1
-            story.tell(Fact(when, "switch", f"to {self._name(drafter)} at {depth}"))
+            self.happened(when, "off", why)
+        if depth and (not was or drafter != self.drafters[-1]):
+            self.switches += 1
+            self.happened(when, "switch", f"to {drafter_name(drafters, drafter)} at {depth}")
 
-    def _change_batch(self, record: RoundRecord, when: float) -> None:
-        """Who is missing and has not ended gave way to others, and comes back when there is room."""
-        names = set(record.request_ids)
-        for name in self._batch:
-            story = self._of.get(name)
-            if name not in names and story is not None:
-                self._away.add(name)
-                story.tell(Fact(when, "preempt", "gave way: the cache was full"))
-        for name in self._away & names:
-            self._away.discard(name)
-            if name in self._of:
-                self._of[name].tell(Fact(when, "resume", "has room again"))
-        self._batch = record.request_ids
-        self._decoding = [self._of.get(name) for name in record.request_ids]
 
-    def _name(self, drafter: int) -> str:
-        return self._drafters[drafter] if drafter < len(self._drafters) else str(drafter)
+@dataclass
+class RequestRecord:
+    """One request, `admitted` on the monotonic clock, in a `row` of its own; `tokens` counts those of rounds."""
+
+    request: Request
+    row: int
+    admitted: float
+    tokens: int = 0
+    completion: Completion | None = None
+    history: RoundHistory = field(default_factory=RoundHistory)
+
+    def card(self) -> dict[str, Any]:
+        """What is said of it, whatever became of it, as plain data."""
+        wishes = self.request.speculation
+        return {
+            "id": self.request.id,
+            "task": wishes.task,
+            "task_detected": wishes.task_detected,
+            "policy": wishes.policy,
+            "prompt_tokens": len(self.request.prompt),
+            "max_tokens": self.request.sampling.max_tokens,
+        }
+
+    def running(self, clock: float) -> dict[str, Any]:
+        """As plain data while it runs; `clock` turns monotonic seconds into seconds since 1970."""
+        return self.card() | {"admitted": round(self.admitted + clock, 4), "tokens": self.tokens}
+
+    def ended(self, clock: float) -> dict[str, Any]:
+        """As plain data once it has ended."""
+        assert self.completion is not None
+        stats, timings = self.completion.stats, self.completion.timings
+        times = {name: getattr(timings, name) for name in ("arrived", "admitted", "first_token", "finished")}
+        return self.card() | {
+            "policy": stats.policy,
+            "finish": self.completion.finish.value,
+            "tokens": len(self.completion.tokens),
+            "rounds": stats.rounds,
+            "draft_rounds": stats.draft_rounds,
+            "drafted": stats.drafted,
+            "accepted": stats.accepted,
+            **{name: None if at is None else round(at + clock, 4) for name, at in times.items()},
+        }
+
+
+def bars_of(rounds: Sequence[RoundRecord]) -> dict[str, list[Bar]]:
+    """The rounds of each request, oldest first."""
+    bars: dict[str, list[Bar]] = {}
+    for record in rounds:
+        columns = zip(
+            record.depths.tolist(),
+            record.drafted.tolist(),
+            map(min, record.accepted.tolist(), record.emitted.tolist()),
+            record.emitted.tolist(),
+            record.drafter.tolist(),
+            record.reasons.tolist(),
+            map(_mean, record.entropy.tolist()),
+            strict=True,
+        )
+        for name, bar in zip(record.request_ids, map(Bar._make, columns), strict=True):
+            bars.setdefault(name, []).append(bar)
+    return bars
+
+
+def drafter_name(drafters: Sequence[str], which: int) -> str:
+    """Its name, or its number where nobody said the names."""
+    return drafters[which] if which < len(drafters) else str(which)
+
+
+def _mean(entropy: list[float]) -> float | None:
+    known = [value for value in entropy if not math.isnan(value)]
+    return round(sum(known) / len(known), 3) if known else None

@@ -1,56 +1,55 @@
 """A span processor that never holds anybody up: a bounded queue, a thread, and counts of what did not get through.
 
-The SDK's own one keeps no count that can be read, and waits up to half a minute at the end. Knows exporters only.
+The SDK's own one keeps no count that can be read, and waits up to half a minute at the end.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from adaptspec.errors import ConfigError
-from adaptspec.telemetry.bounded_queue import Mailbox
+from adaptspec.telemetry.bounded_queue import BoundedQueue
+from adaptspec.telemetry.trace_settings import number
 
 _log = logging.getLogger(__name__)
 
 
 class SpanQueue(SpanProcessor):
-    """Hands spans to an exporter in lots. The sizes are those of the standard `OTEL_BSP_*` variables.
+    """Hands spans to an exporter in batches. The sizes are those of the standard `OTEL_BSP_*` variables.
 
-    Lots are rare and large on purpose: sent in small ones all the time, spans would be in the way of every answer.
+    Batches are rare and large on purpose: sent in small ones all the time, spans would be in the way of every answer.
     """
 
     def __init__(self, exporter: SpanExporter, pause: float | None = None) -> None:
-        """`pause`: seconds between two lots, in place of the variable's.
+        """`pause`: seconds between two batches, in place of the variable's.
 
         Raises:
             ConfigError: a variable holds no positive number.
         """
         self._exporter = exporter
         self._size = number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
-        waiting = number("OTEL_BSP_MAX_QUEUE_SIZE", 2048)
-        self._box: Mailbox[ReadableSpan] = Mailbox(
+        limit = number("OTEL_BSP_MAX_QUEUE_SIZE", 2048)
+        self._queue: BoundedQueue[ReadableSpan] = BoundedQueue(
             "spans",
             self._export,
-            waiting=waiting,
+            limit=limit,
             pause=number("OTEL_BSP_SCHEDULE_DELAY", 5000) / 1e3 if pause is None else pause,
-            enough=min(self._size, waiting),
+            enough=min(self._size, limit),
         )
         self._failed = 0
         self._failing = False
         self._giving_up = False
         self.exported = 0
-        self._box.start()
+        self._queue.start()
 
     @property
     def dropped(self) -> int:
         """Spans that nobody received: no room, or refused, or nobody there."""
-        return self._box.dropped + self._failed
+        return self._queue.dropped + self._failed
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Nothing happens before it ends."""
@@ -58,11 +57,11 @@ class SpanQueue(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         """Queue what is sampled."""
         if span.context is not None and span.context.trace_flags.sampled:
-            self._box.put(span)
+            self._queue.put(span)
 
     def close(self, seconds: float) -> None:
         """Send what is left, in `seconds` at most."""
-        self._box.close(seconds)
+        self._queue.close(seconds)
         self._giving_up = True
         self._exporter.shutdown()
 
@@ -72,38 +71,24 @@ class SpanQueue(SpanProcessor):
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 (the SDK's protocol)
         """Send what is there now."""
-        self._box.work()
+        self._queue.work()
         return True
 
     def _export(self, spans: Sequence[ReadableSpan]) -> None:
         for start in range(0, len(spans), self._size):
-            lot = spans[start : start + self._size]
-            if not self._giving_up and self._taken(lot):
-                self.exported += len(lot)
+            batch = spans[start : start + self._size]
+            if not self._giving_up and self._taken(batch):
+                self.exported += len(batch)
                 self._failing = False
                 continue
-            self._failed += len(lot)
+            self._failed += len(batch)
             if not self._failing:
                 _log.warning("spans cannot be sent; they are dropped until they can (see the OTLP endpoint)")
             self._failing = True
 
-    def _taken(self, lot: Sequence[ReadableSpan]) -> bool:
+    def _taken(self, batch: Sequence[ReadableSpan]) -> bool:
         try:
-            return self._exporter.export(lot) is SpanExportResult.SUCCESS
-        except Exception:  # noqa: BLE001 - a fault of the exporter's costs this lot, not those after it
+            return self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception:  # noqa: BLE001 - a fault of the exporter's costs this batch, not those after it
             _log.exception("the exporter of spans failed")
             return False
-
-
-def number(variable: str, default: int) -> int:
-    """A positive whole number from the environment.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    text = os.environ.get(variable, "").strip()
-    if not text:
-        return default
-    if not text.isdecimal() or not int(text):
-        raise ConfigError(f"{variable} is {text!r}; it must be a positive whole number, or be left out")
-    return int(text)

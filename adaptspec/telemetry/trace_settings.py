@@ -1,7 +1,4 @@
-"""How much is traced, and where spans go: our own options beside the standard `OTEL_*` variables.
-
-Knows the environment and exporters; what spans say is decided elsewhere.
-"""
+"""How much is traced, and where spans and metrics go: our own options beside the standard `OTEL_*` variables."""
 
 from __future__ import annotations
 
@@ -85,6 +82,20 @@ def resource() -> Resource:
     if not os.environ.get("OTEL_SERVICE_NAME") and "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         ours["service.name"] = "adaptspec"
     return Resource.create(ours)
+
+
+def number(variable: str, default: int) -> int:
+    """A positive whole number from the environment.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"{variable} is {text!r}; it must be a positive whole number, or be left out")
+    return int(text)
 
 
 def _wanted(signal: str, endpoint: str | None) -> bool:

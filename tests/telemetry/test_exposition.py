@@ -14,8 +14,8 @@ from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.types import Request
 from tests.control.helpers import record, table
-from tests.telemetry.test_metrics import Estimate
-from tests.telemetry.test_server_histograms import DONE
+from tests.telemetry.feeding import made
+from tests.telemetry.test_metrics import DONE, Estimate
 
 UNITS = ("milliseconds", "ms", "minutes", "hours", "kilobytes", "percent")
 
@@ -35,7 +35,8 @@ class Reloads:
 
 def exposition() -> str:
     """Everything that a server can show, after a request and some rounds."""
-    metrics, earnings = Metrics(model_name="tiny"), Earnings(pause=60.0)
+    store, metrics = made(lambda store: Metrics(store, model_name="tiny"), rows=1)
+    earnings = Earnings(store)
     earnings.begin(table(), ("draft-model", "ngram"), 1, 1)
     metrics.watch(Load)
     metrics.watch_earnings(earnings.snapshot)
@@ -43,14 +44,11 @@ def exposition() -> str:
     metrics.watch_reloads(Reloads)
     metrics.watch_count("adaptspec_trace_dropped_spans", "Spans that nobody received", lambda: 3)
     metrics.responded("/v1/completions", 200)
-    for sink in (metrics, earnings):
-        sink.started(Request("0", (1,)))
-        for _ in range(80):
-            sink.emit(record([3], [2]))
-        sink.finished(Request("0", (1,), operation="chat"), DONE)
-    text = metrics.render()[0].decode()
-    earnings.close()
-    return text
+    store.started(Request("0", (1,)))
+    for _ in range(80):
+        store.emit(record([3], [2]))
+    store.finished(Request("0", (1,), operation="chat"), DONE)
+    return metrics.render()[0].decode()
 
 
 def test_names_and_types_are_what_prometheus_expects() -> None:

@@ -1,16 +1,14 @@
-"""Stories: what each request went through, whoever ran beside it."""
+"""Records of requests: bounded lists of their rounds, sums beside them, and what is said of them."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from adaptspec.telemetry.request_record import FACTS_KEPT, ROUNDS_KEPT, Fact, Stories, Story
+from adaptspec.telemetry.request_record import EVENTS_KEPT, ROUNDS_KEPT, RequestRecord, RoundHistory, bars_of
+from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.types import (
     Completion,
     Expected,
@@ -23,87 +21,83 @@ from adaptspec.types import (
     Timings,
 )
 from tests.control.helpers import record
+from tests.telemetry.feeding import made
+from tests.telemetry.test_totals import record as rounds_record
 
-DONE = Completion("", "", (), 1, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.0, 0.0, 1.0))
+
+def lived(*rounds: RoundRecord, names: tuple[str, ...] = ("a",)) -> list[RoundHistory]:
+    """The histories of requests that ran these rounds."""
+    store, _ = made(lambda store: setattr(store, "detailed", True), drafters=("draft-model", "ngram"))
+    return _fed(store, rounds, names)
 
 
-def begun(*names: str) -> Stories:
-    stories = Stories(("draft-model", "ngram"))
+def _fed(store: RequestStore, rounds: tuple[RoundRecord, ...], names: tuple[str, ...]) -> list[RoundHistory]:
     for name in names:
-        stories.start(Request(name, (1,)))
-    return stories
-
-
-def rounds_of(names: tuple[str, ...], drafted: list[int], accepted: list[int]) -> RoundRecord:
-    return replace(record(drafted, accepted), request_ids=names)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.sampled_from("abc"), unique=True, min_size=1), max_size=30))
-def test_each_request_has_its_own_rounds(batches: list[list[str]]) -> None:
-    """However batches change, rounds are counted where they belong."""
-    stories = begun("a", "b", "c")
-    for number, batch in enumerate(batches):
-        stories.add(rounds_of(tuple(batch), [number] * len(batch), [0] * len(batch)), float(number))
-    for name in "abc":
-        story = stories.end(Request(name, (1,)), DONE)
-        assert story.drafted == [number for number, batch in enumerate(batches) if name in batch]
-        gone = sum(name in a and name not in b for a, b in itertools.pairwise(batches))
-        assert sum(fact.name == "preempt" for fact in story.facts) == gone
-    assert stories.running == []
+        store.started(Request(name, (1,)))
+    for one in rounds:
+        store.emit(replace(one, request_ids=names))
+    store.settle()
+    return [store.running[name].history for name in names]
 
 
 def test_only_what_was_emitted_counts_as_accepted() -> None:
     """As in the answer: what lies behind the end earned nothing."""
-    stories = begun("a")
-    one = rounds_of(("a",), [5], [4])
-    stories.add(replace(one, emitted=np.array([2])), 1.0)
-    assert stories.running[0].accepted == [2]
+    (history,) = lived(replace(record([5], [4]), emitted=np.array([2])))
+    assert history.accepted == [2]
 
 
 def test_what_was_expected_is_summed_beside_what_came() -> None:
     """Over the rounds that said something."""
-    stories = begun("a", "b")
-    one = rounds_of(("a", "b"), [2, 2], [1, 2])
-    stories.add(one, 1.0)
-    stories.add(replace(one, expected=Expected(1000.0, np.array([1.5, np.nan]))), 2.0)
-    first, second = stories.running
-    assert first.expected_tokens == pytest.approx(1000.0 * one.total_seconds)
-    assert (first.came_tokens, first.expected_accepted, second.expected_accepted) == (5, 1.5, 0.0)
-    assert first.expected_seconds == pytest.approx(one.total_seconds)
+    one = record([2, 2], [1, 2])
+    told = replace(one, expected=Expected(1000.0, np.array([1.5, np.nan]), 800.0))
+    first, second = lived(one, told, names=("a", "b"))
+    assert first.drafting.tokens == pytest.approx(1000.0 * one.total_seconds)
+    assert first.drafting.other_tokens == pytest.approx(800.0 * one.total_seconds)
+    assert first.drafting.seconds == first.drafting.compared == pytest.approx(one.total_seconds)
+    assert (first.drafting.came, first.expected_accepted, second.expected_accepted) == (5, 1.5, 0.0)
+    assert first.plain.seconds == 0.0
 
 
 def test_chances_are_kept_where_a_policy_explores() -> None:
-    stories = begun("a")
     told = Provenance(np.array([3]), np.array([0.25]), np.array([0]), np.array([np.nan]))
-    stories.add(replace(rounds_of(("a",), [2], [1]), provenance=told), 1.0)
-    assert (stories.running[0].arms, stories.running[0].propensities) == ([3], [0.25])
+    (history,) = lived(replace(record([2], [1]), provenance=told))
+    assert (history.arms, history.propensities) == ([3], [0.25])
 
 
 def test_lists_are_bounded() -> None:
     """A request that runs for ever takes no more room than one of so many rounds."""
-    stories = begun("a")
-    for number in range(ROUNDS_KEPT + 5):
-        stories.add(rounds_of(("a",), [number % 2], [0]), float(number))
-    story = stories.running[0]
-    assert (len(story.tiers), story.rounds, story.truncated) == (ROUNDS_KEPT, ROUNDS_KEPT + 5, True)
-    assert len(story.facts) == FACTS_KEPT
-    assert story.facts_dropped > 0
-    assert story.reason_counts[int(Reason.POLICY)] == ROUNDS_KEPT + 5
+    (history,) = lived(*(record([number % 2], [0]) for number in range(ROUNDS_KEPT + 5)))
+    assert (len(history.tiers), history.rounds, history.truncated) == (ROUNDS_KEPT, ROUNDS_KEPT + 5, True)
+    assert len(history.events) == EVENTS_KEPT
+    assert history.events_dropped > 0
+    assert history.reason_counts[int(Reason.POLICY)] == ROUNDS_KEPT + 5
 
 
-def test_requests_whose_end_was_missed_do_not_pile_up() -> None:
-    stories = begun(*map(str, range(5000)))
-    assert len(stories.running) == 4096
+def two_rows() -> RoundRecord:
+    one = rounds_record([(4, 3, 3, 2, Reason.EXPLORE), (0, 0, 0, 1, Reason.OFF)])
+    entropy = np.array([[0.5, 1.5, np.nan], [np.nan] * 3])
+    return replace(one, request_ids=("a", "b"), entropy=entropy, drafter=np.array([1, 0]))
 
 
-def test_a_request_that_was_never_admitted_has_an_empty_story() -> None:
-    story = begun().end(Request("x", (1,)), DONE)
-    assert (story.rounds, story.completion) == (0, DONE)
+def test_a_bar_is_one_round_of_one_request() -> None:
+    """Tokens behind the end are not accepted; entropy is a mean over what was drafted, or unknown."""
+    bars = bars_of([two_rows(), two_rows()])
+    assert bars["a"][0]._asdict() == {
+        "depth": 4,
+        "drafted": 3,
+        "accepted": 2,
+        "emitted": 2,
+        "drafter": 1,
+        "reason": int(Reason.EXPLORE),
+        "entropy": 1.0,
+    }
+    assert bars["b"] == [(0, 0, 0, 1, 0, int(Reason.OFF), None)] * 2
 
 
-def test_facts_beyond_the_bound_are_counted() -> None:
-    story = Story(Request("x", (1,)))
-    for number in range(FACTS_KEPT + 3):
-        story.tell(Fact(float(number), "off", ""))
-    assert (len(story.facts), story.facts_dropped) == (FACTS_KEPT, 3)
+def test_what_ended_is_told_in_seconds_since_1970() -> None:
+    waited = Completion(
+        "a", "", (), 2, FinishReason.ABORT, SpeculationStats("p"), Timings(5.0, None, None, 6.5), "shut down"
+    )
+    told = RequestRecord(Request("a", (1, 2)), 0, 5.5, completion=waited).ended(clock=1000.0)
+    assert (told["arrived"], told["admitted"], told["finished"]) == (1005.0, None, 1006.5)
+    assert (told["prompt_tokens"], told["finish"], told["policy"]) == (2, "abort", "p")

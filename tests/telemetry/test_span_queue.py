@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from adaptspec.errors import ConfigError
-from adaptspec.telemetry.span_queue import SpanQueue, number
-from adaptspec.telemetry.trace_settings import TraceSettings
+from adaptspec.telemetry.span_queue import SpanQueue
+from adaptspec.telemetry.trace_settings import TraceSettings, number
 from tests.telemetry.otlp import collecting
 
 

@@ -136,7 +136,7 @@ def drafting_goodput(terms: RoundTerms) -> float:
         spent += (terms.fits * model.entry[:, None]).sum(axis=0)
         spent += np.interp(number, np.arange(len(terms.verify)), terms.verify)
         whole = (terms.size + kept) / (terms.plain + spent)
-        rounds += whole[1:][terms.fits.any(axis=0)[1:]].tolist()
+        rounds += whole[1:][terms.fits.sum(axis=0)[1:] > 0].tolist()
     return float(np.nanmax(rounds)) if len(rounds) > 1 else math.nan
 
 
