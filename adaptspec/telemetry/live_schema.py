@@ -5,9 +5,11 @@ Columns are only ever added at the end: who reads them takes the first ones, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+Columns = TypeVar("Columns", bound=NamedTuple)
 
 
 class Bar(NamedTuple):
@@ -64,3 +66,13 @@ COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "compared": Compared._fields,
     }
 )
+
+
+def read(kind: type[Columns], values: Sequence[Any]) -> Columns:
+    """A list that the feed wrote, by column."""
+    return kind._make(values[: len(kind._fields)])
+
+
+def is_known(columns: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a feed that says these columns can be read."""
+    return all(tuple(columns.get(name, ()))[: len(known)] == known for name, known in COLUMNS.items())
