@@ -39,10 +39,9 @@ from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.otlp_export import PushSettings, SpanQueue, TraceSettings
 from adaptspec.telemetry.otlp_metrics import MetricsPush
 from adaptspec.telemetry.request_store import RequestStore
-from adaptspec.telemetry.span_queue import SpanQueue
-from adaptspec.telemetry.trace_settings import PushSettings, TraceSettings
 from adaptspec.telemetry.tracing import Tracing
 
 _log = logging.getLogger(__name__)

@@ -16,9 +16,8 @@ import numpy as np
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.engine.build import EngineConfig, build
 from adaptspec.engine.front import AsyncEngine
+from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings
 from adaptspec.telemetry.request_store import RequestStore
-from adaptspec.telemetry.span_queue import SpanQueue
-from adaptspec.telemetry.trace_settings import TraceLevel, TraceSettings
 from adaptspec.telemetry.tracing import Tracing
 from adaptspec.types import Completion, Delta, Request, RoundRecord, SamplingParams, Sink
 

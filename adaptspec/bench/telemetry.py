@@ -24,9 +24,8 @@ from adaptspec.tables import Table
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings
 from adaptspec.telemetry.request_store import RequestStore
-from adaptspec.telemetry.span_queue import SpanQueue
-from adaptspec.telemetry.trace_settings import TraceLevel, TraceSettings
 from adaptspec.telemetry.tracing import Trace, Tracing
 from adaptspec.types import (
     Completion,

@@ -20,7 +20,7 @@ from adaptspec.commands.config_file import read_config, shown_config
 from adaptspec.commands.engine_settings import engine_config
 from adaptspec.errors import ConfigError
 from adaptspec.files import read_text
-from adaptspec.telemetry.trace_settings import PushSettings, TraceLevel, TraceSettings
+from adaptspec.telemetry.otlp_export import PushSettings, TraceLevel, TraceSettings
 
 ADMIN_KEY = "ADAPTSPEC_ADMIN_KEY"
 _MOST_BYTES = 2**20  # of a file of keys

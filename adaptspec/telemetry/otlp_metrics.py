@@ -27,7 +27,7 @@ from prometheus_client import Metric as Family
 from prometheus_client.samples import Sample
 
 from adaptspec import __version__
-from adaptspec.telemetry.trace_settings import number, resource
+from adaptspec.telemetry.otlp_export import number, resource
 
 _log = logging.getLogger(__name__)
 _CONVENTIONS = "gen_ai_server_"

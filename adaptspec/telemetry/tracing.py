@@ -17,6 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from adaptspec import __version__
 from adaptspec.control.guards import Guarding
+from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings, resource
 from adaptspec.telemetry.request_record import RequestRecord
 from adaptspec.telemetry.request_spans import (
     Attributes,
@@ -30,8 +31,6 @@ from adaptspec.telemetry.request_spans import (
     summary,
 )
 from adaptspec.telemetry.request_store import Batch, Finished, Noted, RequestStore, RoundEnded
-from adaptspec.telemetry.span_queue import SpanQueue
-from adaptspec.telemetry.trace_settings import TraceLevel, TraceSettings, resource
 from adaptspec.types import Completion, FinishReason, Request
 
 _PROPAGATOR = TraceContextTextMapPropagator()

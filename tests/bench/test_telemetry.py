@@ -12,7 +12,7 @@ from adaptspec.bench.collectors import COLLECTORS, Load, collector, p99_over
 from adaptspec.bench.telemetry import BATCHES, TelemetrySettings, run_telemetry, telemetry_report
 from adaptspec.bench.workloads import Workloads, read_workloads
 from adaptspec.tables import Table
-from adaptspec.telemetry.trace_settings import TraceLevel
+from adaptspec.telemetry.otlp_export import TraceLevel
 
 
 def test_every_level_and_collector_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from adaptspec.app import ServeConfig
 from adaptspec.engine.build import EngineConfig
 from adaptspec.engine.core import Limits
 from adaptspec.records import RequestFinished, read_entries, read_journal
-from adaptspec.telemetry.trace_settings import PushSettings, TraceSettings
+from adaptspec.telemetry.otlp_export import PushSettings, TraceSettings
 from tests.telemetry.otlp import Collector, collecting
 from tests.test_app import MAIN, Running, get
 

@@ -10,8 +10,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from adaptspec.errors import ConfigError
 from adaptspec.telemetry.metrics import GENAI_FIRST_TOKEN, Metrics
+from adaptspec.telemetry.otlp_export import PushSettings
 from adaptspec.telemetry.otlp_metrics import MetricsPush, attributes_of, otlp_name
-from adaptspec.telemetry.trace_settings import PushSettings
 from adaptspec.types import Completion, FinishReason, Reason, Request, SpeculationStats, Timings
 from tests.telemetry.feeding import counted
 from tests.telemetry.otlp import collecting, plain

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
+from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings
 from adaptspec.telemetry.request_store import RequestStore
-from adaptspec.telemetry.span_queue import SpanQueue
-from adaptspec.telemetry.trace_settings import TraceLevel, TraceSettings
 from adaptspec.telemetry.tracing import Trace, Tracing
 from adaptspec.types import (
     Completion,
