@@ -38,6 +38,7 @@ from adaptspec.server.run import serve as serve_app
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal import Journal
 from adaptspec.telemetry.live_feed import LiveFeed
+from adaptspec.telemetry.metric_families import earning_families, load_families, reload_families, shadow_families
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_export import PushSettings, SpanQueue, TraceSettings
 from adaptspec.telemetry.otlp_metrics import MetricsPush
@@ -128,10 +129,10 @@ async def serve(config: ServeConfig, console: Console) -> None:
         if config.state_dir is not None:
             keeper = await _keep_state(StateStore(config.state_dir, built.pair), desk, metrics, closing)
         _watch(desk, config, closing)
-        metrics.watch(engine.stats)
-        metrics.watch_earnings(earnings.snapshot)
-        metrics.watch_shadows(desk.estimates)
-        metrics.watch_reloads(lambda: desk.reloads)
+        metrics.watch(lambda: load_families(engine.stats()))
+        metrics.watch(lambda: earning_families(earnings.snapshot()))
+        metrics.watch(lambda: shadow_families(desk.estimates()))
+        metrics.watch(lambda: reload_families(desk.reloads))
         _push(config, metrics, closing)
         # A quarter of a million objects stand by now, and will to the end: looking through them again for garbage would
         # stop all requests for 0.15 s at a time.

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from adaptspec.control.shadow import ShadowEstimate
+from adaptspec.engine.front import EngineStats
+from adaptspec.engine.policy_desk import Reloads
 from adaptspec.telemetry.earnings import EarningsSnapshot, Estimate
 from adaptspec.telemetry.static_tiers import TierEarnings
 from adaptspec.telemetry.totals import DEPTH_LABELS, Totals
@@ -20,54 +22,6 @@ from adaptspec.types import Reason
 
 DEPTHS_AT_START = 7  # the deepest draft of the default policy: these positions are served before they are reached
 _SPEC = "adaptspec_spec_decode"
-
-
-class Load(Protocol):
-    """How busy an engine is."""
-
-    @property
-    def running(self) -> int:
-        """Requests in the batch."""
-
-    @property
-    def waiting(self) -> int:
-        """Requests in the queue."""
-
-
-class Reloads(Protocol):
-    """How often policies came anew."""
-
-    @property
-    def applied(self) -> int:
-        """Those that are served now, or were."""
-
-    @property
-    def refused(self) -> int:
-        """Those that could not be used."""
-
-    @property
-    def last_applied(self) -> float | None:
-        """When, in seconds since 1970; None: never."""
-
-
-class ShadowEstimate(Protocol):
-    """What a shadow policy would have earned."""
-
-    @property
-    def policy(self) -> str:
-        """The shadow: one of the policies that are served, so one of few."""
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that it is an estimate of."""
-
-    @property
-    def goodput_ratio(self) -> float:
-        """Its estimated goodput over that of the policy that acts."""
-
-    @property
-    def guessed(self) -> float:
-        """Share of its tokens that nothing observed vouches for."""
 
 
 class Asked(Collector):
@@ -137,7 +91,7 @@ def _labelled(
     return family
 
 
-def load_families(load: Load) -> Iterator[Metric]:
+def load_families(load: EngineStats) -> Iterator[Metric]:
     """How many requests run and wait."""
     yield GaugeMetricFamily("adaptspec_requests_running", "Requests in the batch", load.running)
     yield GaugeMetricFamily("adaptspec_requests_waiting", "Requests in the queue", load.waiting)

@@ -13,18 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import choose_encoder
 
-from adaptspec.telemetry.earnings import EarningsSnapshot
-from adaptspec.telemetry.metric_families import (
-    Asked,
-    Load,
-    Reloads,
-    ShadowEstimate,
-    earning_families,
-    load_families,
-    reload_families,
-    round_families,
-    shadow_families,
-)
+from adaptspec.telemetry.metric_families import Asked, round_families
 from adaptspec.telemetry.request_store import Batch, Finished, RequestStore
 from adaptspec.types import Completion, FinishReason, Request
 
@@ -58,7 +47,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         # vLLM's own: its name for the model, and which of several engines (here always the first).
         vllm_labels = {"model_name": model_name, "engine": "0"} if compat_vllm else None
-        self._ask(lambda: round_families(self._store.totals, vllm_labels))
+        self.watch(lambda: round_families(self._store.totals, vllm_labels))
         self._responses = self._counter(
             "adaptspec_http_responses", "HTTP answers, by route and status", "route", "status"
         )
@@ -87,27 +76,12 @@ class Metrics:
         self._whole = self._histogram("adaptspec_request_seconds", "From arrival to the end of a request", _WHOLE)
         self._genai = GenAIHistograms(self._registry, model_name)
 
-    def watch(self, load: Callable[[], Load]) -> None:
-        """Also serve the running and waiting gauges; `load` is called at every scrape, on the scraping thread."""
-        self._ask(lambda: load_families(load()))
-
-    def watch_shadows(self, estimates: Callable[[], Iterable[ShadowEstimate]]) -> None:
-        """Also serve what shadow policies would have earned."""
-        self._ask(lambda: shadow_families(estimates()))
-
-    def watch_reloads(self, reloads: Callable[[], Reloads]) -> None:
-        """Also serve how often policies came anew."""
-        self._ask(lambda: reload_families(reloads()))
-
-    def watch_earnings(self, snapshot: Callable[[], EarningsSnapshot]) -> None:
-        """Also serve what speculation earned."""
-        self._ask(lambda: earning_families(snapshot()))
-
     def watch_count(self, name: str, help_text: str, count: Callable[[], int]) -> None:
         """Also serve a count that somebody else keeps."""
-        self._ask(lambda: [CounterMetricFamily(name, help_text, count())])
+        self.watch(lambda: [CounterMetricFamily(name, help_text, count())])
 
-    def _ask(self, families: Callable[[], Iterable[Metric]]) -> None:
+    def watch(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Also serve families that are asked for at every scrape, on the scraping thread."""
         self._registry.register(Asked(families))
 
     def _take(self, batch: Batch) -> None:

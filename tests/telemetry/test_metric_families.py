@@ -8,6 +8,7 @@ from dataclasses import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from adaptspec.telemetry.earnings import Earnings
+from adaptspec.telemetry.metric_families import earning_families
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.types import Request
 from tests.control.helpers import record, table
@@ -19,7 +20,7 @@ Scrape = dict[tuple[str, tuple[str, ...]], float]
 def scraped(rounds: int, drafted: int, accepted: int) -> tuple[Scrape, Earnings]:
     store, earnings = made(Earnings, rows=1)
     metrics = Metrics(store)
-    metrics.watch_earnings(earnings.snapshot)
+    metrics.watch(lambda: earning_families(earnings.snapshot()))
     earnings.begin(table(), ("draft-model",), 1, 1)
     store.started(Request("r", (1, 2, 3)))
     drafting = record([drafted], [accepted])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from adaptspec.control.shadow import ShadowEstimate
+from adaptspec.engine.front import EngineStats
+from adaptspec.engine.policy_desk import Reloads
+from adaptspec.telemetry.metric_families import load_families, reload_families, shadow_families
 from adaptspec.telemetry.metrics import (
     GENAI_DURATION,
     GENAI_FIRST_TOKEN,
@@ -108,17 +112,11 @@ def test_finished_requests_are_counted_and_timed() -> None:
     assert seen["adaptspec_request_seconds_sum", ""] == pytest.approx(7.5)
 
 
-@dataclass
-class Busy:
-    running: int = 2
-    waiting: int = 3
-
-
 def test_load_is_asked_for_at_each_scrape() -> None:
-    metrics, load = Metrics(), Busy()
-    metrics.watch(lambda: load)
+    metrics, load = Metrics(), [EngineStats(2, 3)]
+    metrics.watch(lambda: load_families(load[0]))
     assert scrape(metrics)["adaptspec_requests_running", ""] == 2
-    load.waiting = 9
+    load[0] = EngineStats(2, 9)
     assert scrape(metrics)["adaptspec_requests_waiting", ""] == 9
 
 
@@ -148,18 +146,10 @@ def test_requests_under_a_lossy_method_are_counted_by_policy() -> None:
     assert scrape(metrics)["adaptspec_lossy_requests_total", "loose"] == 1
 
 
-@dataclass(frozen=True)
-class Estimate:
-    policy: str
-    goodput_ratio: float
-    guessed: float
-    rounds: int = 7
-
-
 def test_shadow_policies_show_what_they_would_have_earned() -> None:
     """Asked for at each scrape: shadows come and go with reloads."""
-    metrics, estimates = Metrics(), [Estimate("watch", 1.25, 0.1)]
-    metrics.watch_shadows(lambda: estimates)
+    metrics, estimates = Metrics(), [ShadowEstimate("watch", "acts", 7, 1.25, 0.1)]
+    metrics.watch(lambda: shadow_families(estimates))
     seen = scrape(metrics)
     assert seen["adaptspec_shadow_goodput_ratio", "watch"] == 1.25
     assert seen["adaptspec_shadow_guessed_ratio", "watch"] == 0.1
@@ -168,17 +158,10 @@ def test_shadow_policies_show_what_they_would_have_earned() -> None:
     assert ("adaptspec_shadow_goodput_ratio", "watch") not in scrape(metrics)
 
 
-@dataclass(frozen=True)
-class Reloads:
-    applied: int = 0
-    refused: int = 0
-    last_applied: float | None = None
-
-
 def test_reloads_are_served_by_result_and_from_the_start() -> None:
     """An alert on failures needs the zero before the first one; and a time, to see that a rollout never arrived."""
     metrics, reloads = Metrics(), [Reloads()]
-    metrics.watch_reloads(lambda: reloads[0])
+    metrics.watch(lambda: reload_families(reloads[0]))
     seen = scrape(metrics)
     assert seen["adaptspec_policy_reloads_total", "success"] == seen["adaptspec_policy_reloads_total", "failure"] == 0
     assert seen["adaptspec_policy_last_reload_success_timestamp_seconds", ""] == 0
