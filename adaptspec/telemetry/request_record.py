@@ -5,11 +5,12 @@ Never its text, nor token ids, but in the request and the completion themselves.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise, repeat
+from math import isnan, nan
+from typing import Any, NamedTuple
 
 from adaptspec.telemetry.live_schema import Bar
 from adaptspec.types import Completion, Reason, Request, RoundRecord
@@ -20,13 +21,69 @@ EVENTS_KEPT = 32
 _GUARDED, _PROBING, _OFF = int(Reason.GUARD), int(Reason.PROBE), (int(Reason.GUARD), int(Reason.OFF))
 
 
-@dataclass(frozen=True)
-class RareEvent:
+class RareEvent(NamedTuple):
     """Something rare that happened to a request; `when` in seconds on the monotonic clock."""
 
     when: float
     name: str  # switch, off, probe, preempt, resume, reload
     detail: str
+
+
+class RowRound(NamedTuple):
+    """One round of one request.
+
+    Confidence and entropy are of the first drafted token. Of the whole round: when it `ended` on the monotonic clock,
+    what it took, the rows of its `batch`, whether any of them was to draft, the tokens that `came`, the `goodput` that
+    was expected and that of the `other` choice. Unknown is NaN, and -1 for an arm.
+    """
+
+    depth: int
+    reason: int
+    drafter: int
+    drafted: int
+    accepted: int  # drafted tokens that were emitted
+    confidence: float
+    entropy: float
+    expected: float  # tokens to be accepted
+    arm: int
+    propensity: float
+    number: int
+    ended: float
+    seconds: float
+    batch: int
+    drafting: bool
+    came: int
+    goodput: float
+    other: float
+
+
+# The same as it is kept: plain tuples of numbers are nothing that the garbage collector looks through again and again.
+Row = tuple[Any, ...]
+
+
+def rows_of(record: RoundRecord, ended: float) -> Iterator[Row]:
+    """A round as each of its requests has it."""
+    told, unknown = record.provenance, repeat(nan)
+    scored, expected = record.confidence.shape[1] > 0, record.expected
+    whole = (
+        *(record.number, ended, record.total_seconds, len(record.request_ids)),
+        *(bool(record.depths.any()), int(record.emitted.sum())),
+        *((nan, nan) if expected is None else (expected.goodput, expected.other)),
+    )
+    return zip(
+        record.depths.tolist(),
+        record.reasons.tolist(),
+        record.drafter.tolist(),
+        record.drafted.tolist(),
+        map(min, record.accepted.tolist(), record.emitted.tolist()),
+        record.confidence[:, 0].tolist() if scored else unknown,
+        record.entropy[:, 0].tolist() if scored else unknown,
+        unknown if expected is None else expected.accepted.tolist(),
+        repeat(-1) if told is None else told.arms.tolist(),
+        unknown if told is None else told.propensities.tolist(),
+        *map(repeat, whole),
+        strict=False,  # what is the same for all has no end
+    )
 
 
 @dataclass
@@ -44,54 +101,86 @@ class Forecast:
     compared_tokens: float = 0.0
     other_tokens: float = 0.0
 
-    def add(self, goodput: float, other: float, seconds: float, came: int) -> None:
+    def add(self, one: RowRound) -> None:
         """One more round."""
-        self.seconds += seconds
-        self.tokens += goodput * seconds
-        self.came += came
-        if not math.isnan(other):
-            self.compared += seconds
-            self.compared_tokens += goodput * seconds
-            self.other_tokens += other * seconds
+        self.seconds += one.seconds
+        self.tokens += one.goodput * one.seconds
+        self.came += one.came
+        if not isnan(one.other):
+            self.compared += one.seconds
+            self.compared_tokens += one.goodput * one.seconds
+            self.other_tokens += one.other * one.seconds
+
+
+@dataclass
+class RoundSums:
+    """Sums over rounds of a request."""
+
+    rounds: int = 0
+    draft_rounds: int = 0
+    reasons: Counter[int] = field(default_factory=Counter)  # rounds by reason
+    off: Counter[int] = field(default_factory=Counter)  # those that were not to draft
+    batch: int = 0
+    expected: float = 0.0
+    scored: int = 0  # rounds that said how sure the draft was of its first token
+    confidence: float = 0.0
+    entropy: float = 0.0
+    drafting: Forecast = field(default_factory=Forecast)  # of rounds in which anybody was to draft
+    plain: Forecast = field(default_factory=Forecast)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Some more rounds."""
+        depths, reasons, drafted = (column(rows, name) for name in ("depth", "reason", "drafted"))
+        self.rounds += len(rows)
+        self.draft_rounds += len(rows) - drafted.count(0)
+        self.reasons.update(reasons)
+        self.off.update(reason for reason, depth in zip(reasons, depths, strict=True) if not depth)
+        self.batch += sum(column(rows, "batch"))
+        hopes = zip(drafted, column(rows, "expected"), strict=True)
+        self.expected += sum(expected for count, expected in hopes if count and not isnan(expected))
+        confidence = [value for value in column(rows, "confidence") if not isnan(value)]
+        self.scored += len(confidence)
+        self.confidence += sum(confidence)
+        self.entropy += sum(value for value in column(rows, "entropy") if not isnan(value))
+        for row, goodput in zip(rows, column(rows, "goodput"), strict=True):
+            if not isnan(goodput):
+                one = RowRound._make(row)
+                (self.drafting if one.drafting else self.plain).add(one)
+
+
+def column(rows: Sequence[Row], name: str) -> list[Any]:
+    """What rounds have under a name of `RowRound`."""
+    at = RowRound._fields.index(name)
+    return [row[at] for row in rows]
 
 
 @dataclass
 class RoundHistory:
-    """A request's rounds. Lists hold one entry per decoding round, up to `ROUNDS_KEPT` of them.
+    """A request's decoding rounds: the first `ROUNDS_KEPT` as they were, and once it is closed, sums over all.
 
-    `accepted` counts drafted tokens that were emitted; `ends` and `seconds` are when rounds ended and what they took.
-    Arms and propensities are there where a policy explores.
+    While rounds come they are only put aside. Rare events are noted among those that are kept.
     """
 
-    rounds: int = 0
-    draft_rounds: int = 0
-    numbers: list[int] = field(default_factory=list)
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    tiers: list[int] = field(default_factory=list)
-    reasons: list[int] = field(default_factory=list)
-    drafters: list[int] = field(default_factory=list)
-    ends: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    arms: list[int] = field(default_factory=list)
-    propensities: list[float] = field(default_factory=list)
-    reason_counts: Counter[int] = field(default_factory=Counter)
-    off_counts: Counter[int] = field(default_factory=Counter)  # of rounds that were not to draft
-    batch_sizes: int = 0  # summed over rounds
-    drafting: Forecast = field(default_factory=Forecast)  # of rounds in which anybody was to draft
-    plain: Forecast = field(default_factory=Forecast)
-    expected_accepted: float = 0.0
-    entropy: float = 0.0
-    confidence: float = 0.0
-    scored: int = 0  # rounds that said how sure the draft was of its first token
-    switches: int = 0
+    kept: list[Row] = field(default_factory=list)
+    sums: RoundSums = field(default_factory=RoundSums)
     events: list[RareEvent] = field(default_factory=list)
     events_dropped: int = 0
+    switches: int = 0
+    _later: list[Row] = field(default_factory=list)
 
     @property
     def truncated(self) -> bool:
-        """Whether rounds are missing from the lists."""
-        return self.rounds > len(self.tiers)
+        """Whether not all rounds were kept."""
+        return self.sums.rounds > len(self.kept)
+
+    def add(self, row: Row) -> None:
+        """One more round."""
+        if len(self.kept) < ROUNDS_KEPT:
+            self.kept.append(row)
+            return
+        self._later.append(row)
+        if len(self._later) == ROUNDS_KEPT:
+            self._sum_later()
 
     def happened(self, when: float, name: str, detail: str) -> None:
         """Note something rare."""
@@ -100,54 +189,29 @@ class RoundHistory:
         else:
             self.events_dropped += 1
 
-    def add(self, record: RoundRecord, i: int, ended: float, drafters: Sequence[str]) -> None:
-        """Note a round in which the request was row `i` of the batch."""
-        depth, reason, drafter = record.depths.item(i), record.reasons.item(i), record.drafter.item(i)
-        drafted, accepted = record.drafted.item(i), min(record.accepted.item(i), record.emitted.item(i))
-        if self.rounds and not self.truncated:
-            self._note_changes(ended - record.total_seconds, depth, reason, drafter, drafters)
-        self.rounds += 1
-        self.draft_rounds += drafted > 0
-        self.reason_counts[reason] += 1
-        if not depth:
-            self.off_counts[reason] += 1
-        self.batch_sizes += len(record.request_ids)
-        if drafted:
-            self._note_draft(record, i)
-        if len(self.tiers) < ROUNDS_KEPT:
-            self.numbers.append(record.number)
-            self.drafted.append(drafted)
-            self.accepted.append(accepted)
-            self.tiers.append(depth)
-            self.reasons.append(reason)
-            self.drafters.append(drafter)
-            self.ends.append(ended)
-            self.seconds.append(record.total_seconds)
-            if record.provenance is not None:
-                self.arms.append(record.provenance.arms.item(i))
-                self.propensities.append(record.provenance.propensities.item(i))
+    def close(self, drafters: Sequence[str]) -> None:
+        """The request has ended: add up, and note what changed from round to round."""
+        self._sum_later()
+        self.sums.add(self.kept)
+        for before, row in pairwise(self.kept):
+            if before[:3] != row[:3]:  # depth, reason, drafter
+                self._note_changes(before, RowRound._make(row), drafters)
+        self.events.sort(key=lambda event: event.when)
 
-    def _note_draft(self, record: RoundRecord, i: int) -> None:
-        sure = record.confidence.item(i, 0) if record.confidence.shape[1] else math.nan
-        if not math.isnan(sure):
-            self.scored += 1
-            self.confidence += sure
-            self.entropy += record.entropy.item(i, 0)
-        if record.expected is not None:
-            expected = record.expected.accepted.item(i)
-            self.expected_accepted += 0.0 if math.isnan(expected) else expected
+    def _sum_later(self) -> None:
+        self.sums.add(self._later)
+        self._later = []
 
-    def _note_changes(self, when: float, depth: int, reason: int, drafter: int, drafters: Sequence[str]) -> None:
-        """Note what is another than in the request's last round."""
-        before, was = self.reasons[-1], self.tiers[-1]
-        if reason == _PROBING and before != _PROBING:
-            self.happened(when, "probe", "speculation is tried again")
-        elif reason in _OFF and before not in _OFF:
-            why = "drafting measured slower" if reason == _GUARDED else "drafts are expected to lose"
-            self.happened(when, "off", why)
-        if depth and (not was or drafter != self.drafters[-1]):
+    def _note_changes(self, before: Row, row: RowRound, drafters: Sequence[str]) -> None:
+        began, (was, why, who, *_) = row.ended - row.seconds, before
+        if row.reason == _PROBING and why != _PROBING:
+            self.happened(began, "probe", "speculation is tried again")
+        elif row.reason in _OFF and why not in _OFF:
+            guarded = row.reason == _GUARDED
+            self.happened(began, "off", "drafting measured slower" if guarded else "drafts are expected to lose")
+        if row.depth and (not was or row.drafter != who):
             self.switches += 1
-            self.happened(when, "switch", f"to {drafter_name(drafters, drafter)} at {depth}")
+            self.happened(began, "switch", f"to {drafter_name(drafters, row.drafter)} at {row.depth}")
 
 
 @dataclass
@@ -219,5 +283,5 @@ def drafter_name(drafters: Sequence[str], which: int) -> str:
 
 
 def _mean(entropy: list[float]) -> float | None:
-    known = [value for value in entropy if not math.isnan(value)]
+    known = [value for value in entropy if not isnan(value)]
     return round(sum(known) / len(known), 3) if known else None

@@ -7,14 +7,24 @@ begin with `adaptspec.`.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from adaptspec.control.labels import OTHER
 from adaptspec.telemetry.metrics import PROVIDER
-from adaptspec.telemetry.request_record import Forecast, RequestRecord, RoundHistory, drafter_name
+from adaptspec.telemetry.request_record import (
+    Forecast,
+    RequestRecord,
+    RoundHistory,
+    RoundSums,
+    RowRound,
+    column,
+    drafter_name,
+)
 from adaptspec.types import REASON_WORDS, Completion, Reason, Request, Timings
 
+_NAMES = {reason.value: reason.name.lower() for reason in Reason}
 Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 Attributes = dict[str, Value]
 
@@ -109,7 +119,7 @@ def of_decoding(record: RequestRecord, drafters: Sequence[str]) -> Attributes:
     whole rounds.
     """
     history = record.history
-    said = _rounds(history, drafters) | _context(record) | _forecast(history)
+    said = _rounds(history, drafters) | _context(record) | _forecast(history.sums)
     said["adaptspec.summary"] = summary(record, drafters)
     if record.completion is not None:
         stats = record.completion.stats
@@ -124,42 +134,48 @@ def of_decoding(record: RequestRecord, drafters: Sequence[str]) -> Attributes:
 
 
 def _rounds(history: RoundHistory, drafters: Sequence[str]) -> Attributes:
+    depths, reasons, who = (column(history.kept, name) for name in ("depth", "reason", "drafter"))
+    used = [drafter_name(drafters, which) if depth else "" for which, depth in zip(who, depths, strict=True)]
     said: Attributes = {
-        "adaptspec.spec.rounds": history.rounds,
-        "adaptspec.spec.drafted": history.drafted,
-        "adaptspec.spec.accepted": history.accepted,
-        "adaptspec.spec.tier": history.tiers,
-        "adaptspec.spec.reason": [reason_name(code) for code in history.reasons],
-        "adaptspec.spec.drafter": [
-            drafter_name(drafters, which) if depth else ""
-            for which, depth in zip(history.drafters, history.tiers, strict=True)
-        ],
+        "adaptspec.spec.rounds": history.sums.rounds,
+        "adaptspec.spec.drafted": _array(column(history.kept, "drafted")),
+        "adaptspec.spec.accepted": _array(column(history.kept, "accepted")),
+        "adaptspec.spec.tier": _array(depths),
+        "adaptspec.spec.reason": _array([_NAMES[code] for code in reasons]),
+        "adaptspec.spec.drafter": _array(used),
         "adaptspec.spec.truncated": history.truncated,
         "adaptspec.spec.switches": history.switches,
         "adaptspec.events.dropped": history.events_dropped,
     }
-    counts = history.reason_counts.most_common()
-    said["adaptspec.decision.reasons"] = [reason_name(code) for code, _ in counts]
+    counts = history.sums.reasons.most_common()
+    said["adaptspec.decision.reasons"] = [_NAMES[code] for code, _ in counts]
     said["adaptspec.decision.reason_counts"] = [count for _, count in counts]
-    if history.tiers:
-        said["adaptspec.decision.tier"] = history.tiers[-1]
-        said["adaptspec.decision.arm"] = _choice(drafters, history.drafters[-1], history.tiers[-1])
-    if history.arms:
-        said["adaptspec.decision.arms"] = history.arms
-        said["adaptspec.decision.propensities"] = history.propensities
-        said["adaptspec.decision.propensity"] = history.propensities[-1]
+    if depths:
+        said["adaptspec.decision.tier"] = depths[-1]
+        said["adaptspec.decision.arm"] = _choice(drafters, who[-1], depths[-1])
+    arms = column(history.kept, "arm")
+    if any(arm >= 0 for arm in arms):
+        chances = column(history.kept, "propensity")
+        said["adaptspec.decision.arms"] = _array(arms)
+        said["adaptspec.decision.propensities"] = _array([None if math.isnan(one) else one for one in chances])
+        said["adaptspec.decision.propensity"] = chances[-1]
     return said
 
 
-def _forecast(history: RoundHistory) -> Attributes:
+def _array(values: Sequence[int | float | str | None]) -> str:
+    """One attribute of JSON: of OpenTelemetry's arrays viewers make a row per element."""
+    return json.dumps(values)
+
+
+def _forecast(sums: RoundSums) -> Attributes:
     """What was expected, and of what was rejected in most of the time, too."""
-    drafting, plain = history.drafting, history.plain
+    drafting, plain = sums.drafting, sums.plain
     seconds = drafting.seconds + plain.seconds
     said: Attributes = {}
     if seconds:
         said["adaptspec.goodput.estimated"] = (drafting.tokens + plain.tokens) / seconds
         said["adaptspec.goodput.realised"] = (drafting.came + plain.came) / seconds
-        said["adaptspec.spec.expected_accepted_tokens"] = history.expected_accepted
+        said["adaptspec.spec.expected_accepted_tokens"] = sums.expected
     most = max(drafting, plain, key=lambda one: one.compared)
     if most.compared:
         said["adaptspec.decision.goodput"] = most.compared_tokens / most.compared
@@ -170,29 +186,28 @@ def _forecast(history: RoundHistory) -> Attributes:
 
 def _context(record: RequestRecord) -> Attributes:
     """The features that choices may rest on."""
-    request, history = record.request, record.history
+    request, sums = record.request, record.history.sums
     said: Attributes = {
         "adaptspec.context.task": request.speculation.task or OTHER,
-        "adaptspec.context.batch_size": history.batch_sizes / max(history.rounds, 1),
+        "adaptspec.context.batch_size": sums.batch / max(sums.rounds, 1),
         "adaptspec.context.prompt_tokens": len(request.prompt),
         "adaptspec.context.temperature": request.sampling.temperature,
     }
-    if history.scored:
-        said["adaptspec.context.entropy"] = history.entropy / history.scored
-        said["adaptspec.context.confidence"] = history.confidence / history.scored
+    if sums.scored:
+        said["adaptspec.context.entropy"] = sums.entropy / sums.scored
+        said["adaptspec.context.confidence"] = sums.confidence / sums.scored
     return said
 
 
-def of_round(history: RoundHistory, index: int, drafters: Sequence[str]) -> Attributes:
+def of_round(row: RowRound, drafters: Sequence[str]) -> Attributes:
     """One round of a request; `adaptspec.round` is its number in the journal."""
-    depth, which = history.tiers[index], history.drafters[index]
     return {
-        "adaptspec.round": history.numbers[index],
-        "adaptspec.spec.tier": depth,
-        "adaptspec.spec.drafted": history.drafted[index],
-        "adaptspec.spec.accepted": history.accepted[index],
-        "adaptspec.spec.reason": reason_name(history.reasons[index]),
-        "adaptspec.spec.drafter": drafter_name(drafters, which) if depth else "",
+        "adaptspec.round": row.number,
+        "adaptspec.spec.tier": row.depth,
+        "adaptspec.spec.drafted": row.drafted,
+        "adaptspec.spec.accepted": row.accepted,
+        "adaptspec.spec.reason": _NAMES[row.reason],
+        "adaptspec.spec.drafter": drafter_name(drafters, row.drafter) if row.depth else "",
     }
 
 
@@ -201,36 +216,38 @@ def summary(record: RequestRecord, drafters: Sequence[str]) -> str:
 
     A price is what a token costs in time, as the policy expected it: that of what was rejected over that of what ran.
     """
-    history = record.history
-    rounds, drafting = history.rounds, history.draft_rounds
+    sums = record.history.sums
+    rounds, drafting = sums.rounds, sums.draft_rounds
     if not rounds:
         return "no rounds: the answer had no token beyond the one that comes with the prompt"
     words = f"{rounds} rounds" if rounds > 1 else "1 round"
     if not drafting:
-        return f"{words}, none drafted: {_why_off(history)}"
+        return f"{words}, none drafted: {_why_off(sums)}"
     words += ", all drafted" if drafting == rounds else f", {drafting} drafted"
-    used = Counter((w, d) for w, d in zip(history.drafters, history.tiers, strict=True) if d).most_common(1)
+    kept = record.history.kept
+    choices = zip(column(kept, "drafter"), column(kept, "depth"), strict=True)
+    used = Counter(choice for choice in choices if choice[1]).most_common(1)
     if used:
         words += f", most often {_choice(drafters, *used[0][0])}"
     if record.completion is not None:
         stats = record.completion.stats
         words += f"; {stats.accepted} of {stats.drafted} drafted tokens kept"
-    dearer = _price(history.drafting)
+    dearer = _price(sums.drafting)
     if dearer is not None:
         words += f"; plain decoding {dearer:.1f} x the price of drafting"
-    return words if drafting == rounds else f"{words}; {rounds - drafting} not drafted: {_why_off(history)}"
+    return words if drafting == rounds else f"{words}; {rounds - drafting} not drafted: {_why_off(sums)}"
 
 
-def _why_off(history: RoundHistory) -> str:
+def _why_off(sums: RoundSums) -> str:
     """The most frequent reason of rounds without drafts."""
-    if not history.off_counts:
+    if not sums.off:
         return "the drafters found nothing to propose"
-    ((code, count),) = history.off_counts.most_common(1)
-    reason, dearer = Reason(code), _price(history.plain)
+    ((code, count),) = sums.off.most_common(1)
+    reason, dearer = Reason(code), _price(sums.plain)
     words = REASON_WORDS[reason].removeprefix("no drafts: ")
     if reason is Reason.OFF and dearer is not None:
         words = f"drafting {dearer:.1f} x the price of plain"
-    return words if count == history.off_counts.total() else f"{words} ({count} of {history.off_counts.total()})"
+    return words if count == sums.off.total() else f"{words} ({count} of {sums.off.total()})"
 
 
 def _price(forecast: Forecast) -> float | None:
@@ -251,8 +268,3 @@ def messages(texts: Sequence[Mapping[str, str]]) -> str:
         rest = {name: value for name, value in one.items() if name != "content"}
         shaped.append({**rest, "parts": [{"type": "text", "content": one["content"]}]})
     return json.dumps(shaped, ensure_ascii=False)
-
-
-def reason_name(code: int) -> str:
-    """A reason as metrics and journals call it."""
-    return Reason(code).name.lower()

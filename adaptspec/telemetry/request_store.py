@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from adaptspec.telemetry.bounded_queue import BoundedQueue
-from adaptspec.telemetry.request_record import RequestRecord, bars_of, drafter_name
+from adaptspec.telemetry.request_record import RequestRecord, bars_of, drafter_name, rows_of
 from adaptspec.telemetry.totals import Totals
 from adaptspec.types import Completion, Reason, Request, RoundRecord
 
@@ -240,6 +240,7 @@ class RequestStore:
     def _end(self, when: float, request: Request, completion: Completion) -> RequestRecord:
         record = self._leave(request.id) or RequestRecord(request, self.stray, when)
         record.completion = completion
+        record.history.close(self.drafters)
         self.recent.append(record.ended(self._clock.offset()))
         return record
 
@@ -254,26 +255,14 @@ class RequestStore:
     def _round(self, when: float, record: RoundRecord) -> RoundEnded:
         self.rounds.append(record)
         requests = self._requests_of(record, when - record.total_seconds)
-        for i, (one, emitted) in enumerate(zip(requests, record.emitted.tolist(), strict=True)):
+        for one, emitted in zip(requests, record.emitted.tolist(), strict=True):
             if one is not None:
                 one.tokens += emitted
-                if self.detailed:
-                    one.history.add(record, i, when, self.drafters)
-        if self.detailed and record.expected is not None:
-            self._note_forecast(record, requests)
+        if self.detailed:
+            for one, row in zip(requests, rows_of(record, when), strict=True):
+                if one is not None:
+                    one.history.add(row)
         return RoundEnded(when, record, requests)
-
-    @staticmethod
-    def _note_forecast(record: RoundRecord, requests: Sequence[RequestRecord | None]) -> None:
-        """What was expected is said of whole rounds."""
-        expected = record.expected
-        if expected is None or expected.goodput != expected.goodput:
-            return
-        drafting, came = bool(record.depths.any()), int(record.emitted.sum())
-        for one in requests:
-            if one is not None:
-                forecast = one.history.drafting if drafting else one.history.plain
-                forecast.add(expected.goodput, expected.other, record.total_seconds, came)
 
     def _requests_of(self, record: RoundRecord, when: float) -> tuple[RequestRecord | None, ...]:
         if record.request_ids != self._batch:

@@ -18,7 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from adaptspec import __version__
 from adaptspec.control.guards import Guarding
 from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings, resource
-from adaptspec.telemetry.request_record import RequestRecord
+from adaptspec.telemetry.request_record import RequestRecord, RowRound
 from adaptspec.telemetry.request_spans import (
     Attributes,
     latencies,
@@ -280,9 +280,8 @@ class _Phases:
             span.set_status(_OK)
         if rounds:
             below = _Phases(self.tracer, set_span_in_context(span), self.clock, self.drafters)
-            for i, (ended, seconds) in enumerate(zip(record.history.ends, record.history.seconds, strict=True)):
-                said = of_round(record.history, i, self.drafters)
-                below._span(f"round {i + 1}", ended - seconds, ended, said)
+            for number, row in enumerate(map(RowRound._make, record.history.kept), start=1):
+                below._span(f"round {number}", row.ended - row.seconds, row.ended, of_round(row, self.drafters))
         span.end(self._at(end))
 
     def _span(self, name: str, start: float, end: float, said: Attributes) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adaptspec.telemetry.request_record import EVENTS_KEPT, ROUNDS_KEPT, RequestRecord, RoundHistory, bars_of
+from adaptspec.telemetry.request_record import EVENTS_KEPT, ROUNDS_KEPT, RequestRecord, RoundHistory, bars_of, column
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.types import (
     Completion,
@@ -37,13 +37,16 @@ def _fed(store: RequestStore, rounds: tuple[RoundRecord, ...], names: tuple[str,
     for one in rounds:
         store.emit(replace(one, request_ids=names))
     store.settle()
-    return [store.running[name].history for name in names]
+    histories = [store.running[name].history for name in names]
+    for history in histories:
+        history.close(store.drafters)
+    return histories
 
 
 def test_only_what_was_emitted_counts_as_accepted() -> None:
     """As in the answer: what lies behind the end earned nothing."""
     (history,) = lived(replace(record([5], [4]), emitted=np.array([2])))
-    assert history.accepted == [2]
+    assert column(history.kept, "accepted") == [2]
 
 
 def test_what_was_expected_is_summed_beside_what_came() -> None:
@@ -51,26 +54,26 @@ def test_what_was_expected_is_summed_beside_what_came() -> None:
     one = record([2, 2], [1, 2])
     told = replace(one, expected=Expected(1000.0, np.array([1.5, np.nan]), 800.0))
     first, second = lived(one, told, names=("a", "b"))
-    assert first.drafting.tokens == pytest.approx(1000.0 * one.total_seconds)
-    assert first.drafting.other_tokens == pytest.approx(800.0 * one.total_seconds)
-    assert first.drafting.seconds == first.drafting.compared == pytest.approx(one.total_seconds)
-    assert (first.drafting.came, first.expected_accepted, second.expected_accepted) == (5, 1.5, 0.0)
-    assert first.plain.seconds == 0.0
+    assert first.sums.drafting.tokens == pytest.approx(1000.0 * one.total_seconds)
+    assert first.sums.drafting.other_tokens == pytest.approx(800.0 * one.total_seconds)
+    assert first.sums.drafting.seconds == first.sums.drafting.compared == pytest.approx(one.total_seconds)
+    assert (first.sums.drafting.came, first.sums.expected, second.sums.expected) == (5, 1.5, 0.0)
+    assert first.sums.plain.seconds == 0.0
 
 
 def test_chances_are_kept_where_a_policy_explores() -> None:
     told = Provenance(np.array([3]), np.array([0.25]), np.array([0]), np.array([np.nan]))
     (history,) = lived(replace(record([2], [1]), provenance=told))
-    assert (history.arms, history.propensities) == ([3], [0.25])
+    assert (column(history.kept, "arm"), column(history.kept, "propensity")) == ([3], [0.25])
 
 
 def test_lists_are_bounded() -> None:
     """A request that runs for ever takes no more room than one of so many rounds."""
     (history,) = lived(*(record([number % 2], [0]) for number in range(ROUNDS_KEPT + 5)))
-    assert (len(history.tiers), history.rounds, history.truncated) == (ROUNDS_KEPT, ROUNDS_KEPT + 5, True)
+    assert (len(history.kept), history.sums.rounds, history.truncated) == (ROUNDS_KEPT, ROUNDS_KEPT + 5, True)
     assert len(history.events) == EVENTS_KEPT
     assert history.events_dropped > 0
-    assert history.reason_counts[int(Reason.POLICY)] == ROUNDS_KEPT + 5
+    assert history.sums.reasons[int(Reason.POLICY)] == ROUNDS_KEPT + 5
 
 
 def two_rows() -> RoundRecord:

@@ -23,6 +23,7 @@ def lived(*rounds: RoundRecord, drafted: int = 0, accepted: int = 0) -> RequestR
         store.emit(replace(one, request_ids=("a",)))
     store.settle()
     one = store.running["a"]
+    one.history.close(DRAFTERS)
     stats = SpeculationStats("goodput", len(rounds), drafted=drafted, accepted=accepted)
     one.completion = Completion("a", "", (), 1, FinishReason.STOP, stats, Timings(0.0, 0.0, 0.0, 1.0))
     return one

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.telemetry.request_record import RequestRecord
+from adaptspec.telemetry.request_record import RequestRecord, column
 from adaptspec.telemetry.request_store import (
     NEW_IN_BATCH,
     Batch,
@@ -65,10 +65,10 @@ def test_each_request_has_its_own_rounds(batches: list[list[str]], every: int) -
     store.settle()
     for name in "abc":
         history = kept.ended[name].history
-        assert history.drafted == [number for number, batch in enumerate(batches) if name in batch]
+        assert column(history.kept, "drafted") == [number for number, batch in enumerate(batches) if name in batch]
         gone = sum(name in a and name not in b for a, b in itertools.pairwise(batches))
         assert sum(event.name == "preempt" for event in history.events) == gone
-        assert kept.ended[name].tokens == history.rounds
+        assert kept.ended[name].tokens == history.sums.rounds
     assert store.running == {}
 
 
@@ -125,7 +125,7 @@ def test_a_request_that_was_never_admitted_has_an_empty_history() -> None:
     store, kept = made(Kept)
     store.finished(Request("x", (1,)), DONE)
     store.settle()
-    assert (kept.ended["x"].history.rounds, kept.ended["x"].completion) == (0, DONE)
+    assert (kept.ended["x"].history.sums.rounds, kept.ended["x"].completion) == (0, DONE)
 
 
 def test_a_full_queue_loses_rounds_before_requests_and_says_so() -> None:
