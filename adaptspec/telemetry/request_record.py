@@ -6,7 +6,7 @@ Never its text, nor token ids, but in the request and the completion themselves.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
 from math import isnan, nan
@@ -59,6 +59,7 @@ class RowRound(NamedTuple):
 
 # The same as it is kept: plain tuples of numbers are nothing that the garbage collector looks through again and again.
 Row = tuple[Any, ...]
+Columns = Mapping[str, tuple[Any, ...]]
 
 
 def rows_of(record: RoundRecord, ended: float) -> Iterator[Row]:
@@ -101,15 +102,15 @@ class Forecast:
     compared_tokens: float = 0.0
     other_tokens: float = 0.0
 
-    def add(self, one: RowRound) -> None:
+    def add(self, goodput: float, other: float, seconds: float, came: int) -> None:
         """One more round."""
-        self.seconds += one.seconds
-        self.tokens += one.goodput * one.seconds
-        self.came += one.came
-        if not isnan(one.other):
-            self.compared += one.seconds
-            self.compared_tokens += one.goodput * one.seconds
-            self.other_tokens += one.other * one.seconds
+        self.seconds += seconds
+        self.tokens += goodput * seconds
+        self.came += came
+        if not isnan(other):
+            self.compared += seconds
+            self.compared_tokens += goodput * seconds
+            self.other_tokens += other * seconds
 
 
 @dataclass
@@ -128,30 +129,30 @@ class RoundSums:
     drafting: Forecast = field(default_factory=Forecast)  # of rounds in which anybody was to draft
     plain: Forecast = field(default_factory=Forecast)
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rounds: Columns) -> None:
         """Some more rounds."""
-        depths, reasons, drafted = (column(rows, name) for name in ("depth", "reason", "drafted"))
-        self.rounds += len(rows)
-        self.draft_rounds += len(rows) - drafted.count(0)
+        depths, reasons, drafted = rounds["depth"], rounds["reason"], rounds["drafted"]
+        self.rounds += len(depths)
+        self.draft_rounds += len(depths) - drafted.count(0)
         self.reasons.update(reasons)
         self.off.update(reason for reason, depth in zip(reasons, depths, strict=True) if not depth)
-        self.batch += sum(column(rows, "batch"))
-        hopes = zip(drafted, column(rows, "expected"), strict=True)
+        self.batch += sum(rounds["batch"])
+        hopes = zip(drafted, rounds["expected"], strict=True)
         self.expected += sum(expected for count, expected in hopes if count and not isnan(expected))
-        confidence = [value for value in column(rows, "confidence") if not isnan(value)]
+        confidence = [value for value in rounds["confidence"] if not isnan(value)]
         self.scored += len(confidence)
         self.confidence += sum(confidence)
-        self.entropy += sum(value for value in column(rows, "entropy") if not isnan(value))
-        for row, goodput in zip(rows, column(rows, "goodput"), strict=True):
+        self.entropy += sum(value for value in rounds["entropy"] if not isnan(value))
+        for i, goodput in enumerate(rounds["goodput"]):
             if not isnan(goodput):
-                one = RowRound._make(row)
-                (self.drafting if one.drafting else self.plain).add(one)
+                forecast = self.drafting if rounds["drafting"][i] else self.plain
+                forecast.add(goodput, rounds["other"][i], rounds["seconds"][i], rounds["came"][i])
 
 
-def column(rows: Sequence[Row], name: str) -> list[Any]:
-    """What rounds have under a name of `RowRound`."""
-    at = RowRound._fields.index(name)
-    return [row[at] for row in rows]
+def columns_of(rows: Sequence[Row]) -> Columns:
+    """Rounds by column, under the names of `RowRound`."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(RowRound._fields)
+    return dict(zip(RowRound._fields, columns, strict=True))
 
 
 @dataclass
@@ -162,6 +163,7 @@ class RoundHistory:
     """
 
     kept: list[Row] = field(default_factory=list)
+    columns: Columns = field(default_factory=lambda: columns_of([]))  # the same, once it is closed
     sums: RoundSums = field(default_factory=RoundSums)
     events: list[RareEvent] = field(default_factory=list)
     events_dropped: int = 0
@@ -192,26 +194,36 @@ class RoundHistory:
     def close(self, drafters: Sequence[str]) -> None:
         """The request has ended: add up, and note what changed from round to round."""
         self._sum_later()
-        self.sums.add(self.kept)
-        for before, row in pairwise(self.kept):
-            if before[:3] != row[:3]:  # depth, reason, drafter
-                self._note_changes(before, RowRound._make(row), drafters)
+        self.columns = columns_of(self.kept)
+        self.sums.add(self.columns)
+        self._note_changes(drafters)
         self.events.sort(key=lambda event: event.when)
 
     def _sum_later(self) -> None:
-        self.sums.add(self._later)
+        self.sums.add(columns_of(self._later))
         self._later = []
 
-    def _note_changes(self, before: Row, row: RowRound, drafters: Sequence[str]) -> None:
-        began, (was, why, who, *_) = row.ended - row.seconds, before
-        if row.reason == _PROBING and why != _PROBING:
-            self.happened(began, "probe", "speculation is tried again")
-        elif row.reason in _OFF and why not in _OFF:
-            guarded = row.reason == _GUARDED
-            self.happened(began, "off", "drafting measured slower" if guarded else "drafts are expected to lose")
-        if row.depth and (not was or row.drafter != who):
-            self.switches += 1
-            self.happened(began, "switch", f"to {drafter_name(drafters, row.drafter)} at {row.depth}")
+    def _note_changes(self, drafters: Sequence[str]) -> None:
+        """What differs from one round to the next."""
+        decisions = zip(*(self.columns[name] for name in ("depth", "reason", "drafter")), strict=True)
+        for i, ((was, before, who), (depth, reason, drafter)) in enumerate(pairwise(decisions), start=1):
+            if reason != before:
+                self._note_reason(i, before, reason)
+            if depth and (not was or drafter != who):
+                self.switches += 1
+                self.happened(self._began(i), "switch", f"to {drafter_name(drafters, drafter)} at {depth}")
+
+    def _note_reason(self, i: int, before: int, reason: int) -> None:
+        if reason == _PROBING:
+            self.happened(self._began(i), "probe", "speculation is tried again")
+        elif reason in _OFF and before not in _OFF:
+            guarded = reason == _GUARDED
+            why = "drafting measured slower" if guarded else "drafts are expected to lose"
+            self.happened(self._began(i), "off", why)
+
+    def _began(self, i: int) -> float:
+        began: float = self.columns["ended"][i] - self.columns["seconds"][i]
+        return began
 
 
 @dataclass

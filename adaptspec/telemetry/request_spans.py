@@ -19,7 +19,6 @@ from adaptspec.telemetry.request_record import (
     RoundHistory,
     RoundSums,
     RowRound,
-    column,
     drafter_name,
 )
 from adaptspec.types import REASON_WORDS, Completion, Reason, Request, Timings
@@ -134,12 +133,13 @@ def of_decoding(record: RequestRecord, drafters: Sequence[str]) -> Attributes:
 
 
 def _rounds(history: RoundHistory, drafters: Sequence[str]) -> Attributes:
-    depths, reasons, who = (column(history.kept, name) for name in ("depth", "reason", "drafter"))
+    rounds = history.columns
+    depths, reasons, who = rounds["depth"], rounds["reason"], rounds["drafter"]
     used = [drafter_name(drafters, which) if depth else "" for which, depth in zip(who, depths, strict=True)]
     said: Attributes = {
         "adaptspec.spec.rounds": history.sums.rounds,
-        "adaptspec.spec.drafted": _array(column(history.kept, "drafted")),
-        "adaptspec.spec.accepted": _array(column(history.kept, "accepted")),
+        "adaptspec.spec.drafted": _array(rounds["drafted"]),
+        "adaptspec.spec.accepted": _array(rounds["accepted"]),
         "adaptspec.spec.tier": _array(depths),
         "adaptspec.spec.reason": _array([_NAMES[code] for code in reasons]),
         "adaptspec.spec.drafter": _array(used),
@@ -153,9 +153,9 @@ def _rounds(history: RoundHistory, drafters: Sequence[str]) -> Attributes:
     if depths:
         said["adaptspec.decision.tier"] = depths[-1]
         said["adaptspec.decision.arm"] = _choice(drafters, who[-1], depths[-1])
-    arms = column(history.kept, "arm")
+    arms = rounds["arm"]
     if any(arm >= 0 for arm in arms):
-        chances = column(history.kept, "propensity")
+        chances = rounds["propensity"]
         said["adaptspec.decision.arms"] = _array(arms)
         said["adaptspec.decision.propensities"] = _array([None if math.isnan(one) else one for one in chances])
         said["adaptspec.decision.propensity"] = chances[-1]
@@ -224,8 +224,8 @@ def summary(record: RequestRecord, drafters: Sequence[str]) -> str:
     if not drafting:
         return f"{words}, none drafted: {_why_off(sums)}"
     words += ", all drafted" if drafting == rounds else f", {drafting} drafted"
-    kept = record.history.kept
-    choices = zip(column(kept, "drafter"), column(kept, "depth"), strict=True)
+    columns = record.history.columns
+    choices = zip(columns["drafter"], columns["depth"], strict=True)
     used = Counter(choice for choice in choices if choice[1]).most_common(1)
     if used:
         words += f", most often {_choice(drafters, *used[0][0])}"

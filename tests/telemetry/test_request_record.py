@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adaptspec.telemetry.request_record import EVENTS_KEPT, ROUNDS_KEPT, RequestRecord, RoundHistory, bars_of, column
+from adaptspec.telemetry.request_record import EVENTS_KEPT, ROUNDS_KEPT, RequestRecord, RoundHistory, bars_of
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.types import (
     Completion,
@@ -46,7 +46,7 @@ def _fed(store: RequestStore, rounds: tuple[RoundRecord, ...], names: tuple[str,
 def test_only_what_was_emitted_counts_as_accepted() -> None:
     """As in the answer: what lies behind the end earned nothing."""
     (history,) = lived(replace(record([5], [4]), emitted=np.array([2])))
-    assert column(history.kept, "accepted") == [2]
+    assert list(history.columns["accepted"]) == [2]
 
 
 def test_what_was_expected_is_summed_beside_what_came() -> None:
@@ -64,7 +64,7 @@ def test_what_was_expected_is_summed_beside_what_came() -> None:
 def test_chances_are_kept_where_a_policy_explores() -> None:
     told = Provenance(np.array([3]), np.array([0.25]), np.array([0]), np.array([np.nan]))
     (history,) = lived(replace(record([2], [1]), provenance=told))
-    assert (column(history.kept, "arm"), column(history.kept, "propensity")) == ([3], [0.25])
+    assert (list(history.columns["arm"]), list(history.columns["propensity"])) == ([3], [0.25])
 
 
 def test_lists_are_bounded() -> None:

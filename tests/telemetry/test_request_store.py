@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.telemetry.request_record import RequestRecord, column
+from adaptspec.telemetry.request_record import RequestRecord
 from adaptspec.telemetry.request_store import (
     NEW_IN_BATCH,
     Batch,
@@ -65,7 +65,7 @@ def test_each_request_has_its_own_rounds(batches: list[list[str]], every: int) -
     store.settle()
     for name in "abc":
         history = kept.ended[name].history
-        assert column(history.kept, "drafted") == [number for number, batch in enumerate(batches) if name in batch]
+        assert list(history.columns["drafted"]) == [number for number, batch in enumerate(batches) if name in batch]
         gone = sum(name in a and name not in b for a, b in itertools.pairwise(batches))
         assert sum(event.name == "preempt" for event in history.events) == gone
         assert kept.ended[name].tokens == history.sums.rounds
