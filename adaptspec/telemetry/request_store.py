@@ -240,7 +240,8 @@ class RequestStore:
     def _end(self, when: float, request: Request, completion: Completion) -> RequestRecord:
         record = self._leave(request.id) or RequestRecord(request, self.stray, when)
         record.completion = completion
-        record.history.close(self.drafters)
+        if self.detailed:
+            record.history.close(self.drafters)
         self.recent.append(record.ended(self._clock.offset()))
         return record
 
