@@ -135,7 +135,7 @@ class RotatedFile:
 class Journal:
     """Writes down everything that the store says. What was dropped, or the disk did not take, is counted and said."""
 
-    _LOT = 256  # entries made into lines at once
+    _CHUNK = 256  # entries made into lines at once
 
     def __init__(self, store: RequestStore, path: Path, *, max_bytes: int = 64 * 2**20, files: int = 4) -> None:
         """
@@ -169,13 +169,13 @@ class Journal:
 
     def _take(self, batch: Batch) -> None:
         entries = [entry for event in batch.events if (entry := _entry(event)) is not None]
-        for begin in range(0, len(entries), self._LOT):
-            lot = entries[begin : begin + self._LOT]
+        for begin in range(0, len(entries), self._CHUNK):
+            chunk = entries[begin : begin + self._CHUNK]
             missing = batch.dropped + self._lost - self._told
             try:
-                self._file.write(_bytes([LinesDropped(missing), *lot] if missing else lot))
+                self._file.write(_bytes([LinesDropped(missing), *chunk] if missing else chunk))
             except (OSError, ValueError) as error:
-                self._lost += len(lot)
+                self._lost += len(chunk)
                 if not self._failing:
                     _log.warning("%s cannot be written (%s); lines are dropped until it can", self._path, error)
                 self._failing = True

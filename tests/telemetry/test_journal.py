@@ -130,7 +130,7 @@ def test_files_rotate_each_with_its_header_and_the_oldest_goes(tmp_path: Path) -
     assert [file.name for file in files] == ["j", "j.1", "j.2"]
     for file in files:
         assert file.read_text().startswith('{"type":"header"')
-        assert file.stat().st_size <= 40_000 + module.Journal._LOT * 600
+        assert file.stat().st_size <= 40_000 + module.Journal._CHUNK * 600
     numbers = [entry.number for entry in read_journal(path)]
     assert numbers == list(range(numbers[0], 600))
     assert numbers[0] > 0
