@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from adaptspec.control.acceptance import AcceptanceSettings, Calibration, LookupSignals, ModelSignals, Notes
+from adaptspec.control.arrays import some
 from adaptspec.control.choosers.chooser import Choice, Outlook
 from adaptspec.control.choosers.exploration import Exploration
 from adaptspec.control.choosers.planning import (
@@ -364,7 +365,7 @@ class Goodput:
             plan.price, bids = mix.price, mix.bids
             capped, who = np.where(mix.taken > 0, mix.taken, capped), np.where(mix.taken > 0, mix.whose, who)
         reasons = np.where(capped > 0, int(Reason.POLICY), int(Reason.OFF))
-        expected = Expected(plan.price, bids[0], self._other(plan, drafting=bool(capped.any())))
+        expected = Expected(plan.price, bids[0], self._other(plan, drafting=some(capped)))
         choice = Choice(capped, reasons, plan.outlook, who, expected=expected)
         if not offered:
             plan.choice = choice
