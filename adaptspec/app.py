@@ -35,12 +35,12 @@ from adaptspec.server.run import serve as serve_app
 from adaptspec.server.sse import Padding
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal import Journal
-from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.live_feed import LiveFeed
+from adaptspec.telemetry.metric_families import earning_families, load_families, reload_families, shadow_families
 from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.otlp_export import PushSettings, SpanQueue, TraceSettings
 from adaptspec.telemetry.otlp_metrics import MetricsPush
-from adaptspec.telemetry.recent import Recent
-from adaptspec.telemetry.span_queue import SpanQueue
-from adaptspec.telemetry.trace_settings import PushSettings, TraceSettings
+from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.tracing import Tracing
 
 _log = logging.getLogger(__name__)
@@ -98,15 +98,17 @@ async def serve(config: ServeConfig, console: Console) -> None:
     check_exposure(config.host, keyed=bool(config.api_keys), insecure=config.insecure)
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
-            metrics, earnings = Metrics(compat_vllm=config.compat_vllm, model_name=config.shown_name), Earnings()
-            live, journal, traced = LiveFeed(earnings.snapshot), _journal(config), _tracing(config, metrics)
-            recent = Recent()
-            sinks = [sink for sink in (metrics, recent, live, earnings, journal, traced) if sink is not None]
-            for sink in (earnings, journal, traced):
-                if sink is not None:
-                    closing.push_async_callback(asyncio.to_thread, sink.close)
+            store = RequestStore()
+            metrics = Metrics(store, compat_vllm=config.compat_vllm, model_name=config.shown_name)
+            earnings = Earnings(store)
+            live = LiveFeed(store, earnings.snapshot)
+            journal, traced = _journal(config, store), _tracing(config, store, metrics)
+            for writer in (journal, traced):
+                if writer is not None:
+                    closing.push_async_callback(asyncio.to_thread, writer.close)
+            closing.push_async_callback(asyncio.to_thread, store.close)
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            built = await asyncio.to_thread(build, config.engine, sinks, labels=_labels(config))
+            built = await asyncio.to_thread(build, config.engine, [store], labels=_labels(config))
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
         watchdog = Watchdog(engine, max(config.limits.hang_seconds, SLOWEST_ROUNDS * _longest_round(built, config)))
@@ -115,20 +117,20 @@ async def serve(config: ServeConfig, console: Console) -> None:
         earnings.begin(built.costs, drafters, built.core.limits.max_rows, built.core.controller.labels.tasks.size)
         desk = PolicyManager(engine, built.core, built.costs, built.specs, built.files, most=config.limits.policies)
         if traced is not None:
-            traced.start(drafters)
             desk.listen(traced.reloaded)
         _check_key_names(config, built)
         if journal is not None:
             journal.begin(_header(built, engine))
             _watch_journal(metrics, journal)
+        store.start(built.core.limits.max_rows, drafters)
         keeper: Checkpointer | None = None
         if config.state_dir is not None:
             keeper = await _keep_state(StateStore(config.state_dir, built.pair), desk, metrics, closing)
         _watch(desk, config, closing)
-        metrics.watch(engine.stats)
-        metrics.watch_earnings(earnings.snapshot)
-        metrics.watch_shadows(desk.estimates)
-        metrics.watch_reloads(lambda: desk.reloads)
+        metrics.watch(lambda: load_families(engine.stats()))
+        metrics.watch(lambda: earning_families(earnings.snapshot()))
+        metrics.watch(lambda: shadow_families(desk.estimates()))
+        metrics.watch(lambda: reload_families(desk.reloads))
         _push(config, metrics, closing)
         # A quarter of a million objects stand by now, and will to the end: looking through them again for garbage would
         # stop all requests for 0.15 s at a time.
@@ -149,7 +151,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
                 hosts=_hosts(config),
                 limits=config.limits,
                 padding=Padding() if config.pad_stream else None,
-                operations=Operations(keeper, recent, drafters),
+                operations=Operations(keeper, store, drafters),
             ),
             config.host,
             config.port,
@@ -211,17 +213,17 @@ def _watching(watch: Coroutine[Any, Any, None], what: str, closing: AsyncExitSta
     closing.callback(task.cancel)
 
 
-def _journal(config: ServeConfig) -> Journal | None:
+def _journal(config: ServeConfig, store: RequestStore) -> Journal | None:
     if config.journal is None:
         return None
-    return Journal(config.journal, max_bytes=config.journal_bytes, files=config.journal_files)
+    return Journal(store, config.journal, max_bytes=config.journal_bytes, files=config.journal_files)
 
 
-def _tracing(config: ServeConfig, metrics: Metrics) -> Tracing | None:
+def _tracing(config: ServeConfig, store: RequestStore, metrics: Metrics) -> Tracing | None:
     """Traces, if they are wanted and there is somewhere to send them."""
     if not config.traces.enabled:
         return None
-    tracing = Tracing(config.traces, SpanQueue(config.traces.exporter()), config.shown_name)
+    tracing = Tracing(store, config.traces, SpanQueue(config.traces.exporter()), config.shown_name)
     for name, help_text, count in (
         ("adaptspec_trace_exported_spans", "Spans that a collector has taken", lambda: tracing.exported),
         ("adaptspec_trace_dropped_spans", "Spans and rounds that did not get through", lambda: tracing.dropped),

@@ -134,6 +134,8 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
     if record.expected is not None:
         accepted = [_null(value) for value in record.expected.accepted.tolist()]
         plain["expected"] = {"goodput": _null(record.expected.goodput), "accepted": accepted}
+        if not math.isnan(record.expected.other):
+            plain["expected"]["other"] = record.expected.other
     scores = record.temperature_scores
     if scores is not None:
         told = scores.astype(object)
@@ -284,7 +286,7 @@ def _scores(plain: Any, rows: int, deepest: int) -> FloatArray:
 
 
 def _expected(plain: Mapping[str, Any], rows: int) -> Expected:
-    return Expected(_number(plain["goodput"]), _floats(plain["accepted"], rows))
+    return Expected(_number(plain["goodput"]), _floats(plain["accepted"], rows), _number(plain.get("other")))
 
 
 def _floats(values: Sequence[float | None], rows: int) -> FloatArray:

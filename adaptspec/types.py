@@ -413,15 +413,17 @@ class Expected:
     """What a policy that estimates expected of a round, before it ran.
 
     `goodput` is in tokens per second for all of its rows (NaN where several policies shared the round); `accepted` is
-    per row the tokens expected to be accepted if drafts ran to the decided depth (NaN where nobody said).
+    per row the tokens expected to be accepted if drafts ran to the decided depth (NaN where nobody said). `other` is
+    the goodput expected of the choice that was rejected: plain decoding where the round drafts, else the best drafts.
     """
 
     goodput: float
     accepted: FloatArray  # [B]
+    other: float = nan
 
     def take(self, index: IntArray) -> Expected:
         """The same for some of the rows, by position in the batch."""
-        return Expected(self.goodput, self.accepted[index])
+        return replace(self, accepted=self.accepted[index])
 
 
 class Sink(Protocol):

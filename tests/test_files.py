@@ -32,6 +32,7 @@ from adaptspec.records import read_entries
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.tape_file import load_tape
 from adaptspec.telemetry.journal import Journal
+from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.trace_events import write_trace_file
 from adaptspec.training.corpus import read_objects
 
@@ -268,7 +269,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "tape": load_tape,
     "task detector": TaskDetector.load,
     "journal to read": lambda pipe: list(read_entries(pipe)),
-    "journal to write": Journal,
+    "journal to write": lambda path: Journal(RequestStore(), path),
     "trace": lambda pipe: write_trace_file([], pipe),
     "prompts": lambda pipe: list(read_objects(pipe)),
     "keys": _file_of_keys,

@@ -16,8 +16,8 @@ import numpy as np
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.build import EngineConfig, build
-from adaptspec.telemetry.span_queue import SpanQueue
-from adaptspec.telemetry.trace_settings import TraceLevel, TraceSettings
+from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings
+from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.tracing import Tracing
 from adaptspec.types import Completion, Delta, Request, RoundRecord, SamplingParams, Sink
 
@@ -53,7 +53,7 @@ async def run_collectors(workloads: Workloads, load: Load, tick: Callable[[], No
     built = await asyncio.to_thread(build, EngineConfig(), [relay])
     engine = AsyncEngine(built.core)
     drafters = [drafter.name for drafter in built.drafters]
-    watching = {name: _Watching(name, drafters) for name in COLLECTORS}
+    watching = {name: _Watching(name, built.core.limits.max_rows, drafters) for name in COLLECTORS}
     longest = built.target.info.context - load.tokens
     prompts = [
         encode(built.tokenizer, prompt, longest) for turn in zip(*workloads.values(), strict=False) for prompt in turn
@@ -65,7 +65,7 @@ async def run_collectors(workloads: Workloads, load: Load, tick: Callable[[], No
             asked = [prompts[n % len(prompts)] for n in range(begun, min(begun + load.block, load.requests))]
             for name in rng.permutation(COLLECTORS).tolist():
                 watch = watching[name]
-                relay.sink = watch.tracing
+                relay.sink = None if watch.tracing is None else watch.tracing.store
                 seconds[name] += await _serve(engine, watch.tracing, asked, load.tokens)
                 await watch.settle()
                 tick()
@@ -141,15 +141,15 @@ class _Relay:
 class _Watching:
     """Tracing towards one kind of collector; none for `none`."""
 
-    def __init__(self, kind: str, drafters: Sequence[str]) -> None:
+    def __init__(self, kind: str, rows: int, drafters: Sequence[str]) -> None:
         self._collector = collector(kind)
         url = self._collector.__enter__()
         self.tracing: Tracing | None = None
         if kind != "none":
             settings = TraceSettings(TraceLevel.PHASE, url)
             self._spans = SpanQueue(settings.exporter(), _PAUSE)
-            self.tracing = Tracing(settings, self._spans, "bench")
-            self.tracing.start(drafters)
+            self.tracing = Tracing(RequestStore(), settings, self._spans, "bench")
+            self.tracing.store.start(rows, drafters)
 
     @property
     def dropped(self) -> int:
@@ -161,7 +161,7 @@ class _Watching:
         What a collector does not answer in time goes on beside the others: waiting takes nothing from them.
         """
         if self.tracing is not None:
-            await asyncio.to_thread(self.tracing.box.work)
+            await asyncio.to_thread(self.tracing.store.settle)
             flushing = asyncio.create_task(asyncio.to_thread(self._spans.force_flush))
             await asyncio.wait([flushing], timeout=_FLUSHING_SECONDS)
         await asyncio.sleep(_SETTLING_SECONDS)
@@ -169,6 +169,7 @@ class _Watching:
     def close(self) -> float:
         began = time.perf_counter()
         if self.tracing is not None:
+            self.tracing.store.close()
             self.tracing.close()
         took = time.perf_counter() - began
         self._collector.__exit__(None, None, None)

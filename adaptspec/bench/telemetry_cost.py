@@ -1,7 +1,8 @@
 """What watching costs: microseconds per round by trace level, and first tokens beside collectors that misbehave.
 
-The first is what the engine thread pays for its sinks, and what all threads together do. The second serves requests
-with the bundled pair while spans go to a collector that is well, dead, slow or refuses (see `collectors`).
+The first is what the engine thread pays to tell the store of a round, and what all threads together do. The second
+serves requests with the bundled pair while spans go to a collector that is well, dead, slow or refuses (see
+`collectors`).
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.drafters import at_hand
 from adaptspec.tables import Table
 from adaptspec.telemetry.earnings import Earnings
+from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.telemetry.span_queue import SpanQueue
-from adaptspec.telemetry.trace_settings import TraceLevel, TraceSettings
-from adaptspec.telemetry.tracing import Tracing
+from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings
+from adaptspec.telemetry.request_store import RequestStore
+from adaptspec.telemetry.tracing import Trace, Tracing
 from adaptspec.types import (
     Completion,
     FinishReason,
     Reason,
     Request,
     RoundRecord,
-    Sink,
     SpeculationStats,
     Timings,
 )
@@ -52,7 +53,7 @@ class TelemetrySettings:
     @property
     def steps(self) -> int:
         """How often progress is told."""
-        return len(BATCHES) * len(_SINKS) + len(COLLECTORS) * -(-self.load.requests // self.load.block)
+        return len(BATCHES) * len(_READERS) + len(COLLECTORS) * -(-self.load.requests // self.load.block)
 
 
 def run_telemetry(workloads: Workloads, settings: TelemetrySettings, tick: Callable[[], None]) -> dict[str, Any]:
@@ -63,9 +64,9 @@ def run_telemetry(workloads: Workloads, settings: TelemetrySettings, tick: Calla
     """
     rows = []
     for batch in BATCHES:
-        for name, make in _SINKS.items():
+        for name, make in _READERS.items():
             with collector("well") as url:
-                rows.append({"batch": batch, "sink": name, **_cost(make(url), batch, settings)})
+                rows.append({"batch": batch, "reader": name, **_cost(make, url, batch, settings)})
             tick()
     return {
         "benchmark": "telemetry",
@@ -74,55 +75,71 @@ def run_telemetry(workloads: Workloads, settings: TelemetrySettings, tick: Calla
     }
 
 
-def _tracing(level: TraceLevel) -> Callable[[str], Sink | None]:
-    def make(url: str) -> Sink | None:
+_Reader = Callable[[RequestStore, str], Tracing | None]
+
+
+def _metrics(store: RequestStore, _: str) -> None:
+    Metrics(store)
+
+
+def _earnings(store: RequestStore, _: str) -> None:
+    Earnings(store).begin(CostTable(_TINY), DRAFTERS, max(BATCHES), 1)
+
+
+def _live(store: RequestStore, _: str) -> None:
+    LiveFeed(store)
+
+
+def _traces(level: TraceLevel) -> _Reader:
+    def make(store: RequestStore, url: str) -> Tracing | None:
         settings = TraceSettings(level, url)
-        if not settings.enabled:
-            return None
-        tracing = Tracing(settings, SpanQueue(settings.exporter()), "bench", pause=3600.0)
-        tracing.start(DRAFTERS)
-        return tracing
+        return Tracing(store, settings, SpanQueue(settings.exporter()), "bench") if settings.enabled else None
 
     return make
 
 
-def _earnings(_: str) -> Sink:
-    earnings = Earnings(pause=3600.0)
-    earnings.begin(CostTable(_TINY), DRAFTERS, max(BATCHES), 1)
-    return earnings
+def _all(store: RequestStore, url: str) -> Tracing | None:
+    _metrics(store, url)
+    _earnings(store, url)
+    _live(store, url)
+    return _traces(TraceLevel.PHASE)(store, url)
 
 
-_SINKS: dict[str, Callable[[str], Sink | None]] = {
-    "metrics": lambda _: Metrics(),
+# Who reads the store. Rows but the last say what one reader costs.
+_READERS: dict[str, _Reader] = {
+    "metrics": _metrics,
     "earnings": _earnings,
-    **{f"traces: {level.value}": _tracing(level) for level in TraceLevel},
+    "live": _live,
+    **{f"traces: {level.value}": _traces(level) for level in TraceLevel},
+    "all": _all,
 }
 
 
-def _cost(sink: Sink | None, batch: int, settings: TelemetrySettings) -> dict[str, float]:
+def _cost(make: _Reader, url: str, batch: int, settings: TelemetrySettings) -> dict[str, float]:
     """Microseconds per round of the thread that emits, and of all work that follows, per row of the round."""
     records, emitting, working = _rounds(batch, settings.rounds), [], 0.0
     requests = [Request(name, (1,) * 64) for name in records[0].request_ids]
-    sinks = () if sink is None else (sink,)
+    store = RequestStore(pause=3600.0)
+    tracing = make(store, url)
+    store.start(batch, DRAFTERS)
     for lot in range(settings.lots):
-        traces = _begin(sink, requests)
-        for one in sinks:
-            for request in requests:
-                one.started(request)
+        traces = [_begun(tracing, request) for request in requests if tracing is not None]
+        for request in requests:
+            store.started(request)
         began = time.perf_counter()
         for record in records:
-            for one in sinks:
-                one.emit(record)
+            store.emit(record)
         emitting.append((time.perf_counter() - began) / len(records))
-        for one in sinks:
-            for request in requests:
-                one.finished(request, _done(request))
+        for request in requests:
+            store.finished(request, _done(request))
         for trace in traces:
             trace.end(200, None)
         began = time.process_time()
-        _work(sink)
+        store.settle()
         working += time.process_time() - began if lot else 0.0
-    _close(sink)
+    store.close()
+    if tracing is not None:
+        tracing.close()
     rounds = settings.rounds * max(settings.lots - 1, 1)
     return {
         "engine_us_per_round": statistics.median(emitting) * 1e6,
@@ -131,26 +148,10 @@ def _cost(sink: Sink | None, batch: int, settings: TelemetrySettings) -> dict[st
     }
 
 
-def _begin(sink: Sink | None, requests: list[Request]) -> list[Any]:
-    traces = []
-    for request in requests if isinstance(sink, Tracing) else ():
-        assert isinstance(sink, Tracing)
-        trace = sink.begin("chat", {})
-        trace.asked([request], request.id, ())
-        traces.append(trace)
-    return traces
-
-
-def _work(sink: Sink | None) -> None:
-    if isinstance(sink, Tracing):
-        sink.box.work()
-    elif isinstance(sink, Earnings):
-        sink.snapshot()
-
-
-def _close(sink: Sink | None) -> None:
-    if isinstance(sink, Tracing | Earnings):
-        sink.close()
+def _begun(tracing: Tracing, request: Request) -> Trace:
+    trace = tracing.begin("chat", {})
+    trace.asked([request], request.id, ())
+    return trace
 
 
 def _rounds(batch: int, count: int) -> list[RoundRecord]:

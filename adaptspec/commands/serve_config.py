@@ -18,7 +18,7 @@ from adaptspec.control.language.spec_errors import problems_of
 from adaptspec.control.language.yaml_source import Source, policy_error, read_yaml
 from adaptspec.errors import ConfigError
 from adaptspec.files import read_text
-from adaptspec.telemetry.trace_settings import PushSettings, TraceLevel, TraceSettings
+from adaptspec.telemetry.otlp_export import PushSettings, TraceLevel, TraceSettings
 
 ADMIN_KEY = "ADAPTSPEC_ADMIN_KEY"
 _MOST_BYTES = 2**20  # of a file of keys

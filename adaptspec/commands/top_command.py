@@ -10,9 +10,8 @@ import sys
 from rich.console import Console
 
 from adaptspec.top.feed import Feed
-from adaptspec.top.screen import show
 from adaptspec.top.summary import summary
-from adaptspec.top.view import Page
+from adaptspec.top.terminal import Page, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +35,10 @@ def _top(arguments: argparse.Namespace) -> int:
         asyncio.run(show(feed, console))
         return 0
     asyncio.run(feed.once())
-    if feed.picture is None:
+    if feed.state is None:
         return 0
     if arguments.json:
-        sys.stdout.write(json.dumps(summary(feed.picture).to_json(), indent=1) + "\n")
+        sys.stdout.write(json.dumps(summary(feed.state).to_json(), indent=1) + "\n")
     else:
-        console.print(Page(feed.url, feed.picture, feed.connection, feed.policy))
+        console.print(Page(feed.url, feed.state, feed.connection, feed.policy))
     return 0

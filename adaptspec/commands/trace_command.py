@@ -10,8 +10,7 @@ from pathlib import Path
 from adaptspec.commands.arguments import seconds
 from adaptspec.errors import JournalError
 from adaptspec.records import Entry, read_entries
-from adaptspec.telemetry.latest import latest
-from adaptspec.telemetry.timeline import Timeline
+from adaptspec.telemetry.timeline import Timeline, latest
 from adaptspec.telemetry.trace_events import write_trace, write_trace_file
 
 

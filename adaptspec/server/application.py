@@ -26,7 +26,7 @@ from adaptspec.server.openapi import KEYED, openapi
 from adaptspec.server.operations import Operations
 from adaptspec.server.service import SERVICE, Service
 from adaptspec.server.sse import Padding
-from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.tracing import Tracing
 

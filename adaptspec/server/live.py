@@ -1,7 +1,8 @@
 """The live feed over HTTP: a snapshot as JSON, and the same with everything that follows as server-sent events.
 
 `GET /live/events` opens with an event `snapshot`; `update` follows, at most `TICKS_PER_SECOND` times a second and only
-where something has happened, and `beat` where nothing has. Knows the feed's calls, not what its figures mean.
+where something has happened, and `beat` where nothing has. All who watch get the same events, once encoded; who cannot
+keep up is let go.
 """
 
 from __future__ import annotations
@@ -9,27 +10,83 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from aiohttp import web
 
 from adaptspec import __version__
+from adaptspec.errors import OverloadedError
 from adaptspec.server import sse
 from adaptspec.server.service import SERVICE, Service
-from adaptspec.server.watchers import Watchers
-from adaptspec.telemetry.live import LiveFeed
-from adaptspec.telemetry.live_earnings import COMPARED_COLUMNS
-from adaptspec.telemetry.live_requests import BAR_COLUMNS
-from adaptspec.telemetry.live_seconds import DRAFTER_COLUMNS, TASK_COLUMNS
+from adaptspec.telemetry.live_feed import LiveFeed
+from adaptspec.telemetry.live_schema import COLUMNS
 from adaptspec.types import REASON_WORDS
 
 TICKS_PER_SECOND = 4.0
-IDLE_SECONDS = 1.0  # between two readings while nobody watches
 BEAT_SECONDS = 5.0
 SLOW_SECONDS = 10.0  # a client that takes nothing for so long has gone, or might as well have
+MOST_WATCHERS = 32
+WAITING_EVENTS = 24  # about five seconds of them
 _logger = logging.getLogger(__name__)
+
+
+class Watcher:
+    """One of them: its events in order, then None."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.gone = False  # it was let go, or there is nothing more to say
+
+    def put(self, event: bytes) -> None:
+        """Add an event; a watcher that has not taken its events for seconds is let go instead."""
+        if self.events.qsize() >= WAITING_EVENTS:
+            self.end()
+        elif not self.gone:
+            self.events.put_nowait(event)
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        if not self.gone:
+            self.gone = True
+            self.events.put_nowait(None)
+
+
+class Watchers:
+    """All of them, from one event loop. There are at most `MOST_WATCHERS`."""
+
+    def __init__(self) -> None:
+        self._all: set[Watcher] = set()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def check_room(self) -> None:
+        """Raise OverloadedError if there are as many as there may be."""
+        if len(self._all) >= MOST_WATCHERS:
+            raise OverloadedError(f"{MOST_WATCHERS} clients watch already; close a page, or poll /live/snapshot")
+
+    @contextmanager
+    def one_more(self) -> Iterator[Watcher]:
+        """A watcher for as long as the context lasts. Raises as `check_room` does."""
+        self.check_room()
+        watcher = Watcher()
+        self._all.add(watcher)
+        try:
+            yield watcher
+        finally:
+            self._all.discard(watcher)
+
+    def tell(self, event: bytes) -> None:
+        """Send an event to all of them."""
+        for watcher in self._all:
+            watcher.put(event)
+
+    def end(self) -> None:
+        """Send them home."""
+        for watcher in self._all:
+            watcher.end()
 
 
 class LiveDesk:
@@ -46,29 +103,39 @@ class LiveDesk:
     async def run(self) -> None:
         """Read for ever. What goes wrong in one reading must not end the next."""
         while True:
-            await asyncio.sleep(1.0 / TICKS_PER_SECOND if self.watchers else IDLE_SECONDS)
+            await asyncio.sleep(1.0 / TICKS_PER_SECOND)
+            self._feed.following = bool(self.watchers)
+            if not self.watchers:
+                continue
             try:
-                await asyncio.to_thread(self._feed.estimate)
+                await self.settle()
                 self.tick()
             except Exception:
                 _logger.exception("The live feed could not be read; it goes on with the next second")
 
+    async def settle(self) -> None:
+        """Have the feed take in what came so far: milliseconds, which the event loop is spared."""
+        await asyncio.to_thread(self._feed.settle)
+
     def tick(self) -> None:
         """Read once, and tell all who watch what is new."""
-        if not self.watchers:
-            self._feed.changes()
-            return
-        changes, load, now = self._feed.changes(strips=True), self._load(), time.time()
+        changes, load, now = self._feed.changes(), self._load(), time.time()
         if not changes.empty or load != self._last_load:
-            self.watchers.tell(event("update", {"now": round(now, 3), "load": load, **changes.to_json()}))
+            self.watchers.tell(event("update", {"now": round(now, 3), "load": load, **vars(changes)}))
             self._told, self._last_load = now, load
         elif now - self._told >= BEAT_SECONDS:
             self.watchers.tell(event("beat", {"now": round(now, 3)}))
             self._told = now
 
+    def opening(self) -> dict[str, Any]:
+        """A snapshot from which updates go on: who watches already is told first what it has that they have not."""
+        with self._feed.lock:
+            self.tick()
+            self._feed.following = True
+            return self.snapshot()
+
     def snapshot(self) -> dict[str, Any]:
-        """Everything as of now. Who watches already is told what is new first, so that nobody misses anything."""
-        self.tick()
+        """Everything as of now."""
         service, target = self._service, self._service.engine.target
         return {
             "now": round(time.time(), 3),
@@ -82,12 +149,7 @@ class LiveDesk:
                 **self._facts,
             },
             "reasons": [{"code": r.value, "name": r.name.lower(), "words": words} for r, words in REASON_WORDS.items()],
-            "columns": {
-                "round": BAR_COLUMNS,
-                "drafter": DRAFTER_COLUMNS,
-                "task": TASK_COLUMNS,
-                "compared": COMPARED_COLUMNS,
-            },
+            "columns": dict(COLUMNS),
             "load": self._load(),
             **self._feed.snapshot(),
         }
@@ -109,6 +171,7 @@ def add_live(app: web.Application, feed: LiveFeed, facts: Mapping[str, Any]) -> 
 
 async def snapshot(http: web.Request) -> web.Response:
     """GET /live/snapshot."""
+    await http.app[LIVE].settle()
     return web.json_response(http.app[LIVE].snapshot(), headers={"Cache-Control": "no-store"})
 
 
@@ -116,7 +179,8 @@ async def events(http: web.Request) -> web.StreamResponse:
     """GET /live/events: until the client leaves, cannot keep up, or the server ends."""
     desk = http.app[LIVE]
     desk.watchers.check_room()
-    opening = event("snapshot", desk.snapshot())
+    await desk.settle()
+    opening = event("snapshot", desk.opening())
     # Nothing may be awaited between the snapshot and here: what happens then would be in neither.
     with desk.watchers.one_more() as watcher:
         response = web.StreamResponse(headers=sse.HEADERS)

@@ -14,7 +14,7 @@ from adaptspec.errors import RequestError
 from adaptspec.server.admin import POLICIES
 from adaptspec.server.answers import Answer, Listed
 from adaptspec.server.service import SERVICE
-from adaptspec.telemetry.recent import Recent
+from adaptspec.telemetry.request_store import RequestStore
 
 
 class Decision(Answer):
@@ -70,7 +70,7 @@ class Operations:
     """Whom to ask. `keeper` None: what is learned is kept nowhere."""
 
     keeper: Checkpointer | None
-    decisions: Recent
+    decisions: RequestStore
     drafters: Sequence[str]
 
 
@@ -80,7 +80,7 @@ OPERATIONS = web.AppKey("operations", Operations)
 async def requests(http: web.Request) -> web.Response:
     """GET /admin/requests: what runs, and what was decided for it in its last rounds, and why."""
     operations = http.app[OPERATIONS]
-    found = operations.decisions.requests(operations.drafters)
+    found = await asyncio.to_thread(operations.decisions.requests, operations.drafters)
     return web.json_response(DecidedRequests.model_validate({"object": "list", "data": found}).written())
 
 

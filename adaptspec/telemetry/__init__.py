@@ -1,1 +1,1 @@
-"""Sinks: what becomes of the records the engine leaves behind. Knows no HTTP and no tensors."""
+"""One store of requests and rounds, and all that reads it: metrics, earnings, live feed, journal and traces."""

@@ -1,24 +1,22 @@
-"""What speculation earned, as far as can be told: against plain decoding, and against every fixed depth.
-
-A sink that puts rounds aside on the engine thread and works on them on a thread of its own. Knows rounds and requests;
-it does not know who shows the figures, nor how policies decide.
-"""
+"""What speculation earned, as far as can be told: against plain decoding, and against every fixed depth."""
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
+from typing import Any
+
+import numpy as np
 
 from adaptspec.control.cost import CostTable
-from adaptspec.telemetry.choices import Calibration, Choices, Predictions
-from adaptspec.telemetry.lots import Lot, RequestRows
-from adaptspec.telemetry.mailbox import Mailbox
+from adaptspec.control.guard import GuardEvents
+from adaptspec.telemetry.live_schema import Compared
+from adaptspec.telemetry.request_store import Batch, RequestStore, RoundEnded, Started, row_count
 from adaptspec.telemetry.static_tiers import StaticTiers, TierEarnings
-from adaptspec.telemetry.totals import Totals
-from adaptspec.types import Completion, Request, RoundRecord
+from adaptspec.telemetry.totals import Totals, gathered
+from adaptspec.types import IntArray, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,84 @@ class Estimate:
     value: float
     low: float
     high: float
+
+    def to_json(self) -> dict[str, float]:
+        """Plain data."""
+        return {name: round(value, 4) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class ForecastError:
+    """What policies that estimate expected, and what came, over the rounds that they said something of.
+
+    Tokens: by expected goodput over the seconds that rounds took. Accepted: drafted tokens, by row.
+    """
+
+    predicted_tokens: float = 0.0
+    realised_tokens: int = 0
+    predicted_accepted: float = 0.0
+    realised_accepted: int = 0
+
+    @property
+    def goodput_ratio(self) -> float:
+        """Predicted goodput over realised; above 1: too hopeful. 1 before anything was predicted."""
+        return self.predicted_tokens / self.realised_tokens if self.realised_tokens else 1.0
+
+    def plus(self, records: Sequence[RoundRecord]) -> ForecastError:
+        """With some more rounds. The goodput of one that reads a prompt is left out: its time is the prompt's, too."""
+        told = [(record, record.expected) for record in records if record.expected is not None]
+        if not told:
+            return self
+        timed = [(r, e) for r, e in told if not r.prefill_tokens and not math.isnan(e.goodput)]
+        expected = np.concatenate([one.accepted for _, one in told])
+        drafted = np.concatenate([record.drafted for record, _ in told]) > 0
+        came = np.concatenate([np.minimum(record.accepted, record.emitted) for record, _ in told])
+        counted = drafted & ~np.isnan(expected)
+        return ForecastError(
+            self.predicted_tokens + sum(one.goodput * record.total_seconds for record, one in timed),
+            self.realised_tokens + int(sum(record.emitted.sum() for record, _ in timed)),
+            self.predicted_accepted + float(expected[counted].sum()),
+            self.realised_accepted + int(came[counted].sum()),
+        )
+
+
+class Switches:
+    """Counts changes of depth and drafter within requests, by their rows, and what guards did."""
+
+    def __init__(self, rows: int, drafters: int) -> None:
+        self._depth: IntArray = np.full(rows, -1, dtype=np.int64)
+        self._drafter: IntArray = np.full(rows, -1, dtype=np.int64)
+        self.drafts: IntArray = np.zeros(drafters, dtype=np.int64)  # row-rounds that drafted with each
+        self.of_depth = 0
+        self.of_drafter = 0
+        self.guarding = GuardEvents()
+
+    def start(self, row: int) -> None:
+        """A request begins in `row`."""
+        self._depth[row] = self._drafter[row] = -1
+
+    def add(self, records: Sequence[RoundRecord], rows: IntArray) -> None:
+        """Rounds in order, each with rows; `rows` [N] are their requests' own."""
+        depths, drafter, drafted = (gathered(records, name) for name in ("depths", "drafter", "drafted"))
+        self.of_depth += _changes(self._depth, rows, depths)
+        on = depths > 0
+        self.of_drafter += _changes(self._drafter, rows[on], drafter[on])
+        self.drafts += np.bincount(drafter[drafted > 0], minlength=len(self.drafts))
+        for record in records:
+            self.guarding.add(record.reasons.tolist())
+
+
+def _changes(last: IntArray, rows: IntArray, values: IntArray) -> int:
+    """How often a row's value is another than the one before it; -1 is none yet. Notes the latest in `last`."""
+    order = np.argsort(rows, kind="stable")
+    rows, values = rows[order], values[order]
+    before = values.copy()
+    before[1:] = values[:-1]
+    first = np.ones(len(rows), dtype=np.bool_)
+    first[1:] = rows[1:] != rows[:-1]
+    before[first] = last[rows[first]]
+    last[rows] = values
+    return int(np.count_nonzero((before >= 0) & (before != values)))
 
 
 @dataclass(frozen=True)
@@ -47,7 +123,7 @@ class EarningsSnapshot:
     guard_switches: int = 0
     probes: int = 0
     probes_won: int = 0
-    calibration: Calibration = field(default_factory=Calibration)
+    forecast: ForecastError = field(default_factory=ForecastError)
     dropped: int = 0
     unsure: bool = False
     doubts: int = 0
@@ -98,102 +174,104 @@ class EarningsSnapshot:
         count = int(self.totals.depths.sum())
         return {depth: n / count for depth, n in self.totals.labelled_depths if n}
 
+    def compared_since(self, before: EarningsSnapshot) -> Compared:
+        """What this has over an earlier one."""
+        earlier = {one.tier: one for one in before.tiers}
+
+        def more(one: TierEarnings | None, *fields: str) -> list[float]:
+            if one is None:
+                return [0.0] * len(fields)
+            old = earlier.get(one.tier, TierEarnings(one.tier))
+            return [round(getattr(one, field) - getattr(old, field), 6) for field in fields]
+
+        return Compared(*more(self.off, "tokens", "against", "seconds"), *more(self.best_static, "against", "seconds"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the live feed. What is not known yet is None."""
+        speedup, best, regret = self.speedup, self.best_static, self.regret
+        return {
+            "speedup": speedup and speedup.to_json(),
+            "best_static": best and {"depth": best.tier.depth, "drafter": best.tier.drafter},
+            "regret": regret and regret.to_json(),
+            "costs_unsure": self.unsure,
+            "saved_tokens": self.saved_tokens,
+            "wasted_tokens": self.wasted_tokens,
+            "depth_switches": self.depth_switches,
+            "drafter_switches": self.drafter_switches,
+            "guard_switches": self.guard_switches,
+            "probes": self.probes,
+            "probes_won": self.probes_won,
+            "predicted_over_realised": round(self.forecast.goodput_ratio, 4),
+        }
+
 
 class Earnings:
-    """A `Sink`. `snapshot` may be asked from any thread, and says everything up to the round that ended last."""
+    """Adds up what rounds earned. `snapshot` may be asked from any thread."""
 
-    def __init__(self, *, waiting: int = 20_000, pause: float = 1.0) -> None:
-        self._box: Mailbox[RoundRecord | Request | Completion] = Mailbox(
-            "earnings", self._note, waiting=waiting, pause=pause
-        )
-        self._lock = threading.Lock()
+    def __init__(self, store: RequestStore) -> None:
+        self._store = store
         self._drafters: tuple[str, ...] = ()
         self._costs: CostTable | None = None
         self._tiers: StaticTiers | None = None
-        self._choices: Choices | None = None
-        self._rows = RequestRows(1)
-        self._lot = Lot()
-        self._totals = Totals()
-        self._predictions = Predictions()
+        self._switches: Switches | None = None
+        self._forecast = ForecastError()
+        store.counts(self._take)
 
     def begin(self, costs: CostTable, drafters: Sequence[str], max_rows: int, tasks: int) -> None:
-        """Say what the engine runs on, and start; what came before waits. `costs` is asked for its doubts only.
+        """Say what the engine runs on, before the store starts. `costs` is asked for its doubts only.
 
         `tasks` counts the known tasks and task 0, unknown.
         """
+        rows = row_count(max_rows)
         self._costs = costs
         self._drafters = tuple(drafters)
-        self._rows = RequestRows(max_rows)
-        self._choices = Choices(self._rows.size, len(drafters))
-        self._tiers = StaticTiers(drafters, self._rows.size, tasks, reading=costs.profile.drafters)
-        self._box.start()
-
-    def started(self, request: Request) -> None:
-        """One request has been admitted."""
-        self._box.put(request)
-
-    def emit(self, record: RoundRecord) -> None:
-        """One round has ended."""
-        self._box.put(record)
-
-    def finished(self, request: Request, completion: Completion) -> None:  # noqa: ARG002 (the Sink protocol)
-        """One request has ended."""
-        self._box.put(completion)
-
-    def close(self) -> None:
-        """Take what is waiting into account, and end the thread."""
-        self._box.close()
+        self._switches = Switches(rows, len(drafters))
+        self._tiers = StaticTiers(drafters, rows, tasks, reading=costs.profile.drafters)
 
     def snapshot(self) -> EarningsSnapshot:
         """All that is known now."""
-        tiers, choices, costs = self._tiers, self._choices, self._costs
-        if tiers is None or choices is None or costs is None:
+        tiers, switches, costs = self._tiers, self._switches, self._costs
+        if tiers is None or switches is None or costs is None:
             return EarningsSnapshot()
-        self._box.work()
-        with self._lock:
+        with self._store.lock:
             return EarningsSnapshot(
-                totals=self._totals,
+                totals=self._store.totals,
                 tiers=tiers.earnings,
-                drafts_by_drafter=dict(zip(self._drafters, choices.drafts.tolist(), strict=True)),
-                depth_switches=choices.depth_switches,
-                drafter_switches=choices.drafter_switches,
-                guard_switches=choices.guarding.switched_off,
-                probes=choices.guarding.probes,
-                probes_won=choices.guarding.came_back,
-                calibration=self._predictions.calibration,
-                dropped=self._box.dropped,
+                drafts_by_drafter=dict(zip(self._drafters, switches.drafts.tolist(), strict=True)),
+                depth_switches=switches.of_depth,
+                drafter_switches=switches.of_drafter,
+                guard_switches=switches.guarding.switched_off,
+                probes=switches.guarding.probes,
+                probes_won=switches.guarding.came_back,
+                forecast=self._forecast,
+                dropped=self._store.missing(self._take),
                 unsure=costs.unsure,
                 doubts=costs.doubts,
                 measured=costs.measured,
             )
 
-    def _note(self, entries: Sequence[RoundRecord | Request | Completion]) -> None:
-        with self._lock:
-            for entry in entries:
-                if isinstance(entry, Request):
-                    self._start(entry)
-                elif isinstance(entry, Completion):
-                    self._rows.leave(entry.request_id)
-                else:
-                    self._lot.add(entry, self._rows)
-            self._add_lot()
-
-    def _start(self, request: Request) -> None:
-        if self._rows.full:
-            self._add_lot()
-        row = self._rows.enter(request.id)
-        if self._tiers is not None and self._choices is not None:
-            self._tiers.start(row, len(request.prompt))
-            self._choices.start(row)
-
-    def _add_lot(self) -> None:
-        lot, self._lot = self._lot, Lot()
-        self._rows.renew()
-        if not lot.records:
+    def _take(self, batch: Batch) -> None:
+        tiers, switches = self._tiers, self._switches
+        if tiers is None or switches is None:
             return
-        self._totals = self._totals.plus(lot.records)
-        self._predictions.add(lot.records)
-        if lot.decoding and self._tiers is not None and self._choices is not None:
-            rows = lot.rows
-            self._choices.add(lot.decoding, rows)
-            self._tiers.add(lot.decoding, rows)
+        for event in batch.events:
+            if isinstance(event, Started):
+                tiers.start(event.record.row, len(event.record.request.prompt))
+                switches.start(event.record.row)
+        self._forecast = self._forecast.plus(batch.records)
+        decoding = [one for one in batch.rounds if one.requests]
+        if decoding:
+            rows = _rows(decoding, self._store.stray)
+            records = [one.round for one in decoding]
+            switches.add(records, rows)
+            tiers.add(records, rows)
+
+
+def _rows(rounds: Sequence[RoundEnded], stray: int) -> IntArray:
+    """The rows [N] of their requests, one round after the other."""
+    known: dict[int, IntArray] = {}
+    for one in rounds:
+        if id(one.requests) not in known:
+            rows = [stray if record is None else record.row for record in one.requests]
+            known[id(one.requests)] = np.array(rows, dtype=np.int64)
+    return np.concatenate([known[id(one.requests)] for one in rounds])

@@ -1,15 +1,12 @@
 """The journal: what was decided and observed, round by round, as JSON lines in files of bounded size.
 
-Lines are made and written on a thread of their own; the engine only puts its records into a queue. Knows files and
-threads; what a line says is `records`' affair. Never writes text or token ids.
+What a line says is `records`' affair. Never writes text or token ids.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +20,8 @@ from adaptspec.records import (
     RequestStarted,
     to_line,
 )
-from adaptspec.types import Completion, Request, RoundRecord
+from adaptspec.telemetry.request_store import Batch, Event, Finished, RequestStore, RoundEnded, Started
+from adaptspec.types import Completion, Request
 
 _log = logging.getLogger(__name__)
 
@@ -135,84 +133,49 @@ class RotatedFile:
 
 
 class Journal:
-    """A `Sink` that writes everything down. What comes faster than the disk takes it is dropped, counted and said."""
+    """Writes down everything that the store says. What was dropped, or the disk did not take, is counted and said."""
 
-    _LOT = 256  # entries made into lines at once
+    _CHUNK = 256  # entries made into lines at once
 
-    def __init__(
-        self, path: Path, *, max_bytes: int = 64 * 2**20, files: int = 4, waiting: int = 10_000, pause: float = 0.2
-    ) -> None:
-        """`waiting` entries are held at most; they are written at the latest after `pause` seconds.
-
+    def __init__(self, store: RequestStore, path: Path, *, max_bytes: int = 64 * 2**20, files: int = 4) -> None:
+        """
         Raises:
             JournalError: the file cannot be written.
         """
         self._file = RotatedFile(path, max_bytes, files)
         self._path = path
-        self._pause = pause
-        self._waiting = waiting
-        self._queue: deque[Entry | Request | Completion] = deque()
-        # Each counted by one thread only, the engine's and the writer's.
-        self._refused, self._lost = 0, 0
-        self._told = 0
+        self._store = store
+        self._lost = self._told = 0
         self._failing = False
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="adaptspec-journal", daemon=True)
+        store.writes(self._take)
 
     @property
     def dropped(self) -> int:
         """Lines that were not written, so far."""
-        return self._refused + self._lost
+        return self._store.missing(self._take) + self._lost
 
     def begin(self, header: JournalHeader) -> None:
-        """Say what the engine runs on, and start writing; nothing is written before."""
+        """Say what the engine runs on, before the store starts."""
         try:
             self._file.begin(_bytes([header]))
         except OSError as error:
             raise JournalError(f"--journal {self._path}: cannot be written ({error.strerror})") from error
-        self._thread.start()
-
-    def emit(self, record: RoundRecord) -> None:
-        """One round has ended."""
-        self._put(record)
-
-    def started(self, request: Request) -> None:
-        """One request has been admitted."""
-        self._put(request)
-
-    def finished(self, request: Request, completion: Completion) -> None:  # noqa: ARG002 (the Sink protocol)
-        """One request has ended."""
-        self._put(completion)
 
     def close(self) -> None:
-        """Write what is waiting, and no more."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        """No more lines: the store is closed."""
         if self.dropped:
             _log.warning("%d lines of %s were dropped in all", self.dropped, self._path)
         self._file.close()
 
-    def _put(self, entry: Entry | Request | Completion) -> None:
-        # The engine thread: a full queue costs a line, never time.
-        if len(self._queue) < self._waiting:
-            self._queue.append(entry)
-        else:
-            self._refused += 1
-
-    def _run(self) -> None:
-        while not self._closing.wait(self._pause):
-            self._write_all()
-        self._write_all()
-
-    def _write_all(self) -> None:
-        while self._queue:
-            lot = [_entry(self._queue.popleft()) for _ in range(min(self._LOT, len(self._queue)))]
-            missing = self.dropped - self._told
+    def _take(self, batch: Batch) -> None:
+        entries = [entry for event in batch.events if (entry := _entry(event)) is not None]
+        for begin in range(0, len(entries), self._CHUNK):
+            chunk = entries[begin : begin + self._CHUNK]
+            missing = batch.dropped + self._lost - self._told
             try:
-                self._file.write(_bytes([LinesDropped(missing), *lot] if missing else lot))
+                self._file.write(_bytes([LinesDropped(missing), *chunk] if missing else chunk))
             except (OSError, ValueError) as error:
-                self._lost += len(lot)
+                self._lost += len(chunk)
                 if not self._failing:
                     _log.warning("%s cannot be written (%s); lines are dropped until it can", self._path, error)
                 self._failing = True
@@ -225,31 +188,41 @@ def _bytes(entries: Sequence[Entry]) -> bytes:
     return "".join(to_line(entry) + "\n" for entry in entries).encode()
 
 
-def _entry(noted: Entry | Request | Completion) -> Entry:
-    if isinstance(noted, Request):
-        wishes = noted.speculation
-        return RequestStarted(
-            id=noted.id,
-            policy=wishes.policy,
-            task=wishes.task,
-            prompt_tokens=len(noted.prompt),
-            max_tokens=noted.sampling.max_tokens,
-            max_depth=wishes.max_depth,
-            temperature=noted.sampling.temperature,
-        )
-    if isinstance(noted, Completion):
-        stats, timings = noted.stats, noted.timings
-        return RequestFinished(
-            id=noted.request_id,
-            policy=stats.policy,
-            finish=noted.finish.value,
-            tokens=len(noted.tokens),
-            rounds=stats.rounds,
-            drafted=stats.drafted,
-            accepted=stats.accepted,
-            seconds=timings.finished - timings.arrived,
-            queued=None if timings.admitted is None else timings.admitted - timings.arrived,
-            to_first_token=None if timings.first_token is None else timings.first_token - timings.arrived,
-            ended=timings.finished,
-        )
-    return noted
+def _entry(event: Event) -> Entry | None:
+    if isinstance(event, RoundEnded):
+        return event.round
+    if isinstance(event, Started):
+        return _started(event.record.request)
+    if isinstance(event, Finished) and event.record.completion is not None:
+        return _finished(event.record.completion)
+    return None
+
+
+def _started(request: Request) -> RequestStarted:
+    wishes = request.speculation
+    return RequestStarted(
+        id=request.id,
+        policy=wishes.policy,
+        task=wishes.task,
+        prompt_tokens=len(request.prompt),
+        max_tokens=request.sampling.max_tokens,
+        max_depth=wishes.max_depth,
+        temperature=request.sampling.temperature,
+    )
+
+
+def _finished(completion: Completion) -> RequestFinished:
+    stats, timings = completion.stats, completion.timings
+    return RequestFinished(
+        id=completion.request_id,
+        policy=stats.policy,
+        finish=completion.finish.value,
+        tokens=len(completion.tokens),
+        rounds=stats.rounds,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        seconds=timings.finished - timings.arrived,
+        queued=None if timings.admitted is None else timings.admitted - timings.arrived,
+        to_first_token=None if timings.first_token is None else timings.first_token - timings.arrived,
+        ended=timings.finished,
+    )

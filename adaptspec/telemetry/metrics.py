@@ -1,8 +1,8 @@
-"""Prometheus metrics: a sink that counts, and the text a scrape gets.
+"""Prometheus metrics: what the store counts, and the text a scrape gets.
 
-Rounds go into a ledger and become metric families only when scraped; finished requests, which are rare, go
-straight into prometheus_client's own counters and histograms, as do HTTP answers. Has a registry of its own, so
-several engines can live in one process. Knows no endpoints, and of HTTP only the Accept header and status codes.
+Finished requests and HTTP answers go into prometheus_client's own counters and histograms, in a registry of its own, so
+that several engines can live in one process. Latencies come also under the names and in the buckets of the conventions
+for GenAI servers: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/ (status: development).
 """
 
 from __future__ import annotations
@@ -10,61 +10,44 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import choose_encoder
 
-from adaptspec.telemetry.earning_families import EarningsCollector
-from adaptspec.telemetry.earnings import EarningsSnapshot
-from adaptspec.telemetry.families import (
-    CountCollector,
-    Estimate,
-    Load,
-    LoadCollector,
-    ReloadCollector,
-    Reloads,
-    RoundCollector,
-    ShadowCollector,
-)
-from adaptspec.telemetry.server_histograms import ServerHistograms
-from adaptspec.telemetry.totals import RoundLedger
-from adaptspec.types import Completion, FinishReason, Request, RoundRecord
+from adaptspec.telemetry.metric_families import Asked, round_families
+from adaptspec.telemetry.request_store import Batch, Finished, RequestStore
+from adaptspec.types import Completion, FinishReason, Request
 
 _FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 # Speculation moves what is far below the conventions' first bound for tokens.
 _PER_TOKEN = (
-    1e-4,
-    2e-4,
-    3e-4,
-    4e-4,
-    5e-4,
-    7e-4,
-    0.001,
-    0.0015,
-    0.002,
-    0.003,
-    0.005,
-    0.007,
-    0.01,
-    0.015,
-    0.02,
-    0.05,
-    0.1,
-    0.5,
-    1.0,
+    *(1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
+    *(0.01, 0.015, 0.02, 0.05, 0.1, 0.5, 1.0),
 )
 _WHOLE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
+PROVIDER = "adaptspec"
+OPERATIONS = ("chat", "text_completion")
+GENAI_DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+GENAI_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+GENAI_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_GENAI_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+
 
 class Metrics:
-    """A `Sink` whose counters can be scraped.
+    """Counters that can be scraped; a scrape has everything up to now.
 
     `compat_vllm` also serves the speculative decoding counters under vLLM's names, so that dashboards and
     load tools made for it work unchanged; `model_name` is the label they pick a model by.
     """
 
-    def __init__(self, *, compat_vllm: bool = False, model_name: str = "") -> None:
-        self._ledger = RoundLedger()
+    def __init__(self, store: RequestStore | None = None, *, compat_vllm: bool = False, model_name: str = "") -> None:
+        """`store` None: nothing but HTTP answers is counted."""
+        self._store = store or RequestStore()
+        self._store.counts(self._take)
         self._registry = CollectorRegistry()
-        self._registry.register(RoundCollector(self._ledger, compat_vllm=compat_vllm, model_name=model_name))
+        # vLLM's own: its name for the model, and which of several engines (here always the first).
+        vllm_labels = {"model_name": model_name, "engine": "0"} if compat_vllm else None
+        self.watch(lambda: round_families(self._store.totals, vllm_labels))
         self._responses = self._counter(
             "adaptspec_http_responses", "HTTP answers, by route and status", "route", "status"
         )
@@ -91,38 +74,23 @@ class Metrics:
             "adaptspec_inter_token_seconds", "Mean time between two output tokens, one value per request", _PER_TOKEN
         )
         self._whole = self._histogram("adaptspec_request_seconds", "From arrival to the end of a request", _WHOLE)
-        self._server = ServerHistograms(self._registry, model_name)
-
-    def watch(self, load: Callable[[], Load]) -> None:
-        """Also serve the running and waiting gauges; `load` is called at every scrape, on the scraping thread."""
-        self._registry.register(LoadCollector(load))
-
-    def watch_shadows(self, estimates: Callable[[], Iterable[Estimate]]) -> None:
-        """Also serve what shadow policies would have earned; asked at every scrape, on the scraping thread."""
-        self._registry.register(ShadowCollector(estimates))
-
-    def watch_reloads(self, reloads: Callable[[], Reloads]) -> None:
-        """Also serve how often policies came anew; asked at every scrape, on the scraping thread."""
-        self._registry.register(ReloadCollector(reloads))
-
-    def watch_earnings(self, snapshot: Callable[[], EarningsSnapshot]) -> None:
-        """Also serve what speculation earned; asked at every scrape, on the scraping thread."""
-        self._registry.register(EarningsCollector(snapshot))
+        self._genai = GenAIHistograms(self._registry, model_name)
 
     def watch_count(self, name: str, help_text: str, count: Callable[[], int]) -> None:
-        """Also serve a count that somebody else keeps; asked at every scrape, on the scraping thread."""
-        self._registry.register(CountCollector(name, help_text, count))
+        """Also serve a count that somebody else keeps."""
+        self.watch(lambda: [CounterMetricFamily(name, help_text, count())])
 
-    def started(self, request: Request) -> None:
-        """Nothing is counted before a request ends."""
+    def watch(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Also serve families that are asked for at every scrape, on the scraping thread."""
+        self._registry.register(Asked(families))
 
-    def emit(self, record: RoundRecord) -> None:
-        """One round has ended."""
-        self._ledger.note(record)
+    def _take(self, batch: Batch) -> None:
+        for event in batch.events:
+            if isinstance(event, Finished) and event.record.completion is not None:
+                self._finished(event.record.request, event.record.completion)
 
-    def finished(self, request: Request, completion: Completion) -> None:
-        """One request has ended."""
-        self._server.note(request, completion)
+    def _finished(self, request: Request, completion: Completion) -> None:
+        self._genai.note(request, completion)
         timings, tokens = completion.timings, len(completion.tokens)
         self._requests.labels(completion.finish.value).inc()
         self._prompt.inc(completion.prompt_tokens)
@@ -147,10 +115,12 @@ class Metrics:
 
     def families(self) -> list[Metric]:
         """Everything as it is now, in prometheus_client's own words."""
+        self._store.settle()
         return list(self._registry.collect())
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type, in the format an Accept header asks for."""
+        self._store.settle()
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -159,3 +129,48 @@ class Metrics:
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, help_text, registry=self._registry, buckets=buckets)
+
+
+class GenAIHistograms:
+    """`gen_ai.server.*`. The model is the served one: names that clients make up are refused, and never become labels.
+
+    Tokens and first tokens are of answers that were given; durations of all, with the kind of error if there was one.
+    """
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        self._model = model_name
+        self._duration = Histogram(
+            "gen_ai_server_request_duration_seconds",
+            "From arrival to the last token",
+            (*_GENAI_LABELS, "error_type"),
+            registry=registry,
+            buckets=GENAI_DURATION,
+        )
+        self._per_token = Histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Time per output token after the first",
+            _GENAI_LABELS,
+            registry=registry,
+            buckets=GENAI_PER_TOKEN,
+        )
+        self._first_token = Histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "From arrival to the first token",
+            _GENAI_LABELS,
+            registry=registry,
+            buckets=GENAI_FIRST_TOKEN,
+        )
+
+    def note(self, request: Request, completion: Completion) -> None:
+        """One request has ended."""
+        timings, finish = completion.timings, completion.finish
+        operation = request.operation if request.operation in OPERATIONS else "_OTHER"
+        labels = (operation, PROVIDER, self._model)
+        failed = finish in (FinishReason.ABORT, FinishReason.ERROR)
+        self._duration.labels(*labels, finish.value if failed else "").observe(timings.finished - timings.arrived)
+        if failed or timings.first_token is None:
+            return
+        self._first_token.labels(*labels).observe(timings.first_token - timings.arrived)
+        if len(completion.tokens) > 1:
+            each = (timings.finished - timings.first_token) / (len(completion.tokens) - 1)
+            self._per_token.labels(*labels).observe(each)

@@ -1,7 +1,4 @@
-"""Metrics pushed over OTLP: what `/metrics` shows, translated and sent at intervals by a thread of its own.
-
-Knows prometheus_client's families and the SDK's data points; it counts nothing itself.
-"""
+"""Metrics pushed over OTLP: what `/metrics` shows, translated and sent at intervals by a thread of its own."""
 
 from __future__ import annotations
 
@@ -30,8 +27,7 @@ from prometheus_client import Metric as Family
 from prometheus_client.samples import Sample
 
 from adaptspec import __version__
-from adaptspec.telemetry.span_queue import number
-from adaptspec.telemetry.trace_settings import resource
+from adaptspec.telemetry.otlp_export import number, resource
 
 _log = logging.getLogger(__name__)
 _CONVENTIONS = "gen_ai_server_"

@@ -7,14 +7,13 @@ numbers; it does not know who decided them, by which cost table, nor who shows t
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from adaptspec.control.acceptance import Acceptance
 from adaptspec.control.cost import batch_bucket
 from adaptspec.control.shadow import Counterfactual
-from adaptspec.telemetry.lots import together
 from adaptspec.telemetry.round_seconds import RoundSeconds, features
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 
@@ -27,6 +26,7 @@ _PLAIN_FROM, _KNOWN_WITHIN = 3, 0.25
 _MOST_GUESSED = 0.5
 # What is added up of each tier: its seconds, those of the rounds it is compared with, tokens, and those guessed. While
 # it waits, seconds are those of the rounds without hiccups.
+_PER_ROW = ("depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
 _SUMS = ("seconds", "against", "tokens", "guessed")
 
 
@@ -230,3 +230,53 @@ class _Rounds:
     rounds: FloatArray
     drafted: FloatArray
     guessed: FloatArray
+
+
+def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
+    """Rounds as one of many `rows` [N]. Of confidence the first column is kept.
+
+    Who they belong to is left out, and what whole rounds cost is left as it was in the first.
+    """
+    first_token = np.concatenate([_first_token(record) for record in records])
+    depths, reasons, drafter, drafted, accepted, emitted, context = (
+        np.concatenate([getattr(record, name) for record in records]) for name in _PER_ROW
+    )
+    return replace(
+        records[0],
+        request_ids=("",) * len(rows),
+        rows=rows,
+        depths=depths,
+        reasons=reasons,
+        drafter=drafter,
+        drafted=drafted,
+        accepted=accepted,
+        emitted=emitted,
+        context=context,
+        confidence=first_token,
+        entropy=first_token,
+        tasks=np.concatenate([r.tasks if len(r.tasks) else np.zeros_like(r.rows) for r in records]),
+        policies=rows[:0],
+        provenance=None,
+        expected=None,
+        shadow=_scores([record.shadow for record in records], records),
+        shadow_drafted=_scores([record.shadow_drafted for record in records], records),
+    )
+
+
+def _first_token(record: RoundRecord) -> FloatArray:
+    """Confidence in the first drafted token [B, 1]."""
+    if record.confidence.shape[1]:
+        return record.confidence[:, :1]
+    return np.full((len(record.rows), 1), np.nan)
+
+
+def _scores(scores: Sequence[IntArray | None], records: Sequence[RoundRecord]) -> IntArray | None:
+    """[drafters, N], -1 where a round has none; None where no round has."""
+    count = next((len(score) for score in scores if score is not None), None)
+    if count is None:
+        return None
+    parts = [
+        np.full((count, len(record.rows)), -1) if score is None else score
+        for score, record in zip(scores, records, strict=True)
+    ]
+    return np.concatenate(parts, axis=1)

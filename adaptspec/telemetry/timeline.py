@@ -1,11 +1,11 @@
 """A journal as a timeline: the engine's rounds and their parts, a track per request, and curves. Goes through it once.
 
-Holds the rounds of requests that run, and nothing of those that have ended. Knows journal entries and what deserves to
-be drawn; the format of events is `trace_events`' affair.
+Holds the rounds of requests that run, and nothing of those that have ended.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isnan
@@ -13,8 +13,7 @@ from typing import Any
 
 from adaptspec.errors import JournalError
 from adaptspec.records import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted
-from adaptspec.telemetry.curves import Curves
-from adaptspec.telemetry.trace_events import Event, process_name, slice_event, track_name
+from adaptspec.telemetry.trace_events import Curves, Event, process_name, slice_event, track_name
 from adaptspec.types import FloatArray, Reason, RoundRecord
 
 ENGINE, REQUESTS = 1, 2  # processes of the trace
@@ -214,3 +213,33 @@ def _mean(values: FloatArray) -> float | None:
 
 def _known(value: float) -> float | None:
     return None if isnan(value) else float(value)
+
+
+def latest(entries: Iterable[Entry], seconds: float) -> Iterator[Entry]:
+    """Entries of the last `seconds` before the newest one, after the header they are under and the requests that ran.
+
+    Goes through the journal once, and holds no more than what it gives.
+    """
+    header: JournalHeader | None = None
+    running: dict[str, RequestStarted] = {}
+    held: deque[tuple[float, Entry]] = deque()
+    clock = now = 0.0
+    for entry in entries:
+        if isinstance(entry, JournalHeader):
+            clock = entry.clock
+        elif isinstance(entry, (RoundRecord, RequestFinished)):
+            now = max(now, clock + entry.ended)
+        held.append((now, entry))
+        while held[0][0] < now - seconds:
+            _, gone = held.popleft()
+            if isinstance(gone, JournalHeader):
+                header = gone
+            elif isinstance(gone, RequestStarted):
+                running[gone.id] = gone
+            elif isinstance(gone, RequestFinished):
+                running.pop(gone.id, None)
+    if header is not None:
+        yield header
+    yield from running.values()
+    for _, entry in held:
+        yield entry

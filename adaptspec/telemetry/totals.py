@@ -1,20 +1,15 @@
-"""Running totals over rounds, cheap enough to be fed on the engine thread.
-
-Records are only noted when they arrive; every `FOLD` of them (and before each reading) are added up with a
-few vectorised passes, about a microsecond a round. Knows arrays, not metric names or formats.
-"""
+"""Running totals over rounds, many at a time."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from adaptspec.types import IntArray, Reason, RoundRecord
 
-FOLD = 64  # rounds noted before they are added up: spreads the cost of a numpy call over many rounds
 DEPTH_LABELS = 64  # more depths than any sensible policy has; keeps label values bounded
 
 
@@ -76,32 +71,37 @@ class Totals:
         return pairs
 
     def plus(self, records: Sequence[RoundRecord]) -> Totals:
-        """These totals with some more rounds added."""
-
-        def gather(pick: Callable[[RoundRecord], IntArray]) -> IntArray:
-            return np.concatenate([pick(record) for record in records])
-
-        emitted = gather(lambda record: record.emitted)
-        accepted = np.minimum(gather(lambda record: record.accepted), emitted)
+        """These totals with some more rounds added, in a few vectorised passes."""
+        if not records:
+            return self
+        emitted = gathered(records, "emitted")
+        more: dict[str, Any] = {
+            name: getattr(self, name) + sum(getattr(record, name) for record in records)
+            for name in (
+                *("prefill_tokens", "verify_tokens", "draft_steps", "caught_up"),
+                *("draft_seconds", "verify_seconds", "total_seconds"),
+            )
+        }
+        more |= {
+            name: tallied(getattr(self, name), gathered(records, name)) for name in ("depths", "drafted", "reasons")
+        }
         return replace(
             self,
             rounds=self.rounds + len(records),
             emitted=self.emitted + int(emitted.sum()),
-            prefill_tokens=self.prefill_tokens + sum(record.prefill_tokens for record in records),
-            verify_tokens=self.verify_tokens + sum(record.verify_tokens for record in records),
-            draft_steps=self.draft_steps + sum(record.draft_steps for record in records),
-            caught_up=self.caught_up + sum(record.caught_up for record in records),
-            draft_seconds=self.draft_seconds + sum(record.draft_seconds for record in records),
-            verify_seconds=self.verify_seconds + sum(record.verify_seconds for record in records),
-            total_seconds=self.total_seconds + sum(record.total_seconds for record in records),
-            depths=_tally(self.depths, gather(lambda record: record.depths)),
-            drafted=_tally(self.drafted, gather(lambda record: record.drafted)),
-            accepted=_tally(self.accepted, accepted),
-            reasons=_tally(self.reasons, gather(lambda record: record.reasons)),
+            accepted=tallied(self.accepted, np.minimum(gathered(records, "accepted"), emitted)),
+            **more,
         )
 
 
-def _tally(before: IntArray, values: IntArray) -> IntArray:
+def gathered(records: Sequence[RoundRecord], name: str) -> IntArray:
+    """What rounds say of their rows, one after the other [N]."""
+    values: IntArray = np.concatenate([getattr(record, name) for record in records])
+    return values
+
+
+def tallied(before: IntArray, values: IntArray) -> IntArray:
+    """How often each value came, with some more values."""
     counts = np.bincount(values, minlength=len(before)).astype(np.int64)
     counts[: len(before)] += before
     return counts
@@ -109,33 +109,3 @@ def _tally(before: IntArray, values: IntArray) -> IntArray:
 
 def _weighted(tally: IntArray) -> int:
     return int(tally @ np.arange(len(tally)))
-
-
-class RoundLedger:
-    """Keeps `Totals` up to date. `note` and `read` may be called from different threads.
-
-    Holds on to up to `FOLD` records, so their arrays must not change after they were noted.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._noted: list[RoundRecord] = []
-        self._totals = Totals()
-
-    def note(self, record: RoundRecord) -> None:
-        """Take a round into account."""
-        with self._lock:
-            self._noted.append(record)
-            if len(self._noted) >= FOLD:
-                self._fold()
-
-    def read(self) -> Totals:
-        """The totals over every round noted so far."""
-        with self._lock:
-            if self._noted:
-                self._fold()
-            return self._totals
-
-    def _fold(self) -> None:
-        self._totals = self._totals.plus(self._noted)
-        self._noted = []

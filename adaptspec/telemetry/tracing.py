@@ -1,8 +1,7 @@
-"""Traces of requests: begun where HTTP requests come in, told on by the engine, written when all of it has ended.
+"""Traces of requests: begun where HTTP requests come in, written when all of a request has ended.
 
-A sink that puts what it is told into a queue; a thread of its own puts stories together and makes spans of them. Only
-the span of the HTTP request is begun at once, on the event loop: its ids go back to the client. Knows no endpoint and
-no exporter but through the queue that spans end in.
+The span of the HTTP request is begun at once, on the event loop: its ids go back to the client. Those below it (queue,
+prefill, decode and, where asked for, rounds) are made by the store's worker, with the times that were noted on the way.
 """
 
 from __future__ import annotations
@@ -13,24 +12,33 @@ from dataclasses import dataclass, field
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from adaptspec import __version__
 from adaptspec.control.guard import GuardEvents
-from adaptspec.telemetry.mailbox import Mailbox
-from adaptspec.telemetry.span_attributes import messages, of_answers, of_model, of_request
-from adaptspec.telemetry.span_queue import SpanQueue
-from adaptspec.telemetry.spans import Clock, PhaseSpans
-from adaptspec.telemetry.stories import Fact, Stories, Story
-from adaptspec.telemetry.trace_settings import TraceLevel, TraceSettings, resource
-from adaptspec.types import Completion, Request, RoundRecord
+from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings, resource
+from adaptspec.telemetry.request_record import RequestRecord, RowRound
+from adaptspec.telemetry.request_spans import (
+    Attributes,
+    latencies,
+    messages,
+    of_answers,
+    of_decoding,
+    of_model,
+    of_request,
+    of_round,
+    summary,
+)
+from adaptspec.telemetry.request_store import Batch, Finished, Noted, RequestStore, RoundEnded
+from adaptspec.types import Completion, FinishReason, Request
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 # So long a request of an HTTP answer that is over may take to end: one that never reached the engine never does.
 _PATIENCE = 5.0
-_CLOSING_SECONDS = (1.0, 3.0)  # to put stories together, to send spans
+_CLOSING_SECONDS = 3.0
 _REFUSED, _FAILED = 400, 500
+_OK = Status(StatusCode.OK)
 
 
 @dataclass
@@ -42,9 +50,7 @@ class Trace:
     requests: dict[str, Request] = field(default_factory=dict)
     answer: str = ""
     content: Sequence[Mapping[str, str]] = ()
-    stories: list[Story] = field(default_factory=list)
-    ended: int | None = None  # nanoseconds since 1970
-    gone: float = 0.0  # the same on the monotonic clock
+    records: list[RequestRecord] = field(default_factory=list)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -65,17 +71,20 @@ class Trace:
         # What it says waits for its end: the first token is on its way now.
         self.answer, self.content = answer, content
         self.requests = {request.id: request for request in requests}
-        self.tracing.box.put(_Asked(self))
+        self.tracing.store.note(_Asked(self))
 
     def end(self, status: int, error: str | None) -> None:
         """The answer is over; an `error` after a good status is that of a stream that broke off."""
-        if self.span.is_recording():
-            self.span.set_attribute("http.response.status_code", status)
-            if error is not None:
-                self.span.set_attribute("error.type", error)
-            if status >= _FAILED or (error is not None and status < _REFUSED):
-                self.span.set_status(Status(StatusCode.ERROR))
-            self.tracing.box.put(_Ended(self, time.time_ns(), time.monotonic()))
+        if not self.span.is_recording():
+            return
+        self.span.set_attribute("http.response.status_code", status)
+        if error is not None:
+            self.span.set_attribute("error.type", error)
+        if status >= _FAILED or (error is not None and status < _REFUSED):
+            self.span.set_status(Status(StatusCode.ERROR))
+        elif error is None:
+            self.span.set_status(_OK)
+        self.tracing.store.note(_Over(self, time.time_ns(), time.monotonic()))
 
 
 @dataclass(frozen=True)
@@ -84,59 +93,43 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class _Ended:
+class _Over:
     trace: Trace
-    when: int
-    gone: float
-
-
-@dataclass(frozen=True)
-class _Finished:
-    request: Request
-    completion: Completion
+    ended: int  # nanoseconds since 1970
+    when: float
 
 
 @dataclass(frozen=True)
 class _Reloaded:
     policy: str
-    when: float
-
-
-_Entry = _Asked | _Ended | _Finished | _Reloaded | Request | tuple[RoundRecord, float]
 
 
 class Tracing:
-    """A `Sink`, and where traces begin. Costs the engine thread an append per round, whatever the level."""
+    """Where traces begin, and who writes them from what the store says."""
 
-    def __init__(self, settings: TraceSettings, spans: SpanQueue, model: str, *, pause: float = 0.25) -> None:
+    def __init__(self, store: RequestStore, settings: TraceSettings, spans: SpanQueue, model: str) -> None:
+        self.store = store
         self.settings = settings
-        self.box: Mailbox[_Entry] = Mailbox("traces", self._handle, pause=pause)
         self._queue = spans
         self._model = model
         provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
         provider.add_span_processor(spans)
         self._tracer = provider.get_tracer("adaptspec", __version__)
-        self._stories = Stories(())
-        self._spans = PhaseSpans(self._tracer, ())
         self._traces: dict[str, Trace] = {}  # by request of the engine
-        self._over: list[Trace] = []
+        self._over: list[_Over] = []
         self._guarding = GuardEvents()
+        store.detailed = True
+        store.writes(self._take)
 
     @property
     def dropped(self) -> int:
         """Spans that nobody received, and entries that came too fast."""
-        return self._queue.dropped + self.box.dropped
+        return self._queue.dropped + self.store.missing(self._take)
 
     @property
     def exported(self) -> int:
         """Spans that a collector has taken."""
         return self._queue.exported
-
-    def start(self, drafters: Sequence[str]) -> None:
-        """Say what the engine drafts with, and begin."""
-        self._stories = Stories(drafters)
-        self._spans = PhaseSpans(self._tracer, drafters)
-        self.box.start()
 
     def begin(self, operation: str, headers: Mapping[str, str]) -> Trace:
         """An HTTP request has come in; its parent is in its headers."""
@@ -144,70 +137,59 @@ class Tracing:
         name, said = f"{operation} {self._model}", of_model(operation, self._model)
         return Trace(self._tracer.start_span(name, parent, SpanKind.SERVER, said), self)
 
-    def started(self, request: Request) -> None:
-        """One request has been admitted."""
-        self.box.put(request)
-
-    def emit(self, record: RoundRecord) -> None:
-        """One round has ended."""
-        self.box.put((record, time.monotonic()))
-
-    def finished(self, request: Request, completion: Completion) -> None:
-        """One request has ended."""
-        self.box.put(_Finished(request, completion))
-
     def reloaded(self, policy: str) -> None:
         """A policy came anew."""
-        self.box.put(_Reloaded(policy, time.monotonic()))
+        self.store.note(_Reloaded(policy))
 
     def close(self) -> None:
-        """Write and send what is left; never takes longer than four seconds."""
-        stories, spans = _CLOSING_SECONDS
-        self.box.close(stories)
-        self._write_roots()
-        self._queue.close(spans)
+        """Send what is left, in three seconds at most: the store is closed."""
+        self._write_roots(last=True)
+        self._queue.close(_CLOSING_SECONDS)
 
-    def _handle(self, entries: Sequence[_Entry]) -> None:
-        clock = Clock()
-        for entry in entries:
-            if isinstance(entry, tuple):
-                self._round(*entry, clock)
-            elif isinstance(entry, Request):
-                self._stories.start(entry)
-            elif isinstance(entry, _Finished):
-                self._finish(entry, clock)
-            elif isinstance(entry, _Asked):
-                self._traces |= dict.fromkeys(entry.trace.requests, entry.trace)
-            elif isinstance(entry, _Ended):
-                entry.trace.ended, entry.trace.gone = entry.when, entry.gone
-                self._over.append(entry.trace)
-            else:
-                self._reload(entry, clock)
-        self._write_roots()
+    def _take(self, batch: Batch) -> None:
+        for event in batch.events:
+            if isinstance(event, RoundEnded):
+                self._round(event, batch.clock)
+            elif isinstance(event, Finished):
+                self._finish(event.record, batch.clock)
+            elif isinstance(event, Noted):
+                self._heed(event, batch.clock)
+        self._write_roots(last=batch.last)
 
-    def _round(self, record: RoundRecord, ended: float, clock: Clock) -> None:
-        stories = self._stories.add(record, ended)
-        before = self._guarding.switched_off, self._guarding.came_back
-        self._guarding.add(record.reasons.tolist())
-        for name, then, now in zip(
-            ("speculation off", "speculation on"),
-            before,
-            (self._guarding.switched_off, self._guarding.came_back),
-            strict=True,
+    def _heed(self, noted: Noted, clock: float) -> None:
+        what = noted.what
+        if isinstance(what, _Asked):
+            self._traces |= dict.fromkeys(what.trace.requests, what.trace)
+        elif isinstance(what, _Over):
+            self._over.append(what)
+        elif isinstance(what, _Reloaded):
+            concerned = [one for one in noted.running if one.request.speculation.policy == what.policy]
+            for one in concerned:
+                one.history.happened(noted.when, "reload", f"policy {what.policy} came anew")
+            said = {"adaptspec.policy": what.policy}
+            self._link(f"reload {what.policy}", said, concerned, nanoseconds(noted.when + clock))
+
+    def _round(self, event: RoundEnded, clock: float) -> None:
+        guarding = self._guarding
+        off, on = guarding.switched_off, guarding.came_back
+        guarding.add(event.round.reasons.tolist())
+        for name, happened in (
+            ("speculation off", guarding.switched_off > off),
+            ("speculation on", guarding.came_back > on),
         ):
-            if now > then:
-                self._link(name, {"adaptspec.detail": "a guard's measurement"}, stories, clock.at(ended))
+            if happened:
+                said = {"adaptspec.detail": "a guard's measurement"}
+                concerned = [one for one in event.requests if one is not None]
+                self._link(name, said, concerned, nanoseconds(event.when + clock))
 
-    def _finish(self, ended: _Finished, clock: Clock) -> None:
-        story = self._stories.end(ended.request, ended.completion)
-        trace = self._traces.pop(ended.request.id, None)
-        if trace is None:
+    def _finish(self, record: RequestRecord, clock: float) -> None:
+        trace = self._traces.pop(record.request.id, None)
+        if trace is None or record.completion is None:
             return
-        trace.stories.append(story)
-        level = self.settings.level
-        if level is not TraceLevel.REQUEST:
-            rounds = self._in_detail(trace, ended.completion)
-            self._spans.write(story, ended.completion, set_span_in_context(trace.span), clock, rounds=rounds)
+        trace.records.append(record)
+        if self.settings.level is not TraceLevel.REQUEST:
+            phases = _Phases(self._tracer, set_span_in_context(trace.span), clock, self.store.drafters)
+            phases.write(record, record.completion, rounds=self._in_detail(trace, record.completion))
 
     def _in_detail(self, trace: Trace, completion: Completion) -> bool:
         slow, took = self.settings.slow_seconds, completion.timings.finished - completion.timings.arrived
@@ -217,16 +199,18 @@ class Tracing:
         luck = (trace.span.get_span_context().trace_id & (2**56 - 1)) / 2**56
         return self.settings.level is TraceLevel.ROUND and luck < self.settings.round_share
 
-    def _write_roots(self) -> None:
+    def _write_roots(self, *, last: bool) -> None:
         waiting = []
-        for trace in self._over:
-            late = time.monotonic() - trace.gone > _PATIENCE or self.box.closing
-            if len(trace.stories) < len(trace.requests) and not late:
-                waiting.append(trace)
+        for over in self._over:
+            trace = over.trace
+            late = last or time.monotonic() - over.when > _PATIENCE
+            if len(trace.records) < len(trace.requests) and not late:
+                waiting.append(over)
                 continue
             for name in trace.requests:
                 self._traces.pop(name, None)
             self._write_root(trace)
+            trace.span.end(over.ended)
         self._over = waiting
 
     def _write_root(self, trace: Trace) -> None:
@@ -234,22 +218,81 @@ class Tracing:
             trace.span.set_attributes(of_request(next(iter(trace.requests.values())), trace.answer))
         if trace.content:
             trace.span.set_attribute("gen_ai.input.messages", messages(trace.content))
-        completions = [story.completion for story in trace.stories if story.completion is not None]
-        if completions:
-            trace.span.set_attributes(of_answers(completions))
-            if self.settings.content:
-                said = [
-                    {"role": "assistant", "content": one.text, "finish_reason": one.finish.value} for one in completions
-                ]
-                trace.span.set_attribute("gen_ai.output.messages", messages(said))
-        trace.span.end(trace.ended)
+        completions = [one.completion for one in trace.records if one.completion is not None]
+        if not completions:
+            return
+        trace.span.set_attributes(of_answers(completions))
+        words = [summary(one, self.store.drafters) for one in trace.records]
+        trace.span.set_attribute("adaptspec.summary", "; ".join(words[:_SUMMARIES]))
+        if self.settings.content:
+            said = [
+                {"role": "assistant", "content": one.text, "finish_reason": one.finish.value} for one in completions
+            ]
+            trace.span.set_attribute("gen_ai.output.messages", messages(said))
 
-    def _reload(self, entry: _Reloaded, clock: Clock) -> None:
-        concerned = [s for s in self._stories.running if s.request.speculation.policy == entry.policy]
-        for story in concerned:
-            story.tell(Fact(entry.when, "reload", f"policy {entry.policy} came anew"))
-        self._link(f"reload {entry.policy}", {"adaptspec.policy": entry.policy}, concerned, clock.at(entry.when))
+    def _link(self, name: str, said: Mapping[str, str], records: Sequence[RequestRecord], when: int) -> None:
+        """Something that concerned several requests: a trace of its own that points to theirs."""
+        traces = [self._traces[one.request.id] for one in records if one.request.id in self._traces]
+        links = [Link(trace.span.get_span_context()) for trace in traces]
+        span = self._tracer.start_span(name, Context(), attributes=said, links=links, start_time=when)
+        span.set_status(_OK)
+        span.end(when)
 
-    def _link(self, name: str, said: dict[str, str], stories: Sequence[Story], when: int) -> None:
-        traces = [self._traces[story.request.id] for story in stories if story.request.id in self._traces]
-        self._spans.links(name, said, [trace.span.get_span_context() for trace in traces], when)
+
+_SUMMARIES = 4  # of an HTTP request that has become many
+
+
+@dataclass(frozen=True)
+class _Phases:
+    """Writes the spans of a request below a parent; `clock` makes monotonic seconds those since 1970."""
+
+    tracer: Tracer
+    parent: Context
+    clock: float
+    drafters: Sequence[str]
+
+    def write(self, record: RequestRecord, completion: Completion, *, rounds: bool) -> None:
+        """`rounds`: one span per round, too."""
+        timings = completion.timings
+        admitted = timings.finished if timings.admitted is None else timings.admitted
+        self._span("queue", timings.arrived, admitted, {})
+        if timings.admitted is None:
+            return
+        first = timings.finished if timings.first_token is None else timings.first_token
+        # Not under the conventions' names: whoever adds up a trace would count tokens twice.
+        self._span("prefill", admitted, first, {"adaptspec.prompt_tokens": completion.prompt_tokens})
+        if timings.first_token is not None:
+            self._decode(record, completion, timings.first_token, rounds=rounds)
+
+    def _decode(self, record: RequestRecord, completion: Completion, start: float, *, rounds: bool) -> None:
+        end, took = completion.timings.finished, "gen_ai.latency.time_in_model_decode"
+        said = of_decoding(record, self.drafters) | {"adaptspec.output_tokens": len(completion.tokens)}
+        said[took] = latencies(completion.timings)[took]
+        span = self.tracer.start_span("decode", self.parent, attributes=said, start_time=self._at(start))
+        for event in record.history.events:
+            span.add_event(event.name, {"adaptspec.detail": event.detail}, self._at(event.when))
+        span.add_event("summary", {"adaptspec.detail": str(said["adaptspec.summary"])}, self._at(end))
+        if completion.finish is FinishReason.ABORT:
+            span.add_event("abort", {"adaptspec.detail": completion.error or "the client left"}, self._at(end))
+        elif completion.finish is FinishReason.ERROR:
+            span.set_status(Status(StatusCode.ERROR, completion.error))
+        else:
+            span.set_status(_OK)
+        if rounds:
+            below = _Phases(self.tracer, set_span_in_context(span), self.clock, self.drafters)
+            for number, row in enumerate(map(RowRound._make, record.history.kept), start=1):
+                below._span(f"round {number}", row.ended - row.seconds, row.ended, of_round(row, self.drafters))
+        span.end(self._at(end))
+
+    def _span(self, name: str, start: float, end: float, said: Attributes) -> None:
+        span = self.tracer.start_span(name, self.parent, attributes=said, start_time=self._at(start))
+        span.set_status(_OK)
+        span.end(self._at(end))
+
+    def _at(self, seconds: float) -> int:
+        return nanoseconds(seconds + self.clock)
+
+
+def nanoseconds(seconds: float) -> int:
+    """As spans have times."""
+    return int(seconds * 1e9)

@@ -1,1 +1,1 @@
-"""`adaptspec top`: what a server does now, in a terminal. A client of its live feed; knows nothing of the engine."""
+"""`adaptspec top`: what a server does now, in a terminal. A client of its live feed."""

@@ -1,6 +1,6 @@
-"""The figures of a picture: speed, acceptance, entropy, tiers and reasons over the last seconds.
+"""The figures of a server: speed, acceptance, entropy, tiers and reasons over the last seconds.
 
-Rates are of whole seconds only: the one that runs is not over yet. Knows sums; it does not know how they are shown.
+Rates are of whole seconds only: the one that runs is not over yet.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from adaptspec.top.picture import Json, Picture
+from adaptspec.telemetry.live_schema import Compared, DrafterSums, TaskSums, read
+from adaptspec.top.feed import Json, LiveState
 
 RATE_SECONDS = 10
 SHARE_SECONDS = 60
@@ -68,19 +69,18 @@ class Summary:
         return asdict(self)
 
 
-def summary(picture: Picture) -> Summary:
+def summary(state: LiveState) -> Summary:
     """The figures as they stand."""
-    rated, shared = latest(picture, RATE_SECONDS), latest(picture, SHARE_SECONDS)
-    drafters = picture.columns["drafter"]
-    drafts = sum(own[drafters["rounds"]] for second in shared for own in second["drafters"])
+    rated, shared = latest(state, RATE_SECONDS), latest(state, SHARE_SECONDS)
+    drafts = sum(read(DrafterSums, own).rounds for second in shared for own in second["drafters"])
     rows, drafted, accepted = (_sum(shared, name) for name in ("rows", "drafted", "accepted"))
-    speed, gain = _sum(rated, "emitted") / _span(picture), speedup(picture, shared)
+    speed, gain = _sum(rated, "emitted") / _span(state), speedup(shared)
     return Summary(
-        model=picture.server["model"],
-        status=picture.load["status"],
-        running=picture.load["running"],
-        waiting=picture.load["waiting"],
-        policy=picture.server["default_policy"],
+        model=state.server["model"],
+        status=state.load["status"],
+        running=state.load["running"],
+        waiting=state.load["waiting"],
+        policy=state.server["default_policy"],
         tokens_per_second=speed,
         plain_tokens_per_second=None if gain is None else speed / gain,
         speedup=gain,
@@ -88,35 +88,30 @@ def summary(picture: Picture) -> Summary:
         acceptance_rate=accepted / drafted if drafted else None,
         drafting=drafts / rows if rows else None,
         tiers={depth: share for depth, share in enumerate(_shares(shared, "depths")) if share},
-        reasons={
-            picture.reasons[code]["name"]: share for code, share in enumerate(_shares(shared, "reasons")) if share
-        },
-        tasks=_tasks(picture, shared),
+        reasons={state.reasons[code]["name"]: share for code, share in enumerate(_shares(shared, "reasons")) if share},
+        tasks=_tasks(shared),
         requests_ended=_sum(shared, "ended"),
-        mostly_off=_mostly_off(picture, shared),
-        since_start=picture.earnings,
+        mostly_off=_mostly_off(state, shared),
+        since_start=state.earnings,
     )
 
 
-def latest(picture: Picture, count: int) -> list[Json]:
+def latest(state: LiveState, count: int) -> list[Json]:
     """What is known of the last `count` whole seconds."""
-    end = int(picture.now())
-    return [second for second in picture.seconds if end - count <= second["at"] < end]
+    end = int(state.now())
+    return [second for second in state.seconds if end - count <= second["at"] < end]
 
 
-def speedup(picture: Picture, seconds: Sequence[Json]) -> float | None:
+def speedup(seconds: Sequence[Json]) -> float | None:
     """Estimated time without speculation over the time that rounds took."""
-    columns = picture.columns.get("compared", {})
-    compared = [second["compared"] for second in seconds if second.get("compared")]
-    if not compared:
-        return None
-    took, plain = (sum(one[columns[name]] for one in compared) for name in ("seconds", "off_seconds"))
+    compared = [read(Compared, second["compared"]) for second in seconds if second.get("compared")]
+    took, plain = sum(one.seconds for one in compared), sum(one.off_seconds for one in compared)
     return plain / took if took and plain else None
 
 
-def _span(picture: Picture) -> int:
+def _span(state: LiveState) -> int:
     """Seconds that rates are over: a server that has just begun has fewer."""
-    known = int(picture.now()) - picture.seconds[0]["at"] if picture.seconds else 0
+    known = int(state.now()) - state.seconds[0]["at"] if state.seconds else 0
     return max(1, min(RATE_SECONDS, known))
 
 
@@ -132,34 +127,32 @@ def _shares(seconds: Sequence[Json], name: str) -> list[float]:
     return [tally[code] / whole for code in range(max(tally, default=-1) + 1)] if whole else []
 
 
-def _mostly_off(picture: Picture, seconds: Sequence[Json]) -> MostlyOff | None:
+def _mostly_off(state: LiveState, seconds: Sequence[Json]) -> MostlyOff | None:
     """None where enough is drafted, and where nobody wants drafts."""
     tally: Counter[int] = Counter()
     for second in seconds:
         tally.update(dict(enumerate(second["off"])))
-    unwanted = sum(tally.pop(code, 0) for code, told in picture.reasons.items() if told["name"] in _NO_CHOICE)
+    unwanted = sum(tally.pop(code, 0) for code, told in state.reasons.items() if told["name"] in _NO_CHOICE)
     could, off = _sum(seconds, "rows") - unwanted, tally.total()
     if could < ENOUGH_ROUNDS or off <= MOSTLY_OFF * could:
         return None
-    reason = picture.reasons[tally.most_common(1)[0][0]]
+    reason = state.reasons[tally.most_common(1)[0][0]]
     return MostlyOff(off / could, reason["name"], reason["words"])
 
 
-def _tasks(picture: Picture, seconds: Sequence[Json]) -> dict[str, TaskFigures]:
-    at = picture.columns["task"]
-    totals: dict[str, list[float]] = {}
+def _tasks(seconds: Sequence[Json]) -> dict[str, TaskFigures]:
+    totals: dict[str, TaskSums] = {}
     for second in seconds:
         for task, own in second["tasks"].items():
-            before = totals.get(task, [0.0] * len(own))
-            totals[task] = [a + b for a, b in zip(before, own, strict=True)]
+            more = read(TaskSums, own)
+            before = totals.get(task)
+            totals[task] = more if before is None else TaskSums._make(map(sum, zip(before, more, strict=True)))
 
-    def figures(own: Sequence[float]) -> TaskFigures:
-        drafts, known = own[at["drafting"]], own[at["entropy_count"]]
+    def figures(own: TaskSums) -> TaskFigures:
         return TaskFigures(
-            emitted=int(own[at["emitted"]]),
-            acceptance_length=1.0 + own[at["accepted"]] / drafts if drafts else None,
-            entropy=own[at["entropy_sum"]] / known if known else None,
+            emitted=int(own.emitted),
+            acceptance_length=1.0 + own.accepted / own.drafting if own.drafting else None,
+            entropy=own.entropy_sum / own.entropy_count if own.entropy_count else None,
         )
 
-    most = sorted(totals, key=lambda task: -totals[task][at["emitted"]])
-    return {task: figures(totals[task]) for task in most}
+    return {task: figures(own) for task, own in sorted(totals.items(), key=lambda item: -item[1].emitted)}

@@ -12,11 +12,11 @@ from adaptspec.bench.collectors import COLLECTORS, Load, collector, p99_over
 from adaptspec.bench.telemetry_cost import BATCHES, TelemetrySettings, run_telemetry, telemetry_report
 from adaptspec.bench.workloads import Workloads, read_workloads
 from adaptspec.tables import Table
-from adaptspec.telemetry.trace_settings import TraceLevel
+from adaptspec.telemetry.otlp_export import TraceLevel
 
 
 def test_every_level_and_collector_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Emitting is timed for each sink, and what follows for those that have a thread."""
+    """Emitting is timed beside each reader, and what follows."""
     told: list[int] = []
 
     async def unserved(workloads: Workloads, load: Load, tick: object) -> dict[str, dict[str, float]]:
@@ -28,9 +28,9 @@ def test_every_level_and_collector_has_its_row(monkeypatch: pytest.MonkeyPatch) 
         read_workloads(None, 1), TelemetrySettings(rounds=8, lots=3, load=Load(4, 2)), lambda: told.append(1)
     )
     rows = result["per_round"]
-    assert len(rows) == len(told) == len(BATCHES) * (2 + len(TraceLevel))
+    assert len(rows) == len(told) == len(BATCHES) * (4 + len(TraceLevel))
     assert all(row["engine_us_per_round"] > 0 for row in rows)
-    working = {row["sink"]: row["elsewhere_us_per_row"] for row in rows}
+    working = {row["reader"]: row["elsewhere_us_per_row"] for row in rows}
     assert working["traces: off"] < working["traces: request"] < working["traces: round"]
     out = "".join(table.csv() for table in telemetry_report(result) if isinstance(table, Table))
     assert "traces: phase" in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ from adaptspec.app import ServeConfig
 from adaptspec.engine.build import EngineConfig
 from adaptspec.engine.core import Limits
 from adaptspec.records import RequestFinished, read_entries, read_journal
-from adaptspec.telemetry.trace_settings import PushSettings, TraceSettings
+from adaptspec.telemetry.otlp_export import PushSettings, TraceSettings
 from tests.telemetry.otlp import Collector, collecting
 from tests.test_app import MAIN, Running, get
 
@@ -112,9 +113,9 @@ def of_traces(collector: Collector, answers: Answers) -> dict[str, int]:
     decodes = [span.attributes for span in collector.named("decode")]
     prompts = [span.attributes["adaptspec.prompt_tokens"] for span in collector.named("prefill")]
     return {
-        "drafted": sum(sum(one["adaptspec.spec.drafted"] or []) for one in decodes),
-        "accepted": sum(sum(one["adaptspec.spec.accepted"] or []) for one in decodes),
-        "rounds": sum(len(one["adaptspec.spec.tier"] or []) for one in decodes),
+        "drafted": sum(sum(json.loads(one["adaptspec.spec.drafted"])) for one in decodes),
+        "accepted": sum(sum(json.loads(one["adaptspec.spec.accepted"])) for one in decodes),
+        "rounds": sum(len(json.loads(one["adaptspec.spec.tier"])) for one in decodes),
         "output": sum(one["adaptspec.output_tokens"] for one in decodes),
         "prompt": sum(prompts),
     }

@@ -16,6 +16,7 @@ from adaptspec.models.runner import ModelInfo
 from adaptspec.models.sampling import check_tokens, check_vocabulary
 from adaptspec.server.application import make_app
 from adaptspec.server.limits import ServerLimits
+from adaptspec.telemetry.metric_families import load_families
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.types import Completion, Delta, FinishReason, Grammar, Piece, Request, SpeculationStats, Timings
 
@@ -133,7 +134,7 @@ def engine() -> FakeEngine:
 @pytest.fixture
 def app(engine: FakeEngine, tokenizer: Any) -> web.Application:
     metrics = Metrics()
-    metrics.watch(engine.stats)
+    metrics.watch(lambda: load_families(engine.stats()))
     return make_app(engine, tokenizer, metrics, limits=ServerLimits(body_bytes=150_000))
 
 

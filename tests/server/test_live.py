@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
@@ -12,19 +12,28 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from adaptspec.errors import OverloadedError
 from adaptspec.server import live as live_module
 from adaptspec.server.application import make_app
-from adaptspec.server.live import LIVE
-from adaptspec.server.watchers import MOST_WATCHERS
-from adaptspec.telemetry.live import LiveFeed
+from adaptspec.server.live import LIVE, MOST_WATCHERS, WAITING_EVENTS, Watchers
+from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.request_store import RequestStore
 from tests.server.conftest import Client, FakeEngine
-from tests.telemetry.test_live import completion, request, round_of
+from tests.telemetry.test_live_feed import completion, request, round_of
 
 
 @pytest.fixture
-def feed() -> LiveFeed:
-    return LiveFeed()
+def store() -> Iterator[RequestStore]:
+    store = RequestStore(pause=60.0)
+    store.start(8)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def feed(store: RequestStore) -> LiveFeed:
+    return LiveFeed(store)
 
 
 @pytest.fixture
@@ -35,7 +44,6 @@ def app(engine: FakeEngine, tokenizer: Any, feed: LiveFeed) -> web.Application:
 @pytest.fixture
 async def client(app: web.Application, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     monkeypatch.setattr(live_module, "TICKS_PER_SECOND", 100.0)
-    monkeypatch.setattr(live_module, "IDLE_SECONDS", 0.01)
     async with TestClient(TestServer(app)) as client:
         yield client
 
@@ -46,9 +54,9 @@ async def next_event(response: aiohttp.ClientResponse) -> tuple[str, Any]:
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-async def test_a_snapshot_says_what_runs_and_what_the_columns_mean(client: Client, feed: LiveFeed) -> None:
-    feed.started(request("a"))
-    feed.emit(round_of("a"))
+async def test_a_snapshot_says_what_runs_and_what_the_columns_mean(client: Client, store: RequestStore) -> None:
+    store.started(request("a"))
+    store.emit(round_of("a"))
     async with client.get("/live/snapshot") as response:
         assert response.headers["Cache-Control"] == "no-store"
         told = await response.json()
@@ -60,15 +68,15 @@ async def test_a_snapshot_says_what_runs_and_what_the_columns_mean(client: Clien
     assert {one["name"] for one in told["reasons"]} >= {"policy", "probe", "guard"}
 
 
-async def test_events_go_on_from_the_snapshot(client: Client, feed: LiveFeed) -> None:
-    feed.started(request("a"))
-    feed.emit(round_of("a"))
+async def test_events_go_on_from_the_snapshot(client: Client, store: RequestStore) -> None:
+    store.started(request("a"))
+    store.emit(round_of("a"))
     async with client.get("/live/events") as response:
         assert response.content_type == "text/event-stream"
         name, told = await next_event(response)
         assert (name, len(told["running"][0]["rounds"])) == ("snapshot", 1)
-        feed.emit(round_of("a"))
-        feed.finished(request("a"), completion("a"))
+        store.emit(round_of("a"))
+        store.finished(request("a"), completion("a"))
         bars, finished = 0, []
         while not finished:
             name, told = await next_event(response)
@@ -79,12 +87,12 @@ async def test_events_go_on_from_the_snapshot(client: Client, feed: LiveFeed) ->
         assert finished[0]["id"] == "a"
 
 
-async def test_a_second_watcher_costs_the_first_nothing(client: Client, feed: LiveFeed) -> None:
+async def test_a_second_watcher_costs_the_first_nothing(client: Client, store: RequestStore) -> None:
     """What is read for the opening snapshot of one reaches the others as an update."""
     async with client.get("/live/events") as first:
         assert (await next_event(first))[0] == "snapshot"
-        feed.started(request("a"))
-        feed.emit(round_of("a"))
+        store.started(request("a"))
+        store.emit(round_of("a"))
         async with client.get("/live/events") as second:
             opening = await next_event(second)
             assert opening[0] == "snapshot"
@@ -124,7 +132,7 @@ async def test_streams_end_with_the_server(client: Client) -> None:
 
 
 async def test_a_client_that_takes_nothing_is_cut_off(
-    client: Client, app: web.Application, feed: LiveFeed, monkeypatch: pytest.MonkeyPatch
+    client: Client, app: web.Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fills its socket, then its queue; the server lets go of it, and of what it was to be sent."""
     monkeypatch.setattr(live_module, "SLOW_SECONDS", 0.2)
@@ -140,18 +148,48 @@ async def test_a_client_that_takes_nothing_is_cut_off(
 
 
 async def test_a_reading_that_fails_is_not_the_last(
-    client: Client, app: web.Application, feed: LiveFeed, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    client: Client, store: RequestStore, feed: LiveFeed, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    changes, failed = feed.changes, []
+    async with client.get("/live/events") as response:
+        await next_event(response)
+        changes, failed = feed.changes, []
 
-    def broken(**asked: Any) -> Any:
-        if not failed:
-            failed.append(True)
-            raise ValueError("broken")
-        return changes(**asked)
+        def broken() -> Any:
+            if not failed:
+                failed.append(True)
+                raise ValueError("broken")
+            return changes()
 
-    monkeypatch.setattr(feed, "changes", broken)
-    feed.started(request("a"))
-    while "a" not in feed._running:
-        await asyncio.sleep(0.01)
+        monkeypatch.setattr(feed, "changes", broken)
+        store.started(request("a"))
+        _, told = await next_event(response)
+        while not told.get("started"):
+            _, told = await next_event(response)
     assert "could not be read" in caplog.text
+
+
+async def test_a_slow_watcher_is_let_go_and_the_others_miss_nothing() -> None:
+    watchers = Watchers()
+    with watchers.one_more() as slow, watchers.one_more() as quick:
+        for number in range(WAITING_EVENTS + 5):
+            watchers.tell(b"%d" % number)
+            assert await quick.events.get() == b"%d" % number
+        assert slow.gone
+        assert not quick.gone
+        taken = [slow.events.get_nowait() for _ in range(slow.events.qsize())]
+        assert taken[-1] is None
+        assert len(taken) == WAITING_EVENTS + 1
+    assert not len(watchers)
+
+
+async def test_there_are_only_so_many() -> None:
+    watchers = Watchers()
+    held = [watchers.one_more() for _ in range(MOST_WATCHERS)]
+    for one in held:
+        one.__enter__()
+    with pytest.raises(OverloadedError, match="snapshot"), watchers.one_more():
+        pass
+    held[0].__exit__(None, None, None)
+    with watchers.one_more() as again:
+        watchers.end()
+        assert await again.events.get() is None

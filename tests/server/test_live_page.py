@@ -11,8 +11,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.server.application import make_app
 from adaptspec.server.live_page import CONTENT_POLICY, FOLDER
-from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.request_store import RequestStore
 from tests.server.conftest import Client, FakeEngine
 
 TEXTS = {path.name: path.read_text() for path in FOLDER.iterdir()}
@@ -20,7 +21,7 @@ TEXTS = {path.name: path.read_text() for path in FOLDER.iterdir()}
 
 @pytest.fixture
 def app(engine: FakeEngine, tokenizer: Any) -> web.Application:
-    return make_app(engine, tokenizer, Metrics(), live=LiveFeed())
+    return make_app(engine, tokenizer, Metrics(), live=LiveFeed(RequestStore()))
 
 
 def test_every_file_is_asked_for_and_every_file_asked_for_is_there() -> None:
@@ -79,7 +80,7 @@ async def test_there_is_nothing_else(client: Client, name: str) -> None:
 
 async def test_the_page_is_open_and_what_it_shows_is_not(engine: FakeEngine, tokenizer: Any) -> None:
     """It asks its reader for the key; the files themselves say nothing."""
-    app = make_app(engine, tokenizer, Metrics(), live=LiveFeed(), api_keys=["key"])
+    app = make_app(engine, tokenizer, Metrics(), live=LiveFeed(RequestStore()), api_keys=["key"])
     async with TestClient(TestServer(app)) as client:
         for path in ("/", "/dashboard", "/page/main.js"):
             async with client.get(path) as response:

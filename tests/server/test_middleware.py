@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from adaptspec.server.application import make_app
 from adaptspec.server.middleware import MAX_ID_LENGTH, sanitised
 from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.types import Completion, FinishReason, Request, SpeculationParams, SpeculationStats, Timings
 from tests.server.conftest import Client, FakeEngine
 
@@ -218,13 +219,15 @@ async def test_random_models_paths_methods_and_wishes_make_no_series(client: Cli
 
 def test_what_the_engine_is_told_makes_no_series() -> None:
     """Ids, prompts and task hints differ from request to request; labels are of what is served."""
-    metrics = Metrics(compat_vllm=True, model_name="tiny")
+    store = RequestStore(pause=60.0)
+    metrics = Metrics(store, compat_vllm=True, model_name="tiny")
+    store.start(1)
     sizes = []
     for number in range(2 * WORDS):
         request = Request(
             f"r{number}", (number,), speculation=SpeculationParams(task=f"task-{number}"), operation="chat"
         )
-        metrics.finished(request, DONE)
+        store.finished(request, DONE)
         if number in (0, 2 * WORDS - 1):
             sizes.append(sum(len(family.samples) for family in metrics.families()))
     assert sizes[0] == sizes[1]

@@ -26,15 +26,15 @@ from adaptspec.server.response_events import Response
 from adaptspec.server.status import Health
 from adaptspec.server.tokenize import Text, Tokens
 from adaptspec.server.trials import InvalidPolicy
-from adaptspec.telemetry.live import LiveFeed
-from adaptspec.telemetry.live_requests import BAR_COLUMNS
+from adaptspec.telemetry.live_feed import LiveFeed
+from adaptspec.telemetry.live_schema import COLUMNS
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.telemetry.recent import Recent
 from tests.server.test_admin import FakeDesk
 from tests.server.test_live_answers import TOOL, ask, live
 from tests.server.test_operations import Keeper
 from tests.server.test_wire import CASES, GOOD
-from tests.telemetry.test_live import completion, request, round_of
+from tests.telemetry.feeding import made
+from tests.telemetry.test_live_feed import completion, request, round_of
 
 __all__ = ["live"]  # the fixture
 
@@ -48,13 +48,11 @@ BEARER = {"Authorization": "Bearer k"}
 def whole(engine: Any, tokenizer: Any, tmp_path: Path) -> web.Application:
     """An app with all routes there are, and keys for them."""
     facts = {"drafters": ["ngram"], "tasks": ["code"], "rows": 8, "admin": True, "journal": False}
-    recent, feed = Recent(), LiveFeed()
-    for sink in (recent, feed):
-        for name in "ab":
-            sink.started(request(name))
-            sink.emit(round_of(name))
-        sink.finished(request("b"), completion("b"))
-    feed.changes()
+    store, feed = made(LiveFeed)
+    for name in "ab":
+        store.started(request(name))
+        store.emit(round_of(name))
+    store.finished(request("b"), completion("b"))
     return make_app(
         engine,
         tokenizer,
@@ -62,7 +60,7 @@ def whole(engine: Any, tokenizer: Any, tmp_path: Path) -> web.Application:
         policies=FakeDesk(),
         admin_key="k",
         api_keys=("k",),
-        operations=Operations(Keeper(), recent, ["ngram"]),
+        operations=Operations(Keeper(), store, ["ngram"]),
         live=feed,
         facts=facts,
         journal=tmp_path / "journal",
@@ -230,7 +228,7 @@ def test_a_trial_is_as_described() -> None:
 
 
 def test_bars_of_the_live_feed_have_their_columns() -> None:
-    assert len(get_args(live_answers.Bar)) == len(BAR_COLUMNS)
+    assert len(get_args(live_answers.Bar)) == len(COLUMNS["round"])
 
 
 async def test_a_path_takes_the_methods_that_it_says(whole: web.Application) -> None:

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from adaptspec.server.application import make_app
 from adaptspec.server.operations import Operations
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.telemetry.recent import Recent
+from adaptspec.telemetry.request_store import RequestStore
 from tests.server.test_admin import BEARER, KEY, FakeDesk
 
 Client = TestClient[web.Request, web.Application]
@@ -38,7 +38,7 @@ def desk() -> FakeDesk:
 
 @pytest.fixture
 async def admin(engine: Any, tokenizer: Any, keeper: Keeper, desk: FakeDesk) -> AsyncIterator[Client]:
-    operations = Operations(keeper, Recent(), ["ngram"])
+    operations = Operations(keeper, RequestStore(), ["ngram"])
     app = make_app(engine, tokenizer, Metrics(), policies=desk, admin_key=KEY, operations=operations)
     async with TestClient(TestServer(app), headers=BEARER) as client:
         yield client

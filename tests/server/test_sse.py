@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from adaptspec.server.application import make_app
 from adaptspec.server.sse import Padding, filler, sending
-from adaptspec.telemetry.earnings import Earnings
-from adaptspec.telemetry.live import LiveFeed
+from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.request_store import RequestStore
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "stream": True}
 PATH = "/v1/chat/completions"
@@ -113,7 +113,7 @@ async def test_a_padded_stream_says_what_a_plain_one_says(engine: Any, tokenizer
 
 async def test_what_padding_hides_no_feed_tells(engine: Any, tokenizer: Any) -> None:
     """The live feed shows the rounds of all requests to everybody with a key."""
-    app = make_app(engine, tokenizer, Metrics(), padding=Padding(), live=LiveFeed(Earnings().snapshot))
+    app = make_app(engine, tokenizer, Metrics(), padding=Padding(), live=LiveFeed(RequestStore()))
     async with TestClient(TestServer(app)) as client:
         for path in ("/live/snapshot", "/live/events", "/"):
             async with client.get(path) as response:

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from adaptspec.telemetry.trace_settings import PushSettings, TraceLevel, TraceSettings
+from adaptspec.telemetry.otlp_export import PushSettings, TraceLevel, TraceSettings
 from tests.running import Running, config_of, get
 
 Labels = dict[str, set[str]]

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from adaptspec.telemetry.earnings import Earnings, EarningsSnapshot
-from adaptspec.types import Completion, FinishReason, Reason, Request, RoundRecord, SpeculationStats, Timings
+from adaptspec.control.cost import CostTable
+from adaptspec.telemetry.earnings import Earnings, EarningsSnapshot, ForecastError, Switches
+from adaptspec.telemetry.live_schema import Compared
+from adaptspec.telemetry.request_store import RequestStore
+from adaptspec.telemetry.static_tiers import StaticTier, TierEarnings
+from adaptspec.types import Completion, Expected, FinishReason, Reason, Request, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record, table
+from tests.telemetry.feeding import made
 
 
 def ending(name: str) -> Completion:
@@ -17,19 +26,24 @@ def ending(name: str) -> Completion:
     return Completion(name, "", (1,), 3, FinishReason.STOP, SpeculationStats(), times)
 
 
+def begun(costs: CostTable | None = None, *, tasks: int = 1) -> tuple[RequestStore, Earnings]:
+    store, earnings = made(Earnings, rows=1)
+    earnings.begin(costs or table(), ("draft-model",), 1, tasks)
+    return store, earnings
+
+
 def served(requests: int, rounds: int, one: RoundRecord, *, read_every: int = 10**9) -> EarningsSnapshot:
     """Requests one after the other, all in row 0; the first round of each is plain, in the next the draft reads it."""
-    earnings = Earnings(pause=60.0)
-    earnings.begin(table(), ("draft-model",), 1, 2)
+    store, earnings = begun(tasks=2)
     for number in range(requests):
         request = Request(f"r{number}", (1, 2, 3))
-        earnings.started(request)
+        store.started(request)
         for own in (record([0], [0]), replace(one, caught_up=3), *[one] * (rounds - 1)):
-            earnings.emit(replace(own, request_ids=(request.id,)))
-        earnings.finished(request, ending(request.id))
+            store.emit(replace(own, request_ids=(request.id,)))
+        store.finished(request, ending(request.id))
         if number % read_every == 0:
-            earnings.snapshot()
-    earnings.close()
+            store.settle()
+    store.settle()
     return earnings.snapshot()
 
 
@@ -77,56 +91,122 @@ def test_what_never_ran_is_no_reference() -> None:
 
 
 def test_a_table_that_rounds_contradict_is_said_to_be() -> None:
-    costs, earnings = table(), Earnings(pause=60.0)
-    earnings.begin(costs, ("draft-model",), 1, 1)
+    costs = table()
+    _, earnings = begun(costs)
     assert not earnings.snapshot().unsure
     costs._unsure[False, 0] = 0
     costs.doubts = 1
     assert (earnings.snapshot().unsure, earnings.snapshot().doubts) == (True, 1)
-    earnings.close()
 
 
 def test_what_guards_do_is_counted() -> None:
-    earnings = Earnings(pause=60.0)
-    earnings.begin(table(), ("draft-model",), 1, 1)
+    store, earnings = begun()
     for reason, rounds in ((Reason.POLICY, 2), (Reason.GUARD, 5), (Reason.PROBE, 2), (Reason.POLICY, 1)):
         one = record([1], [0])
         one.reasons[:] = int(reason)
         for _ in range(rounds):
-            earnings.emit(one)
+            store.emit(one)
+    store.settle()
     seen = earnings.snapshot()
     assert (seen.guard_switches, seen.probes, seen.probes_won) == (1, 1, 1)
-    earnings.close()
 
 
 def test_nothing_is_said_before_it_knows_the_machine() -> None:
     """Rounds that come before wait for it."""
-    earnings = Earnings(pause=60.0)
-    earnings.emit(record([1], [1]))
+    store = RequestStore(pause=60.0)
+    earnings = Earnings(store)
+    store.emit(record([1], [1]))
+    store.settle()
     before = earnings.snapshot()
     assert (before.totals.rounds, before.tiers) == (0, ())
     assert (before.speedup, before.regret) == (None, None)
     earnings.begin(table(), ("draft-model",), 1, 1)
+    store.start(1)
+    store.settle()
     assert earnings.snapshot().totals.rounds == 1
-    earnings.close()
-
-
-def test_a_queue_that_overflows_says_so() -> None:
-    earnings = Earnings(waiting=5, pause=60.0)
-    earnings.begin(table(), ("draft-model",), 1, 1)
-    for _ in range(9):
-        earnings.emit(record([1], [1]))
-    assert earnings.snapshot().dropped == 4
-    earnings.close()
+    store.close()
 
 
 def test_a_request_that_failed_spoils_no_figure() -> None:
     """It emits nothing in its last round."""
-    earnings = Earnings(pause=60.0)
-    earnings.begin(table(), ("draft-model",), 1, 1)
+    store, earnings = begun()
     for number in range(300):
         one = record([number % 2 * 3], [number % 2 * 2])
-        earnings.emit(replace(one, emitted=np.array([0])) if number == 100 else one)
+        store.emit(replace(one, emitted=np.array([0])) if number == 100 else one)
+    store.settle()
     assert all(np.isfinite(tier.seconds) for tier in earnings.snapshot().tiers if tier.known)
     assert any(tier.known for tier in earnings.snapshot().tiers)
-    earnings.close()
+
+
+def snapshot(tokens: int, seconds: float, off: float, fixed: float) -> EarningsSnapshot:
+    tiers = (
+        TierEarnings(StaticTier(0), off, seconds, 0.1, tokens),
+        TierEarnings(StaticTier(3, "ngram"), fixed, seconds, 0.1, tokens),
+    )
+    return EarningsSnapshot(tiers=tiers)
+
+
+def test_differences_are_of_the_tier_that_is_best_now() -> None:
+    """It may have been another one before."""
+    before, now = snapshot(100, 1.0, 1.5, 2.0), snapshot(300, 2.0, 4.5, 3.0)
+    assert now.compared_since(before) == Compared(
+        tokens=200, seconds=1.0, off_seconds=3.0, best_compared_seconds=1.0, best_seconds=1.0
+    )
+    assert not any(EarningsSnapshot().compared_since(EarningsSnapshot()))
+
+
+def test_sums_name_the_best_fixed_depth_and_say_how_sure_they_are() -> None:
+    told = json.loads(json.dumps(snapshot(300, 2.0, 4.5, 3.0).to_json(), allow_nan=False))
+    assert told["best_static"] == {"depth": 3, "drafter": "ngram"}
+    assert told["speedup"] == {"value": 2.25, "low": 2.2, "high": 2.3}
+    assert told["regret"]["value"] == pytest.approx(-0.3333)
+    nothing = EarningsSnapshot().to_json()
+    assert (nothing["speedup"], nothing["best_static"], nothing["regret"]) == (None, None, None)
+
+
+ROUNDS = st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=3, max_size=3), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROUNDS, st.integers(1, 5))
+def test_switches_are_counted_per_request_whatever_the_lots(rounds: list[list[tuple[int, int]]], lot: int) -> None:
+    """A change of depth between two rounds of a request; of the drafter, between two that draft."""
+    records = [
+        replace(record([d for d, _ in one], [0] * 3), drafter=np.array([which for _, which in one])) for one in rounds
+    ]
+    switches = Switches(3, 2)
+    for start in range(0, len(records), lot):
+        part = records[start : start + lot]
+        switches.add(part, np.tile(np.arange(3), len(part)))
+    columns = list(zip(*rounds, strict=True))
+    changes = [sum(a[0] != b[0] for a, b in itertools.pairwise(column)) for column in columns]
+    assert switches.of_depth == sum(changes)
+    used = [[which for depth, which in column if depth] for column in columns]
+    assert switches.of_drafter == sum(sum(a != b for a, b in itertools.pairwise(u)) for u in used)
+    assert switches.drafts.tolist() == [sum(u.count(which) for u in used) for which in (0, 1)]
+
+
+def test_a_request_begins_without_a_past() -> None:
+    switches = Switches(1, 1)
+    switches.add([record([3], [0])], np.array([0]))
+    switches.start(0)
+    switches.add([record([1], [0])], np.array([0]))
+    assert switches.of_depth == 0
+
+
+def test_predictions_are_held_against_what_came() -> None:
+    """Goodput over the time rounds took, where one was named and no prompt was read; tokens by row."""
+    one = record([3, 0], [2, 0])
+    told = replace(one, expected=Expected(2000.0, np.array([1.5, np.nan])))
+    rounds = [one, told, replace(told, prefill_tokens=7), replace(told, expected=Expected(np.nan, np.zeros(2)))]
+    found = ForecastError().plus(rounds)
+    assert found.predicted_tokens == 2000.0 * one.total_seconds
+    assert (found.realised_tokens, found.realised_accepted) == (4, 6)
+    assert found.predicted_accepted == 3.0
+    assert found.goodput_ratio == found.predicted_tokens / 4
+
+
+def test_tokens_beyond_the_end_did_not_come_true() -> None:
+    """Verification kept three of which the client got one: a prediction of one was right."""
+    one = replace(record([3], [3]), emitted=np.array([1]), expected=Expected(2000.0, np.array([1.0])))
+    assert ForecastError().plus([one]).realised_accepted == 1

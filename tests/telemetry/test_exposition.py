@@ -5,52 +5,40 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from adaptspec.control.shadow import ShadowEstimate
+from adaptspec.engine.async_engine import EngineStats
+from adaptspec.engine.policy_manager import Reloads
 from adaptspec.telemetry.earnings import Earnings
+from adaptspec.telemetry.metric_families import earning_families, load_families, reload_families, shadow_families
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.types import Request
 from tests.control.helpers import record, table
-from tests.telemetry.test_metrics import Estimate
-from tests.telemetry.test_server_histograms import DONE
+from tests.telemetry.feeding import made
+from tests.telemetry.test_metrics import DONE
 
 UNITS = ("milliseconds", "ms", "minutes", "hours", "kilobytes", "percent")
 
 
-@dataclass(frozen=True)
-class Load:
-    running: int = 1
-    waiting: int = 0
-
-
-@dataclass(frozen=True)
-class Reloads:
-    applied: int = 1
-    refused: int = 0
-    last_applied: float | None = 1.7e9
-
-
 def exposition() -> str:
     """Everything that a server can show, after a request and some rounds."""
-    metrics, earnings = Metrics(model_name="tiny"), Earnings(pause=60.0)
+    store, metrics = made(lambda store: Metrics(store, model_name="tiny"), rows=1)
+    earnings = Earnings(store)
     earnings.begin(table(), ("draft-model", "ngram"), 1, 1)
-    metrics.watch(Load)
-    metrics.watch_earnings(earnings.snapshot)
-    metrics.watch_shadows(lambda: [Estimate("watch", 1.1, 0.2)])
-    metrics.watch_reloads(Reloads)
+    metrics.watch(lambda: load_families(EngineStats(1, 0)))
+    metrics.watch(lambda: earning_families(earnings.snapshot()))
+    metrics.watch(lambda: shadow_families([ShadowEstimate("watch", "acts", 7, 1.1, 0.2)]))
+    metrics.watch(lambda: reload_families(Reloads(1, 0, 1.7e9)))
     metrics.watch_count("adaptspec_trace_dropped_spans", "Spans that nobody received", lambda: 3)
     metrics.responded("/v1/completions", 200)
-    for sink in (metrics, earnings):
-        sink.started(Request("0", (1,)))
-        for _ in range(80):
-            sink.emit(record([3], [2]))
-        sink.finished(Request("0", (1,), operation="chat"), DONE)
-    text = metrics.render()[0].decode()
-    earnings.close()
-    return text
+    store.started(Request("0", (1,)))
+    for _ in range(80):
+        store.emit(record([3], [2]))
+    store.finished(Request("0", (1,), operation="chat"), DONE)
+    return metrics.render()[0].decode()
 
 
 def test_names_and_types_are_what_prometheus_expects() -> None:

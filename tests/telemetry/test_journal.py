@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from adaptspec.records import (
 )
 from adaptspec.telemetry import journal as module
 from adaptspec.telemetry.journal import Journal, RotatedFile
+from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.types import (
     Completion,
     FinishReason,
@@ -55,6 +56,33 @@ COMPLETION = Completion(
 )
 
 
+@dataclass
+class Written:
+    """A journal, and the store that it writes down; nothing is written before somebody asks for it."""
+
+    store: RequestStore
+    journal: Journal
+
+    def rounds(self, *numbers: int) -> None:
+        for number in numbers:
+            self.store.emit(numbered(number))
+
+    def write(self) -> None:
+        self.store.settle()
+
+    def close(self) -> None:
+        self.store.close()
+        self.journal.close()
+
+
+def begun(path: Path, *, limit: int = 20_000, pause: float = 3600.0, **how: Any) -> Written:
+    store = RequestStore(limit=limit, pause=pause)
+    journal = Journal(store, path, **how)
+    journal.begin(HEADER)
+    store.start(4)
+    return Written(store, journal)
+
+
 def numbered(number: int, rows: int = 2) -> RoundRecord:
     return replace(record([2] * rows, [1] * rows), number=number)
 
@@ -62,13 +90,11 @@ def numbered(number: int, rows: int = 2) -> RoundRecord:
 def test_everything_that_happened_is_written_in_order(tmp_path: Path) -> None:
     """Header, requests, rounds; of a request what replay needs, never what it says."""
     path = tmp_path / "deep" / "j.jsonl"
-    journal = Journal(path)
-    journal.begin(HEADER)
-    journal.started(REQUEST)
-    for number in range(3):
-        journal.emit(numbered(number))
-    journal.finished(REQUEST, COMPLETION)
-    journal.close()
+    written = begun(path)
+    written.store.started(REQUEST)
+    written.rounds(0, 1, 2)
+    written.store.finished(REQUEST, COMPLETION)
+    written.close()
     entries = list(read_entries(path))
     assert entries[:2] == [HEADER, RequestStarted("r1", "goodput", "code", 3, 9, 3, 0.5)]
     assert entries[-1] == RequestFinished("r1", "goodput", "length", 2, 2, 4, 1, 1.5, 0.0, 0.5, 2.5)
@@ -81,32 +107,30 @@ def test_everything_that_happened_is_written_in_order(tmp_path: Path) -> None:
 
 def test_lines_reach_the_file_while_the_server_runs(tmp_path: Path) -> None:
     """Whoever follows the file sees rounds as they happen, and a crash loses a moment only."""
-    journal = Journal(tmp_path / "j", pause=0.005)
-    journal.begin(HEADER)
-    journal.emit(numbered(1))
+    written = begun(tmp_path / "j", pause=0.005)
+    written.rounds(1)
     for _ in range(1000):
         if list(read_journal(tmp_path / "j")):
             break
         threading.Event().wait(0.005)
     assert [entry.number for entry in read_journal(tmp_path / "j")] == [1]
-    journal.close()
+    written.close()
 
 
 def test_files_rotate_each_with_its_header_and_the_oldest_goes(tmp_path: Path) -> None:
     """The disk holds a bounded piece of the past, and every file can be read alone."""
     path = tmp_path / "j"
-    journal = Journal(path, max_bytes=40_000, files=3)
-    journal.begin(HEADER)
+    written = begun(path, max_bytes=40_000, files=3)
     for number in range(600):
-        journal.emit(numbered(number))
+        written.rounds(number)
         if number % 50 == 0:
-            journal._write_all()
-    journal.close()
+            written.write()
+    written.close()
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["j", "j.1", "j.2"]
     for file in files:
         assert file.read_text().startswith('{"type":"header"')
-        assert file.stat().st_size <= 40_000 + module.Journal._LOT * 600
+        assert file.stat().st_size <= 40_000 + module.Journal._CHUNK * 600
     numbers = [entry.number for entry in read_journal(path)]
     assert numbers == list(range(numbers[0], 600))
     assert numbers[0] > 0
@@ -139,24 +163,21 @@ def test_a_line_that_a_crash_cut_is_removed_at_the_next_start(tail: bytes, whole
 def test_a_restart_goes_on_in_the_same_file(tmp_path: Path) -> None:
     """Two runs, two headers, all rounds."""
     for run in range(2):
-        journal = Journal(tmp_path / "j")
-        journal.begin(HEADER)
-        journal.emit(numbered(run))
-        journal.close()
+        written = begun(tmp_path / "j")
+        written.rounds(run)
+        written.close()
     entries = list(read_entries(tmp_path / "j"))
     assert [type(entry) for entry in entries] == [JournalHeader, RoundRecord] * 2
 
 
 def test_what_comes_too_fast_is_dropped_and_said(tmp_path: Path, caplog: Any) -> None:
     """The engine never waits; the journal says how much is missing, and where."""
-    journal = Journal(tmp_path / "j", waiting=5, pause=60.0)
-    journal.begin(HEADER)
-    for number in range(12):
-        journal.emit(numbered(number))
-    assert journal.dropped == 7
-    journal._write_all()
-    journal.emit(numbered(12))
-    journal.close()
+    written = begun(tmp_path / "j", limit=5)
+    written.rounds(*range(12))
+    assert written.journal.dropped == 7
+    written.write()
+    written.rounds(12)
+    written.close()
     entries = list(read_entries(tmp_path / "j"))
     assert entries[1] == LinesDropped(7)
     assert [entry.number for entry in entries if isinstance(entry, RoundRecord)] == [0, 1, 2, 3, 4, 12]
@@ -166,8 +187,7 @@ def test_what_comes_too_fast_is_dropped_and_said(tmp_path: Path, caplog: Any) ->
 
 def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """No half line stays; one warning; when there is room again the journal goes on and says what is missing."""
-    journal = Journal(tmp_path / "j", pause=60.0)
-    journal.begin(HEADER)
+    written = begun(tmp_path / "j")
     real = os.write
 
     def full(descriptor: int, data: Any) -> int:
@@ -178,11 +198,11 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(module.os, "write", full)
         for number in range(2):
-            journal.emit(numbered(number))
-            journal._write_all()
+            written.rounds(number)
+            written.write()
         assert len(list(read_entries(tmp_path / "j"))) == 1
-    journal.emit(numbered(2))
-    journal.close()
+    written.rounds(2)
+    written.close()
     entries = list(read_entries(tmp_path / "j"))
     assert entries[1] == LinesDropped(2)
     assert [entry.number for entry in read_journal(tmp_path / "j")] == [2]
@@ -191,14 +211,13 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path, monkeypatch: p
 
 def test_a_record_that_no_line_can_hold_is_one_that_is_missing(tmp_path: Path) -> None:
     """Infinity is no JSON; the thread must live on."""
-    journal = Journal(tmp_path / "j", pause=60.0)
-    journal.begin(HEADER)
-    journal.emit(replace(numbered(0), total_seconds=float("inf")))
-    journal._write_all()
-    journal.emit(numbered(1))
-    journal.close()
+    written = begun(tmp_path / "j")
+    written.store.emit(replace(numbered(0), total_seconds=float("inf")))
+    written.write()
+    written.rounds(1)
+    written.close()
     assert [entry.number for entry in read_journal(tmp_path / "j")] == [1]
-    assert journal.dropped == 1
+    assert written.journal.dropped == 1
 
 
 def test_a_file_that_cannot_be_opened_again_is_tried_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +243,7 @@ def test_a_place_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> 
     """Not when the first round is lost."""
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match="choose another file"):
-        Journal(tmp_path / "file" / "j")
+        Journal(RequestStore(), tmp_path / "file" / "j")
 
 
 def _replaced(path: Path) -> None:
@@ -244,38 +263,36 @@ def _emptied(path: Path) -> None:
 def test_a_journal_that_is_taken_away_goes_on_under_its_name(tmp_path: Path, take: Callable[[Path], object]) -> None:
     """As logrotate does, in any of its ways: the new file begins with the header, and no line is lost."""
     path = tmp_path / "j"
-    journal = Journal(path, pause=60.0)
-    journal.begin(HEADER)
-    journal.emit(numbered(1))
-    journal._write_all()
+    written = begun(path)
+    written.rounds(1)
+    written.write()
     take(path)
-    journal.emit(numbered(2))
-    journal._write_all()
+    written.rounds(2)
+    written.write()
     assert [type(entry) for entry in read_entries(path)] == [JournalHeader, RoundRecord]
     assert [entry.number for entry in read_journal(path)] == [2]
     if (tmp_path / "kept").exists():
         assert [entry.number for entry in read_journal(tmp_path / "kept")] == [1]
-    journal.close()
-    assert journal.dropped == 0
+    written.close()
+    assert written.journal.dropped == 0
 
 
 def test_lines_are_counted_until_a_journal_can_be_opened_again(tmp_path: Path) -> None:
     """Its folder went with it, or something else stands there now; what is missing is said when it is back."""
     folder = tmp_path / "logs"
-    journal = Journal(folder / "j", pause=60.0)
-    journal.begin(HEADER)
+    written = begun(folder / "j")
     shutil.rmtree(folder)
     for number in (1, 2):
-        journal.emit(numbered(number))
-        journal._write_all()
-    assert journal.dropped == 2
+        written.rounds(number)
+        written.write()
+    assert written.journal.dropped == 2
     folder.mkdir()
     os.mkfifo(folder / "j")
-    journal.emit(numbered(3))
-    journal._write_all()
-    assert journal.dropped == 3
+    written.rounds(3)
+    written.write()
+    assert written.journal.dropped == 3
     (folder / "j").unlink()
-    journal.emit(numbered(4))
-    journal.close()
+    written.rounds(4)
+    written.close()
     assert [*read_entries(folder / "j")][:2] == [HEADER, LinesDropped(3)]
     assert [entry.number for entry in read_journal(folder / "j")] == [4]

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from adaptspec.telemetry.metrics import Metrics
+from adaptspec.control.shadow import ShadowEstimate
+from adaptspec.engine.async_engine import EngineStats
+from adaptspec.engine.policy_manager import Reloads
+from adaptspec.telemetry.metric_families import load_families, reload_families, shadow_families
+from adaptspec.telemetry.metrics import (
+    GENAI_DURATION,
+    GENAI_FIRST_TOKEN,
+    GENAI_PER_TOKEN,
+    GenAIHistograms,
+    Metrics,
+)
 from adaptspec.types import Completion, FinishReason, Reason, Request, SpeculationStats, Timings
+from tests.telemetry.feeding import counted
 from tests.telemetry.test_totals import record
 
 Scrape = dict[tuple[str, str], float]
@@ -34,10 +46,8 @@ REQUEST = Request("id", (1,))
 
 
 def test_rounds_are_served_under_native_names() -> None:
-    metrics = Metrics()
-    metrics.emit(record([(3, 3, 2, 3, Reason.POLICY), (0, 0, 0, 1, Reason.OFF)]))
-    metrics.emit(record([(3, 2, 2, 1, Reason.EXPLORE)]))
-    seen = scrape(metrics)
+    first = record([(3, 3, 2, 3, Reason.POLICY), (0, 0, 0, 1, Reason.OFF)])
+    seen = scrape(counted(first, record([(3, 2, 2, 1, Reason.EXPLORE)])))
     prefix = "adaptspec_spec_decode"
     assert seen[f"{prefix}_drafts_total", ""] == 2
     assert seen[f"{prefix}_draft_tokens_total", ""] == 5
@@ -54,9 +64,7 @@ def test_rounds_are_served_under_native_names() -> None:
 
 def test_vllm_names_are_served_only_when_asked_for() -> None:
     rows = [(3, 3, 2, 3, Reason.POLICY)]
-    plain, compat = Metrics(), Metrics(compat_vllm=True)
-    plain.emit(record(rows))
-    compat.emit(record(rows))
+    plain, compat = counted(record(rows)), counted(record(rows), compat_vllm=True)
     assert not any(name.startswith("vllm:") for name, _ in scrape(plain))
     seen = scrape(compat)
     assert seen["vllm:spec_decode_num_drafts_total", ""] == 1
@@ -89,11 +97,12 @@ def test_http_answers_are_counted() -> None:
 
 
 def test_finished_requests_are_counted_and_timed() -> None:
-    metrics = Metrics()
-    metrics.finished(REQUEST, completion(5, FinishReason.STOP))
-    metrics.finished(REQUEST, completion(1, FinishReason.LENGTH))
-    metrics.finished(REQUEST, completion(0, FinishReason.ABORT, first=None))
-    seen = scrape(metrics)
+    ends = [
+        completion(5, FinishReason.STOP),
+        completion(1, FinishReason.LENGTH),
+        completion(0, FinishReason.ABORT, first=None),
+    ]
+    seen = scrape(counted(*((REQUEST, end) for end in ends)))
     assert [seen["adaptspec_requests_total", reason.value] for reason in FinishReason] == [1, 1, 1, 0]
     assert seen["adaptspec_prompt_tokens_total", ""] == 21
     assert seen["adaptspec_generation_tokens_total", ""] == 6
@@ -103,32 +112,24 @@ def test_finished_requests_are_counted_and_timed() -> None:
     assert seen["adaptspec_request_seconds_sum", ""] == pytest.approx(7.5)
 
 
-@dataclass
-class Busy:
-    running: int = 2
-    waiting: int = 3
-
-
 def test_load_is_asked_for_at_each_scrape() -> None:
-    metrics, load = Metrics(), Busy()
-    metrics.watch(lambda: load)
+    metrics, load = Metrics(), [EngineStats(2, 3)]
+    metrics.watch(lambda: load_families(load[0]))
     assert scrape(metrics)["adaptspec_requests_running", ""] == 2
-    load.waiting = 9
+    load[0] = EngineStats(2, 9)
     assert scrape(metrics)["adaptspec_requests_waiting", ""] == 9
 
 
 def test_labels_stay_bounded_however_deep_a_policy_drafts() -> None:
-    metrics = Metrics()
-    metrics.emit(record([(5000, 5000, 4000, 4001, Reason.POLICY)]))
-    seen = scrape(metrics)
+    seen = scrape(counted(record([(5000, 5000, 4000, 4001, Reason.POLICY)])))
     assert len(seen) < 300
     assert seen["adaptspec_spec_decode_depth_total", "64+"] == 1
     assert seen["adaptspec_spec_decode_accepted_tokens_total", ""] == 4000
 
 
 def test_two_engines_can_live_in_one_process() -> None:
-    one, other = Metrics(), Metrics()
-    one.emit(record([(1, 1, 1, 2, Reason.FIXED)]))
+    counted(record([(1, 1, 1, 2, Reason.FIXED)]))
+    other = Metrics()
     assert scrape(other)["adaptspec_rounds_total", ""] == 0
 
 
@@ -139,25 +140,16 @@ def test_openmetrics_is_served_to_those_who_ask() -> None:
 
 
 def test_requests_under_a_lossy_method_are_counted_by_policy() -> None:
-    metrics = Metrics()
-    metrics.finished(REQUEST, completion(5, FinishReason.STOP))
-    loose = completion(5, FinishReason.STOP)
-    metrics.finished(REQUEST, replace(loose, stats=SpeculationStats(policy="loose", lossy=True)))
+    exact = completion(5, FinishReason.STOP)
+    loose = replace(exact, stats=SpeculationStats(policy="loose", lossy=True))
+    metrics = counted((REQUEST, exact), (REQUEST, loose))
     assert scrape(metrics)["adaptspec_lossy_requests_total", "loose"] == 1
-
-
-@dataclass(frozen=True)
-class Estimate:
-    policy: str
-    goodput_ratio: float
-    guessed: float
-    rounds: int = 7
 
 
 def test_shadow_policies_show_what_they_would_have_earned() -> None:
     """Asked for at each scrape: shadows come and go with reloads."""
-    metrics, estimates = Metrics(), [Estimate("watch", 1.25, 0.1)]
-    metrics.watch_shadows(lambda: estimates)
+    metrics, estimates = Metrics(), [ShadowEstimate("watch", "acts", 7, 1.25, 0.1)]
+    metrics.watch(lambda: shadow_families(estimates))
     seen = scrape(metrics)
     assert seen["adaptspec_shadow_goodput_ratio", "watch"] == 1.25
     assert seen["adaptspec_shadow_guessed_ratio", "watch"] == 0.1
@@ -166,17 +158,10 @@ def test_shadow_policies_show_what_they_would_have_earned() -> None:
     assert ("adaptspec_shadow_goodput_ratio", "watch") not in scrape(metrics)
 
 
-@dataclass(frozen=True)
-class Reloads:
-    applied: int = 0
-    refused: int = 0
-    last_applied: float | None = None
-
-
 def test_reloads_are_served_by_result_and_from_the_start() -> None:
     """An alert on failures needs the zero before the first one; and a time, to see that a rollout never arrived."""
     metrics, reloads = Metrics(), [Reloads()]
-    metrics.watch_reloads(lambda: reloads[0])
+    metrics.watch(lambda: reload_families(reloads[0]))
     seen = scrape(metrics)
     assert seen["adaptspec_policy_reloads_total", "success"] == seen["adaptspec_policy_reloads_total", "failure"] == 0
     assert seen["adaptspec_policy_last_reload_success_timestamp_seconds", ""] == 0
@@ -197,11 +182,55 @@ def test_a_count_that_somebody_else_keeps_is_read_at_each_scrape() -> None:
 
 def test_a_canary_can_be_compared_with_the_default() -> None:
     """Requests, tokens and their seconds by policy; a request that never got a token counts as a request only."""
-    metrics = Metrics()
-    for policy, tokens, first in (("main", 5, 0.5), ("main", 9, 1.5), ("canary", 3, 2.0), ("canary", 0, None)):
-        done = completion(tokens, FinishReason.STOP, first)
-        metrics.finished(REQUEST, replace(done, stats=SpeculationStats(policy=policy)))
-    seen = scrape(metrics)
+    ends = [
+        replace(completion(tokens, FinishReason.STOP, first), stats=SpeculationStats(policy=policy))
+        for policy, tokens, first in (("main", 5, 0.5), ("main", 9, 1.5), ("canary", 3, 2.0), ("canary", 0, None))
+    ]
+    seen = scrape(counted(*((REQUEST, end) for end in ends)))
     assert [seen["adaptspec_policy_requests_total", name] for name in ("main", "canary")] == [2, 2]
     assert [seen["adaptspec_policy_decode_tokens_total", name] for name in ("main", "canary")] == [12, 2]
     assert [seen["adaptspec_policy_decode_seconds_total", name] for name in ("main", "canary")] == [3.0, 0.5]
+
+
+DONE = Completion("r", "", (1,) * 5, 3, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.1, 0.5, 2.5))
+CHAT = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "adaptspec", "gen_ai_request_model": "m"}
+
+
+def noted(*ends: tuple[str, Completion]) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    histograms = GenAIHistograms(registry, "m")
+    for operation, completion in ends:
+        histograms.note(Request("r", (1,), operation=operation), completion)
+    return registry
+
+
+def test_answers_are_timed() -> None:
+    registry = noted(("chat", DONE))
+    assert registry.get_sample_value("gen_ai_server_time_to_first_token_seconds_sum", CHAT) == 0.5
+    assert registry.get_sample_value("gen_ai_server_time_per_output_token_seconds_sum", CHAT) == 0.5
+    whole = registry.get_sample_value("gen_ai_server_request_duration_seconds_sum", CHAT | {"error_type": ""})
+    assert whole == 2.5
+
+
+@pytest.mark.parametrize("finish", [FinishReason.ABORT, FinishReason.ERROR])
+def test_failures_count_by_their_kind_and_are_no_answers(finish: FinishReason) -> None:
+    registry = noted(("chat", replace(DONE, finish=finish)))
+    found = registry.get_sample_value(
+        "gen_ai_server_request_duration_seconds_count", CHAT | {"error_type": finish.value}
+    )
+    assert found == 1
+    assert registry.get_sample_value("gen_ai_server_time_to_first_token_seconds_count", CHAT) is None
+
+
+def test_operations_that_nobody_knows_are_one() -> None:
+    """A label's values are few whatever is served."""
+    registry = noted(*((f"made-up-{number}", DONE) for number in range(100)))
+    values = {sample.labels.get("gen_ai_operation_name") for family in registry.collect() for sample in family.samples}
+    assert values == {"_OTHER"}
+
+
+def test_the_bounds_are_those_of_the_conventions() -> None:
+    """Doubling from 10 ms; and 13 and 16 bounds that end at 2.5 s and 10 s."""
+    assert tuple(round(0.01 * 2**i, 2) for i in range(14)) == GENAI_DURATION
+    assert (len(GENAI_PER_TOKEN), GENAI_PER_TOKEN[0], GENAI_PER_TOKEN[-1]) == (13, 0.01, 2.5)
+    assert (len(GENAI_FIRST_TOKEN), GENAI_FIRST_TOKEN[0], GENAI_FIRST_TOKEN[-1]) == (16, 0.001, 10.0)

@@ -9,23 +9,22 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from adaptspec.errors import ConfigError
-from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.metrics import GENAI_FIRST_TOKEN, Metrics
+from adaptspec.telemetry.otlp_export import PushSettings
 from adaptspec.telemetry.otlp_metrics import MetricsPush, attributes_of, otlp_name
-from adaptspec.telemetry.server_histograms import FIRST_TOKEN
-from adaptspec.telemetry.trace_settings import PushSettings
 from adaptspec.types import Completion, FinishReason, Reason, Request, SpeculationStats, Timings
+from tests.telemetry.feeding import counted
 from tests.telemetry.otlp import collecting, plain
 from tests.telemetry.test_totals import record
 
 
 def filled() -> Metrics:
-    metrics = Metrics(model_name="tiny")
-    metrics.emit(record([(3, 3, 2, 3, Reason.POLICY)]))
-    for first in (0.003, 0.3, 99.0):
-        times = Timings(0.0, 0.0, first, first + 1.0)
-        done = Completion("r", "", (1, 2), 3, FinishReason.STOP, SpeculationStats(), times)
-        metrics.finished(Request("r", (1,), operation="chat"), done)
-    return metrics
+    ends = [
+        Completion("r", "", (1, 2), 3, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.0, first, first + 1.0))
+        for first in (0.003, 0.3, 99.0)
+    ]
+    request = Request("r", (1,), operation="chat")
+    return counted(record([(3, 3, 2, 3, Reason.POLICY)]), *((request, end) for end in ends), model_name="tiny")
 
 
 def by_name(sent: ExportMetricsServiceRequest) -> dict[str, Any]:
@@ -50,9 +49,9 @@ def test_what_is_counted_is_sent() -> None:
     first = found["gen_ai.server.time_to_first_token"]
     (point,) = first.histogram.data_points
     assert first.unit == "s"
-    assert list(point.explicit_bounds) == list(FIRST_TOKEN)
+    assert list(point.explicit_bounds) == list(GENAI_FIRST_TOKEN)
     assert sum(point.bucket_counts) == point.count == 3
-    assert [point.bucket_counts[i] for i in (1, 9, len(FIRST_TOKEN))] == [1, 1, 1]
+    assert [point.bucket_counts[i] for i in (1, 9, len(GENAI_FIRST_TOKEN))] == [1, 1, 1]
     assert point.sum == pytest.approx(99.303)
     assert plain(point.attributes) == {
         "gen_ai.operation.name": "chat",

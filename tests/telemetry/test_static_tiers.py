@@ -15,8 +15,7 @@ from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.simulation.replay import Tally, run, static_spec
 from adaptspec.simulation.simulator import Simulator, SimulatorSettings
-from adaptspec.telemetry.lots import Lot, RequestRows
-from adaptspec.telemetry.static_tiers import TIERS, StaticTiers
+from adaptspec.telemetry.static_tiers import TIERS, StaticTiers, together
 from adaptspec.types import RoundRecord
 from tests.control.helpers import record
 from tests.control.simulator import GOODPUT, Machine, Text, stream_of, texts
@@ -35,15 +34,14 @@ def played(spec: PolicySpec, work: Sequence[Text], batch: int = 1) -> tuple[Tall
 
 def estimated(records: Sequence[RoundRecord], lot: int = 64) -> StaticTiers:
     names = sorted({name for one in records for name in one.request_ids})
-    rows = RequestRows(len(names))
-    tiers = StaticTiers(("draft-model",), rows.size, 1, reading=("draft-model",))
-    for name in names:
-        tiers.start(rows.enter(name), 0)
-    for start in range(0, len(records), lot):
-        part = Lot()
-        for one in records[start : start + lot]:
-            part.add(one, rows)
-        tiers.add(part.decoding, part.rows)
+    row = {name: i for i, name in enumerate(names)}
+    tiers = StaticTiers(("draft-model",), len(names), 1, reading=("draft-model",))
+    for i in row.values():
+        tiers.start(i, 0)
+    decoding = [one for one in records if one.request_ids]
+    for start in range(0, len(decoding), lot):
+        part = decoding[start : start + lot]
+        tiers.add(part, np.array([row[name] for one in part for name in one.request_ids]))
     return tiers
 
 
@@ -131,3 +129,13 @@ def test_rounds_that_read_prompts_are_not_compared() -> None:
     tiers = estimated([record([2], [1], prefill=100), record([2], [1]), *[record([0], [0])] * 10])
     assert tiers.earnings[0].tokens == 12
     assert tiers.observed == [2]
+
+
+def test_rounds_together_are_their_rows_one_after_the_other() -> None:
+    """Also where only some were scored, or drafted."""
+    rounds = [record([2, 0], [1, 0]), record([0], [0]), record([3, 1, 0], [3, 0, 0])]
+    whole = together(rounds, np.array([0, 1, 0, 0, 1, 2]))
+    assert whole.drafted.tolist() == [2, 0, 0, 3, 1, 0]
+    assert whole.rows.tolist() == [0, 1, 0, 0, 1, 2]
+    assert np.isnan(whole.confidence[:, 0]).tolist() == [False, True, True, False, False, True]
+    assert whole.shadow is None

@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adaptspec.errors import JournalError
-from adaptspec.records import Entry, LinesDropped, RequestFinished, RequestStarted
-from adaptspec.telemetry.timeline import ENGINE, REQUESTS, Timeline
+from adaptspec.records import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted
+from adaptspec.telemetry.timeline import ENGINE, REQUESTS, Timeline, latest
 from adaptspec.telemetry.trace_events import Event
 from adaptspec.types import Expected, Provenance, RoundRecord
 from tests.telemetry.logs import HEADER, JOURNALS, journal
@@ -171,3 +172,26 @@ def test_depths_differ_in_colour_and_no_track_looks_special() -> None:
     found = tracks(drawn(entries))
     assert [event["name"] for event in found[REQUESTS, 11][-4:]] == ["off", "single 1", "short 3", "deep 9"]
     assert all(process != thread for process, thread in found)
+
+
+@given(JOURNALS, st.floats(0.0, 0.2))
+@settings(max_examples=40, deadline=None)
+def test_what_is_kept_is_what_is_recent(entries: list[Entry], seconds: float) -> None:
+    """Under its header, with the starts of those that ran then: without them their tracks had no policy."""
+    times = [entry.ended for entry in entries if isinstance(entry, (RoundRecord, RequestFinished))]
+    kept = list(latest(entries, seconds))
+    assert kept[0] is HEADER
+    recent = [entry for entry in kept if isinstance(entry, (RoundRecord, RequestFinished))]
+    # Wall time is what is compared: of a billion seconds, doubles hold tenths of a microsecond.
+    assert all(entry.ended >= max(times) - seconds - 1e-6 for entry in recent)
+    assert len(recent) >= sum(time >= max(times) - seconds + 1e-6 for time in times)
+    named = {name for entry in recent if isinstance(entry, RoundRecord) for name in entry.request_ids}
+    assert named <= {entry.id for entry in kept if isinstance(entry, RequestStarted)}
+
+
+def test_the_header_is_that_of_the_process_that_wrote_it() -> None:
+    """A restart in the time that is left out."""
+    later = replace(HEADER, clock=2e9)
+    entries = [*journal([(0, 3)], [2]), later, *journal([(0, 3)], [2])[1:]]
+    headers = [entry for entry in latest(entries, 0.0) if isinstance(entry, JournalHeader)]
+    assert headers == [later]

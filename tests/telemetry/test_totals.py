@@ -1,15 +1,14 @@
-"""Totals equal the sums over all rounds, whatever the rounds are and whenever they are read."""
+"""Totals equal the sums over all rounds, whatever the rounds are and however many are added at a time."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.telemetry.totals import FOLD, RoundLedger
+from adaptspec.telemetry.totals import Totals
 from adaptspec.types import Reason, RoundRecord
 
 
@@ -53,41 +52,24 @@ ROUNDS = st.lists(st.lists(rows(), max_size=5), max_size=12)
 
 
 @settings(max_examples=60, deadline=None)
-@given(ROUNDS, st.integers(1, 12), st.sampled_from([1, FOLD]))
-def test_totals_are_the_sums(rounds: list[Any], read_every: int, repeat: int) -> None:
-    ledger = RoundLedger()
-    for number, one in enumerate(rounds):
-        for _ in range(repeat):
-            ledger.note(record(one, number))
-        if number % read_every == 0:
-            ledger.read()
-    totals, flat = ledger.read(), [row for one in rounds for row in one]
+@given(ROUNDS, st.integers(1, 12))
+def test_totals_are_the_sums(rounds: list[Any], together: int) -> None:
+    records = [record(one, number) for number, one in enumerate(rounds)]
+    totals, flat = Totals(), [row for one in rounds for row in one]
+    for start in range(0, len(records), together):
+        totals = totals.plus(records[start : start + together])
     kept = [min(accepted, emitted) for _, _, accepted, emitted, _ in flat]
-    assert totals.rounds == repeat * len(rounds)
-    assert totals.drafts == repeat * sum(row[1] > 0 for row in flat)
-    assert totals.drafted_tokens == repeat * sum(row[1] for row in flat)
-    assert totals.accepted_tokens == repeat * sum(kept) == totals.accepted_per_position.sum()
-    assert totals.emitted == repeat * sum(row[3] for row in flat)
+    assert totals.rounds == len(rounds)
+    assert totals.drafts == sum(row[1] > 0 for row in flat)
+    assert totals.drafted_tokens == sum(row[1] for row in flat)
+    assert totals.accepted_tokens == sum(kept) == totals.accepted_per_position.sum()
+    assert totals.emitted == sum(row[3] for row in flat)
     for position, count in enumerate(totals.accepted_per_position):
-        assert count == repeat * sum(one > position for one in kept)
+        assert count == sum(one > position for one in kept)
     for depth, count in enumerate(totals.depths):
-        assert count == repeat * sum(row[0] == depth for row in flat)
+        assert count == sum(row[0] == depth for row in flat)
     for reason in Reason:
-        assert totals.reasons[reason] == repeat * sum(row[4] == reason for row in flat)
-    assert totals.prefill_tokens == repeat * sum(range(len(rounds)))
+        assert totals.reasons[reason] == sum(row[4] == reason for row in flat)
+    assert totals.prefill_tokens == sum(range(len(rounds)))
     assert totals.draft_steps == 2 * totals.rounds
     assert (totals.draft_seconds, totals.verify_seconds) == (totals.rounds / 4, totals.rounds / 2)
-
-
-def test_a_reader_on_another_thread_loses_nothing() -> None:
-    ledger, one = RoundLedger(), record([(3, 3, 2, 3, Reason.POLICY)])
-    writer = threading.Thread(target=lambda: [ledger.note(one) for _ in range(5000)])
-    writer.start()
-    before = 0
-    while writer.is_alive():
-        totals = ledger.read()
-        assert totals.rounds >= before
-        assert totals.drafted_tokens == 3 * totals.rounds, "one reading is of one moment"
-        before = totals.rounds
-    writer.join()
-    assert ledger.read().rounds == 5000

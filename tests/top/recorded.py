@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from adaptspec.top.picture import Picture
+from adaptspec.top.feed import LiveState
 
 
 def recorded() -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -15,10 +15,10 @@ def recorded() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return told["snapshot"], told["updates"]
 
 
-def picture() -> Picture:
+def state() -> LiveState:
     """After all of it."""
     snapshot, updates = recorded()
-    made = Picture.of(snapshot)
+    made = LiveState.of(snapshot)
     for update in updates:
         made.update(update)
     return made

@@ -12,9 +12,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from adaptspec.errors import ServerError
+from adaptspec.telemetry.live_schema import is_known
 from adaptspec.top import feed as module
-from adaptspec.top.feed import Feed
-from tests.top.recorded import recorded
+from adaptspec.top.feed import KEPT_REQUESTS, KEPT_ROUNDS, Feed, LiveState
+from tests.top.recorded import recorded, state
 
 SNAPSHOT, UPDATES = recorded()
 POLICY = {"id": "goodput", "description": "d", "yaml": "spec: {}\n"}
@@ -83,7 +84,7 @@ async def test_it_comes_back_after_the_server_ended_the_connection(monkeypatch: 
     feed, seen = await states(fake, lambda seen: seen.count("lost") >= 2, monkeypatch)
     assert fake.keys == {"Bearer k"}
     assert seen[:5] == ["live", "live", "live", "lost", "live"]
-    assert feed.picture is not None
+    assert feed.state is not None
     assert feed.policy is not None
     assert feed.policy.name == "goodput"
 
@@ -126,3 +127,53 @@ async def test_once_says_that_nobody_answers() -> None:
     async with serving(Fake(status=500)) as url:
         with pytest.raises(ServerError, match="status 500"):
             await Feed(url, None).once()
+
+
+def test_updates_add_up_to_what_a_later_snapshot_says() -> None:
+    """Requests come, gain rounds and tokens, and go; a second that is told again is replaced."""
+    snapshot, updates = recorded()
+    made = state()
+    gone = {one["id"] for update in updates for one in update["finished"]}
+    came = {one["id"] for one in snapshot["running"]} | {one["id"] for update in updates for one in update["started"]}
+    assert set(made.running) == came - gone
+    assert {seen.id for seen in made.recent} == gone | {one["id"] for one in snapshot["recent"]}
+    assert [second["at"] for second in made.seconds] == sorted({second["at"] for second in made.seconds})
+    newest = {second["at"]: second for update in updates for second in update["seconds"]}
+    assert [second for second in made.seconds if second["at"] in newest] == [newest[at] for at in sorted(newest)]
+    assert made.earnings == updates[-1]["earnings"]
+
+
+def test_rounds_stay_with_a_request_when_it_ends() -> None:
+    """Short answers would never be seen otherwise."""
+    made = state()
+    watched = [seen for seen in made.recent if seen.bars]
+    assert watched
+    assert all(seen.ended and len(seen.bars) <= seen.told["rounds"] for seen in watched)
+
+
+def test_it_does_not_grow_without_bound() -> None:
+    """It runs for days beside a server."""
+    made = state()
+    _, updates = recorded()
+    for _ in range(100):
+        for update in updates:
+            made.update(update)
+    assert len(made.recent) == KEPT_REQUESTS
+    assert len(made.seconds) <= 12
+    assert all(len(seen.bars) <= KEPT_ROUNDS for seen in made.running.values())
+
+
+def test_its_clock_is_the_servers() -> None:
+    """Rates are of the last seconds there, wherever the terminal is."""
+    snapshot, _ = recorded()
+    assert LiveState.of(snapshot).now() == pytest.approx(snapshot["now"], abs=0.5)
+
+
+def test_a_feed_of_another_version_is_told_apart() -> None:
+    """Columns that came since are left alone; ones that went would be read as others."""
+    columns = SNAPSHOT["columns"]
+    assert is_known({**columns, "round": [*columns["round"], "new"]})
+    assert not is_known({**columns, "task": columns["task"][1:]})
+    assert not is_known({})
+    with pytest.raises(ServerError, match="another version"):
+        Feed("http://h", None)._state_of({**SNAPSHOT, "columns": {}})

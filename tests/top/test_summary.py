@@ -1,4 +1,4 @@
-"""Figures of a picture: ratios of sums over the seconds that are meant."""
+"""Figures of a server: ratios of sums over the seconds that are meant."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from adaptspec.top.picture import Picture
+from adaptspec.top.feed import LiveState
 from adaptspec.top.summary import summary
 from adaptspec.types import REASON_WORDS, Reason
-from tests.top.recorded import picture, recorded
+from tests.top.recorded import recorded, state
 
 
 def empty() -> dict[str, Any]:
@@ -45,7 +45,7 @@ def test_figures_are_ratios_of_sums() -> None:
         | {"compared": [100.0, 0.5, 1.0, 0.5, 0.4], "tasks": {"code": [30.0, 5.0, 20.0, 20.0, 100.0, 12.0, 8.0]}},
         second(1000, emitted=7777, depths=[7]),
     ]
-    told = summary(Picture.of(snapshot))
+    told = summary(LiveState.of(snapshot))
     assert told.tokens_per_second == 10.0
     assert told.speedup == 2.0
     assert told.plain_tokens_per_second == 5.0
@@ -58,7 +58,7 @@ def test_figures_are_ratios_of_sums() -> None:
 
 def test_nothing_is_no_number() -> None:
     """Ratios of nothing are unknown, not 0 and not an error."""
-    told = summary(Picture.of(empty()))
+    told = summary(LiveState.of(empty()))
     assert told.tokens_per_second == 0.0
     assert (told.speedup, told.acceptance_length, told.drafting, told.tiers, told.tasks) == (None, None, None, {}, {})
 
@@ -66,7 +66,7 @@ def test_nothing_is_no_number() -> None:
 def test_a_server_that_has_just_begun_is_not_slow() -> None:
     """Its first seconds are not spread over ten."""
     snapshot = {**empty(), "now": 1002.1, "seconds": [second(1000, emitted=100), second(1001, emitted=300)]}
-    assert summary(Picture.of(snapshot)).tokens_per_second == 200.0
+    assert summary(LiveState.of(snapshot)).tokens_per_second == 200.0
 
 
 def off(**by_reason: int) -> list[int]:
@@ -85,7 +85,7 @@ def test_a_server_that_hardly_drafts_says_why() -> None:
         second(950, rows=50, off=off(guard=30, off=20), ended=120),
         second(990, rows=50, off=off(guard=30, ceiling=11), ended=30),
     ]
-    told = summary(Picture.of(snapshot))
+    told = summary(LiveState.of(snapshot))
     assert told.requests_ended == 150
     assert told.mostly_off is not None
     assert told.mostly_off.share == pytest.approx(0.91)
@@ -107,12 +107,12 @@ def test_a_server_that_hardly_drafts_says_why() -> None:
 )
 def test_where_drafts_are_not_wanted_or_many_there_is_nothing_to_say(rows: int, by_reason: dict[str, int]) -> None:
     snapshot = {**empty(), "now": 1000.5, "seconds": [second(990, rows=rows, off=off(**by_reason))]}
-    assert summary(Picture.of(snapshot)).mostly_off is None
+    assert summary(LiveState.of(snapshot)).mostly_off is None
 
 
 def test_a_recording_makes_sense() -> None:
     """Shares add up to one, and reasons have the names of journals and metrics."""
-    told = summary(picture())
+    told = summary(state())
     assert sum(told.tiers.values()) == pytest.approx(1.0)
     assert sum(told.reasons.values()) == pytest.approx(1.0)
     assert {"policy", "off"} <= told.reasons.keys()

@@ -26,10 +26,12 @@ from adaptspec.control.algorithms.planning import (
     allocated,
     best_of,
     best_plan,
+    drafting_goodput,
 )
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals, Learner
+from adaptspec.control.rows import some
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
@@ -101,6 +103,7 @@ class _Plan:
     value: ExpectedValue | None = None
     choice: Choice | None = None
     known: dict[tuple[int, ...], Choice] = field(default_factory=dict)  # for a single row
+    drafts: float | None = None  # goodput of the best drafts, once a round without any has asked
 
 
 class Goodput(Algorithm):
@@ -362,10 +365,20 @@ class Goodput(Algorithm):
             plan.price, expected, taken = allocation.price, allocation.expected, allocation.taken
             capped, who = np.where(taken > 0, taken, capped), np.where(taken > 0, allocation.whose, who)
         reasons = np.where(capped > 0, int(Reason.POLICY), int(Reason.OFF))
-        choice = Choice(capped, reasons, plan.value, who, expected=Expected(plan.price, expected[0]))
+        told = Expected(plan.price, expected[0], self._other(plan, drafting=some(capped)))
+        choice = Choice(capped, reasons, plan.value, who, expected=told)
         if not found:
             plan.choice = choice
         return choice
+
+    @staticmethod
+    def _other(plan: _Plan, *, drafting: bool) -> float:
+        """Goodput expected of what was not chosen."""
+        if drafting:
+            return plan.terms.size / plan.terms.plain
+        if plan.drafts is None:
+            plan.drafts = drafting_goodput(plan.terms)
+        return plan.drafts
 
     def _proposals(self, signals: BatchSignals) -> list[NgramProposal]:
         n = np.arange(self.max_depth + 1)

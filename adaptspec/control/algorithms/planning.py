@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -120,6 +121,20 @@ def best_plan(terms: RoundTerms) -> Solution:
             break
         best, starts = found, (found.others,)
     return best
+
+
+def drafting_goodput(terms: RoundTerms) -> float:
+    """Goodput of the best drafts of one depth for all rows that they fit, pay or not; NaN where none does."""
+    rounds = [math.nan]
+    for model in terms.models:
+        number = terms.fits.sum(axis=0) * model.sizes
+        kept = np.where(terms.fits, model.gains, 0.0).sum(axis=0)
+        spent = terms.beside + model.start + model.per_step * model.sizes + model.per_row * number
+        spent += (terms.fits * model.entry[:, None]).sum(axis=0)
+        spent += np.interp(number, np.arange(len(terms.verify)), terms.verify)
+        whole = (terms.size + kept) / (terms.plain + spent)
+        rounds += whole[1:][terms.fits.sum(axis=0)[1:] > 0].tolist()
+    return float(np.nanmax(rounds)) if len(rounds) > 1 else math.nan
 
 
 def _subsets(models: Sequence[ModelTerms]) -> Iterator[tuple[ModelTerms, ...]]:

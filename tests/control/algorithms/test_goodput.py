@@ -46,6 +46,17 @@ def test_goes_off_when_nothing_is_accepted_and_says_why() -> None:
     assert choice.reasons[0] in (Reason.OFF, Reason.EXPLORE)
 
 
+def test_what_was_rejected_has_its_goodput() -> None:
+    """Plain decoding beside drafts, drafts beside plain decoding: the choice is the better of the two."""
+    for accepts, drafting in ((7, True), (0, False)):
+        made = algorithm()
+        live(made, 300, accepts)
+        choice = made.choose(signals([7]))
+        assert bool(choice.depths[0]) is drafting
+        assert choice.expected is not None
+        assert 0.0 < choice.expected.other < choice.expected.goodput
+
+
 def test_off_tries_now_and_then_and_comes_back() -> None:
     made = algorithm()
     live(made, 100, accepts=0)

@@ -8,7 +8,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.algorithms.planning import ModelTerms, NgramProposal, RoundTerms, allocated, best_of, best_plan
+from adaptspec.control.algorithms.planning import (
+    ModelTerms,
+    NgramProposal,
+    RoundTerms,
+    allocated,
+    best_of,
+    best_plan,
+    drafting_goodput,
+)
 
 DEPTH = 3
 
@@ -57,6 +65,17 @@ def test_no_choice_is_much_better(small: list[float], large: list[float], verify
     ways = product(product(*(range(limit + 1) for limit in limits)), product((0, 1), repeat=3))
     assert found >= 0.98 * max(goodput(terms, *way) for way in ways)
     assert found >= 1.0 - 1e-9 or not depths.any()  # times are such that plain decoding yields 3 tokens in one
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(0.05, 0.95), min_size=3, max_size=3), st.lists(st.integers(0, 3), min_size=3, max_size=3))
+def test_what_drafts_would_come_to_is_known_where_they_do_not_pay(rates: list[float], limits: list[int]) -> None:
+    """The best of all rows at one depth, as far as each may."""
+    terms = terms_of([model(0, rates, 0.3)], 0.1, limits)
+    terms.verify[1:] += 0.5
+    ways = [tuple(depth if depth <= most else 0 for most in limits) for depth in range(1, 1 + max(limits))]
+    best = max((goodput(terms, way, (0, 0, 0)) for way in ways), default=np.nan)
+    assert np.isclose(drafting_goodput(terms), best, equal_nan=True)
 
 
 def test_a_first_token_that_is_dear_does_not_hide_those_behind_it() -> None:

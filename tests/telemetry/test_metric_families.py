@@ -8,28 +8,30 @@ from dataclasses import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from adaptspec.telemetry.earnings import Earnings
+from adaptspec.telemetry.metric_families import earning_families
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.types import Request
 from tests.control.helpers import record, table
+from tests.telemetry.feeding import made
 
 Scrape = dict[tuple[str, tuple[str, ...]], float]
 
 
 def scraped(rounds: int, drafted: int, accepted: int) -> tuple[Scrape, Earnings]:
-    earnings, metrics = Earnings(pause=60.0), Metrics()
-    metrics.watch_earnings(earnings.snapshot)
+    store, earnings = made(Earnings, rows=1)
+    metrics = Metrics(store)
+    metrics.watch(lambda: earning_families(earnings.snapshot()))
     earnings.begin(table(), ("draft-model",), 1, 1)
-    earnings.started(Request("r", (1, 2, 3)))
+    store.started(Request("r", (1, 2, 3)))
     drafting = record([drafted], [accepted])
     for own in [record([0], [0]), replace(drafting, caught_up=1), *[drafting] * 9] * (rounds // 10):
-        earnings.emit(replace(own, request_ids=("r",)))
+        store.emit(replace(own, request_ids=("r",)))
     families = text_string_to_metric_families(metrics.render()[0].decode())
     seen = {
         (sample.name, tuple(sorted(sample.labels.values()))): sample.value
         for family in families
         for sample in family.samples
     }
-    earnings.close()
     return seen, earnings
 
 

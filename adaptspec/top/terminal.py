@@ -1,52 +1,112 @@
-"""A picture of a server as rich renderables: one page, as wide and high as the terminal is.
-
-Knows figures and how they look; it does not know where they come from, nor about keys.
-"""
+"""The terminal: one page, as wide and high as it is, drawn several times a second until somebody quits."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
 from rich.measure import Measurement
 from rich.rule import Rule
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from adaptspec.top.marks import TIERS, curve, legend, round_bars, share_bar, tier_of
-from adaptspec.top.picture import Connection, Json, Picture, Policy, Seen
+from adaptspec.top.feed import Connection, Feed, Json, LiveState, Policy, SeenRequest
 from adaptspec.top.summary import SHARE_SECONDS, MostlyOff, Summary, latest, speedup, summary
 
 _WIDE = 100  # columns from which tables stand side by side
 _CURVE_SECONDS = 60
 _OTHER_LINES = 20  # above and below the strips
 _FEW, _MANY = 3, 16  # strips
+_FRAMES_PER_SECOND = 4.0
+_QUIT = frozenset(b"qQ")
+BLOCKS = "▁▂▃▄▅▆▇█"
+# Depths in few groups, which a handful of colours tells apart: (name, deepest of the group, colour).
+TIERS = (
+    ("off", 0, "bright_black"),
+    ("1", 1, "cyan"),
+    ("2-3", 3, "green"),
+    ("4-6", 6, "yellow"),
+    ("7 or more", 10**9, "magenta"),
+)
+
+
+async def show(feed: Feed, console: Console) -> None:
+    """Draw until q, Ctrl-C or another signal. Raises ServerError where asking again is of no use."""
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, done.set)
+    following = [asyncio.create_task(feed.follow()), asyncio.create_task(feed.follow_policy())]
+    following[0].add_done_callback(lambda _: done.set())
+    with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live, _keys(loop, done):
+        while not done.is_set():
+            live.update(Page(feed.url, feed.state, feed.connection, feed.policy, "q quits"), refresh=True)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(done.wait(), 1.0 / _FRAMES_PER_SECOND)
+    for task in following:
+        task.cancel()
+    ends = await asyncio.gather(*following, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end
+
+
+@contextmanager
+def _keys(loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> Iterator[None]:
+    """Keys are heard as they are pressed; the terminal is as before afterwards."""
+    if not sys.stdin.isatty():
+        yield  # the terminal is only written to: signals end it
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+
+    def pressed() -> None:
+        if _QUIT.intersection(os.read(descriptor, 64)):
+            done.set()
+
+    loop.add_reader(descriptor, pressed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 class Page:
-    """Everything at once; `picture` None: nothing has been heard yet. Rendering it asks for the figures anew."""
+    """Everything at once; `state` None: nothing has been heard yet. Rendering it asks for the figures anew."""
 
     def __init__(
-        self, url: str, picture: Picture | None, connection: Connection, policy: Policy | None, hint: str = ""
+        self, url: str, state: LiveState | None, connection: Connection, policy: Policy | None, hint: str = ""
     ) -> None:
         """`hint` says what keys do."""
-        self._url, self._picture, self._connection = url, picture, connection
+        self._url, self._state, self._connection = url, state, connection
         self._policy, self._hint = policy, hint
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Rich's protocol."""
-        picture, blocks = self._picture, _has_blocks(console)
-        yield _headline(self._url, picture, self._connection)
-        if picture is None:
+        state, blocks = self._state, _has_blocks(console)
+        yield _headline(self._url, state, self._connection)
+        if state is None:
             return
-        figures = summary(picture)
-        yield _speed(picture, figures, options.max_width, blocks=blocks)
+        figures = summary(state)
+        yield _speed(state, figures, options.max_width, blocks=blocks)
         if (figures.since_start or {}).get("costs_unsure"):
             yield Text("costs are unsure: measuring again. Rounds take other times than were expected", "yellow")
         if figures.mostly_off is not None:
             yield _off(figures.mostly_off)
         room = min(_MANY, max(_FEW, (options.height or console.height) - _OTHER_LINES))
         yield Rule("requests", style="dim", align="left")
-        yield _strips(picture, options.max_width, room, blocks=blocks)
+        yield _strips(state, options.max_width, room, blocks=blocks)
         yield legend().append(f"  {self._hint}", "dim")
         parts = [_tasks(figures), _tiers(figures, blocks=blocks), _reasons(figures, blocks=blocks)]
         if self._policy is not None:
@@ -58,17 +118,17 @@ def _has_blocks(console: Console) -> bool:
     return "utf" in console.encoding.lower()
 
 
-def _headline(url: str, picture: Picture | None, connection: Connection) -> RenderableType:
+def _headline(url: str, state: LiveState | None, connection: Connection) -> RenderableType:
     colour = {"live": "green", "connecting": "yellow"}.get(connection.state, "red")
     line = Text.assemble(("AdaptSpec ", "bold"), (url, "dim"), "  ", (connection.state, colour))
-    if picture is not None:
-        status = picture.load["status"]
-        line.append(f"  {picture.server['model']}", "bold")
+    if state is not None:
+        status = state.load["status"]
+        line.append(f"  {state.server['model']}", "bold")
         if status != "ok":
             line.append(f"  {status}", "bold red")
-        line.append(f"  {picture.load['running']} running, {picture.load['waiting']} waiting")
-        if picture.missed:
-            line.append(f"  {picture.missed:,} rounds missed", "yellow")
+        line.append(f"  {state.load['running']} running, {state.load['waiting']} waiting")
+        if state.missed:
+            line.append(f"  {state.missed:,} rounds missed", "yellow")
     if connection.text:
         line.append(f"  {connection.text}", colour)
     return line
@@ -82,7 +142,7 @@ def _off(mostly: MostlyOff) -> Text:
     )
 
 
-def _speed(picture: Picture, figures: Summary, width: int, *, blocks: bool) -> RenderableType:
+def _speed(state: LiveState, figures: Summary, width: int, *, blocks: bool) -> RenderableType:
     line = Text.assemble((f"{figures.tokens_per_second:,.0f}", "bold"), " tokens/s")
     if figures.plain_tokens_per_second is not None and figures.speedup is not None:
         better = "green" if figures.speedup >= 1.0 else "red"
@@ -93,10 +153,10 @@ def _speed(picture: Picture, figures: Summary, width: int, *, blocks: bool) -> R
     if figures.drafting is not None:
         line.append(f"   drafting {figures.drafting:.0%}")
     count = max(1, min(_CURVE_SECONDS, width - 12))
-    end = int(picture.now())
-    told = {second["at"]: second for second in latest(picture, count)}
+    end = int(state.now())
+    told = {second["at"]: second for second in latest(state, count)}
     speeds = [float(told[at]["emitted"]) if at in told else 0.0 for at in range(end - count, end)]
-    gains = [speedup(picture, [told[at]]) if at in told else None for at in range(end - count, end)]
+    gains = [speedup([told[at]]) if at in told else None for at in range(end - count, end)]
     plain = [speed / gain if gain else None for speed, gain in zip(speeds, gains, strict=True)]
     most = max([*speeds, *(value for value in plain if value)], default=0.0)
     curves = Table.grid(padding=(0, 1))
@@ -124,10 +184,10 @@ def _between(found: Json, form: str) -> str:
     return f"{found['value']:{form}} ({found['low']:{form}} to {found['high']:{form}})"
 
 
-def _strips(picture: Picture, width: int, room: int, *, blocks: bool) -> RenderableType:
+def _strips(state: LiveState, width: int, room: int, *, blocks: bool) -> RenderableType:
     """Running requests first, then those that ended last, as far as there is room."""
-    ended = [seen for seen in reversed(picture.recent) if seen.bars]
-    shown = [*picture.running.values(), *ended][:room]
+    ended = [seen for seen in reversed(state.recent) if seen.bars]
+    shown = [*state.running.values(), *ended][:room]
     if not shown:
         return Text("no request runs", "dim")
     table = Table.grid(padding=(0, 1))
@@ -137,13 +197,13 @@ def _strips(picture: Picture, width: int, room: int, *, blocks: bool) -> Rendera
         table.add_row(
             Text(name, "dim" if seen.ended else ""),
             Text(f"{seen.told['tokens']:>5}", "dim" if seen.ended else "bold"),
-            round_bars(_last_rounds(picture, seen, left), blocks=blocks),
+            round_bars(_last_rounds(seen, left), blocks=blocks),
         )
-    hidden = len(picture.running) - len(shown)
+    hidden = len(state.running) - len(shown)
     return Group(table, Text(f"and {hidden} more", "dim")) if hidden > 0 else table
 
 
-def _name(seen: Seen, width: int) -> str:
+def _name(seen: SeenRequest, width: int) -> str:
     first, _, rest = seen.id.partition("-")
     short = (rest or first)[:8]
     words = [short, seen.told["task"] or "-"]
@@ -152,10 +212,8 @@ def _name(seen: Seen, width: int) -> str:
     return " ".join(f"{word[:13]:<{8 if i == 0 else 11}}" for i, word in enumerate(words)).rstrip()
 
 
-def _last_rounds(picture: Picture, seen: Seen, count: int) -> list[tuple[int, int]]:
-    at = picture.columns["round"]
-    bars = list(seen.bars)[-max(1, count) :]
-    return [(bar[at["depth"]], bar[at["emitted"]]) for bar in bars]
+def _last_rounds(seen: SeenRequest, count: int) -> list[tuple[int, int]]:
+    return [(bar.depth, bar.emitted) for bar in list(seen.bars)[-max(1, count) :]]
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -210,3 +268,42 @@ def _beside(parts: list[RenderableType], console: Console, options: ConsoleOptio
 
 def _fixed(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def tier_of(depth: int) -> tuple[str, str]:
+    """The name and the colour of a depth's group."""
+    return next((name, colour) for name, deepest, colour in TIERS if depth <= deepest)
+
+
+def height(share: float, *, blocks: bool) -> str:
+    """A character for a share of the whole; without block characters, a digit."""
+    step = min(7, max(0, round(share * 8) - 1))
+    return BLOCKS[step] if blocks else str(step + 1)
+
+
+def round_bars(rounds: Iterable[tuple[int, int]], *, blocks: bool) -> Text:
+    """One character per round of (depth, emitted): as high as what it emitted (full at 8), coloured by depth."""
+    bars = Text(no_wrap=True, overflow="crop")
+    for depth, emitted in rounds:
+        bars.append(height(emitted / 8, blocks=blocks) if emitted else " ", tier_of(depth)[1])
+    return bars
+
+
+def curve(values: Sequence[float | None], most: float, colour: str, *, blocks: bool) -> Text:
+    """One character per value; None and 0 are blank."""
+    drawn = "".join(height(value / most, blocks=blocks) if value and most else " " for value in values)
+    return Text(drawn, colour, no_wrap=True, overflow="crop")
+
+
+def share_bar(share: float, width: int, colour: str, *, blocks: bool) -> Text:
+    """A horizontal bar, `width` characters at 1."""
+    filled = round(share * width)
+    return Text(("█" if blocks else "#") * filled + " " * (width - filled), colour)
+
+
+def legend() -> Text:
+    """What the colours mean."""
+    words = Text("depth ")
+    for name, _, colour in TIERS:
+        words.append(f"{name}  ", colour)
+    return words

@@ -1,21 +1,26 @@
-"""How much is traced, and where spans go: our own options beside the standard `OTEL_*` variables.
+"""How much is traced, where spans and metrics go, and the queue from which spans leave.
 
-Knows the environment and exporters; what spans say is decided elsewhere.
+Our own options stand beside the standard `OTEL_*` variables.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from adaptspec import __version__
 from adaptspec.errors import ConfigError
+from adaptspec.telemetry.bounded_queue import BoundedQueue
 
 _log = logging.getLogger(__name__)
 
@@ -79,12 +84,103 @@ class PushSettings:
             raise ConfigError(f"OTEL_EXPORTER_OTLP_*: cannot be used ({error})") from error
 
 
+class SpanQueue(SpanProcessor):
+    """Hands spans to an exporter in batches. The sizes are those of the standard `OTEL_BSP_*` variables.
+
+    The SDK's own processor keeps no count that can be read, and waits up to half a minute at the end. Batches are
+    rare and large on purpose: sent in small ones all the time, spans would be in the way of every answer.
+    """
+
+    def __init__(self, exporter: SpanExporter, pause: float | None = None) -> None:
+        """`pause`: seconds between two batches, in place of the variable's.
+
+        Raises:
+            ConfigError: a variable holds no positive number.
+        """
+        self._exporter = exporter
+        self._size = number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
+        limit = number("OTEL_BSP_MAX_QUEUE_SIZE", 2048)
+        self._queue: BoundedQueue[ReadableSpan] = BoundedQueue(
+            "spans",
+            self._export,
+            limit=limit,
+            pause=number("OTEL_BSP_SCHEDULE_DELAY", 5000) / 1e3 if pause is None else pause,
+            enough=min(self._size, limit),
+        )
+        self._failed = 0
+        self._failing = False
+        self._giving_up = False
+        self.exported = 0
+        self._queue.start()
+
+    @property
+    def dropped(self) -> int:
+        """Spans that nobody received: no room, or refused, or nobody there."""
+        return self._queue.dropped + self._failed
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Nothing happens before it ends."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue what is sampled."""
+        if span.context is not None and span.context.trace_flags.sampled:
+            self._queue.put(span)
+
+    def close(self, seconds: float) -> None:
+        """Send what is left, in `seconds` at most."""
+        self._queue.close(seconds)
+        self._giving_up = True
+        self._exporter.shutdown()
+
+    def shutdown(self) -> None:
+        """See `close`."""
+        self.close(1.0)
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 (the SDK's protocol)
+        """Send what is there now."""
+        self._queue.work()
+        return True
+
+    def _export(self, spans: Sequence[ReadableSpan]) -> None:
+        for start in range(0, len(spans), self._size):
+            batch = spans[start : start + self._size]
+            if not self._giving_up and self._taken(batch):
+                self.exported += len(batch)
+                self._failing = False
+                continue
+            self._failed += len(batch)
+            if not self._failing:
+                _log.warning("spans cannot be sent; they are dropped until they can (see the OTLP endpoint)")
+            self._failing = True
+
+    def _taken(self, batch: Sequence[ReadableSpan]) -> bool:
+        try:
+            return self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception:  # noqa: BLE001 - a fault of the exporter's costs this batch, not those after it
+            _log.exception("the exporter of spans failed")
+            return False
+
+
 def resource() -> Resource:
     """Who says all this; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` win over ours."""
     ours = {"service.version": __version__}
     if not os.environ.get("OTEL_SERVICE_NAME") and "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         ours["service.name"] = "adaptspec"
     return Resource.create(ours)
+
+
+def number(variable: str, default: int) -> int:
+    """A positive whole number from the environment.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"{variable} is {text!r}; it must be a positive whole number, or be left out")
+    return int(text)
 
 
 def _wanted(signal: str, endpoint: str | None) -> bool:

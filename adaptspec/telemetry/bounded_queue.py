@@ -1,7 +1,4 @@
-"""A bounded queue with a thread that empties it: how sinks do their work without the engine waiting for it.
-
-Knows nothing of what is put in.
-"""
+"""A bounded queue with a thread that empties it: whoever puts something in never waits for what becomes of it."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Mailbox(Generic[T]):
+class BoundedQueue(Generic[T]):
     """`put` costs a fraction of a microsecond on any thread; what does not fit is counted and left out.
 
-    `handle` gets what has come, in order, never on two threads at once. What it raises is logged; its lot is lost.
+    `handle` gets what has come, in order, never on two threads at once. What it raises is logged; its batch is lost.
     """
 
     def __init__(
@@ -26,16 +23,16 @@ class Mailbox(Generic[T]):
         name: str,
         handle: Callable[[Sequence[T]], None],
         *,
-        waiting: int = 20_000,
+        limit: int = 20_000,
         pause: float = 0.25,
         enough: int | None = None,
     ) -> None:
-        """`waiting`: the most it holds. `pause`: seconds between two lots; `enough`: so many are a lot at once."""
+        """`limit`: the most it holds. `pause`: seconds between two batches; `enough`: so many are one at once."""
         self._handle = handle
-        self._waiting = waiting
+        self._limit = limit
         self._pause = pause
         self._enough = enough
-        self._queue: deque[T] = deque()
+        self._waiting: deque[T] = deque()
         self._working = threading.Lock()
         self._closing = threading.Event()
         self._due = threading.Event()
@@ -51,27 +48,30 @@ class Mailbox(Generic[T]):
         """Begin to empty it; what was put in before is kept for then."""
         self._thread.start()
 
-    def put(self, item: T) -> None:
-        """Hand something over."""
-        waiting = len(self._queue)
-        if waiting < self._waiting:
-            self._queue.append(item)
-        else:
+    def put(self, item: T, reserve: int = 0) -> bool:
+        """Hand something over; False if it was dropped. So much of the room as `reserve` is left to others."""
+        waiting = len(self._waiting)
+        if waiting >= self._limit - reserve:
             self.dropped += 1
-        if self._enough is not None and waiting + 1 >= self._enough and not self._due.is_set():
+            return False
+        self._waiting.append(item)
+        if self._enough is not None and waiting + 1 >= self._enough:
             self._due.set()
+        return True
 
-    def work(self) -> None:
-        """Handle what has come so far, here and now."""
-        with self._working:
-            lot = [self._queue.popleft() for _ in range(len(self._queue))]
-            if not lot:
-                return
-            try:
-                self._handle(lot)
-            except Exception:  # noqa: BLE001 - whoever watches must never end because of one lot
-                self.dropped += len(lot)
-                _log.exception("%d entries of %s are lost", len(lot), self._thread.name)
+    def work(self, wait: float = -1) -> None:
+        """Handle what has come so far, here and now; give up after so many seconds if another thread is at it."""
+        if not self._working.acquire(timeout=wait):
+            return
+        try:
+            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            if batch:
+                self._handle(batch)
+        except Exception:  # noqa: BLE001 - whoever watches must never end because of one batch
+            self.dropped += len(batch)
+            _log.exception("%d entries of %s are lost", len(batch), self._thread.name)
+        finally:
+            self._working.release()
 
     def close(self, seconds: float | None = None) -> None:
         """Handle what is left, and end; give up on it after so many `seconds`."""

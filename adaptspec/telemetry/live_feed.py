@@ -1,0 +1,248 @@
+"""The live feed: what the engine did in the last minutes and does now, second by second, for whoever looks.
+
+Nothing of it is text of a prompt or an answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from adaptspec.control.tasks import OTHER
+from adaptspec.telemetry.earnings import EarningsSnapshot
+from adaptspec.telemetry.live_schema import Bar, DrafterSums, TaskSums
+from adaptspec.telemetry.request_record import RequestRecord, bars_of
+from adaptspec.telemetry.request_store import Batch, Finished, RequestStore, RoundEnded, Started
+from adaptspec.telemetry.totals import gathered, tallied
+from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+
+HISTORY_SECONDS = 300
+STRIP_ROUNDS = 120  # of one request
+WAITING_ROUNDS = 4096  # until they are asked for; no engine runs this many between two updates
+
+
+@dataclass
+class Second:
+    """Sums over the rounds that ended and the requests that finished in one second, `at` seconds since 1970.
+
+    Only what was emitted counts as accepted; the first token of an answer, which comes with its prompt, is in no sum.
+    Entropy is that of drafts, in nats.
+    """
+
+    at: int
+    rounds: int = 0
+    rows: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    prefill_tokens: int = 0
+    busy: float = 0.0
+    ended: int = 0  # requests
+    depths: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))  # row-rounds by decided depth
+    reasons: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))  # and by why
+    off: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))  # those of depth 0
+    drafters: IntArray = field(default_factory=lambda: np.zeros((0, len(DrafterSums._fields)), dtype=np.int64))
+    tasks: dict[str, FloatArray] = field(default_factory=dict)  # by columns of TaskSums
+    compared: list[float] | None = None  # by columns of Compared; None: nothing was estimated
+
+    def add(self, rounds: Sequence[RoundEnded]) -> None:
+        """Take rounds into account, in vectorised passes."""
+        records = [one.round for one in rounds]
+        depths, reasons, drafter, drafted, emitted = (
+            gathered(records, name) for name in ("depths", "reasons", "drafter", "drafted", "emitted")
+        )
+        accepted = np.minimum(gathered(records, "accepted"), emitted)
+        self.rounds += len(records)
+        self.prefill_tokens += sum(record.prefill_tokens for record in records)
+        self.busy += sum(record.total_seconds for record in records)
+        self.rows += len(depths)
+        self.emitted += int(emitted.sum())
+        self.drafted += int(drafted.sum())
+        self.accepted += int(accepted.sum())
+        self.depths = tallied(self.depths, depths)
+        self.reasons = tallied(self.reasons, reasons)
+        self.off = tallied(self.off, reasons[depths == 0])
+        used = drafted > 0
+        self._add_drafters(drafter[used], drafted[used], accepted[used])
+        sums = np.stack((np.ones(len(depths)), used, drafted, accepted, emitted, *_entropies(records)))
+        self._add_tasks([_task(one) for each in rounds for one in each.requests], sums)
+
+    def compare(self, more: Sequence[float]) -> None:
+        """Take more of what was estimated into account."""
+        self.compared = [round(a + b, 6) for a, b in zip(self.compared or [0.0] * len(more), more, strict=True)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        told = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
+        tasks = {name: np.round(sums, 4).tolist() for name, sums in self.tasks.items()}
+        return told | {"busy": round(self.busy, 6), "tasks": tasks}
+
+    def _add_drafters(self, which: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        size = max(int(which.max(initial=-1)) + 1, len(self.drafters))
+        grown = np.zeros((size, self.drafters.shape[1]), dtype=np.int64)
+        grown[: len(self.drafters)] = self.drafters
+        for column, values in enumerate((np.ones(len(which)), drafted, accepted)):
+            grown[:, column] += np.bincount(which, values, minlength=size).astype(np.int64)
+        self.drafters = grown
+
+    def _add_tasks(self, names: Sequence[str], sums: FloatArray) -> None:
+        """`sums` [columns, N] of rows whose tasks are these."""
+        known = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        which = np.array([known[name] for name in names], dtype=np.int64)
+        each = np.stack([np.bincount(which, column, minlength=len(known)) for column in sums], axis=1)
+        for name, i in known.items():
+            self.tasks[name] = self.tasks.get(name, np.zeros(len(TaskSums._fields))) + each[i]
+
+
+@dataclass
+class Changes:
+    """What has happened since the last time: seconds that differ now, requests that came and went, rounds by request.
+
+    A second that is told again replaces what was said of it.
+    """
+
+    seconds: list[dict[str, Any]] = field(default_factory=list)
+    started: list[dict[str, Any]] = field(default_factory=list)
+    finished: list[dict[str, Any]] = field(default_factory=list)
+    rounds: dict[str, list[Bar]] = field(default_factory=dict)
+    earnings: dict[str, Any] | None = None
+    missed_rounds: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has happened."""
+        return not (self.seconds or self.started or self.finished)
+
+
+@dataclass
+class _News:
+    """What is to be told of at the next `changes`."""
+
+    seconds: dict[int, Second] = field(default_factory=dict)
+    started: list[dict[str, Any]] = field(default_factory=list)
+    finished: list[dict[str, Any]] = field(default_factory=list)
+    rounds: list[RoundRecord] = field(default_factory=list)
+
+
+class LiveFeed:
+    """Sums of the last minutes, and what is new in them. May be asked from any thread.
+
+    What is new is kept only while `following`, and then to be asked for some times a second.
+    """
+
+    def __init__(self, store: RequestStore, earnings: Callable[[], EarningsSnapshot] = EarningsSnapshot) -> None:
+        """`earnings` tells what was earned so far."""
+        self._store = store
+        self.lock = store.lock
+        self._earnings = earnings
+        self._told_earnings = EarningsSnapshot()
+        self._seconds: deque[Second] = deque(maxlen=HISTORY_SECONDS)
+        self._news = _News()
+        self._clock = 0.0
+        self._missed = 0
+        self.following = False
+        store.counts(self._take)
+
+    @property
+    def missed(self) -> int:
+        """Rounds that came too fast, and are in no sum."""
+        return self._store.missed_rounds + self._missed
+
+    def settle(self) -> None:
+        """Have all that came so far taken in; may take as long as that takes."""
+        self._store.settle()
+
+    def changes(self) -> Changes:
+        """What has happened since the last call."""
+        with self.lock:
+            news, self._news = self._news, _News()
+            return Changes(
+                [second.to_json() for second in news.seconds.values()],
+                news.started,
+                news.finished,
+                bars_of(news.rounds),
+                self._earnings().to_json(),
+                self.missed,
+            )
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything as of now, as plain data."""
+        with self.lock:
+            bars = bars_of(self._store.rounds)
+
+            def strip(name: str) -> dict[str, Any]:
+                return {"rounds": bars.get(name, [])[-STRIP_ROUNDS:]}
+
+            running = [one.running(self._clock) | strip(name) for name, one in self._store.running.items()]
+            return {
+                "seconds": [second.to_json() for second in self._seconds],
+                "running": running,
+                "recent": [one | strip(one["id"]) for one in self._store.recent],
+                "earnings": self._earnings().to_json(),
+                "missed_rounds": self.missed,
+            }
+
+    def _take(self, batch: Batch) -> None:
+        self._clock = batch.clock
+        rounds: defaultdict[int, list[RoundEnded]] = defaultdict(list)
+        ended: Counter[int] = Counter()
+        for event in batch.events:
+            at = int(event.when + batch.clock)
+            if isinstance(event, RoundEnded):
+                rounds[at].append(event)
+            elif isinstance(event, Finished):
+                ended[at] += 1
+        for at in sorted(rounds.keys() | ended.keys()):
+            second = self._second(at)
+            second.ended += ended[at]
+            if rounds[at]:
+                second.add(rounds[at])
+        self._compare()
+        if self.following:
+            self._keep(batch)
+        else:
+            self._news = _News()
+
+    def _keep(self, batch: Batch) -> None:
+        news = self._news
+        for event in batch.events:
+            if isinstance(event, Started):
+                news.started.append(event.record.card() | {"admitted": round(event.when + batch.clock, 4), "tokens": 0})
+            elif isinstance(event, Finished):
+                news.finished.append(event.record.ended(batch.clock))
+        news.rounds += batch.records
+        self._missed += max(0, len(news.rounds) - WAITING_ROUNDS)
+        del news.rounds[WAITING_ROUNDS:]
+
+    def _second(self, at: int) -> Second:
+        """The sums of a second; where the clock was set back, those of the newest."""
+        if not self._seconds or self._seconds[-1].at < at:
+            self._seconds.append(Second(at))
+        newest = self._news.seconds[self._seconds[-1].at] = self._seconds[-1]
+        return newest
+
+    def _compare(self) -> None:
+        """Add what is newly estimated to the newest second."""
+        now = self._earnings()
+        more = now.compared_since(self._told_earnings)
+        if any(more) and self._seconds:
+            self._told_earnings = now
+            self._second(self._seconds[-1].at).compare(more)
+
+
+def _task(one: RequestRecord | None) -> str:
+    return OTHER if one is None else one.request.speculation.task or OTHER
+
+
+def _entropies(records: Sequence[RoundRecord]) -> tuple[FloatArray, IntArray]:
+    """Sum and count of what is known of each row's drafts [N]."""
+    flat = np.concatenate([record.entropy.ravel() for record in records])
+    rows = np.arange(sum(len(record.rows) for record in records))
+    widths = np.repeat([record.entropy.shape[1] for record in records], [len(record.rows) for record in records])
+    row, known = np.repeat(rows, widths), ~np.isnan(flat)
+    sums = np.bincount(row[known], flat[known], minlength=len(rows)).astype(np.float64)
+    return sums, np.bincount(row[known], minlength=len(rows))

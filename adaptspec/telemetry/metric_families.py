@@ -1,0 +1,211 @@
+"""Totals, earnings and what others keep as Prometheus metric families, made at scrape time.
+
+Labels are depths, reasons, drafters, policies: none comes from a client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from adaptspec.control.shadow import ShadowEstimate
+from adaptspec.engine.async_engine import EngineStats
+from adaptspec.engine.policy_manager import Reloads
+from adaptspec.telemetry.earnings import EarningsSnapshot, Estimate
+from adaptspec.telemetry.static_tiers import TierEarnings
+from adaptspec.telemetry.totals import DEPTH_LABELS, Totals
+from adaptspec.types import Reason
+
+DEPTHS_AT_START = 7  # the deepest draft of the default policy: these positions are served before they are reached
+_SPEC = "adaptspec_spec_decode"
+
+
+class Asked(Collector):
+    """Families that are asked for at every scrape, on the scraping thread."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Ask now."""
+        return self._families()
+
+
+def round_families(totals: Totals, vllm_labels: dict[str, str] | None) -> Iterator[Metric]:
+    """What rounds did: `adaptspec_*`, and vLLM's names where labels for them are given."""
+    for name, help_text, count in (
+        (f"{_SPEC}_drafts", "Row-rounds that drafted", totals.drafts),
+        (f"{_SPEC}_draft_tokens", "Tokens submitted for verification", totals.drafted_tokens),
+        (f"{_SPEC}_accepted_tokens", "Drafted tokens that were emitted", totals.accepted_tokens),
+        (f"{_SPEC}_emitted_tokens", "Tokens emitted by decoding rounds", totals.emitted),
+        ("adaptspec_rounds", "Rounds run", totals.rounds),
+        ("adaptspec_prefill_tokens", "Prompt tokens read", totals.prefill_tokens),
+        ("adaptspec_verify_tokens", "Tokens the target model computed", totals.verify_tokens),
+        ("adaptspec_draft_steps", "Forward passes of the draft model", totals.draft_steps),
+        ("adaptspec_catch_up_tokens", "Tokens read to catch up a draft cache", totals.caught_up),
+        ("adaptspec_draft_seconds", "Time spent drafting", totals.draft_seconds),
+        ("adaptspec_verify_seconds", "Time spent in the target model", totals.verify_seconds),
+        ("adaptspec_round_seconds", "Time spent in rounds, overhead included", totals.total_seconds),
+    ):
+        yield CounterMetricFamily(name, help_text, count)
+    yield _per_position(f"{_SPEC}_accepted_tokens_per_pos", totals, {})
+    yield _labelled(f"{_SPEC}_depth", "Row-rounds by decided depth", "depth", totals.labelled_depths)
+    decisions = [(reason.name.lower(), int(totals.reasons[reason])) for reason in Reason]
+    yield _labelled(f"{_SPEC}_decisions", "Row-rounds by the reason of their depth", "reason", decisions)
+    if vllm_labels is not None:
+        yield from _vllm(totals, vllm_labels)
+
+
+def _vllm(totals: Totals, labels: dict[str, str]) -> Iterator[Metric]:
+    prefix = "vllm:spec_decode_num"
+    for name, help_text, count in (
+        ("drafts", "Number of drafts", totals.drafts),
+        ("draft_tokens", "Number of draft tokens", totals.drafted_tokens),
+        ("accepted_tokens", "Number of accepted tokens", totals.accepted_tokens),
+    ):
+        family = CounterMetricFamily(f"{prefix}_{name}", help_text, labels=list(labels))
+        family.add_metric(list(labels.values()), count)
+        yield family
+    yield _per_position(f"{prefix}_accepted_tokens_per_pos", totals, labels)
+
+
+def _per_position(name: str, totals: Totals, labels: dict[str, str]) -> Metric:
+    counts = totals.accepted_per_position[:DEPTH_LABELS].tolist()
+    counts += [0] * (DEPTHS_AT_START - len(counts))
+    pairs = [(str(position), count) for position, count in enumerate(counts)]
+    return _labelled(name, "Drafted tokens accepted, by position in the draft", "position", pairs, labels)
+
+
+def _labelled(
+    name: str, help_text: str, label: str, pairs: Iterable[tuple[str, int]], shared: dict[str, str] | None = None
+) -> Metric:
+    """One sample per pair; `shared` labels come first, the same for all."""
+    shared = shared or {}
+    family = CounterMetricFamily(name, help_text, labels=[*shared, label])
+    for value, count in pairs:
+        family.add_metric([*shared.values(), value], count)
+    return family
+
+
+def load_families(load: EngineStats) -> Iterator[Metric]:
+    """How many requests run and wait."""
+    yield GaugeMetricFamily("adaptspec_requests_running", "Requests in the batch", load.running)
+    yield GaugeMetricFamily("adaptspec_requests_waiting", "Requests in the queue", load.waiting)
+
+
+def reload_families(reloads: Reloads) -> Iterator[Metric]:
+    """Reloads of policies, good and bad, and when the last good one was."""
+    results = (("success", reloads.applied), ("failure", reloads.refused))
+    yield _labelled("adaptspec_policy_reloads", "Policies that came anew, by outcome", "result", results)
+    yield GaugeMetricFamily(
+        "adaptspec_policy_last_reload_success_timestamp_seconds",
+        "When a policy last came anew and was served, in seconds since 1970; 0: never",
+        reloads.last_applied or 0.0,
+    )
+
+
+def shadow_families(estimates: Iterable[ShadowEstimate]) -> Iterator[Metric]:
+    """What shadow policies would have earned."""
+    known = list(estimates)
+    for name, help_text, attribute in (
+        ("goodput_ratio", "Estimated goodput of a shadow policy over that of the policy that acts", "goodput_ratio"),
+        ("guessed_ratio", "Share of a shadow policy's tokens that are estimated beyond what was observed", "guessed"),
+        ("rounds", "Rounds that the estimate of a shadow policy rests on", "rounds"),
+    ):
+        family = GaugeMetricFamily(f"adaptspec_shadow_{name}", help_text, labels=["policy"])
+        for one in known:
+            family.add_metric([one.policy], getattr(one, attribute))
+        yield family
+
+
+def earning_families(seen: EarningsSnapshot) -> Iterator[Metric]:
+    """Saved and wasted tokens, what fixed depths would have taken, switches, and how far expectations came true."""
+    forecast = seen.forecast
+    for name, help_text, count in (
+        (f"{_SPEC}_saved_tokens", "Drafted tokens that were emitted: plain rounds not needed", seen.saved_tokens),
+        (f"{_SPEC}_wasted_tokens", "Drafted tokens that were not emitted", seen.wasted_tokens),
+        (f"{_SPEC}_depth_switches", "Changes of depth within requests", seen.depth_switches),
+        (f"{_SPEC}_drafter_switches", "Changes of drafter within requests", seen.drafter_switches),
+        (f"{_SPEC}_guard_switches", "Times that a guard switched speculation off", seen.guard_switches),
+        (f"{_SPEC}_probes", "Tries of speculation while it was off", seen.probes),
+        (f"{_SPEC}_probes_won", "Tries after which it stayed on", seen.probes_won),
+        (
+            "adaptspec_predicted_tokens",
+            "Tokens by predicted goodput over the time rounds took",
+            forecast.predicted_tokens,
+        ),
+        ("adaptspec_realised_tokens", "Tokens that came of rounds with a prediction", forecast.realised_tokens),
+        (
+            "adaptspec_predicted_accepted_tokens",
+            "Drafted tokens expected to be accepted",
+            forecast.predicted_accepted,
+        ),
+        (
+            "adaptspec_realised_accepted_tokens",
+            "Drafted tokens accepted where some number was expected",
+            forecast.realised_accepted,
+        ),
+        ("adaptspec_earnings_dropped_entries", "Rounds and requests left out of these figures", seen.dropped),
+        ("adaptspec_costs_remeasured", "Times that rounds had costs measured again", seen.doubts),
+    ):
+        yield CounterMetricFamily(name, help_text, count)
+    pairs = seen.drafts_by_drafter.items()
+    yield _labelled(f"{_SPEC}_drafter_drafts", "Row-rounds that drafted, by drafter", "drafter", pairs)
+    ratio = forecast.goodput_ratio
+    yield GaugeMetricFamily(
+        "adaptspec_goodput_calibration_ratio", "Predicted goodput over realised; above 1: too hopeful", ratio
+    )
+    yield _gauge(
+        f"{_SPEC}_tier_share_ratio", "Share of row-rounds by decided depth", ["depth"], seen.tier_share.items()
+    )
+    yield from _tier_families(seen)
+    yield from _estimate(seen.speedup, "speedup", "Goodput over that of plain rounds that were run, since the start")
+    yield from _estimate(seen.regret, "regret", "Time beyond that of the best fixed depth so far, over the latter")
+    yield GaugeMetricFamily(
+        "adaptspec_costs_unsure",
+        "1 while the cost table and rounds disagree, and costs are measured again",
+        seen.unsure,
+    )
+    when = [] if math.isnan(seen.measured) else [((), seen.measured)]
+    name, help_text = "adaptspec_costs_measured_timestamp_seconds", "When the table that rounds began with was measured"
+    yield _gauge(name, help_text, [], when)
+
+
+def _tier_families(seen: EarningsSnapshot) -> Iterator[Metric]:
+    def told(value: Callable[[TierEarnings], float]) -> list[tuple[tuple[str, str], float]]:
+        return [((one.tier.drafter or "off", str(one.tier.depth)), value(one)) for one in seen.tiers]
+
+    labels = ["drafter", "depth"]
+    for name, help_text, field in (
+        ("static_tier_seconds", "Time of the same tokens at a fixed depth, as rounds that were run tell", "seconds"),
+        ("compared_seconds", "Time of rounds that are compared with a fixed depth", "against"),
+        ("compared_tokens", "Tokens of rounds that are compared with a fixed depth", "tokens"),
+    ):
+        family = CounterMetricFamily(f"adaptspec_{name}", help_text, labels=labels)
+        for values, value in told(lambda one, field=field: getattr(one, field) if one.known else 0.0):  # type: ignore[misc]
+            family.add_metric(values, value)
+        yield family
+    help_text = "Share of its tokens that nothing observed vouches for"
+    yield _gauge("adaptspec_static_tier_guessed_ratio", help_text, labels, told(lambda one: one.guessed))
+    best, help_text = seen.best_static, "1 for the fixed depth that is best so far"
+    yield _gauge("adaptspec_best_static_tier", help_text, labels, told(lambda one: float(one == best)))
+
+
+def _estimate(found: Estimate | None, name: str, help_text: str) -> Iterator[Metric]:
+    """A ratio and its bounds; without a sample while it is not known."""
+    for suffix, words, bound in (("", "", "value"), ("_low", ": at least", "low"), ("_high", ": at most", "high")):
+        samples = [] if found is None else [((), getattr(found, bound))]
+        yield _gauge(f"adaptspec_{name}{suffix}_ratio", help_text + words, [], samples)
+
+
+def _gauge(
+    name: str, help_text: str, labels: Sequence[str], samples: Iterable[tuple[str | Sequence[str], float]]
+) -> Metric:
+    family = GaugeMetricFamily(name, help_text, labels=labels)
+    for values, value in samples:
+        family.add_metric([values] if isinstance(values, str) else values, value)
+    return family

@@ -1,0 +1,114 @@
+"""The queue: in order, bounded, and it outlives what its owner does wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from adaptspec.telemetry.bounded_queue import BoundedQueue
+
+
+def test_what_is_put_in_is_handled_in_order_on_another_thread() -> None:
+    """The engine thread does none of the work."""
+    seen: list[tuple[int, int]] = []
+    queue: BoundedQueue[int] = BoundedQueue(
+        "test", lambda batch: seen.extend((n, threading.get_ident()) for n in batch), pause=0.001
+    )
+    queue.put(0)
+    queue.start()
+    for number in range(1, 500):
+        queue.put(number)
+    queue.close()
+    assert [number for number, _ in seen] == list(range(500))
+    assert threading.get_ident() not in {thread for _, thread in seen}
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    """Memory stays bounded however slow the handling is."""
+    seen: list[int] = []
+    queue: BoundedQueue[int] = BoundedQueue("test", seen.extend, limit=3, pause=60.0)
+    for number in range(10):
+        queue.put(number)
+    assert queue.dropped == 7
+    queue.work()
+    assert seen == [0, 1, 2]
+
+
+def test_room_can_be_left_to_others() -> None:
+    queue: BoundedQueue[int] = BoundedQueue("test", lambda _: None, limit=4, pause=60.0)
+    assert [queue.put(number, 2) for number in range(4)] == [True, True, False, False]
+    assert [queue.put(number) for number in range(3)] == [True, True, False]
+    assert queue.dropped == 3
+
+
+def test_whoever_works_long_keeps_nobody() -> None:
+    """A reader takes what there is then."""
+    began, stuck = threading.Event(), threading.Event()
+
+    def handle(_: Sequence[int]) -> None:
+        began.set()
+        stuck.wait()
+
+    queue: BoundedQueue[int] = BoundedQueue("test", handle, pause=0.001)
+    queue.start()
+    queue.put(1)
+    assert began.wait(10.0)
+    queue.work(0.01)
+    stuck.set()
+    queue.close(10.0)
+
+
+def test_a_full_batch_does_not_wait_for_the_pause() -> None:
+    """Else a burst would be lost where the pause is long and the queue short."""
+    handled = threading.Event()
+    queue: BoundedQueue[int] = BoundedQueue("test", lambda _: handled.set(), limit=10, pause=60.0, enough=3)
+    queue.start()
+    queue.put(1)
+    queue.put(2)
+    assert not handled.wait(0.05)
+    queue.put(3)
+    assert handled.wait(10.0)
+    queue.close(5.0)
+
+
+def test_a_batch_that_fails_is_lost_and_told(caplog: Any) -> None:
+    """The next one is handled."""
+    seen: list[int] = []
+
+    def handle(batch: Sequence[int]) -> None:
+        if 1 in batch:
+            raise ValueError("no ones")
+        seen.extend(batch)
+
+    queue: BoundedQueue[int] = BoundedQueue("test", handle)
+    queue.put(1)
+    queue.work()
+    queue.put(2)
+    queue.work()
+    assert (seen, queue.dropped) == ([2], 1)
+    assert "no ones" in caplog.text
+
+
+def test_closing_does_not_wait_for_ever() -> None:
+    """Whoever hangs is left behind after the time it was given."""
+    began, stuck, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def handle(_: Sequence[int]) -> None:
+        began.set()
+        stuck.wait()
+        ended.set()
+
+    queue: BoundedQueue[int] = BoundedQueue("test", handle, pause=0.001)
+    queue.start()
+    queue.put(1)
+    assert began.wait(10.0)
+    closing = threading.Thread(target=queue.close, args=(0.05,), daemon=True)
+    closing.start()
+    try:
+        closing.join(10.0)
+        assert not closing.is_alive(), "it waits for the batch, which nobody lets go on"
+    finally:
+        stuck.set()
+    queue.close(10.0)
+    assert ended.is_set(), "what it has time for is waited for"

@@ -1,0 +1,71 @@
+"""What a trace says of a request in words, and what it says of the choice that was not made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adaptspec.telemetry.request_record import RequestRecord
+from adaptspec.telemetry.request_spans import of_decoding, summary
+from adaptspec.types import Completion, Expected, FinishReason, Reason, Request, RoundRecord, SpeculationStats, Timings
+from tests.control.helpers import record
+from tests.telemetry.feeding import made
+
+DRAFTERS = ("draft-model", "ngram")
+
+
+def lived(*rounds: RoundRecord, drafted: int = 0, accepted: int = 0) -> RequestRecord:
+    store, _ = made(lambda store: setattr(store, "detailed", True), drafters=DRAFTERS)
+    store.started(Request("a", (1,)))
+    for one in rounds:
+        store.emit(replace(one, request_ids=("a",)))
+    store.settle()
+    one = store.running["a"]
+    one.history.close(DRAFTERS)
+    stats = SpeculationStats("goodput", len(rounds), drafted=drafted, accepted=accepted)
+    one.completion = Completion("a", "", (), 1, FinishReason.STOP, stats, Timings(0.0, 0.0, 0.0, 1.0))
+    return one
+
+
+def plain(reason: Reason, chosen: float = np.nan, other: float = np.nan) -> RoundRecord:
+    one = record([0], [0], depths=[0])
+    expected = None if np.isnan(chosen) else Expected(chosen, np.array([0.0]), other)
+    return replace(one, reasons=np.array([int(reason)]), expected=expected)
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (plain(Reason.OFF, 1040.0, 200.0), "3 rounds, none drafted: drafting 5.2 x the price of plain"),
+        (plain(Reason.OFF), "3 rounds, none drafted: they were expected to lose"),
+        (plain(Reason.REQUEST), "3 rounds, none drafted: the request's own max_depth"),
+        (record([0], [0], depths=[3]), "3 rounds, none drafted: the drafters found nothing to propose"),
+    ],
+)
+def test_who_never_drafted_is_told_why(one: RoundRecord, words: str) -> None:
+    assert summary(lived(one, one, one), DRAFTERS) == words
+
+
+def test_who_was_guarded_is_told_by_what() -> None:
+    words = summary(lived(plain(Reason.GUARD), plain(Reason.GUARD), plain(Reason.CEILING)), DRAFTERS)
+    assert words.startswith("3 rounds, none drafted: drafting measured slower than plain decoding")
+    assert words.endswith("(2 of 3)")
+
+
+def test_who_drafted_is_told_what_it_brought_and_what_it_was_worth() -> None:
+    drafting = replace(record([3], [2]), expected=Expected(900.0, np.array([2.0]), 500.0))
+    one = lived(*[drafting] * 3, plain(Reason.OFF, 500.0, 400.0), drafted=9, accepted=6)
+    assert summary(one, DRAFTERS) == (
+        "4 rounds, 3 drafted, most often draft-model at 3; 6 of 9 drafted tokens kept; plain decoding 1.8 x the price "
+        "of drafting; 1 not drafted: drafting 1.2 x the price of plain"
+    )
+    said = of_decoding(one, DRAFTERS)
+    assert said["adaptspec.decision.alternative"] == "off"
+    assert said["adaptspec.decision.goodput"] == pytest.approx(900.0)
+    assert said["adaptspec.decision.alternative_goodput"] == pytest.approx(500.0)
+
+
+def test_an_answer_of_one_token_has_no_rounds() -> None:
+    assert "no rounds" in summary(lived(), DRAFTERS)
