@@ -129,7 +129,6 @@ class RowStop:
         self._alive = 1.0
 
     def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:  # noqa: ARG002
-        """See `StopEvaluator`."""
         return np.array([self.goes(step, confidence.item(), entropy.item())])
 
     def goes(self, step: int, confidence: float, entropy: float) -> bool:

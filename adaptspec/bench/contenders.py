@@ -56,7 +56,6 @@ class OwnEngine:
         self._policy = policy
 
     def run(self, prompt: tuple[int, ...], tokens: int) -> Run:
-        """See `Contender.run`."""
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
         request = Request(f"bench-{next(self._ids)}", prompt, sampling, SpeculationParams(policy=self._policy))
         started = time.perf_counter()
@@ -118,11 +117,9 @@ class WrongDrafter:
         self._vocab_size = vocab_size
 
     def lag(self, row: int, length: int) -> int:
-        """See `Drafter.lag`."""
         return self._drafter.lag(row, length)
 
     def propose(self, job: DraftJob) -> Draft:
-        """See `Drafter.propose`."""
         draft = self._drafter.propose(job)
         for i in np.flatnonzero(draft.counts).tolist():
             # What the real one has seen of its own draft is not what is proposed here, so none of it may stay.
@@ -134,11 +131,9 @@ class WrongDrafter:
         return replace(draft, tokens=tokens, distribution=shifted)
 
     def commit(self, row: int, valid: int) -> None:
-        """See `Drafter.commit`."""
         self._drafter.commit(row, valid)
 
     def free(self, row: int) -> None:
-        """See `Drafter.free`."""
         self._drafter.free(row)
 
 
@@ -150,15 +145,12 @@ class WrongLookup(WrongDrafter):
         self._lookup = lookup
 
     def offer(self, row: int, tokens: list[int], most: int) -> int:
-        """See `Lookup.offer`."""
         return self._lookup.offer(row, tokens, most)
 
     def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
-        """See `Lookup.expect`."""
         self._lookup.expect(row, tokens, start)
 
     def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
-        """See `Lookup.shadow`."""
         return Shadow(self._lookup.shadow(row, tokens, start).drafted, 0)
 
 

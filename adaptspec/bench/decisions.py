@@ -34,14 +34,12 @@ class TimedController(Controller):
         self.seconds = seconds
 
     def decide(self, signals: BatchSignals) -> Decision:
-        """See `Controller.decide`."""
         started = time.perf_counter()
         decision = super().decide(signals)
         self.seconds.append(time.perf_counter() - started)
         return decision
 
     def learn(self, record: RoundRecord) -> None:
-        """See `Controller.learn`."""
         started = time.perf_counter()
         super().learn(record)
         self.seconds[-1] += time.perf_counter() - started

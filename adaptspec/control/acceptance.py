@@ -227,7 +227,6 @@ class ModelAcceptance(Learner):
         self.calibration.observe_confidence(rounds.confidence, rows, tasks, drafted, kept)
 
     def state(self) -> dict[str, FloatArray]:
-        """See `Learner.state`."""
         return {
             "acceptance": self.by_position.counts(),
             "continuation": self.continuation.counts(),
@@ -293,7 +292,6 @@ class NgramAcceptance(Learner):
             self.by_run.observe_classes(nobody, tasks, self._class[run], drafted, right)
 
     def state(self) -> dict[str, FloatArray]:
-        """See `Learner.state`."""
         self.settle()
         return {_NGRAM: self.by_run.counts()}
 

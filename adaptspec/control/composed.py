@@ -55,22 +55,18 @@ class ComposedPolicy(Policy):
 
     @property
     def search_depth(self) -> int | None:
-        """See `Policy.search_depth`."""
         return self._algorithm.search_depth
 
     def start(self, row: int) -> None:
-        """See `Policy.start`."""
         self._algorithm.start(row)
         for part in (self._guard, self._dwell, self._values):
             if part is not None:
                 part.start(row)
 
     def finish(self, row: int) -> None:
-        """See `Policy.finish`."""
         self._algorithm.finish(row)
 
     def decide(self, signals: BatchSignals) -> Decision:
-        """See `Policy.decide`."""
         limits = signals.limits
         lowered = limits if self._ceilings is None else self._ceilings.limits(signals)
         self._barred = lowered is not limits and not some(lowered)
@@ -95,7 +91,6 @@ class ComposedPolicy(Policy):
         return self._decision(choice, signals)
 
     def learn(self, record: RoundRecord) -> None:
-        """See `Policy.learn`."""
         self._algorithm.learn(record)
         self._stop.learn(record)
         for task, rule in self._task_stops.items():

@@ -71,7 +71,6 @@ class DynamicTemperature(DraftTemperature):
         return None if self._neutral and not scored else TemperatureTable(np.tile(self.by_bin, (rows, 1)), scored)
 
     def learn(self, record: RoundRecord) -> None:
-        """See `DraftTemperature.learn`."""
         scores = record.temperature_scores
         assert scores is not None, "only told of rounds that were scored"
         known = ~np.isnan(scores[:, :, _NEUTRAL])

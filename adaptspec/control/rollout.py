@@ -175,21 +175,17 @@ class Switched(Policy):
 
     @property
     def search_depth(self) -> int | None:
-        """See `Policy.search_depth`."""
         return deepest_search(self._policies)
 
     def start(self, row: int) -> None:
-        """See `Policy.start`."""
         for policy in self._policies:
             policy.start(row)
 
     def finish(self, row: int) -> None:
-        """See `Policy.finish`."""
         for policy in self._policies:
             policy.finish(row)
 
     def decide(self, signals: BatchSignals) -> Decision:
-        """See `Policy.decide`."""
         who: IntArray = np.zeros(len(signals.rows), dtype=np.int64)
         for turn, one in zip(reversed(self._turn), reversed(self._cases), strict=True):
             who[one.holds(signals)] = turn
@@ -197,7 +193,6 @@ class Switched(Policy):
         return decided(who, lambda turn, own: self._numbers[turn].decided(self._policies[turn], own), signals)
 
     def learn(self, record: RoundRecord) -> None:
-        """See `Policy.learn`."""
         rows, who = self._pending.take(record.decision) or (nobody(), nobody())
         places = places_of(record.rows, rows)
         if places is None:

@@ -58,7 +58,6 @@ class ThresholdStop(StopRule):
         self._table: StopTable | None = None
 
     def table(self, choice: Choice) -> StopTable | None:
-        """See `StopRule.table`."""
         if self._rows != len(choice.depths):
             self._rows = len(choice.depths)
             self._table = StopTable(*(self._filled(bound) for bound in self._bounds))
@@ -146,7 +145,6 @@ class AdaEdlStop(ThresholdStop):
         return min(1.0, self._sums.item(1) / max(1.0, self._sums.item(0)))
 
     def table(self, choice: Choice) -> StopTable | None:
-        """See `StopRule.table`."""
         bounds = (None, self._ceiling())
         if bounds != self._bounds:
             self._bounds, self._rows = bounds, -1

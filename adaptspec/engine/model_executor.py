@@ -41,31 +41,25 @@ class ModelExecutor:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """See `Executor.drafters`."""
         return self._names
 
     @property
     def anticipating(self) -> tuple[str, ...]:
-        """See `Executor.anticipating`."""
         return tuple(drafter.name for drafter in self._drafters if not drafter.non_anticipating)
 
     def start(self, sequence: Seq) -> None:
-        """See `Executor.start`."""
         if sequence.request.prediction:
             for lookup in self._lookups.values():
                 lookup.expect(held_row(sequence), sequence.request.prediction, sequence.prompt_length)
 
     def leave(self, row: int) -> None:
-        """See `Executor.leave`."""
         for drafter in self._drafters:
             drafter.free(row)
 
     def lags(self, batch: Batch) -> Sequence[Sequence[int]]:
-        """See `Executor.lags`."""
         return [[drafter.lag(held_row(s), s.length) for s in batch.decoding] for drafter in self._drafters]
 
     def offers(self, batch: Batch, most: int) -> Sequence[Sequence[int]]:
-        """See `Executor.offers`."""
         offers = [[0] * len(batch.decoding)] * len(self._drafters)
         for which, lookup in self._lookups.items() if most else ():
             offers[which] = [
@@ -102,7 +96,6 @@ class ModelExecutor:
         return cut_refused(draft, sampling.constraints) if sampling.constrained else draft
 
     def verify(self, batch: Batch, draft: Draft) -> Verdict:
-        """See `Executor.verify`."""
         logits, broken = sound(score_prompts(batch, self.cache.forward(_packed(batch, draft))), draft.counts)
         emitting = batch.emitting
         verdict = self._judge(emitting, logits, draft)
@@ -121,7 +114,6 @@ class ModelExecutor:
         return replace(verdict, temperature_scores=scores)
 
     def keep(self, rows: Sequence[int], lengths: Sequence[int], drafters: Sequence[int]) -> None:
-        """See `Executor.keep`."""
         for row, length, drafter in zip(rows, lengths, drafters, strict=True):
             self.cache.truncate(row, length)
             if drafter >= 0:

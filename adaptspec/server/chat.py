@@ -79,19 +79,16 @@ class ChatBody(GenerationBody, Hints):
 
     @property
     def contents(self) -> list[dict[str, str]]:
-        """See `GenerationBody.contents`."""
         return [message.plain() for message in self.messages]
 
     @property
     def asked_tokens(self) -> tuple[str, int] | None:
-        """See `GenerationBody.asked_tokens`."""
         if self.max_completion_tokens is None:
             return super().asked_tokens
         return "max_completion_tokens", self.max_completion_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """See `GenerationBody.alternatives`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -227,7 +224,6 @@ class ChatReply(Reply):
             yield _chunk(index, {}, finish=_finish(delta.completion, reader))
 
     def choice(self, index: int, completion: Completion) -> ChatChoice:
-        """See `Reply.choice`."""
         reader = CallReader(self._calls)
         content, calls = gathered([*reader.feed(completion.text), *reader.end()])
         message = AssistantMessage(role="assistant", content=content, refusal=None)

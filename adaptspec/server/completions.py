@@ -67,17 +67,14 @@ class CompletionBody(GenerationBody):
 
     @property
     def contents(self) -> list[dict[str, str]]:
-        """See `GenerationBody.contents`."""
         return [{"role": "user", "content": prompt} for prompt in self.prompt if isinstance(prompt, str)]
 
     @property
     def alternatives(self) -> int | None:
-        """See `GenerationBody.alternatives`."""
         return self.logprobs
 
     @property
     def echoes(self) -> bool:
-        """See `GenerationBody.echoes`."""
         return bool(self.echo)
 
 
@@ -141,7 +138,6 @@ class CompletionReply(Reply):
             yield _chunk(index, "", finish=_finish(delta.completion))
 
     def choice(self, index: int, completion: types.Completion) -> CompletionChoice:
-        """See `Reply.choice`."""
         entries = (*completion.prompt_logprobs, *completion.logprobs)
         return CompletionChoice(
             index=index,

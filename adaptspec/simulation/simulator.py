@@ -123,7 +123,6 @@ class Simulator:
         """See `Sink.started`."""
 
     def emit(self, record: RoundRecord) -> None:
-        """See `Sink.emit`."""
         self._records.append(record)
 
     def finished(self, request: Request, completion: Completion) -> None:

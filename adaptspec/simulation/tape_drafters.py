@@ -162,11 +162,9 @@ class TapeNGram:
         self._seconds_per_row = seconds_per_row
 
     def lag(self, rows: IntArray, context: IntArray) -> list[int]:  # noqa: ARG002 - reading is free of charge
-        """See `TapeModel.lag`."""
         return [0] * len(rows)
 
     def propose(self, job: TapeJob) -> tuple[Draft, float]:
-        """See `TapeModel.propose`."""
         counts = np.minimum(job.depths, self.view.reach[job.at])
         unknown = np.full((len(counts), int(job.depths.max())), np.nan)
         draft = Draft(np.zeros(unknown.shape, dtype=np.int64), counts, unknown, unknown)

@@ -41,16 +41,13 @@ class TapeSequence(Seq):
 
     @property
     def length(self) -> int:
-        """See `Sequence.length`."""
         return self._prompt + self._emitted
 
     @property
     def emitted(self) -> int:
-        """See `Sequence.emitted`."""
         return self._emitted
 
     def commit(self, tokens: list[int], now: float, drafter: str | None = None) -> int:  # noqa: ARG002
-        """See `Sequence.commit`."""
         gained = min(len(tokens), self._whole - self._emitted)
         self._emitted += gained
         if self._emitted == self._whole:
@@ -61,11 +58,9 @@ class TapeSequence(Seq):
         """See `Sequence.count_round`; nobody reads it here."""
 
     def delta(self) -> Delta:
-        """See `Sequence.delta`."""
         return self._delta
 
     def completion(self, now: float) -> Completion:  # noqa: ARG002 - nobody reads it here
-        """See `Sequence.completion`."""
         finish = self.finish or FinishReason.ABORT
         return Completion(self.request.id, "", (), self._prompt, finish, SpeculationStats(), self.timings)
 
@@ -83,7 +78,6 @@ class TapeInputs(InputProcessor):
         return request
 
     def sequence(self, request: Request, method: Method) -> TapeSequence:
-        """See `InputProcessor.sequence`."""
         return TapeSequence(request, method, self._tape, self._request_of(request.id), self._emitted)
 
 
@@ -96,15 +90,12 @@ class TapeCache:
         self.lengths = [0] * rows
 
     def reserve(self, row: int, length: int) -> bool:  # noqa: ARG002 - there is room
-        """See `Cache.reserve`."""
         return True
 
     def length(self, row: int) -> int:
-        """See `Cache.length`."""
         return self.lengths[row]
 
     def free(self, row: int) -> None:
-        """See `Cache.free`."""
         self.lengths[row] = 0
 
 
@@ -145,19 +136,16 @@ class TapeExecutor:
         self._drafter: IntArray = self._rows
 
     def start(self, sequence: Seq) -> None:
-        """See `Executor.start`."""
         assert isinstance(sequence, TapeSequence), "made by `TapeInputs`"
         row = held_row(sequence)
         self._request[row] = sequence.index
         self.cache.lengths[row] = sequence.length - 1 if sequence.emitted else 0
 
     def leave(self, row: int) -> None:
-        """See `Executor.leave`."""
         for drafter in self._drafters:
             drafter.free(row)
 
     def lags(self, batch: Batch) -> Sequence[Sequence[int]]:
-        """See `Executor.lags`."""
         self._rows = batch.rows[: len(batch.decoding)]
         self._context = np.array([sequence.length for sequence in batch.decoding], dtype=np.int64)
         request = self._request[self._rows]
@@ -165,7 +153,6 @@ class TapeExecutor:
         return [drafter.lag(self._rows, self._context) for drafter in self._drafters]
 
     def offers(self, batch: Batch, most: int) -> Sequence[Sequence[int]]:
-        """See `Executor.offers`."""
         offers: list[list[int]] = [[0] * len(batch.decoding)] * len(self._drafters)
         for which in self._ngrams if most else ():
             reach = self._drafters[which].view.reach[self._at]
@@ -173,7 +160,6 @@ class TapeExecutor:
         return offers
 
     def draft(self, batch: Batch, decision: Decision) -> Draft:
-        """See `Executor.draft`."""
         self._slower, self._drafter = self._factors(), decision.drafter
         depths = decision.depths
         if not some(depths):
@@ -193,7 +179,6 @@ class TapeExecutor:
         return _padded(whole, beyond) if beyond else whole
 
     def verify(self, batch: Batch, draft: Draft) -> Verdict:
-        """See `Executor.verify`."""
         size, costs = len(batch.decoding), self._costs
         tokens = size + int(draft.counts.sum()) + batch.prefill_tokens
         cached = float(self._context.sum()) if costs.per_cached_token else 0.0
@@ -214,7 +199,6 @@ class TapeExecutor:
         return np.asarray(runs[self._drafter, np.arange(len(self._drafter))])
 
     def keep(self, rows: Sequence[int], lengths: Sequence[int], drafters: Sequence[int]) -> None:
-        """See `Executor.keep`."""
         for row, length in zip(rows, lengths, strict=True):
             self.cache.lengths[row] = length
         for which in {*drafters} - {-1}:

@@ -133,7 +133,6 @@ class SpanQueue(SpanProcessor):
         self._exporter.shutdown()
 
     def shutdown(self) -> None:
-        """See `close`."""
         self.close(1.0)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 (the SDK's protocol)

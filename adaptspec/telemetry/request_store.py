@@ -158,16 +158,13 @@ class RequestStore:
         self._queue.start()
 
     def started(self, request: Request) -> None:
-        """See `Sink.started`."""
         self._queue.put((self._clock.now(), request))
 
     def emit(self, record: RoundRecord) -> None:
-        """See `Sink.emit`."""
         if not self._queue.put((self._clock.now(), record), self._others):
             self.missed_rounds += 1
 
     def finished(self, request: Request, completion: Completion) -> None:
-        """See `Sink.finished`."""
         self._queue.put((self._clock.now(), (request, completion)))
 
     def note(self, what: object) -> None:

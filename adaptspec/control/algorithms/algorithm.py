@@ -73,7 +73,6 @@ class Algorithm(Learner):
 
     @property
     def search_depth(self) -> int | None:
-        """See `Policy.search_depth`."""
         return None
 
     def start(self, row: int) -> None:

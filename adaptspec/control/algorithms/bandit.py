@@ -144,11 +144,9 @@ class Bandit(Algorithm):
 
     @property
     def search_depth(self) -> int | None:
-        """See `Policy.search_depth`."""
         return deepest_search([nested.policy for nested in self._nested])
 
     def start(self, row: int) -> None:
-        """See `Algorithm.start`."""
         self._settle()
         context = self._ledger.start(row)
         if self._ledger.scope == "request":
@@ -164,7 +162,6 @@ class Bandit(Algorithm):
             nested.policy.finish(row)
 
     def choose(self, signals: BatchSignals) -> Choice:
-        """See `Algorithm.choose`."""
         self._now += 1
         plan = self._plan
         if plan is None or not plan.serves(self._now, signals):

@@ -38,7 +38,6 @@ class Ucb(Index):
         self._optimism = optimism
 
     def pick(self, view: View) -> Pick:
-        """See `Index.pick`."""
         counts = view.seen + 1.0  # that of the prior belief
         total = np.where(np.isfinite(view.seen), view.seen, 0.0).sum(axis=1, keepdims=True) + view.plain[:, None]
         missing = np.maximum(1.0 / counts - 1.0 / view.of(counts, view.best_known), 0.0)
@@ -63,7 +62,6 @@ class Thompson(Index):
         self._scale = scale
 
     def pick(self, view: View) -> Pick:
-        """See `Index.pick`."""
         noise = self.rng.standard_normal((1 + _DRAWS, *view.ratio.shape))
         return self.highest(view.ratio + self._scale * view.lacking * noise, view)
 
@@ -94,7 +92,6 @@ class Exp3(Index):
         self.corrections: FloatArray = np.zeros((ledger.count, ledger.buckets, len(arms)))
 
     def start(self, context: int) -> None:
-        """See `Index.start`."""
         self._episodes[context] = self.corrections[context] = 0.0
 
     def observe(self, observed: Observed, memo: FloatArray) -> None:
@@ -110,7 +107,6 @@ class Exp3(Index):
         self.corrections[at] = self.corrections[at] * fade + missed * episodes
 
     def pick(self, view: View) -> Pick:
-        """See `Index.pick`."""
         at, every = (view.contexts, view.bucket), np.arange(len(view.contexts))
         gains = (1.0 + self._episodes[at])[:, None] * view.ratio + self.corrections[at]
         gains = np.where(view.playable, self._rate * gains, -np.inf)
@@ -158,7 +154,6 @@ class LinUcb(Index):
         self._b = self._b * fade + earned @ memo
 
     def pick(self, view: View) -> Pick:
-        """See `Index.pick`."""
         x = view.features
         at = x @ np.linalg.inv(self._a + self._ridge * np.eye(x.shape[1]))  # [K, m, F]
         width = np.maximum((at * x).sum(axis=-1), 0.0).T
@@ -207,7 +202,6 @@ class Nightjar(Index):
         self._block[context] = self._bin[context] = 0
 
     def pick(self, view: View) -> Pick:
-        """See `Index.pick`."""
         at, every = (view.contexts, view.bucket), np.arange(len(view.contexts))
         over = self._bin[at] >= 1 << np.minimum(self._block[at], self._longest)
         # An episode of an arm that is picked again lasts for several bins.

@@ -24,7 +24,6 @@ class Static(OneDepth):
     """
 
     def choose(self, signals: BatchSignals) -> Choice:
-        """See `Algorithm.choose`."""
         return self.alike(signals, self.max_depth, Reason.FIXED)
 
 
@@ -51,7 +50,6 @@ class BatchTable(OneDepth):
         self._schedule = schedule
 
     def choose(self, signals: BatchSignals) -> Choice:
-        """See `Algorithm.choose`."""
         return self.alike(signals, depth_at(self._schedule, signals.round_size), Reason.FIXED)
 
 
@@ -128,12 +126,10 @@ class EmaTiers(OneDepth):
         super().__init__(max(max(ladder.tiers) for ladder in ladders.values()))
 
     def choose(self, signals: BatchSignals) -> Choice:
-        """See `Algorithm.choose`."""
         tier = self._average(signals.round_size).tier
         return self.alike(signals, tier, Reason.POLICY if tier else Reason.OFF)
 
     def learn(self, record: RoundRecord) -> None:
-        """See `Algorithm.learn`."""
         rows = len(record.rows)
         if rows:
             self._average(rows).update(total(record.accepted) / rows, record.drafting)

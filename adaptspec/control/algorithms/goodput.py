@@ -166,7 +166,6 @@ class Goodput(Algorithm):
         return self.max_depth if looks else 0
 
     def start(self, row: int) -> None:
-        """See `Algorithm.start`."""
         self._depth[row] = -1
         self._pending.start(row)
         self._exploration.forget(row)
@@ -181,7 +180,6 @@ class Goodput(Algorithm):
             ngram.start(row)
 
     def choose(self, signals: BatchSignals) -> Choice:
-        """See `Algorithm.choose`."""
         if not self.max_depth:
             return Choice(np.zeros_like(signals.rows), np.full_like(signals.rows, int(Reason.OFF)))
         self._pending.decided(signals.number)
@@ -203,7 +201,6 @@ class Goodput(Algorithm):
         return self._round_terms(signals) if self._models and self.max_depth else None
 
     def learn(self, record: RoundRecord) -> None:
-        """See `Algorithm.learn`."""
         if not self.max_depth:
             return
         self._pending.add(record)

@@ -50,7 +50,6 @@ class Slo(Goodput):
         self._rounds_left = 0
 
     def start(self, row: int) -> None:
-        """See `Algorithm.start`."""
         super().start(row)
         self._seconds[row] = self._tokens[row] = 0.0
         self._kept[row] = -1
@@ -74,7 +73,6 @@ class Slo(Goodput):
         return Choice(depths, reasons, choice.value, np.where(as_chosen, who, next(iter(self._models))))
 
     def learn(self, record: RoundRecord) -> None:
-        """See `Algorithm.learn`."""
         super().learn(record)
         mine = self._pending.of_rows_now(record)
         self._seconds[record.rows[mine]] += record.total_seconds
