@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptspec.drafting.drafter import DraftJob, Loaded, Shadow
-from adaptspec.drafting.prediction import Prediction
+from adaptspec.drafting.predicted_output import Prediction
 from adaptspec.models.draft import Draft
 
 

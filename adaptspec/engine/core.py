@@ -20,7 +20,7 @@ from adaptspec.control.rollout import LIVE, Rollout
 from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafting.drafter import Drafter
-from adaptspec.drafting.tolerant import tolerant
+from adaptspec.drafting.isolated_drafter import tolerant
 from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.prompt_text import PromptText

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.drafting.prediction import Prediction
+from adaptspec.drafting.predicted_output import Prediction
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.origins import Origins
 from adaptspec.models.constraint import Constraint

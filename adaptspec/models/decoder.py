@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from adaptspec.models.attention import Span
+from adaptspec.models.cache_plan import require_room
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.head import float32_logits
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.memory import require_room
 from adaptspec.models.rope import rotations
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.small_pass import SmallPass

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from adaptspec.models.attention import Heads, Span, fold, last_places, positions, unfold
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.norms import UnitLength
+from adaptspec.models.layers import UnitLength
 from adaptspec.models.weights import DecoderWeights, LayerWeights
 from adaptspec.types import IntArray
 

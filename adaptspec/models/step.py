@@ -19,7 +19,7 @@ from adaptspec.models.attention import (
 )
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.norms import Norm
+from adaptspec.models.layers import Norm
 
 
 class Step:

@@ -17,9 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from adaptspec.errors import ModelError
 from adaptspec.models.blocks import BlockAllocator
-from adaptspec.models.checkpoint import eos_token_ids, fingerprint
+from adaptspec.models.cache_plan import CacheLimits, plan_cache, require_room
 from adaptspec.models.head import Float32Head
-from adaptspec.models.memory import CacheLimits, plan_cache, require_room
+from adaptspec.models.model_files import eos_token_ids, fingerprint
 from adaptspec.models.runner import ModelInfo, Packed
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from adaptspec.models.checkpoint import Checkpoint
 from adaptspec.models.config import DecoderConfig
-from adaptspec.models.norms import Norm, rms_norm, rms_norm_into
+from adaptspec.models.layers import Norm, rms_norm, rms_norm_into
+from adaptspec.models.model_files import Checkpoint
 
 HEAD_COPY_LIMIT = 64 * 2**20  # bytes: beyond this a tied head shares memory with the embedding instead
 

@@ -9,8 +9,8 @@ import torch
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import IntArray
+from adaptspec.verification.lossy import relaxed
 from adaptspec.verification.method import Verdict
-from adaptspec.verification.relaxed import relaxed
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from adaptspec.drafting.registry import make_drafters
 from adaptspec.engine.build import EngineConfig, build
 from adaptspec.engine.core import Limits
 from adaptspec.errors import PolicyError
+from adaptspec.models.cache_plan import CacheLimits
 from adaptspec.models.loading import load_model
-from adaptspec.models.memory import CacheLimits
 from adaptspec.types import Request, SamplingParams, SpeculationParams
 from tests.conftest import MakeModel
 from tests.engine.conftest import Notes, run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from safetensors.torch import load_file
 
-from adaptspec.models.checkpoint import CONFIG, Checkpoint, read_json
 from adaptspec.models.config import read_decoder_config
+from adaptspec.models.model_files import CONFIG, Checkpoint, read_json
 from adaptspec.models.weights import load_weights
 from tests.conftest import MakeModel
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import IntArray, SamplingParams
-from adaptspec.verification.relaxed import relaxed
+from adaptspec.verification.lossy import relaxed
 from adaptspec.verification.windows import Windows
 
 from .tables import CPU, VOCAB, make_rows

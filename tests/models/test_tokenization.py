@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from adaptspec.errors import ModelError, PairError
 from adaptspec.models.runner import ModelInfo
-from adaptspec.models.tokenizer import check_pair, check_tokenizer, load_tokenizer
+from adaptspec.models.tokenization import check_pair, check_tokenizer, load_tokenizer
 from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
 
 INFO = ModelInfo("big", "llama", 1, TINY_VOCAB, 64, "x", (1,), "float32")

@@ -8,8 +8,8 @@ import numpy as np
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob, Lookup, Shadow
+from adaptspec.drafting.isolated_drafter import SHORTEST_REST, TolerantLookup, tolerant
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.drafting.tolerant import SHORTEST_REST, TolerantLookup, tolerant
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
 from adaptspec.types import SamplingParams

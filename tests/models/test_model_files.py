@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adaptspec.errors import ModelError
-from adaptspec.models.checkpoint import Checkpoint, eos_token_ids, fingerprint, read_json, weight_files
+from adaptspec.models.model_files import Checkpoint, eos_token_ids, fingerprint, read_json, weight_files
 from tests.conftest import MakeModel
 
 

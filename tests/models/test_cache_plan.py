@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adaptspec.errors import EngineError, ModelError
-from adaptspec.models.memory import CacheLimits, CachePlan, plan_cache, require_room
+from adaptspec.models.cache_plan import CacheLimits, CachePlan, plan_cache, require_room
 
 EACH = 256  # bytes per token
 CPU = torch.device("cpu")

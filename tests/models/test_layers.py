@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from adaptspec.models.norms import rms_norm, rms_norm_into
+from adaptspec.models.layers import rms_norm, rms_norm_into
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e4])

@@ -9,8 +9,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from adaptspec.errors import ModelError, PairError
-from adaptspec.models.checkpoint import read_json
 from adaptspec.models.hub import resolve_model
+from adaptspec.models.model_files import read_json
 from adaptspec.models.runner import ModelInfo
 
 GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
