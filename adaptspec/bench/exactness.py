@@ -29,7 +29,7 @@ from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.core import EngineCore
 from adaptspec.models.runner import Runner
 from adaptspec.types import Completion, FloatArray, IntArray, Reason, Request, RoundRecord, SamplingParams
-from adaptspec.verification.registry import method
+from adaptspec.verification import make_method
 
 # By how much the two best logits may differ where rounding alone can exchange them.
 TIES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.5}
@@ -188,7 +188,7 @@ def _core(built: Built, drafter: Drafter, depth: int | None, config: EngineConfi
     controller = Controller(
         {"schedule": Schedule(drafter.name, depth)}, "schedule", [drafter.name], config.limits.max_rows
     )
-    coupled = {"schedule": ByTask(method("coupled"))}
+    coupled = {"schedule": ByTask(make_method("coupled"))}
     limits = replace(config.limits, max_depth=Schedule.max_depth)
     return EngineCore(built.target, [drafter], built.tokenizer, controller=controller, methods=coupled, limits=limits)
 

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from adaptspec.control.labels import OTHER
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.verification import make_method
 from adaptspec.verification.method import Method
-from adaptspec.verification.registry import method
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -35,4 +35,4 @@ class ByTask(Generic[T]):
 def methods_of(spec: PolicySpec) -> ByTask[Method]:
     """How drafts are judged under a policy."""
     said = ByTask(spec.verification, spec.task_verifications)
-    return said.each(lambda one: method(one.method, one.parameters))
+    return said.each(lambda one: make_method(one.method, one.parameters))

@@ -14,8 +14,7 @@ import torch
 from adaptspec.engine.scheduler import Batch
 from adaptspec.models.draft import Draft
 from adaptspec.types import TokenLogprob
-from adaptspec.verification.method import Verdict
-from adaptspec.verification.windows import window_starts
+from adaptspec.verification.method import VerifyResult, window_starts
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], most: int) -> list[TokenLogprob]:
@@ -32,7 +31,7 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], most: int) -> li
     return [TokenLogprob(*entry) for entry in zip(tokens, own, tops, strict=True)]
 
 
-def score_output(batch: Batch, logits: torch.Tensor, draft: Draft, verdict: Verdict) -> None:
+def score_output(batch: Batch, logits: torch.Tensor, draft: Draft, verdict: VerifyResult) -> None:
     """Before commit: score what each request is about to gain. `logits` are what was verified, [sum(counts + 1), V].
 
     After it would be too late: a round that fails in between leaves tokens whose logits are gone.

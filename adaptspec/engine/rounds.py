@@ -28,7 +28,7 @@ from adaptspec.engine.speculator import Ask, Speculator
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.types import Delta, FinishReason, IntArray, Reason, RoundRecord, Sink
-from adaptspec.verification.method import Method, Verdict
+from adaptspec.verification.method import Method, VerifyResult
 
 _log = logging.getLogger(__name__)
 COMPLAIN_EVERY = 1000  # rounds; some thousand of them fit into a second
@@ -225,7 +225,7 @@ class RoundLoop:
         return score_prompts(batch, self._target.forward(Packed(*arrays)))
 
     def _commit(
-        self, batch: Batch, ask: Ask, decision: Decision, draft: Draft, verdict: Verdict, *, context: IntArray
+        self, batch: Batch, ask: Ask, decision: Decision, draft: Draft, verdict: VerifyResult, *, context: IntArray
     ) -> _Outcome:
         """Append what was accepted and roll the caches back to it. `context` [B]: tokens before."""
         now, size = time.monotonic(), len(batch.decoding)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from adaptspec.types import IntArray
-from adaptspec.verification.method import Verdict
+from adaptspec.verification.method import VerifyResult
 
 _NOBODY: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -24,7 +24,7 @@ class Sound(NamedTuple):
     logits: torch.Tensor  # [N, V]
     broken: IntArray
 
-    def verdict(self, verdict: Verdict) -> Verdict:
+    def verdict(self, verdict: VerifyResult) -> VerifyResult:
         """The verdict, but that nothing of the broken rows was accepted."""
         if not len(self.broken):
             return verdict

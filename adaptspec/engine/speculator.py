@@ -18,7 +18,7 @@ from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch, SamplingRow
 from adaptspec.types import FloatArray, IntArray
 from adaptspec.verification.draft_scores import score_temperatures
-from adaptspec.verification.method import Method, Verdict
+from adaptspec.verification.method import Method, VerifyResult
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Speculator:
         draft = parts[0] if len(parts) == 1 else _merge(parts)
         return cut_refused(draft, ask.sampling.constraints) if ask.sampling.constrained else draft
 
-    def judge(self, logits: torch.Tensor, ask: Ask, draft: Draft) -> Verdict:
+    def judge(self, logits: torch.Tensor, ask: Ask, draft: Draft) -> VerifyResult:
         """Verify each row by its own method. `logits` [sum(counts + 1), V]."""
         used: list[int] = sorted(set(ask.methods.tolist()))
         if len(used) == 1:
@@ -101,9 +101,11 @@ class Speculator:
             mine = np.flatnonzero(ask.methods == how)
             part = self._methods[how].verify(logits[owner == how], _take(draft, mine), ask.sampling.take(mine))
             accepted[mine], following[mine] = part.accepted, part.following
-        return Verdict(accepted, following)
+        return VerifyResult(accepted, following)
 
-    def temperature_scores(self, logits: torch.Tensor, ask: Ask, draft: Draft, verdict: Verdict) -> FloatArray | None:
+    def temperature_scores(
+        self, logits: torch.Tensor, ask: Ask, draft: Draft, verdict: VerifyResult
+    ) -> FloatArray | None:
         """What the candidate draft temperatures would have come to (see `RoundRecord`), where scores were kept."""
         if draft.scores is None:
             return None

@@ -15,7 +15,7 @@ from adaptspec.drafting.drafter import Drafter
 from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.types import Completion, Reason, Request, RoundRecord, Sink
-from adaptspec.verification.registry import method
+from adaptspec.verification import make_method
 from tests.fakes import TableRunner
 
 
@@ -85,7 +85,7 @@ def make_core(
         [drafter.name for drafter in drafters],
         limits.max_rows,
     )
-    methods = {name: ByTask(method(how)) for name, (_, how) in policies.items()}
+    methods = {name: ByTask(make_method(how)) for name, (_, how) in policies.items()}
     return EngineCore(target, drafters, tokenizer, controller=controller, methods=methods, sinks=sinks, limits=limits)
 
 

@@ -14,7 +14,7 @@ from adaptspec.engine.core import Limits
 from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft
 from adaptspec.types import Request, SamplingParams
-from adaptspec.verification.registry import method
+from adaptspec.verification import make_method
 from tests.engine.conftest import Dictated, make_core, run
 from tests.fakes import TableRunner
 
@@ -74,7 +74,7 @@ def test_methods_that_weigh_refuse_such_a_drafter(tokenizer: PreTrainedTokenizer
     assert abs(_share_of_a(tokenizer, Choosy(Coin(0.625)), "coupled") - 0.5) < 0.05
     late = Dictated(("draft-model",), lambda n, size: [1] * size)
     core = make_core(tokenizer, Coin(0.5), [Choosy(Coin(0.625))], {"p": (late, "coupled")})
-    only_code = ByTask(method("coupled"), {"code": method(how)})
+    only_code = ByTask(make_method("coupled"), {"code": make_method(how)})
     for refuse in (core.check_policy, core.adopt):
         with pytest.raises(ConfigError, match=r"policy later: spec\.tasks\.code\.verification"):
             refuse("later", late, only_code)

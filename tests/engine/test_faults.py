@@ -25,7 +25,7 @@ from adaptspec.engine.watchdog import Watchdog
 from adaptspec.errors import EngineError
 from adaptspec.models.runner import Packed
 from adaptspec.types import Completion, FinishReason, Request, SamplingParams
-from adaptspec.verification.method import Verdict
+from adaptspec.verification.method import VerifyResult
 from tests.engine.conftest import Dictated, make_core
 from tests.fakes import TableRunner
 
@@ -197,7 +197,7 @@ def test_tokens_a_model_rules_out_are_sound() -> None:
     checked = sound(logits, np.array([1, 1]))
     assert checked.broken.tolist() == [0]
     assert torch.isfinite(checked.logits[:2]).all()
-    assert checked.verdict(Verdict(np.array([1, 1]), np.array([3, 3]))).accepted.tolist() == [0, 1]
+    assert checked.verdict(VerifyResult(np.array([1, 1]), np.array([3, 3]))).accepted.tolist() == [0, 1]
 
 
 def draft_raises(runner: TableRunner, packed: Packed, logits: torch.Tensor) -> torch.Tensor:

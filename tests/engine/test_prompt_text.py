@@ -16,7 +16,7 @@ from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.prompt_text import PromptText
 from adaptspec.types import Request, SamplingParams, SpeculationParams
-from adaptspec.verification.registry import method
+from adaptspec.verification import make_method
 from tests.conftest import TINY_VOCAB
 from tests.engine.conftest import Dictated, run
 from tests.fakes import TableRunner
@@ -111,7 +111,7 @@ class Watching(Dictated):
 
 def _core(tokenizer: PreTrainedTokenizerFast, policy: Watching, detector: TaskDetector | None) -> EngineCore:
     controller = Controller({"p": policy}, "p", ["ngram"], 2)
-    methods = {"p": ByTask(method("coupled"))}
+    methods = {"p": ByTask(make_method("coupled"))}
     return EngineCore(
         Flat(),
         [NgramDrafter()],
