@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup, Shadow
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Shadow
 from adaptspec.models.draft import Draft
 
 
@@ -24,9 +24,9 @@ class WrongDrafter:
         self._drafter = drafter
         self._vocab_size = vocab_size
 
-    def lag(self, row: int, length: int) -> int:
-        """See `Drafter.lag`."""
-        return self._drafter.lag(row, length)
+    def cache_gap(self, row: int, length: int) -> int:
+        """See `Drafter.cache_gap`."""
+        return self._drafter.cache_gap(row, length)
 
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`."""
@@ -52,25 +52,25 @@ class WrongDrafter:
 class WrongLookup(WrongDrafter):
     """The same for a lookup: it offers as much as the real one, and is scored as what it proposes would be: wrong."""
 
-    def __init__(self, lookup: Lookup, drafter: Drafter, vocab_size: int) -> None:
+    def __init__(self, lookup: ModelFreeDrafter, drafter: Drafter, vocab_size: int) -> None:
         super().__init__(drafter, vocab_size)
         self._lookup = lookup
 
     def offer(self, row: int, tokens: list[int], most: int) -> int:
-        """See `Lookup.offer`."""
+        """See `ModelFreeDrafter.offer`."""
         return self._lookup.offer(row, tokens, most)
 
     def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
-        """See `Lookup.expect`."""
+        """See `ModelFreeDrafter.expect`."""
         self._lookup.expect(row, tokens, start)
 
     def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
-        """See `Lookup.shadow`."""
+        """See `ModelFreeDrafter.shadow`."""
         return Shadow(self._lookup.shadow(row, tokens, start).drafted, 0)
 
 
 def wrong(drafter: Drafter, vocab_size: int) -> WrongDrafter:
     """The hostile form of a drafter."""
-    if isinstance(drafter, Lookup):
+    if isinstance(drafter, ModelFreeDrafter):
         return WrongLookup(drafter, drafter, vocab_size)
     return WrongDrafter(drafter, vocab_size)

@@ -1,15 +1,14 @@
-"""The protocol of a drafter: whatever proposes tokens for the target to verify.
-
-A drafter knows token lists and rows; it does not know requests, policies or the target.
-"""
+"""What a drafter is: whatever proposes tokens for the target to verify, given token lists and rows of a cache."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from adaptspec.draft_tables import StopTable, TemperatureTable
+from adaptspec.drafters import DRAFTERS, at_hand
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import SamplingBatch
@@ -47,7 +46,7 @@ class Drafter(Protocol):
     def non_anticipating(self) -> bool:
         """Whether it drafts fewer tokens only in the ways that `propose` allows under every method."""
 
-    def lag(self, row: int, length: int) -> int:
+    def cache_gap(self, row: int, length: int) -> int:
         """Tokens this drafter must still read before it can draft for a row of `length` tokens,
         beyond the one or two that every round brings.
         """
@@ -62,7 +61,7 @@ class Drafter(Protocol):
         - stop before x_i for what is known without it: the text so far, room, a budget, x_1 ... x_(i-1), all of q_i
           (its entropy, its largest share),
         - stop after x_i for any reason, x_i itself included, if x_i is submitted,
-        - leave out what it did not draw: a lookup's token is a function of the text, as is leaving it out.
+        - leave out what it did not draw: an n-gram's token is a function of the text, as is leaving it out.
 
         It may not drop a token that it drew for what that is: what takes its place is drawn from p, so what was not
         dropped comes too often. With p(a) = 1/2 and q(a) = 5/8, dropping every b gives P(a) = p(a) (1 + q(b)) = 0.69.
@@ -75,17 +74,8 @@ class Drafter(Protocol):
         """The row's request has ended."""
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """What a drafter may be made from: the target, the draft model if there is one, and tokens that end a text."""
-
-    target: Runner
-    draft: Runner | None
-    ends: Collection[int]
-
-
 @runtime_checkable
-class RunsModel(Protocol):
+class ModelDrafter(Drafter, Protocol):
     """A drafter that runs a model of its own, token by token: what its passes take is measured before the first round.
 
     A draft of it stops at one of the tokens `ends`.
@@ -94,21 +84,8 @@ class RunsModel(Protocol):
     runner: Runner
     ends: Collection[int]
 
-    @property
-    def name(self) -> str:
-        """See `Drafter.name`."""
-
     def endless(self) -> Drafter:
         """The same over the same cache, drafting on where a text ends: to be timed by meaningless text."""
-
-    def propose(self, job: DraftJob) -> Draft:
-        """See `Drafter.propose`."""
-
-    def commit(self, row: int, valid: int) -> None:
-        """See `Drafter.commit`."""
-
-    def free(self, row: int) -> None:
-        """See `Drafter.free`."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +97,7 @@ class Shadow:
 
 
 @runtime_checkable
-class Lookup(Protocol):
+class ModelFreeDrafter(Drafter, Protocol):
     """A drafter so cheap that it can say what it would draft before it is asked, and be scored where it does not."""
 
     def offer(self, row: int, tokens: list[int], most: int) -> int:
@@ -134,3 +111,18 @@ class Lookup(Protocol):
 
         Exact for that depth. Of deeper drafts it says only that they would have got at least as much.
         """
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a drafter may be made from: the target, the draft model if there is one, and tokens that end a text."""
+
+    target: Runner
+    draft: Runner | None
+    ends: Collection[int]
+
+
+def make_drafters(loaded: Loaded) -> list[Drafter]:
+    """Every drafter of `adaptspec.drafters` for which everything it needs was loaded."""
+    names = at_hand(draft=loaded.draft is not None)
+    return [pkgutil.resolve_name(DRAFTERS[name].maker)(loaded) for name in names]

@@ -22,8 +22,7 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.rollout import LIVE, Shares
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafters import at_hand
-from adaptspec.drafting.drafter import Drafter, Loaded, RunsModel
-from adaptspec.drafting.registry import make_drafters
+from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, make_drafters
 from adaptspec.engine.by_task import methods_of
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.profile import profiled_costs, warm_up
@@ -91,7 +90,7 @@ class Built:
     @property
     def pair(self) -> str:
         """Tells the loaded models apart from others: what is learned holds for them only."""
-        drafts = [drafter.runner for drafter in self.drafters if isinstance(drafter, RunsModel)]
+        drafts = [drafter.runner for drafter in self.drafters if isinstance(drafter, ModelDrafter)]
         return "+".join(model.info.fingerprint for model in (self.target, *drafts))
 
 

@@ -20,7 +20,7 @@ from adaptspec.control.rollout import LIVE, Rollout
 from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafting.drafter import Drafter
-from adaptspec.drafting.isolated_drafter import tolerant
+from adaptspec.drafting.isolated_drafter import isolated
 from adaptspec.engine.by_task import ByTask
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.prompt_text import PromptText
@@ -82,7 +82,7 @@ class EngineCore:
         distinct = list(dict.fromkeys(m for one in methods.values() for m in (one.usual, *one.tasks.values())))
         self._rounds = RoundLoop(
             target,
-            Speculator([tolerant(drafter) for drafter in drafters], distinct, target.info.vocab_size, target.device),
+            Speculator([isolated(drafter) for drafter in drafters], distinct, target.info.vocab_size, target.device),
             controller,
             {policy: one.each(distinct.index) for policy, one in methods.items()},
             sinks,

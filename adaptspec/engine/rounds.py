@@ -179,7 +179,7 @@ class RoundLoop:
         nothing = [0] * len(decoding)
         drafters = self._speculator.drafters
         lags = [
-            [drafter.lag(held_row(s), length) for s, length in zip(decoding, context, strict=True)]
+            [drafter.cache_gap(held_row(s), length) for s, length in zip(decoding, context, strict=True)]
             for drafter in drafters
         ]
         offers = [nothing] * len(drafters)

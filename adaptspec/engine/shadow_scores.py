@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptspec.control.policy import Decision
-from adaptspec.drafting.drafter import Lookup
+from adaptspec.drafting.drafter import ModelFreeDrafter
 from adaptspec.types import IntArray
 
 
@@ -26,7 +26,7 @@ class Shadows:
 class ShadowScores:
     """Asks each watched drafter that is cheap enough what it would have done for rows that it did not draft for."""
 
-    def __init__(self, lookups: Mapping[int, Lookup], drafters: int) -> None:
+    def __init__(self, lookups: Mapping[int, ModelFreeDrafter], drafters: int) -> None:
         """`lookups` by their numbers among all `drafters`."""
         self._count = drafters
         self._scored = lookups

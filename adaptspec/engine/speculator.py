@@ -11,7 +11,7 @@ import torch
 from adaptspec.control.arrays import some
 from adaptspec.control.policy import Decision
 from adaptspec.draft_tables import CANDIDATES
-from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
 from adaptspec.engine.prevalidation import cut_refused
 from adaptspec.engine.shadow_scores import Shadows, ShadowScores
 from adaptspec.models.draft import Draft
@@ -39,7 +39,9 @@ class Speculator:
 
     def __init__(self, drafters: Sequence[Drafter], methods: Sequence[Method], vocab_size: int, device: torch.device):
         self.drafters = tuple(drafters)
-        self.lookups = {which: drafter for which, drafter in enumerate(drafters) if isinstance(drafter, Lookup)}
+        self.lookups = {
+            which: drafter for which, drafter in enumerate(drafters) if isinstance(drafter, ModelFreeDrafter)
+        }
         self._methods = tuple(methods)
         self._scores = ShadowScores(self.lookups, len(self.drafters))
         self._vocab_size = vocab_size

@@ -15,7 +15,7 @@ class Draft:
     """Drafted tokens of B rows, padded to the deepest of them (D columns).
 
     `distribution` [B, D, V] is what each token was sampled from, after all processors; it is kept
-    only for methods that need it. None means the tokens are point masses (n-gram lookup) or nobody asked.
+    only for methods that need it. None means the tokens are point masses (n-gram drafts) or nobody asked.
     `scores` [B, D, V] are the draft's own scores, before any draft temperature, kept when they are to be compared
     with the target's; `confidence` and `entropy` are always those of the draft's own distribution.
     """
@@ -28,6 +28,13 @@ class Draft:
     steps: int = 0  # forward passes of a draft model
     caught_up: int = 0  # tokens fed beyond the usual one or two per row
     scores: torch.Tensor | None = None
+
+    @classmethod
+    def empty(cls, rows: int, depth: int = 0) -> Draft:
+        """Nothing drafted for any row, with room for `depth` tokens each."""
+        shape = rows, depth
+        tokens, counts = np.zeros(shape, dtype=np.int64), np.zeros(rows, dtype=np.int64)
+        return cls(tokens, counts, np.full(shape, np.nan), np.full(shape, np.nan))
 
     def cut(self, counts: IntArray) -> Draft:
         """The first `counts` [B] tokens of each row; `scores` and `distribution` keep what nobody reads any more."""

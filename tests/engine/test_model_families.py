@@ -168,7 +168,7 @@ class Recalling:
         unknown = np.full(drafts.shape, np.nan)
         return Draft(drafts, counts, unknown, unknown)
 
-    def lag(self, row: int, length: int) -> int:
+    def cache_gap(self, row: int, length: int) -> int:
         return 0
 
     def commit(self, row: int, valid: int) -> None:
