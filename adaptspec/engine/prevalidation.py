@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adaptspec.models.constraint import Constraint
 from adaptspec.models.draft import Draft
+from adaptspec.models.grammars import Constraint
 
 
 def cut_refused(draft: Draft, constraints: Sequence[Constraint | None]) -> Draft:

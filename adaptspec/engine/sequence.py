@@ -9,7 +9,7 @@ import numpy as np
 from adaptspec.drafting.predicted_output import Prediction
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.origins import Origins
-from adaptspec.models.constraint import Constraint
+from adaptspec.models.grammars import Constraint
 from adaptspec.models.sampling import SamplingRow
 from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings, TokenLogprob
 

@@ -14,12 +14,18 @@ import torch
 
 from adaptspec.errors import ConfigError, ModelError
 from adaptspec.models.cache_plan import CacheLimits, plan_cache
-from adaptspec.models.config import DecoderConfig, is_lean, read_decoder_config
+from adaptspec.models.config import DecoderConfig, check_sizes, is_lean, read_decoder_config
 from adaptspec.models.decoder import Decoder
-from adaptspec.models.fields import check_sizes
-from adaptspec.models.hub import resolve_model
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.model_files import CONFIG, Checkpoint, eos_token_ids, fingerprint, read_json, weight_files
+from adaptspec.models.model_files import (
+    CONFIG,
+    Checkpoint,
+    eos_token_ids,
+    fingerprint,
+    read_json,
+    resolve_model,
+    weight_files,
+)
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.tokenization import check_pair, check_tokenizer, load_tokenizer
 from adaptspec.models.transformers_runner import load_through_transformers

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from adaptspec.models.constraint import Constraint
+from adaptspec.models.grammars import Constraint
 from adaptspec.types import BoolArray, IntArray, SamplingParams
 
 # Below this float32 scores are so far apart that sampling is greedy; smaller divisors would overflow.

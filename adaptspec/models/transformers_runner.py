@@ -16,9 +16,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from adaptspec.errors import ModelError
-from adaptspec.models.blocks import BlockAllocator
 from adaptspec.models.cache_plan import CacheLimits, plan_cache, require_room
-from adaptspec.models.head import Float32Head
+from adaptspec.models.kv_cache import BlockAllocator
+from adaptspec.models.layers import Float32Head
 from adaptspec.models.model_files import eos_token_ids, fingerprint
 from adaptspec.models.runner import ModelInfo, Packed
 

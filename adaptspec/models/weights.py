@@ -65,7 +65,7 @@ def load_weights(
 
 
 def _copies_head(head: torch.Tensor, tied: bool) -> bool:
-    """Whether the head is laid out for `mm`; on a CPU, 16-bit heads are faster as they are stored (see head.py)."""
+    """Whether the head is laid out for `mm`; on a CPU, 16-bit heads are faster as stored (see `float32_logits`)."""
     if head.device.type == "cpu":
         return head.dtype == torch.float32 and not (tied and head.nbytes > HEAD_COPY_LIMIT)
     return not tied

@@ -10,7 +10,7 @@ from typing import NoReturn
 from jinja2 import TemplateError
 
 from adaptspec.errors import PromptTooLongError, RequestError
-from adaptspec.models.token_bytes import TokenBytes
+from adaptspec.models.tokenization import TokenBytes
 from adaptspec.server.messages import Message
 from adaptspec.server.protocols import Tokenizer
 from adaptspec.server.timed import within

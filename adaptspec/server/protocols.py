@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from adaptspec.models.runner import ModelInfo
-from adaptspec.models.token_bytes import Vocabulary
+from adaptspec.models.tokenization import Vocabulary
 from adaptspec.types import Completion, Delta, Grammar, Request
 
 # The pieces of one answer, in order; the last one carries the completion. `aclose` aborts what has not ended.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from adaptspec.engine.prevalidation import cut_refused
-from adaptspec.models.constraint import Constraint
 from adaptspec.models.draft import Draft
+from adaptspec.models.grammars import Constraint
 from tests.models.matchers import VOCAB, Climb
 
 

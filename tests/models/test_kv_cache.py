@@ -1,12 +1,15 @@
-"""The cache's addressing: each row's tokens lie where its block table says, and views see exactly them."""
+"""The cache: blocks are never lost or shared, and each row's tokens lie where its block table says."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from adaptspec.models.kv_cache import CacheShape, KVCache
+from adaptspec.models.kv_cache import BlockAllocator, CacheShape, KVCache
 
 SHAPE = CacheShape(layers=2, kv_heads=2, head_dim=4)
 
@@ -74,3 +77,59 @@ def test_writing_beyond_the_reservation_is_caught() -> None:
     kv = cache()
     with pytest.raises(AssertionError, match="no room"):
         kv.set_length(0, 1)
+
+
+ROWS = st.integers(0, 5)
+
+
+class Accounting(RuleBasedStateMachine):
+    """Random reservations, rollbacks and frees, against what each row must hold."""
+
+    @initialize(blocks=st.integers(1, 12), size=st.integers(1, 5))
+    def start(self, blocks: int, size: int) -> None:
+        self.size = size
+        self.allocator = BlockAllocator(blocks, size)
+        self.expected: dict[int, int] = {}
+
+    @rule(row=ROWS, length=st.integers(0, 40))
+    def reserve(self, row: int, length: int) -> None:
+        before = {r: self.allocator.held(r) for r in range(6)}
+        free = self.allocator.free_blocks
+        needed = -(-length // self.size)
+        extra = max(0, needed - self.expected.get(row, 0))
+        granted = self.allocator.reserve(row, length)
+        assert granted == (extra <= free)
+        if granted:
+            self.expected[row] = max(needed, self.expected.get(row, 0))
+            assert self.allocator.held(row)[: len(before[row])] == before[row], "a reservation must not move tokens"
+        else:
+            assert {r: self.allocator.held(r) for r in range(6)} == before
+            assert self.allocator.free_blocks == free
+
+    @rule(row=ROWS, length=st.integers(0, 40))
+    def truncate(self, row: int, length: int) -> None:
+        before = self.allocator.held(row)
+        self.allocator.truncate(row, length)
+        self.expected[row] = min(-(-length // self.size), self.expected.get(row, 0))
+        assert self.allocator.held(row) == before[: self.expected[row]], "a rollback must keep the first blocks"
+
+    @rule(row=ROWS, times=st.integers(1, 2))
+    def release(self, row: int, times: int) -> None:
+        for _ in range(times):
+            self.allocator.release(row)
+        self.expected[row] = 0
+
+    @invariant()
+    def nothing_is_lost_or_shared(self) -> None:
+        if not hasattr(self, "allocator"):
+            return
+        held = [block for row in range(6) for block in self.allocator.held(row)]
+        assert len(held) == len(set(held)), "a block is in two rows"
+        assert len(held) + self.allocator.free_blocks == self.allocator.blocks
+        for row in range(6):
+            assert len(self.allocator.held(row)) == self.expected.get(row, 0)
+            assert self.allocator.capacity(row) == self.expected.get(row, 0) * self.size
+
+
+TestAccounting = Accounting.TestCase
+TestAccounting.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
