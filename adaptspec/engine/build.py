@@ -28,8 +28,9 @@ from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.profile import profiled_costs, warm_up
 from adaptspec.errors import ConfigError
 from adaptspec.models.cache_plan import CacheLimits, bytes_for_cache
-from adaptspec.models.loading import check_pair, check_tokenizer, load_model, load_tokenizer
+from adaptspec.models.loading import load_model
 from adaptspec.models.runner import Runner
+from adaptspec.models.tokenization import check_pair, check_tokenizer, load_tokenizer
 from adaptspec.types import Sink
 
 BUNDLED = "bundled"

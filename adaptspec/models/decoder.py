@@ -32,46 +32,23 @@ class Decoder:
     """A Llama, Mistral, Qwen2 or Qwen3 model with its cache; satisfies `Runner`."""
 
     def __init__(self, info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, cache: KVCache) -> None:
-        self._info = info
+        self.info = info
+        self.device = weights.embedding.device
         self._config = config
         self._weights = weights
         self._cache = cache
-        self._device = weights.embedding.device
         table = rotations(config.rope, config.head_dim, info.context)
-        self._rotations = table.to(self._device).unsqueeze(1)  # [context, 1, head_dim / 2]
+        self._rotations = table.to(self.device).unsqueeze(1)  # [context, 1, head_dim / 2]
         small = SmallPass.fits(config, weights, cache)
         self._small = SmallPass(config, weights, cache, self._rotations) if small else None
-
-    @property
-    def info(self) -> ModelInfo:
-        """What the model is."""
-        return self._info
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        return self._device
+        # What `Runner` asks of rows is all the cache's.
+        self.reserve, self.length = cache.reserve, cache.length
+        self.truncate, self.free = cache.truncate, cache.free
 
     @property
     def free_memory(self) -> float:
         """See `Runner.free_memory`."""
         return self._cache.free_share
-
-    def reserve(self, row: int, length: int) -> bool:
-        """Make room for `length` tokens in all in `row`."""
-        return self._cache.reserve(row, length)
-
-    def length(self, row: int) -> int:
-        """Tokens cached in `row`."""
-        return self._cache.length(row)
-
-    def truncate(self, row: int, length: int) -> None:
-        """Forget the cached tokens from `length` on."""
-        self._cache.truncate(row, length)
-
-    def free(self, row: int) -> None:
-        """Forget the row."""
-        self._cache.free(row)
 
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
@@ -87,13 +64,13 @@ class Decoder:
 
     def _pass(self, packed: Packed, spans: list[Span]) -> torch.Tensor:
         weights = self._weights
-        hidden = weights.embedding.index_select(0, torch.from_numpy(packed.tokens).to(self._device))
-        step = Step(self._config, self._cache, spans, self._rotations, hidden)
+        hidden = weights.embedding.index_select(0, torch.from_numpy(packed.tokens).to(self.device))
+        plan = PassPlan(self._config, self._cache, spans, self._rotations, hidden)
         for i, layer in enumerate(weights.layers):
-            attended = _attend(step, i, layer, hidden)
+            attended = _attend(plan, i, layer, hidden)
             if i + 1 == len(weights.layers):
                 # Once the last keys and values are cached only wanted tokens matter: the rest of a prompt stops here.
-                hidden, attended = step.pick(packed.wanted.tolist(), hidden, attended)
+                hidden, attended = plan.pick(packed.wanted.tolist(), hidden, attended)
             hidden = _add_product(hidden, attended, layer.output, layer.output_bias)
             hidden = _add_product(hidden, _mlp(layer, hidden), layer.down, layer.down_bias)
         return float32_logits(weights.norm(hidden), weights.head)
@@ -108,9 +85,9 @@ class Decoder:
         return spans
 
 
-def _attend(step: Step, index: int, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
+def _attend(plan: PassPlan, index: int, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
     qkv = _product(layer.attention_norm(hidden), layer.qkv, layer.qkv_bias)
-    return step.attend(index, qkv, layer.qk_norm)
+    return plan.attend(index, qkv, layer.qk_norm)
 
 
 def _mlp(layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
@@ -127,8 +104,11 @@ def _add_product(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bia
     return total if bias is None else total.add_(bias)
 
 
-class Step:
-    """The plan of one forward pass over the new tokens in `spans`; `like` tells dtype and device."""
+class PassPlan:
+    """What one forward pass over the new tokens in `spans` settles once, so that its layers need not.
+
+    These are rotations, cache slots, attention and the tokens wanted; `like` tells dtype and device.
+    """
 
     def __init__(
         self, config: DecoderConfig, cache: KVCache, spans: Sequence[Span], table: torch.Tensor, like: torch.Tensor

@@ -131,11 +131,6 @@ class BlockAllocator:
         self._held: dict[int, list[int]] = {}
 
     @property
-    def free_blocks(self) -> int:
-        """Blocks that no row holds."""
-        return len(self._free)
-
-    @property
     def free_share(self) -> float:
         """Blocks that no row holds, of all blocks."""
         return len(self._free) / self.blocks

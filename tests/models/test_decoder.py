@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from adaptspec.errors import EngineError
 from adaptspec.models.attention import Span
 from adaptspec.models.config import read_decoder_config
-from adaptspec.models.decoder import Decoder, Step
+from adaptspec.models.decoder import Decoder, PassPlan
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.loading import load_runner
 from adaptspec.models.rope import rotations
 from adaptspec.models.runner import Runner
 from tests.conftest import MakeModel
-from tests.models.packing import TOLERANCE, feed, pack, random_tokens, reference_logits
+from tests.models.packing import TOLERANCE, feed, load_runner, pack, random_tokens, reference_logits
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -186,23 +185,25 @@ CONFIG = read_decoder_config(
 )
 
 
-def planned(spans: Sequence[Span], block_size: int = 16, dtype: torch.dtype = torch.float32) -> tuple[Step, KVCache]:
+def planned(
+    spans: Sequence[Span], block_size: int = 16, dtype: torch.dtype = torch.float32
+) -> tuple[PassPlan, KVCache]:
     cache = KVCache(
         CONFIG.cache_shape, tokens=64, context=16, block_size=block_size, dtype=dtype, device=torch.device("cpu")
     )
     for span in spans:
         cache.reserve(span.row, span.end)
     table = rotations(CONFIG.rope, CONFIG.head_dim, 16).unsqueeze(1)
-    return Step(CONFIG, cache, spans, table, torch.empty(0, dtype=dtype)), cache
+    return PassPlan(CONFIG, cache, spans, table, torch.empty(0, dtype=dtype)), cache
 
 
 @pytest.mark.parametrize(
     ("wanted", "expected"), [([3, 2], [0, 1, 2, 3, 4]), ([1, 2], [2, 3, 4]), ([0, 1], [4]), ([0, 0], [])]
 )
 def test_the_last_wanted_tokens_of_each_row_are_picked(wanted: list[int], expected: list[int]) -> None:
-    step, _ = planned([Span(0, 0, 3), Span(1, 4, 6)])
+    plan, _ = planned([Span(0, 0, 3), Span(1, 4, 6)])
     values = torch.arange(5)
-    first, second = step.pick(wanted, values, values * 10)
+    first, second = plan.pick(wanted, values, values * 10)
     assert first.tolist() == expected
     assert second.tolist() == [10 * i for i in expected]
 
@@ -212,10 +213,10 @@ def test_the_last_wanted_tokens_of_each_row_are_picked(wanted: list[int], expect
 def test_keys_are_stored_rotated_and_values_as_they_are(spans: list[Span], block_size: int) -> None:
     """One row and several rows take different ways of writing: both must land in the right slots."""
     torch.manual_seed(0)
-    step, cache = planned(spans, block_size)
+    plan, cache = planned(spans, block_size)
     qkv = torch.randn(5, 16)  # two query heads, one key head, one value head, of four dimensions
     keys, values = qkv[:, 8:12].clone(), qkv[:, 12:].clone()
-    step.attend(1, qkv, None)
+    plan.attend(1, qkv, None)
     slots = torch.cat([torch.from_numpy(cache.slots(*span)) for span in spans])
     positions = [position for span in spans for position in range(span.start, span.end)]
     turned = keys.view(torch.complex64) * rotations(CONFIG.rope, 4, 16)[positions]

@@ -11,9 +11,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, PhiConf
 
 from adaptspec.models import layers
 from adaptspec.models.layers import Float32Head, float32_logits, rms_norm, rms_norm_into
-from adaptspec.models.loading import load_runner
 from tests.conftest import MakeModel
-from tests.models.packing import feed, random_tokens
+from tests.models.packing import feed, load_runner, random_tokens
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e4])

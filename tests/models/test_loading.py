@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from adaptspec.errors import ConfigError, ModelError
 from adaptspec.models.decoder import Decoder
-from adaptspec.models.loading import load_model, load_runner
+from adaptspec.models.loading import load_model
 from adaptspec.models.transformers_runner import TransformersRunner
 from tests.conftest import MakeModel
-from tests.models.packing import TOLERANCE, feed, random_tokens, reference_logits
+from tests.models.packing import TOLERANCE, feed, load_runner, random_tokens, reference_logits
 
 
 def copied(make_model: MakeModel, tmp_path: Path) -> Path:
