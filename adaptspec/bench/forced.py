@@ -14,8 +14,9 @@ import torch
 
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter
 from adaptspec.errors import ConfigError
+from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import SamplingBatch, SamplingRow, certainty
+from adaptspec.models.sampling import SamplingBatch, certainty
 from adaptspec.replay.tape import FAR, Astray, DraftView
 from adaptspec.types import BoolArray, FloatArray, IntArray, SamplingParams
 

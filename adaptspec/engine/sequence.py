@@ -10,7 +10,7 @@ from adaptspec.drafting.predicted_output import Prediction
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.origins import Origins
 from adaptspec.models.grammars import Constraint
-from adaptspec.models.sampling import SamplingRow
+from adaptspec.models.processors import SamplingRow
 from adaptspec.types import Completion, Delta, FinishReason, Request, SpeculationStats, Timings, TokenLogprob
 
 

@@ -15,7 +15,8 @@ from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
 from adaptspec.engine.prevalidation import cut_refused
 from adaptspec.engine.shadow_scores import Shadows, ShadowScores
 from adaptspec.models.draft import Draft
-from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.models.processors import SamplingRow
+from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import FloatArray, IntArray
 from adaptspec.verification.draft_scores import score_temperatures
 from adaptspec.verification.method import Method, VerifyResult

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -73,11 +73,8 @@ class Sight:
         return self.window is None or span.end <= self.window
 
 
-class Attention(Protocol):
-    """The attention of one forward pass."""
-
-    def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """Attend with `queries` [N, heads * dim] over the cache of `layer`; same shape comes back."""
+Attention = Callable[[int, torch.Tensor], torch.Tensor]
+"""Of one forward pass: attends with queries [N, heads * dim] over the cache of a layer; same shape comes back."""
 
 
 class InPlaceAttention:
@@ -89,7 +86,7 @@ class InPlaceAttention:
         self._rows = [_RowView.of(cache, sight, span, like) for span in sight.spans]
 
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """See `Attention`."""
+        """Attend with `queries` [N, heads * dim] over the cache of `layer`; same shape comes back."""
         if len(self._rows) == 1:
             return self._attend(self._rows[0], layer, queries)
         parts = zip(self._rows, torch.split(queries, self._sizes), strict=True)
@@ -135,7 +132,7 @@ class GatheredAttention:
         self._groups = [_Group.of(cache, sight, members, offsets[members], like) for members in alike.values()]
 
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """See `Attention`."""
+        """Attend with `queries` [N, heads * dim] over the cache of `layer`; same shape comes back."""
         result = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in self._groups:
             batch, width, length = group.shape
@@ -167,7 +164,8 @@ class _Group:
         firsts = np.array([sight.first(span) for span in spans])[:, None]
         ends = np.array([span.end for span in spans])[:, None]
         width, length = int((ends - starts).max()), int((ends - firsts).max())
-        slots = [_padded(cache.slots(span.row, sight.first(span), span.end), length) for span in spans]
+        owned = [cache.slots(span.row, sight.first(span), span.end) for span in spans]
+        slots = [np.pad(own, (0, length - len(own)), mode="edge") for own in owned]
         asking = np.minimum(starts + np.arange(width), ends - 1)  # position of each padded query
         queries = asking - starts + offsets[:, None]
         real = starts + np.arange(width) < ends
@@ -183,11 +181,6 @@ class _Group:
             _tensor(np.flatnonzero(real), like.device),
             torch.from_numpy(mask).to(like.device, like.dtype),
         )
-
-
-def _padded(slots: IntArray, length: int) -> IntArray:
-    """The slots, the last one repeated up to `length`."""
-    return np.pad(slots, (0, length - len(slots)), mode="edge")
 
 
 def _tensor(values: IntArray, device: torch.device) -> torch.Tensor:
@@ -208,8 +201,6 @@ def _mask(sight: Sight, span: Span, like: torch.Tensor) -> torch.Tensor:
 def fold(queries: torch.Tensor, heads: Heads) -> torch.Tensor:
     """[B, n, heads * dim] to [B, kv, group * n, dim]."""
     batch, count = queries.shape[:2]
-    if heads.group == 1:
-        return queries.view(batch, count, heads.query, heads.dim).transpose(1, 2)
     grouped = queries.view(batch, count, heads.kv, heads.group, heads.dim).permute(0, 2, 3, 1, 4)
     return grouped.reshape(batch, heads.kv, heads.group * count, heads.dim)
 
@@ -217,7 +208,5 @@ def fold(queries: torch.Tensor, heads: Heads) -> torch.Tensor:
 def unfold(out: torch.Tensor, heads: Heads) -> torch.Tensor:
     """[B, kv, group * n, dim] to [B, n, heads * dim]."""
     batch, count = out.shape[0], out.shape[2] // heads.group
-    if heads.group == 1:
-        return out.transpose(1, 2).reshape(batch, count, heads.query * heads.dim)
     grouped = out.view(batch, heads.kv, heads.group, count, heads.dim).permute(0, 3, 1, 2, 4)
     return grouped.reshape(batch, count, heads.query * heads.dim)

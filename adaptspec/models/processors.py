@@ -3,7 +3,7 @@
 Each processor is built once per batch, keeps what it needs as tensors, and maps scores [N, V] to new
 scores without writing on its input. It touches only the positions of rows that use it. Order, as in
 `transformers` and vLLM: repetition, presence and frequency penalties, logit bias, min_tokens, grammar, temperature,
-then top-k, top-p, min-p. Removed tokens score -inf. Knows nothing of noise or of choosing.
+then top-k, top-p, min-p. Removed tokens score -inf.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -50,11 +49,8 @@ class Positions:
     drafted: IntArray
 
 
-class Processor(Protocol):
-    """Maps scores [N, V] of N positions to new scores."""
-
-    def __call__(self, scores: torch.Tensor, at: Positions) -> torch.Tensor:
-        """New scores; `scores` itself is not written on."""
+Processor = Callable[[torch.Tensor, Positions], torch.Tensor]
+"""Maps scores [N, V] of N positions to new scores; the given ones are not written on."""
 
 
 def build(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> tuple[Processor, ...]:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from adaptspec.draft_tables import ENTROPY_BINS, StopTable, TemperatureTable, entropy_bins
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
-from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.models.processors import SamplingRow
+from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import SamplingParams
 from tests.fakes import TableRunner, array, plain_greedy
 

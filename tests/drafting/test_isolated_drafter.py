@@ -11,7 +11,8 @@ from adaptspec.drafting.drafter import DraftJob, ModelFreeDrafter, Shadow
 from adaptspec.drafting.isolated_drafter import SHORTEST_REST, IsolatedModelFreeDrafter, isolated
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.models.draft import Draft
-from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.models.processors import SamplingRow
+from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import SamplingParams
 from tests.fakes import TableRunner
 

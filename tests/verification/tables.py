@@ -18,7 +18,9 @@ from scipy import stats
 
 from adaptspec.draft_tables import StopTable
 from adaptspec.models.draft import Draft
-from adaptspec.models.sampling import SamplingBatch, SamplingRow, Stream, certainty, entropies, tempered
+from adaptspec.models.noise import Stream
+from adaptspec.models.processors import SamplingRow
+from adaptspec.models.sampling import SamplingBatch, certainty, entropies, tempered
 from adaptspec.types import FloatArray, IntArray, SamplingParams
 from adaptspec.verification.method import Method
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.models.processors import SamplingRow
+from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import IntArray, SamplingParams
 from adaptspec.verification.coupled import Coupled
 

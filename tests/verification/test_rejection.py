@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from adaptspec.models.draft import Draft
-from adaptspec.models.sampling import SamplingBatch, Stream
+from adaptspec.models.noise import Stream
+from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import IntArray, SamplingParams
 from adaptspec.verification.method import Method
 from adaptspec.verification.rejection import Block, Rejection
