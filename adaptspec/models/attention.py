@@ -94,9 +94,6 @@ class InPlaceAttention:
 
     def _attend(self, row: _RowView, layer: int, queries: torch.Tensor) -> torch.Tensor:
         keys, values = row.keys[layer], row.values[layer]
-        if len(queries) == 1:  # plain decoding: no mask, and folding is but a view
-            folded = queries.view(1, self._heads.kv, self._heads.group, self._heads.dim)
-            return F.scaled_dot_product_attention(folded, keys, values).reshape(1, -1)
         folded = fold(queries.unsqueeze(0), self._heads)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=row.mask, is_causal=row.causal)
         return unfold(out, self._heads).squeeze(0)

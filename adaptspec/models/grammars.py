@@ -6,7 +6,7 @@ import importlib
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -71,21 +71,18 @@ class Grammars:
             self._vocabulary = from_tokenizer(
                 self._tokenizer, n_vocab=self._vocab_size, eos_token=list(self._ends) or None
             )
+        text = grammar.text
         try:
-            matcher = self._matcher(llguidance, grammar)
+            if grammar.syntax == "json-schema":
+                text = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_STYLE)
+            # Its errors quote the output where they are verbose.
+            limits = llguidance.LLParserLimits(verbose_errors=False)
+            matcher = llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
         except (ValueError, RuntimeError, RecursionError) as error:
             raise _unusable(grammar, str(error)) from error
         if matcher.is_error():
             raise _unusable(grammar, matcher.get_error())
         return matcher
-
-    def _matcher(self, llguidance: Any, grammar: Grammar) -> Any:
-        text = grammar.text
-        if grammar.syntax == "json-schema":
-            text = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_STYLE)
-        # Its errors quote the output where they are verbose.
-        limits = llguidance.LLParserLimits(verbose_errors=False)
-        return llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
 
 
 def _unusable(grammar: Grammar, reason: str) -> RequestError:
@@ -107,27 +104,15 @@ def _library(param: str) -> Any:
         ) from error
 
 
-class Matcher(Protocol):
-    """What it needs of a parser (llguidance's LLMatcher)."""
-
-    def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Go on by as many of the tokens as fit; how many did. Says 0 to a token that does not fit, and stays."""
-
-    def rollback(self, num_tokens: int) -> bool:
-        """Forget the latest tokens."""
-
-    def compute_bitmask(self) -> bytes:
-        """Which tokens may follow, a bit each, lowest first."""
-
-    def get_error(self) -> str:
-        """What went wrong for good; empty if nothing did."""
-
-
 class Constraint:
-    """Masks for one request. `error` says why it cannot go on: its request must end then."""
+    """Masks for one request, whatever row it has. `error` says why it cannot go on: its request must end then.
 
-    def __init__(self, matcher: Matcher, vocab_size: int, ends: Collection[int]) -> None:
-        """`ends` are the tokens that end a text: nothing is read behind them."""
+    The matcher walks along a draft as far as it is asked to look and is taken back by exactly what was not kept, so a
+    mask at position j has seen the committed output and draft[:j], no more and no less.
+    """
+
+    def __init__(self, matcher: Any, vocab_size: int, ends: Collection[int]) -> None:
+        """`matcher` is llguidance's LLMatcher; `ends` are the tokens that end a text: nothing is read behind them."""
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._ends = frozenset(ends)
@@ -181,7 +166,7 @@ class Constraint:
 
     def _takes(self, token: int) -> bool:
         try:
-            return self._matcher.try_consume_tokens([token]) == 1
+            return bool(self._matcher.try_consume_tokens([token]) == 1)
         except Exception as error:  # noqa: BLE001 - a parser that fails must end its own request, not the round
             self.error = self.error or f"{type(error).__name__}: {error}"
             return False

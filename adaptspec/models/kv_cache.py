@@ -100,10 +100,6 @@ class KVCache:
         """Where the tokens of `row` begin, if they are consecutive."""
         return self._blocks.held(row)[0] * self._blocks.block_size
 
-    def targets(self, row: int, first: int, end: int) -> tuple[torch.Tensor, ...]:
-        """Per layer, the slots of tokens `first` to `end` as a view [end - first, width], if consecutive."""
-        return self._pool.narrow(1, self.first_slot(row) + first, end - first).unbind(0)
-
     def views(self, row: int, first: int, end: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """Per layer, the keys and the values of tokens `first` to `end` of `row`, if consecutive.
 

@@ -1,4 +1,4 @@
-"""RMS norm and the output head, each in the form that is fastest for its device and dtype."""
+"""RMS norm, in the form that is fastest for its device and dtype, and the output head, whose logits are float32."""
 
 from __future__ import annotations
 
@@ -12,52 +12,47 @@ import torch.nn.functional as F
 Norm = Callable[[torch.Tensor], torch.Tensor]
 
 
+def rms_norm(weight: torch.Tensor, eps: float) -> Norm:
+    """A norm over the last dimension; `weight` is [dim], or [heads, dim] for tensors [..., heads, dim]."""
+    if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        return LengthNorm.of(weight.shape[-1], eps, weight)
+    return _Fused(weight, eps)
+
+
 def rms_norm_into(weight: torch.Tensor, eps: float, matrix: torch.Tensor) -> Norm:
     """A norm [N, dim] whose product with `matrix` [dim, out] is wanted; where it pays, the weight moves into `matrix`.
 
     `matrix` is then changed in place: it must belong to this norm alone.
     """
-    if weight.device.type == "cpu" and weight.dtype == torch.float32:
-        width = weight.shape[0]
-        matrix.mul_((weight * math.sqrt(width)).unsqueeze(1))
-        return UnitLength(torch.tensor(math.sqrt(width * eps)), width * eps)
-    return rms_norm(weight, eps)
-
-
-def rms_norm(weight: torch.Tensor, eps: float) -> Norm:
-    """A norm over the last dimension; `weight` is [dim], or [heads, dim] for tensors [..., heads, dim]."""
-    if weight.device.type == "cpu" and weight.dtype == torch.float32:
-        width = weight.shape[-1]
-        return _ByLength(weight * math.sqrt(width), torch.tensor(math.sqrt(width * eps)))
-    return _Fused(weight, eps)
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return rms_norm(weight, eps)
+    matrix.mul_((weight * math.sqrt(len(weight))).unsqueeze(1))
+    return LengthNorm.of(len(weight), eps, None)
 
 
 @dataclass(frozen=True, slots=True)
-class _ByLength:
+class LengthNorm:
     """x / hypot(|x|, sqrt(dim eps)) * (sqrt(dim) weight): the same value in half the operations of the usual form.
 
-    Float32 only: the length of a 16-bit vector may not fit 16 bits.
+    Float32 only: the length of a 16-bit vector may not fit 16 bits. `square` is dim eps; `scale` is sqrt(dim) weight,
+    None where the matrix behind the norm has taken it over.
     """
 
-    weight: torch.Tensor
-    floor: torch.Tensor
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x / length.hypot_(self.floor)).mul_(self.weight)
-
-
-@dataclass(frozen=True, slots=True)
-class UnitLength:
-    """x / hypot(|x|, sqrt(dim eps)): `_ByLength` without the weight. `square` is dim eps."""
-
-    floor: torch.Tensor
     square: float
+    floor: torch.Tensor
+    scale: torch.Tensor | None
+
+    @staticmethod
+    def of(dim: int, eps: float, weight: torch.Tensor | None) -> LengthNorm:
+        """Over `dim` numbers."""
+        scale = None if weight is None else weight * math.sqrt(dim)
+        return LengthNorm(dim * eps, torch.tensor(math.sqrt(dim * eps)), scale)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [..., dim], normalised."""
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x / length.hypot_(self.floor)
+        normed = x / length.hypot_(self.floor)
+        return normed if self.scale is None else normed.mul_(self.scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from adaptspec.models.attention import Heads, Span, fold, last_places, positions, unfold
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.layers import UnitLength
+from adaptspec.models.layers import LengthNorm
 from adaptspec.models.weights import DecoderWeights, LayerWeights
 from adaptspec.types import IntArray
 
@@ -55,7 +55,7 @@ class SmallPass:
             and weights.embedding.dtype == torch.float32
             and cache.in_place
             and set(config.windows) == {None}
-            and all(isinstance(norm, UnitLength) for norm in norms)
+            and all(isinstance(norm, LengthNorm) and norm.scale is None for norm in norms)
         )
 
     @staticmethod
@@ -210,8 +210,8 @@ def _causal_mask(width: int, length: int, group: int) -> torch.Tensor:
 
 
 def _unit(buffers: _Buffers, norm: object) -> None:
-    """`UnitLength` of the hidden states, by numpy."""
-    assert isinstance(norm, UnitLength)
+    """`LengthNorm` of the hidden states, by numpy."""
+    assert isinstance(norm, LengthNorm)
     x, lengths = buffers.hidden, buffers.lengths
     if len(x) == 1:
         row = x[0]

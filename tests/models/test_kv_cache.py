@@ -24,14 +24,12 @@ def test_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
     assert SHAPE.bytes_per_token(torch.bfloat16) == 2 * 2 * 2 * 4 * 2
 
 
-def test_views_read_what_targets_and_slots_wrote() -> None:
-    """Both ways of writing land where attention reads."""
+def test_views_read_what_was_written_to_slots() -> None:
     kv = cache()
     assert kv.reserve(3, 10)
     assert kv.in_place
     data = torch.randn(5, SHAPE.width)
-    kv.targets(3, 2, 7)[1].copy_(data)
-    assert torch.equal(kv.pool[1][torch.from_numpy(kv.slots(3, 2, 7))], data)
+    kv.pool[1][torch.from_numpy(kv.slots(3, 2, 7))] = data
     keys, values = kv.views(3, 2, 7)
     half = SHAPE.width // 2
     assert torch.equal(keys[1][0], data[:, :half].view(5, 2, 4).transpose(0, 1))
