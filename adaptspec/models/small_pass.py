@@ -61,6 +61,8 @@ class SmallPass:
     @staticmethod
     def takes(spans: Sequence[Span]) -> bool:
         """Whether a pass is small enough."""
+        if len(spans) == 1:
+            return spans[0].size <= WIDEST
         sizes = [span.size for span in spans]
         return sum(sizes) <= MOST and max(sizes) <= WIDEST
 
@@ -77,8 +79,8 @@ class SmallPass:
             for i, layer in enumerate(self._weights.layers):
                 _project(layer, buffers, rotations)
                 self._pool[i][slots] = buffers.keys_values
-                attended = [row.attend(i, self._heads) for row in rows]
-                _add(buffers, attended[0] if len(rows) == 1 else torch.cat(attended), layer.output, layer.output_bias)
+                attended = rows[0].attend(i) if len(rows) == 1 else torch.cat([row.attend(i) for row in rows])
+                _add(buffers, attended, layer.output, layer.output_bias)
                 _transform(layer, buffers)
         _unit(buffers, self._weights.norm)
         return torch.mm(_last(buffers, spans, wanted), self._weights.head)
@@ -100,7 +102,7 @@ class SmallPass:
             if queries is None:
                 queries = self._queries[first, span.size] = self._queries_at(first, span.size)
             mask = None if span.size == 1 else self._mask(span)
-            rows.append(_Row(queries, mask, *self._cache.views(span.row, 0, span.end)))
+            rows.append(_Row(self._heads, queries, mask, *self._cache.views(span.row, 0, span.end)))
             first += span.size
         return rows
 
@@ -150,19 +152,21 @@ class _Queries(NamedTuple):
 class _Row(NamedTuple):
     """What one row's queries attend to, layer by layer: keys and values [1, kv, cached, dim]."""
 
+    heads: Heads
     queries: _Queries
     mask: torch.Tensor | None
     keys: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
 
-    def attend(self, layer: int, heads: Heads) -> torch.Tensor:
+    def attend(self, layer: int) -> torch.Tensor:
         """What the queries gather [n, heads * dim]."""
-        queries, mask, keys, values = self.queries, self.mask, self.keys[layer], self.values[layer]
-        if queries.folded is None:
-            folded = fold(queries.packed, heads)
-            return unfold(F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask), heads)[0]
-        out = F.scaled_dot_product_attention(queries.folded, keys, values, attn_mask=mask)
-        return out.reshape(1, -1) if mask is None else out.transpose(1, 2).reshape(queries.packed.shape[1], -1)
+        heads, queries, mask, keys, values = self
+        packed, folded = queries
+        if folded is None:
+            out = F.scaled_dot_product_attention(fold(packed, heads), keys[layer], values[layer], attn_mask=mask)
+            return unfold(out, heads)[0]
+        out = F.scaled_dot_product_attention(folded, keys[layer], values[layer], attn_mask=mask)
+        return out.reshape(1, -1) if mask is None else out.transpose(1, 2).reshape(packed.shape[1], -1)
 
 
 def _project(layer: LayerWeights, buffers: _Buffers, rotations: npt.NDArray[np.complex64]) -> None:
