@@ -1,4 +1,4 @@
-"""How much key-value cache fits: tokens from bytes, blocks from tokens. Knows sizes, not tensors' contents."""
+"""How much key-value cache fits: tokens from bytes, blocks from tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from adaptspec.errors import EngineError, ModelError
+from adaptspec.errors import ModelError
 
 CPU_SHARE = 0.5  # of all memory: pages are only used once written, and the same machine gives the same sizes
 CUDA_SHARE = 0.85  # of what is free when the model has been loaded
@@ -47,15 +47,17 @@ def plan_cache(
     """Choose the sizes of a cache; ModelError, with the model's `name`, if what is asked for cannot fit.
 
     `longest` is the model's own limit. Without a context, rows get as much of it as fits for all of them.
-    Without a block size, a block is a whole row on CPU and CUDA_BLOCK tokens on CUDA. On CPU, memory is
-    only used once it is written.
+    Without a block size, a block is a whole row on CPU, where memory is only used once it is written, and CUDA_BLOCK
+    tokens on CUDA.
     """
     context, block_size, max_rows = limits.context, limits.block_size, limits.max_rows
     if context is not None and limits.context_is_ceiling:
         context = min(context, longest)
     if context is not None and not SHORTEST_CONTEXT <= context <= longest:
         raise ModelError(f"{name}: context is {context} tokens; this model takes {SHORTEST_CONTEXT} to {longest}")
-    room = _tokens_for_cache(bytes_per_token, device, limits)
+    room = limits.cache_tokens
+    if room is None:
+        room = (bytes_for_cache(device) if limits.room is None else limits.room) // bytes_per_token
     if block_size is None and device.type != "cpu":
         block_size = CUDA_BLOCK
     if context is None:
@@ -73,20 +75,8 @@ def plan_cache(
     return CachePlan(tokens, context, block_size)
 
 
-def require_room(reserved: bool, row: int) -> None:
-    """Raise EngineError if a forward pass found no room for the tokens it was given."""
-    if not reserved:
-        raise EngineError(f"the cache has no room for the tokens of row {row}; give the cache more tokens")
-
-
 def bytes_for_cache(device: torch.device) -> int:
     """How many bytes the caches of all models together may take, once all weights are loaded."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
     return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE)
-
-
-def _tokens_for_cache(each: int, device: torch.device, limits: CacheLimits) -> int:
-    if limits.cache_tokens is not None:
-        return limits.cache_tokens
-    return (bytes_for_cache(device) if limits.room is None else limits.room) // each

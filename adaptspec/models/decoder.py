@@ -18,14 +18,13 @@ from adaptspec.models.attention import (
     last_places,
     positions,
 )
-from adaptspec.models.cache_plan import require_room
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import Norm, float32_logits
 from adaptspec.models.rope import rotations
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.small_pass import SmallPass
-from adaptspec.models.weights import DecoderWeights, LayerWeights
+from adaptspec.models.weights import DecoderWeights, Linear
 
 
 class Decoder:
@@ -53,7 +52,10 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
         """Logits [sum(wanted), vocab] in float32: an inference tensor, to be changed in inference mode only."""
-        spans = self._grow(packed)
+        spans = []
+        for row, count in zip(packed.rows.tolist(), packed.counts.tolist(), strict=True):
+            start = self._cache.grow(row, count)
+            spans.append(Span(row, start, start + count))
         if self._small is not None and self._small.takes(spans):
             logits = self._small.run(packed.tokens, spans, packed.wanted)
         else:
@@ -67,41 +69,23 @@ class Decoder:
         hidden = weights.embedding.index_select(0, torch.from_numpy(packed.tokens).to(self.device))
         plan = PassPlan(self._config, self._cache, spans, self._rotations, hidden)
         for i, layer in enumerate(weights.layers):
-            attended = _attend(plan, i, layer, hidden)
+            attended = plan.attend(i, _product(layer.attention_norm(hidden), layer.qkv), layer.qk_norm)
             if i + 1 == len(weights.layers):
                 # Once the last keys and values are cached only wanted tokens matter: the rest of a prompt stops here.
                 hidden, attended = plan.pick(packed.wanted.tolist(), hidden, attended)
-            hidden = _add_product(hidden, attended, layer.output, layer.output_bias)
-            hidden = _add_product(hidden, _mlp(layer, hidden), layer.down, layer.down_bias)
+            hidden = _add_product(hidden, attended, layer.output)
+            gate, up = _product(layer.mlp_norm(hidden), layer.gate_up).chunk(2, -1)
+            hidden = _add_product(hidden, F.silu(gate).mul_(up), layer.down)
         return float32_logits(weights.norm(hidden), weights.head)
 
-    def _grow(self, packed: Packed) -> list[Span]:
-        """Where each row's new tokens go; EngineError if there is no room for them."""
-        spans = []
-        for row, count in zip(packed.rows.tolist(), packed.counts.tolist(), strict=True):
-            start = self._cache.length(row)
-            require_room(self._cache.reserve(row, start + count), row)
-            spans.append(Span(row, start, start + count))
-        return spans
+
+def _product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    return torch.mm(x, linear.weight) if linear.bias is None else torch.addmm(linear.bias, x, linear.weight)
 
 
-def _attend(plan: PassPlan, index: int, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-    qkv = _product(layer.attention_norm(hidden), layer.qkv, layer.qkv_bias)
-    return plan.attend(index, qkv, layer.qk_norm)
-
-
-def _mlp(layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-    gate, up = _product(layer.mlp_norm(hidden), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-    return F.silu(gate).mul_(up)
-
-
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
-
-
-def _add_product(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    total = total.addmm_(x, weight)
-    return total if bias is None else total.add_(bias)
+def _add_product(total: torch.Tensor, x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    total = total.addmm_(x, linear.weight)
+    return total if linear.bias is None else total.add_(linear.bias)
 
 
 class PassPlan:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from adaptspec.errors import EngineError
 from adaptspec.types import IntArray
 
 
@@ -68,6 +69,12 @@ class KVCache:
         """Make room for `length` tokens in all; False, and nothing changes, if memory is short."""
         assert length <= self.context, f"row {row} asks for {length} tokens, the context is {self.context}"
         return self._blocks.reserve(row, length)
+
+    def grow(self, row: int, count: int) -> int:
+        """Make room for `count` more tokens, and return the length before; EngineError if memory is short."""
+        length = self.length(row)
+        self._blocks.require(row, length + count)
+        return length
 
     def length(self, row: int) -> int:
         """Tokens cached in `row`."""
@@ -147,6 +154,11 @@ class BlockAllocator:
         if missing > 0:
             self._held.setdefault(row, []).extend(self._free.pop() for _ in range(missing))
         return True
+
+    def require(self, row: int, length: int) -> None:
+        """Reserve; EngineError if too few are free."""
+        if not self.reserve(row, length):
+            raise EngineError(f"the cache has no room for the tokens of row {row}; give the cache more tokens")
 
     def truncate(self, row: int, length: int) -> None:
         """Give back the blocks that `length` tokens do not need."""

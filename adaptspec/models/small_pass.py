@@ -19,7 +19,7 @@ from adaptspec.models.attention import Heads, Span, fold, last_places, positions
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import LengthNorm
-from adaptspec.models.weights import DecoderWeights, LayerWeights
+from adaptspec.models.weights import DecoderWeights, LayerWeights, Linear
 from adaptspec.types import IntArray
 
 Floats = npt.NDArray[np.float32]
@@ -80,7 +80,7 @@ class SmallPass:
                 _project(layer, buffers, rotations)
                 self._pool[i][slots] = buffers.keys_values
                 attended = rows[0].attend(i) if len(rows) == 1 else torch.cat([row.attend(i) for row in rows])
-                _add(buffers, attended, layer.output, layer.output_bias)
+                _add(buffers, attended, layer.output)
                 _transform(layer, buffers)
         _unit(buffers, self._weights.norm)
         return torch.mm(_last(buffers, spans, wanted), self._weights.head)
@@ -172,9 +172,7 @@ class _Row(NamedTuple):
 def _project(layer: LayerWeights, buffers: _Buffers, rotations: npt.NDArray[np.complex64]) -> None:
     """Queries, keys and values of the hidden states; the first two normalised and rotated."""
     _unit(buffers, layer.attention_norm)
-    torch.mm(buffers.normed_tensor, layer.qkv, out=buffers.qkv_tensor)
-    if layer.qkv_bias is not None:
-        buffers.qkv_tensor.add_(layer.qkv_bias)
+    _product(buffers.normed_tensor, layer.qkv, out=buffers.qkv_tensor)
     if layer.qk_norm is not None:
         buffers.heads_tensor.copy_(layer.qk_norm(buffers.heads_tensor))
     np.multiply(buffers.pairs, rotations, out=buffers.pairs)
@@ -183,20 +181,24 @@ def _project(layer: LayerWeights, buffers: _Buffers, rotations: npt.NDArray[np.c
 def _transform(layer: LayerWeights, buffers: _Buffers) -> None:
     """The gated MLP, added to the hidden states."""
     _unit(buffers, layer.mlp_norm)
-    torch.mm(buffers.normed_tensor, layer.gate_up, out=buffers.gate_up_tensor)
-    if layer.gate_up_bias is not None:
-        buffers.gate_up_tensor.add_(layer.gate_up_bias)
+    _product(buffers.normed_tensor, layer.gate_up, out=buffers.gate_up_tensor)
     active = np.exp(-buffers.gate)
     active += 1.0
     np.divide(buffers.gate, active, out=active)
     np.multiply(active, buffers.up, out=buffers.active)
-    _add(buffers, buffers.active_tensor, layer.down, layer.down_bias)
+    _add(buffers, buffers.active_tensor, layer.down)
 
 
-def _add(buffers: _Buffers, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    buffers.hidden_tensor.addmm_(x, weight)
-    if bias is not None:
-        buffers.hidden_tensor.add_(bias)
+def _product(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
+    torch.mm(x, linear.weight, out=out)
+    if linear.bias is not None:
+        out.add_(linear.bias)
+
+
+def _add(buffers: _Buffers, x: torch.Tensor, linear: Linear) -> None:
+    buffers.hidden_tensor.addmm_(x, linear.weight)
+    if linear.bias is not None:
+        buffers.hidden_tensor.add_(linear.bias)
 
 
 def _last(buffers: _Buffers, spans: Sequence[Span], wanted: IntArray) -> torch.Tensor:

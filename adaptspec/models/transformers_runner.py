@@ -15,7 +15,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from adaptspec.errors import ModelError
-from adaptspec.models.cache_plan import require_room
 from adaptspec.models.kv_cache import BlockAllocator
 from adaptspec.models.layers import Float32Head
 from adaptspec.models.runner import ModelInfo, Packed
@@ -77,7 +76,7 @@ class TransformersRunner:
         return torch.cat(logits)
 
     def _run(self, row: int, tokens: torch.Tensor, wanted: int) -> torch.Tensor:
-        require_room(self._blocks.reserve(row, self.length(row) + len(tokens)), row)
+        self._blocks.require(row, self.length(row) + len(tokens))
         return _logits(self._model, self._caches.setdefault(row, DynamicCache()), tokens, wanted)
 
 

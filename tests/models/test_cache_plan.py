@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adaptspec.errors import EngineError, ModelError
-from adaptspec.models.cache_plan import CacheLimits, CachePlan, plan_cache, require_room
+from adaptspec.errors import ModelError
+from adaptspec.models.cache_plan import CacheLimits, CachePlan, plan_cache
 
 EACH = 256  # bytes per token
 CPU = torch.device("cpu")
@@ -55,9 +55,3 @@ def test_a_context_that_is_a_ceiling_is_cut_to_the_models_own() -> None:
 def test_a_share_of_the_memory_is_kept() -> None:
     """Two models on one device: neither takes what is meant for the other."""
     assert plan(room=800 * EACH) == CachePlan(800, 200, 200)
-
-
-def test_a_full_cache_is_an_engine_error() -> None:
-    require_room(True, 0)
-    with pytest.raises(EngineError, match="row 3"):
-        require_room(False, 3)

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from adaptspec.errors import EngineError
 from adaptspec.models.kv_cache import BlockAllocator, CacheShape, KVCache
 
 SHAPE = CacheShape(layers=2, kv_heads=2, head_dim=4)
@@ -67,6 +68,8 @@ def test_a_refused_reservation_changes_nothing() -> None:
     kv.reserve(0, 12)
     kv.set_length(0, 12)
     assert not kv.reserve(1, 9)
+    with pytest.raises(EngineError, match="no room for the tokens of row 1"):
+        kv.grow(1, 9)
     assert kv.free_share == 8 / 20
     assert kv.length(0) == 12
 

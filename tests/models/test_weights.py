@@ -21,14 +21,14 @@ def test_queries_and_keys_are_reordered_in_pairs_and_values_are_not(make_model: 
     with Checkpoint(path) as checkpoint:
         layer = load_weights(checkpoint, config, torch.bfloat16, CPU).layers[0]
     query, key, value = (stored[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv")
-    fused = layer.qkv.t().split([32, 16, 16])
+    fused = layer.qkv.weight.t().split([32, 16, 16])
     pairs = [0, 4, 1, 5, 2, 6, 3, 7]  # of a head of 8 dimensions
     assert torch.equal(fused[0].view(4, 8, -1), query.view(4, 8, -1)[:, pairs])
     assert torch.equal(fused[1].view(2, 8, -1), key.view(2, 8, -1)[:, pairs])
     assert torch.equal(fused[2], value)
-    assert layer.qkv_bias is not None
-    assert torch.equal(layer.qkv_bias[48:], stored["model.layers.0.self_attn.v_proj.bias"])
-    assert layer.qkv.is_contiguous()
+    assert layer.qkv.bias is not None
+    assert torch.equal(layer.qkv.bias[48:], stored["model.layers.0.self_attn.v_proj.bias"])
+    assert layer.qkv.weight.is_contiguous()
 
 
 def test_a_tied_head_is_the_embedding(make_model: MakeModel) -> None:
@@ -37,4 +37,4 @@ def test_a_tied_head_is_the_embedding(make_model: MakeModel) -> None:
     with Checkpoint(path) as checkpoint:
         weights = load_weights(checkpoint, config, torch.bfloat16, CPU)
     assert torch.equal(weights.head, weights.embedding.t())
-    assert weights.layers[1].down.dtype == torch.bfloat16
+    assert weights.layers[1].down.weight.dtype == torch.bfloat16
