@@ -10,10 +10,10 @@ import torch.nn.functional as F
 
 from adaptspec.models.attention import (
     Attention,
+    AttentionMetadata,
     GatheredAttention,
     Heads,
     InPlaceAttention,
-    Sight,
     Span,
     last_places,
     positions,
@@ -106,7 +106,7 @@ class PassPlan:
         self._rotations = table.index_select(0, torch.from_numpy(positions(spans)).to(like.device))
         kind = InPlaceAttention if cache.in_place and like.device.type == "cpu" else GatheredAttention
         plans: dict[int | None, Attention] = {
-            window: kind(cache, Sight(self._heads, spans, window), like) for window in set(config.windows)
+            window: kind(cache, AttentionMetadata(self._heads, spans, window), like) for window in set(config.windows)
         }
         self._attention = [plans[window] for window in config.windows]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from adaptspec.models.attention import Heads, Span, fold, last_places, positions, unfold
+from adaptspec.models.attention import Heads, Span, causal_mask, fold, last_places, positions, unfold
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import LengthNorm
@@ -112,10 +112,10 @@ class SmallPass:
 
     def _mask(self, span: Span) -> torch.Tensor:
         if span.end > _MASKED:
-            return _causal_mask(span.size, span.end, self._heads.group)
+            return causal_mask(span.size, span.end, self._heads.group)
         mask = self._masks.get(span.size)
         if mask is None:
-            mask = self._masks[span.size] = _causal_mask(span.size, _MASKED, self._heads.group)
+            mask = self._masks[span.size] = causal_mask(span.size, _MASKED, self._heads.group)
         return mask[:, -span.end :]
 
 
@@ -208,11 +208,6 @@ def _last(buffers: _Buffers, spans: Sequence[Span], wanted: IntArray) -> torch.T
     if wanted.sum() == len(buffers.normed):
         return buffers.normed_tensor
     return torch.from_numpy(buffers.normed[last_places(spans, wanted.tolist())])
-
-
-def _causal_mask(width: int, length: int, group: int) -> torch.Tensor:
-    """[group * width, length] of 0 and -inf: each of the last `width` of `length` positions sees none after it."""
-    return torch.full((width, length), -torch.inf).triu(length - width + 1).repeat(group, 1)
 
 
 def _unit(buffers: _Buffers, norm: object) -> None:
