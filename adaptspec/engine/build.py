@@ -27,7 +27,7 @@ from adaptspec.engine.by_task import methods_of
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.profile import profiled_costs, warm_up
 from adaptspec.errors import ConfigError
-from adaptspec.models.cache_plan import CacheLimits, bytes_for_cache
+from adaptspec.models.kv_cache import CacheLimits, bytes_for_cache
 from adaptspec.models.loading import load_model
 from adaptspec.models.runner import Runner
 from adaptspec.models.tokenization import check_pair, check_tokenizer, load_tokenizer

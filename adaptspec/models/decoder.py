@@ -54,7 +54,8 @@ class Decoder:
         """Logits [sum(wanted), vocab] in float32: an inference tensor, to be changed in inference mode only."""
         spans = []
         for row, count in zip(packed.rows.tolist(), packed.counts.tolist(), strict=True):
-            start = self._cache.grow(row, count)
+            start = self._cache.length(row)
+            self._cache.require(row, start + count)
             spans.append(Span(row, start, start + count))
         if self._small is not None and self._small.takes(spans):
             logits = self._small.run(packed.tokens, spans, packed.wanted)

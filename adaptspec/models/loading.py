@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from adaptspec.errors import ConfigError, ModelError
-from adaptspec.models.cache_plan import CacheLimits, CachePlan, plan_cache
 from adaptspec.models.config import check_sizes, is_lean, read_decoder_config
 from adaptspec.models.decoder import Decoder
-from adaptspec.models.kv_cache import KVCache
+from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
 from adaptspec.models.model_files import (
     CONFIG,
     Checkpoint,
@@ -74,15 +73,7 @@ def _load_lean(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device:
         weights = load_weights(checkpoint, config, dtype, device)
 
     def start(info: ModelInfo, plan: CachePlan) -> Decoder:
-        cache = KVCache(
-            config.cache_shape,
-            tokens=plan.tokens,
-            context=plan.context,
-            block_size=plan.block_size,
-            dtype=dtype,
-            device=device,
-        )
-        return Decoder(info, config, weights, cache)
+        return Decoder(info, config, weights, KVCache(config.cache_shape, plan, dtype, device))
 
     info = _info(
         folder, raw, dtype, parameters=weights.parameters, vocab_size=config.vocab_size, context=config.context

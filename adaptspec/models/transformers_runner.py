@@ -63,7 +63,7 @@ class TransformersRunner:
     def free(self, row: int) -> None:
         """See `Runner.free`."""
         self._caches.pop(row, None)
-        self._blocks.release(row)
+        self._blocks.free(row)
 
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:

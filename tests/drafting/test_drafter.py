@@ -17,7 +17,7 @@ from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.build import EngineConfig, build
 from adaptspec.engine.core import Limits
 from adaptspec.errors import PolicyError
-from adaptspec.models.cache_plan import CacheLimits
+from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
 from adaptspec.types import Request, SamplingParams, SpeculationParams
 from tests.conftest import MakeModel

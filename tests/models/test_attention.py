@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.models.attention import AttentionMetadata, GatheredAttention, Heads, InPlaceAttention, Span
-from adaptspec.models.kv_cache import CacheShape, KVCache
+from adaptspec.models.kv_cache import CachePlan, CacheShape, KVCache
 
 CONTEXT = 24
 DIM = 4
@@ -40,14 +40,8 @@ def test_attention_is_what_its_definition_says(
     torch.manual_seed(0)
     query_heads, kv_heads = heads
     block = CONTEXT if kind is InPlaceAttention else 3
-    cache = KVCache(
-        CacheShape(1, kv_heads, DIM),
-        tokens=4 * CONTEXT,
-        context=CONTEXT,
-        block_size=block,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
+    plan = CachePlan(tokens=4 * CONTEXT, context=CONTEXT, block_size=block)
+    cache = KVCache(CacheShape(1, kv_heads, DIM), plan, torch.float32, torch.device("cpu"))
     cache.pool[0].fill_(float("nan"))  # what was never written must never matter
     spans = [Span(row, start, start + count) for row, (start, count) in enumerate(lengths)]
     sizes = [span.size for span in spans]

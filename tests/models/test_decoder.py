@@ -15,7 +15,7 @@ from adaptspec.errors import EngineError
 from adaptspec.models.attention import Span
 from adaptspec.models.config import read_decoder_config
 from adaptspec.models.decoder import Decoder, PassPlan
-from adaptspec.models.kv_cache import KVCache
+from adaptspec.models.kv_cache import CachePlan, KVCache
 from adaptspec.models.rope import rotations
 from adaptspec.models.runner import Runner
 from tests.conftest import MakeModel
@@ -188,9 +188,7 @@ CONFIG = read_decoder_config(
 def planned(
     spans: Sequence[Span], block_size: int = 16, dtype: torch.dtype = torch.float32
 ) -> tuple[PassPlan, KVCache]:
-    cache = KVCache(
-        CONFIG.cache_shape, tokens=64, context=16, block_size=block_size, dtype=dtype, device=torch.device("cpu")
-    )
+    cache = KVCache(CONFIG.cache_shape, CachePlan(64, 16, block_size), dtype, torch.device("cpu"))
     for span in spans:
         cache.reserve(span.row, span.end)
     table = rotations(CONFIG.rope, CONFIG.head_dim, 16).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""The cache: blocks are never lost or shared, and each row's tokens lie where its block table says."""
+"""The cache: blocks are never lost or shared, tokens lie where the block table says, and what fits is used."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from adaptspec.errors import EngineError
-from adaptspec.models.kv_cache import BlockAllocator, CacheShape, KVCache
+from adaptspec.errors import EngineError, ModelError
+from adaptspec.models.kv_cache import BlockAllocator, CacheLimits, CachePlan, CacheShape, KVCache, plan_cache
 
 SHAPE = CacheShape(layers=2, kv_heads=2, head_dim=4)
 
 
 def cache(*, tokens: int = 64, context: int = 16, block_size: int = 16) -> KVCache:
-    return KVCache(
-        SHAPE, tokens=tokens, context=context, block_size=block_size, dtype=torch.float32, device=torch.device("cpu")
-    )
+    return KVCache(SHAPE, CachePlan(tokens, context, block_size), torch.float32, torch.device("cpu"))
 
 
 def test_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
@@ -69,7 +67,7 @@ def test_a_refused_reservation_changes_nothing() -> None:
     kv.set_length(0, 12)
     assert not kv.reserve(1, 9)
     with pytest.raises(EngineError, match="no room for the tokens of row 1"):
-        kv.grow(1, 9)
+        kv.require(1, 9)
     assert kv.free_share == 8 / 20
     assert kv.length(0) == 12
 
@@ -118,9 +116,9 @@ class Accounting(RuleBasedStateMachine):
         assert self.allocator.held(row) == before[: self.expected[row]], "a rollback must keep the first blocks"
 
     @rule(row=ROWS, times=st.integers(1, 2))
-    def release(self, row: int, times: int) -> None:
+    def free(self, row: int, times: int) -> None:
         for _ in range(times):
-            self.allocator.release(row)
+            self.allocator.free(row)
         self.expected[row] = 0
 
     @invariant()
@@ -137,3 +135,52 @@ class Accounting(RuleBasedStateMachine):
 
 TestAccounting = Accounting.TestCase
 TestAccounting.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+EACH = 256  # bytes per token
+CPU = torch.device("cpu")
+
+
+def plan(
+    *,
+    tokens: int | None = None,
+    context: int | None = None,
+    ceiling: bool = False,
+    block: int | None = None,
+    room: int | None = None,
+) -> CachePlan:
+    limits = CacheLimits(4, tokens, context, context_is_ceiling=ceiling, block_size=block, room=room)
+    return plan_cache("some/model", EACH, CPU, longest=1000, limits=limits)
+
+
+def test_on_cpu_a_block_is_a_whole_row_and_all_rows_fit() -> None:
+    assert plan() == CachePlan(4000, 1000, 1000)
+    assert plan(context=64) == CachePlan(256, 64, 64)
+
+
+def test_fewer_tokens_mean_shorter_rows_unless_the_context_is_given() -> None:
+    assert plan(tokens=400) == CachePlan(400, 100, 100)
+    assert plan(tokens=400, context=300) == CachePlan(300, 300, 300)
+
+
+def test_small_blocks_share_the_tokens() -> None:
+    assert plan(tokens=400, context=90, block=16) == CachePlan(96 * 4, 90, 16)
+    assert plan(tokens=200, context=90, block=16) == CachePlan(192, 90, 16)
+    assert plan(tokens=200, block=32) == CachePlan(192, 192, 32)
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(None, 2000), (None, 3), (100, 500)])
+def test_what_cannot_fit_is_refused(tokens: int | None, context: int) -> None:
+    with pytest.raises(ModelError, match=r"^some/model: .*context"):
+        plan(tokens=tokens, context=context)
+
+
+def test_a_context_that_is_a_ceiling_is_cut_to_the_models_own() -> None:
+    """A draft may hold less than its target."""
+    assert plan(context=2000, ceiling=True) == CachePlan(4000, 1000, 1000)
+    assert plan(context=64, ceiling=True) == CachePlan(256, 64, 64)
+
+
+def test_a_share_of_the_memory_is_kept() -> None:
+    """Two models on one device: neither takes what is meant for the other."""
+    assert plan(room=800 * EACH) == CachePlan(800, 200, 200)
