@@ -42,18 +42,17 @@ class SamplingBatch:
     """
 
     def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> None:
-        """`plain_greedy`: every row takes the argmax of its logits, so that no position or noise matters.
-
-        `constraints` are the rows' own grammars at work, and `constrained` says whether there is one.
+        """`sampled` [B] says which rows draw, and do not just take the likeliest token; `plain_greedy`, that none does
+        and nothing changes its logits. `constraints` are the rows' grammars at work, `constrained`: there is one.
         """
         self._rows = tuple(rows)
         self.vocab_size = vocab_size
         self._device = device
         self._processors = build(rows, vocab_size, device)
-        self._sampled = np.array([not row.params.greedy for row in rows], dtype=np.bool_)
+        self.sampled: BoolArray = np.array([not row.params.greedy for row in rows], dtype=np.bool_)
         self._seeds = seed_keys(np.array([row.seed for row in rows], dtype=np.int64))
         self._few_left = all(row.params.greedy or truncates(row.params, vocab_size) for row in rows)
-        self.plain_greedy = not self._processors and not bool(self._sampled.any())
+        self.plain_greedy = not self._processors and not bool(self.sampled.any())
         self.constraints = [row.constraint for row in rows]
         self.constrained = any(constraint is not None for constraint in self.constraints)
 
@@ -80,22 +79,9 @@ class SamplingBatch:
             return _argmax(scores)
         return self.sample(scores, index, offsets, Stream.CHOICE)
 
-    def choose_at(self, scores: torch.Tensor, index: IntArray, offsets: IntArray, at: Sequence[float]) -> torch.Tensor:
-        """What `choose` would give for scores divided by each of these temperatures, [T, N]: one noise for all."""
-        keys = self._keys(index, offsets, Stream.CHOICE)
-        noise = gumbel(keys, scores.shape[1], self._device)
-        greedy = torch.from_numpy(~self._sampled[index]).to(self._device)
-        noise.masked_fill_(greedy.unsqueeze(1), 0.0)
-        return torch.stack([_argmax(scores / temperature + noise) for temperature in at])
-
-    def sampled(self, index: IntArray) -> BoolArray:
-        """Which of the positions [N] belong to rows that draw, and do not just take the likeliest token."""
-        drawn: BoolArray = self._sampled[index]
-        return drawn
-
     def sample(self, scores: torch.Tensor, index: IntArray, offsets: IntArray, stream: Stream) -> torch.Tensor:
         """Token ids [N] drawn independently of other streams and their rounds; greedy rows: the argmax."""
-        noisy = np.flatnonzero(self._sampled[index])
+        noisy = np.flatnonzero(self.sampled[index])
         if not len(noisy):
             return _argmax(scores)
         keys = self._keys(index[noisy], offsets[noisy], stream)
@@ -112,10 +98,10 @@ class SamplingBatch:
 
     def probabilities(self, scores: torch.Tensor, index: IntArray) -> torch.Tensor:
         """What each position is drawn from, [N, vocab_size]: softmax of scores; for greedy rows 1 at the argmax."""
-        if not self._sampled.any():
+        if not self.sampled.any():
             return _one_hot(scores)
         result = scores.softmax(1)
-        greedy = np.flatnonzero(~self._sampled[index])
+        greedy = np.flatnonzero(~self.sampled[index])
         if len(greedy):
             where = torch.from_numpy(greedy).to(self._device)
             result.index_copy_(0, where, _one_hot(scores.index_select(0, where)))

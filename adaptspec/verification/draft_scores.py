@@ -43,8 +43,9 @@ def score_temperatures(
     shared = shares_noise[index]
     scores: FloatArray = np.zeros((len(index), len(temperatures)))
     if shared.any():
-        agreed = sampling.choose_at(q, index, offsets, temperatures) == sampling.choose(p, index, offsets)
-        scores = agreed.T.double().cpu().numpy()
+        chosen = torch.stack([sampling.choose(q / at, index, offsets) for at in temperatures], dim=1)
+        agreed = chosen == sampling.choose(p, index, offsets).unsqueeze(1)
+        scores = agreed.double().cpu().numpy()
     if not shared.all():
         scores = np.where(shared[:, None], scores, _overlap(p, q, temperatures))
     whole: FloatArray = np.full((*draft.tokens.shape, len(temperatures)), np.nan)
@@ -57,7 +58,7 @@ def _reached(draft: Draft, result: VerifyResult, sampling: SamplingBatch) -> tup
     column = np.arange(draft.tokens.shape[1])
     reached = column < np.minimum(draft.counts, result.accepted + 1)[:, None]
     index, offsets = np.nonzero(reached & ~np.isnan(draft.entropy))
-    drawn = sampling.sampled(index)
+    drawn = sampling.sampled[index]
     index, offsets = index[drawn], offsets[drawn]
     if len(index) > _MOST:
         some = np.linspace(0, len(index) - 1, _MOST).astype(np.int64)
