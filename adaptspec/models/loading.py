@@ -15,7 +15,6 @@ from adaptspec.models.decoder import Decoder
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
 from adaptspec.models.model_files import (
     CONFIG,
-    Checkpoint,
     eos_token_ids,
     fingerprint,
     read_json,
@@ -69,8 +68,7 @@ def load_model(path_or_hub_id: str, *, device: str = "auto", dtype: str = "auto"
 
 def _load_lean(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:
     config = read_decoder_config(raw)
-    with Checkpoint(folder) as checkpoint:
-        weights = load_weights(checkpoint, config, dtype, device)
+    weights = load_weights(folder, config, dtype, device)
 
     def start(info: ModelInfo, plan: CachePlan) -> Decoder:
         return Decoder(info, config, weights, KVCache(config.cache_shape, plan, dtype, device))

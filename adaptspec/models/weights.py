@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
+from adaptspec.errors import ModelError
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.layers import Norm, rms_norm, rms_norm_into
-from adaptspec.models.model_files import Checkpoint
+from adaptspec.models.model_files import weight_files
 
 HEAD_COPY_LIMIT = 64 * 2**20  # bytes: beyond this a tied head shares memory with the embedding instead
 
@@ -51,11 +55,9 @@ class DecoderWeights:
     parameters: int
 
 
-def load_weights(
-    checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device
-) -> DecoderWeights:
+def load_weights(folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
     """Read all weights; ModelError if a tensor is missing, misshaped or not accounted for."""
-    reader = _Reader(checkpoint, config, dtype, device)
+    reader = _Reader(folder, config, dtype, device)
     table = (config.vocab_size, config.hidden)
     embedding = reader.take("model.embed_tokens.weight", table)
     layers = tuple(_layer(reader, config, f"model.layers.{i}.") for i in range(config.layers))
@@ -66,7 +68,7 @@ def load_weights(
     else:
         norm = reader.norm("model.norm.weight")
     # Old checkpoints store the rotary frequencies, and some a copy of a tied head.
-    checkpoint.finish(["rotary_emb.inv_freq", *(["lm_head.weight"] if config.tied else [])])
+    reader.finish(["rotary_emb.inv_freq", *(["lm_head.weight"] if config.tied else [])])
     return DecoderWeights(embedding, layers, norm, head, reader.parameters)
 
 
@@ -96,20 +98,43 @@ def _layer(reader: _Reader, config: DecoderConfig, prefix: str) -> LayerWeights:
 
 
 class _Reader:
-    """Reads tensors into place, counting parameters."""
+    """Reads tensors of a model directory into place, one at a time, counting parameters."""
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._folder = folder
         self._config = config
         self._dtype = dtype
         self._device = device
+        self._files: dict[str, Any] = {}
+        for path in weight_files(folder):
+            try:
+                file: Any = safe_open(path, framework="pt", device="cpu")
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path} is not a readable safetensors file ({error}); download it again") from error
+            self._files.update(dict.fromkeys(file.keys(), file))
+        self._unread = set(self._files)
         self.parameters = 0
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """One tensor, as it is stored."""
-        tensor = self._checkpoint.take(name, shape)
+        """One tensor, as it is stored; ModelError if it is missing or of another shape than `shape`."""
+        if name not in self._files:
+            raise ModelError(f"{self._folder}: tensor {name} is missing; config.json does not belong to these weights")
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{self._folder}: tensor {name} is {tuple(tensor.shape)} where config.json asks for {shape}; "
+                "config.json does not belong to these weights"
+            )
+        self._unread.discard(name)
         self.parameters += tensor.numel()
         return tensor.to(device=self._device, dtype=self._dtype)
+
+    def finish(self, ignored: Sequence[str]) -> None:
+        """Raise ModelError if tensors were left unread, but for names that end in one of `ignored`."""
+        extra = sorted(name for name in self._unread if not name.endswith(tuple(ignored)))
+        if extra:
+            listed = ", ".join(extra[:3]) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
+            raise ModelError(f"{self._folder}: config.json does not account for {listed}; is model_type right?")
 
     def linear(self, modules: dict[str, int], width: int, biased: bool, rotated: int = 0) -> Linear:
         """Modules (name: outs) stored as [out, in], side by side; the first `rotated` are permuted for RoPE."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,53 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from adaptspec.errors import ModelError
 from adaptspec.models import model_files
-from adaptspec.models.model_files import Checkpoint, eos_token_ids, fingerprint, read_json, weight_files
+from adaptspec.models.model_files import eos_token_ids, fingerprint, read_json, weight_files
 from tests.conftest import MakeModel
-
-
-def shards(folder: Path) -> None:
-    """Write two tensors in two shards with their index."""
-    save_file({"a": torch.ones(2, 3)}, folder / "one.safetensors")
-    save_file({"b": torch.zeros(4)}, folder / "two.safetensors")
-    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def test_sharded_tensors_are_found_in_their_shards(tmp_path: Path) -> None:
-    shards(tmp_path)
-    with Checkpoint(tmp_path) as checkpoint:
-        assert torch.equal(checkpoint.take("a", (2, 3)), torch.ones(2, 3))
-        assert checkpoint.take("b", (4,)).shape == (4,)
-        checkpoint.finish([])
-
-
-def test_missing_misshaped_and_extra_tensors_are_named(tmp_path: Path) -> None:
-    shards(tmp_path)
-    with Checkpoint(tmp_path) as checkpoint:
-        with pytest.raises(ModelError, match="tensor c is missing"):
-            checkpoint.take("c", (1,))
-        with pytest.raises(ModelError, match=r"tensor a is \(2, 3\) where config.json asks for \(3, 2\)"):
-            checkpoint.take("a", (3, 2))
-        with pytest.raises(ModelError, match="does not account for a, b"):
-            checkpoint.finish([])
-        checkpoint.finish(["a", "b"])
-
-
-@pytest.mark.parametrize(
-    ("prepare", "message"),
-    [
-        (lambda folder: None, "is the download complete"),
-        (lambda folder: (folder / "pytorch_model.bin").touch(), "convert it to safetensors"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"oops"), "not a readable safetensors"),
-        (lambda folder: (shards(folder), (folder / "two.safetensors").unlink()), "lacks two.safetensors"),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), "no weight_map"),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("[1"), "not valid JSON"),
-    ],
-)
-def test_broken_weights_are_explained(tmp_path: Path, prepare: Callable[[Path], object], message: str) -> None:
-    prepare(tmp_path)
-    with pytest.raises(ModelError, match=message):
-        Checkpoint(tmp_path)
 
 
 def test_an_index_cannot_point_outside_its_directory(tmp_path: Path) -> None:
