@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -29,7 +29,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self._ends = ends
         self._vocabulary: Any = None
-        self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
+        # Without a lock: a large schema takes half a second, and rounds start the requests of others meanwhile.
+        self._compiled = lru_cache(maxsize=_KEPT)(self._compile)
         self._lock = Lock()
 
     def check(self, grammar: Grammar) -> None:
@@ -38,25 +39,13 @@ class Grammars:
         Raises:
             RequestError: it cannot be used, or llguidance is missing.
         """
-        self._find(grammar)
+        self._compiled(grammar)
 
     def start(self, grammar: Grammar) -> Constraint:
         """A request begins to write what `grammar` says. Raises as `check` does."""
-        matcher = self._find(grammar)
+        matcher = self._compiled(grammar)
         with self._lock:
             return Constraint(matcher.deep_copy(), self._vocab_size, self._ends)
-
-    def _find(self, grammar: Grammar) -> Any:
-        with self._lock:
-            matcher = self._compiled.get(grammar)
-        # Without the lock: a large schema takes half a second, and rounds start the requests of others meanwhile.
-        matcher = matcher or self._compile(grammar)
-        with self._lock:
-            self._compiled[grammar] = matcher
-            self._compiled.move_to_end(grammar)
-            if len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        return matcher
 
     def _compile(self, grammar: Grammar) -> Any:
         if len(grammar.text) > MAX_CHARACTERS:
