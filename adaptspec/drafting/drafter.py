@@ -38,13 +38,8 @@ class DraftJob:
 class Drafter(Protocol):
     """Proposes tokens. One call per round for all rows that use it; all calls come from one thread."""
 
-    @property
-    def name(self) -> str:
-        """As written in policies."""
-
-    @property
-    def non_anticipating(self) -> bool:
-        """Whether it drafts fewer tokens only in the ways that `propose` allows under every method."""
+    name: str  # as written in policies
+    non_anticipating: bool  # it drafts fewer tokens only in the ways that `propose` allows under every method
 
     def cache_gap(self, row: int, length: int) -> int:
         """Tokens this drafter must still read before it can draft for a row of `length` tokens,

@@ -35,19 +35,11 @@ class IsolatedDrafter:
 
     def __init__(self, inner: Drafter, clock: Callable[[], float] = time.monotonic) -> None:
         self.inner = inner
+        self.name = inner.name
+        self.non_anticipating = inner.non_anticipating  # failing is no choice: an error strikes whatever was drawn
         self._clock = clock
         self._until = 0.0  # it rests until then
         self._rest = 0.0  # how long it rested last
-
-    @property
-    def name(self) -> str:
-        """See `Drafter.name`."""
-        return self.inner.name
-
-    @property
-    def non_anticipating(self) -> bool:
-        """See `Drafter.non_anticipating`. Failing is no choice: an error is taken to strike whatever was drawn."""
-        return self.inner.non_anticipating
 
     def cache_gap(self, row: int, length: int) -> int:
         """See `Drafter.cache_gap`."""

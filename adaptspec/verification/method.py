@@ -25,26 +25,14 @@ class Method(Protocol):
     """Decides, for a batch, which drafted tokens are kept. Lossless unless `lossy` says otherwise.
 
     Methods are values: two of one kind with the same parameters are equal, and can stand in for each other.
+    A method that needs the distribution weighs a drafted token by what that was drawn from: `Draft.distribution` must
+    be kept for sampled drafts, and drafters be non-anticipating (`Drafter.propose`).
     """
 
-    @property
-    def name(self) -> str:
-        """As written in policies."""
-
-    @property
-    def lossy(self) -> bool:
-        """Whether the output may differ from what the target alone would give."""
-
-    @property
-    def shares_noise(self) -> bool:
-        """Whether the draft must guess with the target's noise (coupled) or with its own (rejection)."""
-
-    @property
-    def needs_distribution(self) -> bool:
-        """Whether it weighs a drafted token by what that was drawn from.
-
-        Then `Draft.distribution` must be kept for sampled drafts, and drafters be non-anticipating (`Drafter.propose`).
-        """
+    name: str  # as written in policies
+    lossy: bool  # the output may differ from what the target alone would give
+    shares_noise: bool  # the draft must guess with the target's noise (coupled), else with its own (rejection)
+    needs_distribution: bool
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
         """Judge the draft. `logits` [sum(counts + 1), V], float32: row i brings counts[i] + 1 of them,
