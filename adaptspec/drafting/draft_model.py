@@ -65,9 +65,8 @@ class DraftModelDrafter:
         if len(active) == 1 and _takes_likeliest(job) and self.runner.device.type == "cpu":
             return self._propose_for_one(job, first, int(depths[active[0]]))
         draft = Draft.empty(len(job.rows), int(depths.max(initial=0)))
-        scored = job.temperature is not None and job.temperature.scored
         distribution = self._room(draft, job) if job.keep_distribution else None
-        own_scores = self._room(draft, job) if scored else None
+        own_scores = self._room(draft, job) if job.temperature is not None and job.temperature.scored else None
         steps, stop = 0, None if job.stop is None else job.stop.begin(active)
         if not len(active) and len(packed.rows):
             self.runner.forward(packed)  # nobody drafts yet, but prompts are read on

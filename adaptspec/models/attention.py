@@ -82,7 +82,7 @@ class InPlaceAttention:
         self._rows = [_RowView.of(cache, meta, span, like) for span in meta.spans]
 
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """Attend with `queries` [N, heads * dim] over the cache of `layer`; same shape comes back."""
+        """See `Attention`."""
         if len(self._rows) == 1:
             return self._attend(self._rows[0], layer, queries)
         parts = zip(self._rows, torch.split(queries, self._sizes), strict=True)
@@ -129,7 +129,7 @@ class GatheredAttention:
         self._groups = [_Group.of(cache, meta, members, offsets[members], like) for members in alike.values()]
 
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """Attend with `queries` [N, heads * dim] over the cache of `layer`; same shape comes back."""
+        """See `Attention`."""
         result = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in self._groups:
             batch, width, length = group.shape

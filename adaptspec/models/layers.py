@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+WIDENED = 2**20  # weights at a time: 4 MiB in float32, which a CPU's cache holds
+
 Norm = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -66,9 +68,6 @@ class _Fused:
         if self.weight.ndim == 1:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return F.rms_norm(x, self.weight.shape[-1:], None, self.eps) * self.weight
-
-
-WIDENED = 2**20  # weights at a time: 4 MiB in float32, which a CPU's cache holds
 
 
 def float32_logits(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:

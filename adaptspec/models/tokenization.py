@@ -15,6 +15,9 @@ from adaptspec.models.model_files import read_json, resolve_model
 from adaptspec.models.runner import ModelInfo
 
 GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+# How SentencePiece vocabularies write a byte and a space.
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 
 
@@ -78,10 +81,6 @@ def check_pair(
         mine, other = getattr(target_tokenizer, name), getattr(draft_tokenizer, name)
         if mine != other:
             raise PairError(f"{hint} ({name} is {mine} in the target and {other} in the draft)")
-
-
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE = "\u2581"
 
 
 class Vocabulary(Protocol):
