@@ -27,7 +27,8 @@ from adaptspec.control.tasks import TaskDetector
 from adaptspec.engine.checkpointer import StateStore
 from adaptspec.errors import AdaptSpecError, FileError, StateError
 from adaptspec.files import check_regular, open_file, read_bytes, read_text, write_file
-from adaptspec.models.loading import load_model, load_tokenizer
+from adaptspec.models.loading import load_model
+from adaptspec.models.tokenization import load_tokenizer
 from adaptspec.records import read_entries
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.tape_file import load_tape

@@ -241,10 +241,17 @@ class _Replica:
         own = np.array([_MOST_DEPTH if one.max_depth is None else one.max_depth for one in known])
         limits = np.minimum(most - position - 1, np.minimum(own, _MOST_DEPTH))
         missing = record.context - self._cached[:, record.rows] - 2
-        lag = np.where(self.runs_model[:, None], np.maximum(missing, 0), 0)
+        cache_gap = np.where(self.runs_model[:, None], np.maximum(missing, 0), 0)
         nothing = np.zeros(len(known), dtype=np.int64)
         signals = BatchSignals(
-            record.rows, nothing, record.context, limits, lag, np.zeros_like(lag), position, record.prefill_tokens
+            record.rows,
+            nothing,
+            record.context,
+            limits,
+            cache_gap,
+            np.zeros_like(cache_gap),
+            position,
+            record.prefill_tokens,
         )
         decision = self._controller.decide(signals)
         self._decided = decision.number

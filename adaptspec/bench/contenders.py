@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup, Shadow
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
 from adaptspec.engine.core import EngineCore
 from adaptspec.models.draft import Draft
 from adaptspec.types import Completion, Request, SamplingParams, SpeculationParams
@@ -116,8 +116,8 @@ class WrongDrafter:
         self._drafter = drafter
         self._vocab_size = vocab_size
 
-    def lag(self, row: int, length: int) -> int:
-        return self._drafter.lag(row, length)
+    def cache_gap(self, row: int, length: int) -> int:
+        return self._drafter.cache_gap(row, length)
 
     def propose(self, job: DraftJob) -> Draft:
         draft = self._drafter.propose(job)
@@ -140,7 +140,7 @@ class WrongDrafter:
 class WrongLookup(WrongDrafter):
     """The same for a lookup: it offers as much as the real one, and is scored as what it proposes would be: wrong."""
 
-    def __init__(self, lookup: Lookup, drafter: Drafter, vocab_size: int) -> None:
+    def __init__(self, lookup: ModelFreeDrafter, drafter: Drafter, vocab_size: int) -> None:
         super().__init__(drafter, vocab_size)
         self._lookup = lookup
 
@@ -150,12 +150,12 @@ class WrongLookup(WrongDrafter):
     def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
         self._lookup.expect(row, tokens, start)
 
-    def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
-        return Shadow(self._lookup.shadow(row, tokens, start).drafted, 0)
+    def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
+        return self._lookup.shadow(row, tokens, start)[0], 0
 
 
 def wrong(drafter: Drafter, vocab_size: int) -> WrongDrafter:
     """The hostile form of a drafter."""
-    if isinstance(drafter, Lookup):
+    if isinstance(drafter, ModelFreeDrafter):
         return WrongLookup(drafter, drafter, vocab_size)
     return WrongDrafter(drafter, vocab_size)

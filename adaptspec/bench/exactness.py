@@ -32,7 +32,7 @@ from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.models.runner import Runner
 from adaptspec.tables import Table
 from adaptspec.types import Completion, IntArray, Reason, Request, SamplingParams
-from adaptspec.verification.registry import method
+from adaptspec.verification import make_method
 
 # By how much the two best logits may differ where rounding alone can exchange them.
 TIES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.5}
@@ -201,7 +201,7 @@ def _core(built: Built, drafter: Drafter, depth: int | None, config: EngineConfi
     controller = Controller(
         {"schedule": Schedule(drafter.name, depth)}, "schedule", [drafter.name], config.limits.max_rows
     )
-    coupled = {"schedule": TaskMethods(method("coupled"))}
+    coupled = {"schedule": TaskMethods(make_method("coupled"))}
     limits = replace(config.limits, max_depth=Schedule.max_depth)
     inputs = InputProcessor(built.target.info, built.tokenizer)
     return EngineCore(ModelExecutor(built.target, [drafter]), controller, inputs, coupled, limits=limits)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from adaptspec.drafting.drafter import Drafter, DraftJob, RunsModel
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter
 from adaptspec.errors import ConfigError
+from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import SamplingBatch, SamplingRow, certainty
+from adaptspec.models.sampling import SamplingBatch, certainty
 from adaptspec.simulation.tape import FAR, AfterMiss, DraftView
 from adaptspec.types import BoolArray, FloatArray, IntArray, SamplingParams
 
@@ -64,12 +65,14 @@ class Judge:
         shares = sampling.probabilities(scores, np.zeros(size, dtype=np.int64))
         return {
             drafter.name: self._of_model(drafter, text, sampling, shares)
-            if isinstance(drafter, RunsModel)
+            if isinstance(drafter, ModelDrafter)
             else _of_lookup(drafter, text, sampling, shares)
             for drafter in self._drafters
         }
 
-    def _of_model(self, drafter: RunsModel, text: Written, sampling: SamplingBatch, shares: torch.Tensor) -> DraftView:
+    def _of_model(
+        self, drafter: ModelDrafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor
+    ) -> DraftView:
         runner, size, prompt = drafter.runner, len(text.output), len(text.prompt)
         known = max(0, min(size, _readable(runner, text) - prompt + 1))
         agreed = np.zeros(size, dtype=np.bool_)
@@ -93,7 +96,7 @@ class Judge:
         reach = np.where(np.arange(size) < known, np.minimum(left, _until_end(agreed[:known], ends, ended, size)), 0)
         return replace(view, reach=reach, run=np.minimum(view.run, reach), after_miss=after_miss)
 
-    def _after_miss(self, drafter: RunsModel, text: Written, wrong: IntArray) -> tuple[AfterMiss, Mapping[int, int]]:
+    def _after_miss(self, drafter: ModelDrafter, text: Written, wrong: IntArray) -> tuple[AfterMiss, Mapping[int, int]]:
         """What the drafter itself goes on with where its token is wrong: no pass over the true text tells.
 
         Also by position how many tokens such a draft has, the wrong one included, where it comes to an end.

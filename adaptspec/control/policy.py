@@ -22,8 +22,8 @@ class BatchSignals:
     """The decoding rows of the coming round, one entry per row (B of them).
 
     `rows` are the engine's row numbers: stable while a request runs, reused afterwards. `limits` is the depth each row
-    may not pass (the request's ceiling, its remaining tokens, the context's room). `lag` [drafters, B] is how many
-    tokens each drafter is behind, beyond the usual one or two: what drafting with it would have to catch up first.
+    may not pass (the request's ceiling, its remaining tokens, the context's room). `cache_gap` [drafters, B] is
+    how many tokens each drafter is behind, beyond the usual one or two: what drafting with it would have to catch up first.
     What a policy sees has its own drafters first, in its order. `found` [drafters, B] is how many tokens an n-gram
     drafter has found for each row, within the limits: known before the round, since looking is free. It is 0 for
     drafters that cannot tell, and where nobody asked (see `Policy.search_depth`). `position` counts the tokens a row
@@ -36,7 +36,7 @@ class BatchSignals:
     tasks: IntArray
     context: IntArray
     limits: IntArray
-    lag: IntArray
+    cache_gap: IntArray
     found: IntArray
     position: IntArray
     prefill_tokens: int = 0
@@ -62,7 +62,7 @@ class BatchSignals:
             self.tasks[index],
             self.context[index],
             self.limits[index],
-            self.lag[:, index],
+            self.cache_gap[:, index],
             self.found[:, index],
             self.position[index],
             self.prefill_tokens,
@@ -200,7 +200,7 @@ class Policy(Learner):
     def learn(self, record: RoundRecord) -> None:
         """Take note of a round in which this policy's rows ran (and only its rows are listed).
 
-        `drafter` and `shadow` count this policy's drafters first, in its order, as `BatchSignals.lag` does.
+        `drafter` and `shadow` count this policy's drafters first, in its order, as `BatchSignals.cache_gap` does.
         Seconds, steps and tokens of the verify pass are those of the whole round.
         """
 

@@ -89,7 +89,7 @@ class DrafterNumbers:
         """For the policy: what is known of its drafters first."""
         if self.alike:
             return signals
-        return replace(signals, lag=signals.lag[self._engine], found=signals.found[self._engine])
+        return replace(signals, cache_gap=signals.cache_gap[self._engine], found=signals.found[self._engine])
 
     def drafter(self, drafter: IntArray) -> IntArray:
         """For the engine: who drafts for each row [B]."""

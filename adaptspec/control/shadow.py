@@ -154,7 +154,7 @@ class ShadowPolicy:
         self._depth = max(1, policy.max_depth)
         self._signals = [Acceptance(max_rows, tasks, self._depth) for _ in drafters]
         self._mine: BoolArray = np.zeros(max_rows, dtype=np.bool_)
-        self._lag: IntArray = np.full((len(drafters), max_rows), -1, dtype=np.int64)
+        self._cache_gap: IntArray = np.full((len(drafters), max_rows), -1, dtype=np.int64)
         self._pending: Pending[_Decided] = Pending()
         self._dice = np.random.default_rng(0)
         self._rounds = 0
@@ -170,7 +170,7 @@ class ShadowPolicy:
     def start(self, row: int) -> None:
         """A request of the policy it watches begins decoding in `row`."""
         self._mine[row] = True
-        self._lag[:, row] = -1
+        self._cache_gap[:, row] = -1
         for signals in self._signals:
             signals.start(row)
         self.policy.start(row)
@@ -187,12 +187,12 @@ class ShadowPolicy:
         if not len(positions):
             return
         mine = signals.take(positions)
-        held = self._lag[:, mine.rows]
-        lag = np.where(held < 0, mine.lag[: len(held)], held)
-        decision = self.policy.decide(self._numbers.signals(replace(mine, lag=lag)))
+        held = self._cache_gap[:, mine.rows]
+        cache_gap = np.where(held < 0, mine.cache_gap[: len(held)], held)
+        decision = self.policy.decide(self._numbers.signals(replace(mine, cache_gap=cache_gap)))
         depths = np.minimum(decision.depths, mine.limits)
         decision = replace(decision, depths=depths, drafter=self._numbers.drafter(decision.drafter))
-        self._pending.put(signals.number, _Decided(decision, lag, mine))
+        self._pending.put(signals.number, _Decided(decision, cache_gap, mine))
 
     def learn(self, record: RoundRecord) -> None:
         """What the round it decided for came to."""
@@ -229,14 +229,14 @@ class ShadowPolicy:
         all_drafted, all_drafters = record.drafted.copy(), record.drafter.copy()
         all_drafted[at], all_drafters[at] = drafted, decided.decision.drafter
         own, acting = np.zeros((2, len(self._drafters), len(record.rows)))
-        own[:, at], acting[:, at] = decided.lag, decided.signals.lag[: len(acting)]
+        own[:, at], acting[:, at] = decided.cache_gap, decided.signals.cache_gap[: len(acting)]
         change = self._modelled(record, all_drafted, all_drafters, own)
         change -= self._modelled(record, record.drafted, record.drafter, acting)
         # The table may be wrong by more than a short round takes; time never runs backwards.
         return max(record.total_seconds + change, 0.1 * record.total_seconds)
 
-    def _modelled(self, record: RoundRecord, drafted: IntArray, drafter: IntArray, lag: FloatArray) -> float:
-        """What the cost table has the round take at these drafts [B]; rows that draft catch up `lag` [drafters, B]."""
+    def _modelled(self, record: RoundRecord, drafted: IntArray, drafter: IntArray, gap: FloatArray) -> float:
+        """What the cost table has the round take at these drafts [B]; rows that draft catch up `gap` [drafters, B]."""
         cost, rows = self._cost, len(record.rows)
         tokens = rows + total(drafted) + record.prefill_tokens
         seconds = cost.overhead_seconds(rows, drafting=some(drafted))
@@ -246,7 +246,7 @@ class ShadowPolicy:
             per_step, per_row = cost.step_line(name, rows)
             counts = drafted[drafting]
             seconds += cost.start_seconds(name) + per_step * int(counts.max()) + per_row * int(counts.sum())
-            seconds += cost.catch_up_seconds(name, float(lag[which, drafting].sum()))
+            seconds += cost.catch_up_seconds(name, float(gap[which, drafting].sum()))
         return seconds
 
     def _note(self, acted: RoundRecord, decided: _Decided, drafted: IntArray) -> None:
@@ -255,18 +255,18 @@ class ShadowPolicy:
             of = np.flatnonzero((acted.drafter == which) & (acted.drafted > 0))
             seen, kept = np.minimum(acted.drafted[of], self._depth), np.minimum(acted.accepted[of], self._depth)
             self._signals[which].observe(acted.rows[of], acted.tasks[of], seen, kept)
-        lag = decided.lag + acted.emitted
+        cache_gap = decided.cache_gap + acted.emitted
         drafting = np.flatnonzero(drafted)
-        lag[decided.decision.drafter[drafting], drafting] = 0
-        self._lag[:, acted.rows] = lag
+        cache_gap[decided.decision.drafter[drafting], drafting] = 0
+        self._cache_gap[:, acted.rows] = cache_gap
 
 
 @dataclass(frozen=True)
 class _Decided:
-    """A decision that waits for its round, in the engine's numbers, what it saw, and its own lag [drafters, B]."""
+    """A decision that waits for its round, in the engine's numbers, what it saw, and its own cache gap [drafters, B]."""
 
     decision: Decision
-    lag: IntArray
+    cache_gap: IntArray
     signals: BatchSignals
 
 
@@ -301,7 +301,7 @@ def _as_if(
         confidence=np.where(unknown, np.nan, known.confidence[:, :deepest]),
         entropy=np.where(unknown, np.nan, known.entropy[:, :deepest]),
         draft_steps=deepest,
-        caught_up=int(decided.lag[decision.drafter, np.arange(len(drafted))][drafted > 0].sum()),
+        caught_up=int(decided.cache_gap[decision.drafter, np.arange(len(drafted))][drafted > 0].sum()),
         verify_tokens=acted.verify_tokens + total(drafted) - total(acted.drafted),
         draft_seconds=max(0.0, acted.draft_seconds + seconds - acted.total_seconds),
         total_seconds=seconds,

@@ -1,15 +1,14 @@
-"""The protocol of a drafter: whatever proposes tokens for the target to verify.
-
-A drafter knows token lists and rows; it does not know requests, policies or the target.
-"""
+"""What a drafter is: whatever proposes tokens for the target to verify, given token lists and rows of a cache."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from adaptspec.draft_tables import StopTable, TemperatureTable
+from adaptspec.drafters import DRAFTERS, at_hand
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import SamplingBatch
@@ -39,15 +38,10 @@ class DraftJob:
 class Drafter(Protocol):
     """Proposes tokens. One call per round for all rows that use it; all calls come from one thread."""
 
-    @property
-    def name(self) -> str:
-        """As written in policies."""
+    name: str  # as written in policies
+    non_anticipating: bool  # it drafts fewer tokens only in the ways that `propose` allows under every method
 
-    @property
-    def non_anticipating(self) -> bool:
-        """Whether it drafts fewer tokens only in the ways that `propose` allows under every method."""
-
-    def lag(self, row: int, length: int) -> int:
+    def cache_gap(self, row: int, length: int) -> int:
         """Tokens this drafter must still read before it can draft for a row of `length` tokens,
         beyond the one or two that every round brings.
         """
@@ -62,7 +56,7 @@ class Drafter(Protocol):
         - stop before x_i for what is known without it: the text so far, room, a budget, x_1 ... x_(i-1), all of q_i
           (its entropy, its largest share),
         - stop after x_i for any reason, x_i itself included, if x_i is submitted,
-        - leave out what it did not draw: a lookup's token is a function of the text, as is leaving it out.
+        - leave out what it did not draw: an n-gram's token is a function of the text, as is leaving it out.
 
         It may not drop a token that it drew for what that is: what takes its place is drawn from p, so what was not
         dropped comes too often. With p(a) = 1/2 and q(a) = 5/8, dropping every b gives P(a) = p(a) (1 + q(b)) = 0.69.
@@ -75,6 +69,38 @@ class Drafter(Protocol):
         """The row's request has ended."""
 
 
+@runtime_checkable
+class ModelDrafter(Drafter, Protocol):
+    """A drafter that runs a model of its own, token by token: what its passes take is measured before the first round.
+
+    A draft of it stops at one of the tokens `ends`.
+    """
+
+    runner: Runner
+    ends: Collection[int]
+
+    def endless(self) -> Drafter:
+        """The same over the same cache, drafting on where a text ends: to be timed by meaningless text."""
+
+
+@runtime_checkable
+class ModelFreeDrafter(Drafter, Protocol):
+    """A drafter so cheap that it can say what it would draft before it is asked, and be scored where it does not."""
+
+    def offer(self, row: int, tokens: list[int], most: int) -> int:
+        """How many tokens it would draft after `tokens` if asked for `most`."""
+
+    def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """The request in `row`, whose output begins at place `start`, says what it expects that to be."""
+
+    def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
+        """Tokens that it would have drafted after `tokens[:start]`, asked for as many as were emitted since
+        (`tokens[start:]`), and those of them that would have been accepted.
+
+        Exact for that depth. Of deeper drafts it says only that they would have got at least as much.
+        """
+
+
 @dataclass(frozen=True)
 class Loaded:
     """What a drafter may be made from: the target, the draft model if there is one, and tokens that end a text."""
@@ -84,53 +110,7 @@ class Loaded:
     ends: Collection[int]
 
 
-@runtime_checkable
-class RunsModel(Protocol):
-    """A drafter that runs a model of its own, token by token: what its passes take is measured before the first round.
-
-    A draft of it stops at one of the tokens `ends`.
-    """
-
-    runner: Runner
-    ends: Collection[int]
-
-    @property
-    def name(self) -> str:
-        """See `Drafter.name`."""
-
-    def endless(self) -> Drafter:
-        """The same over the same cache, drafting on where a text ends: to be timed by meaningless text."""
-
-    def propose(self, job: DraftJob) -> Draft:
-        """See `Drafter.propose`."""
-
-    def commit(self, row: int, valid: int) -> None:
-        """See `Drafter.commit`."""
-
-    def free(self, row: int) -> None:
-        """See `Drafter.free`."""
-
-
-@dataclass(frozen=True)
-class Shadow:
-    """What a drafter would have done for a row: tokens drafted, and those of them that would have been accepted."""
-
-    drafted: int
-    accepted: int
-
-
-@runtime_checkable
-class Lookup(Protocol):
-    """A drafter so cheap that it can say what it would draft before it is asked, and be scored where it does not."""
-
-    def offer(self, row: int, tokens: list[int], most: int) -> int:
-        """How many tokens it would draft after `tokens` if asked for `most`."""
-
-    def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
-        """The request in `row`, whose output begins at place `start`, says what it expects that to be."""
-
-    def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
-        """What it would have got after `tokens[:start]`, asked for as many as were emitted since: `tokens[start:]`.
-
-        Exact for that depth. Of deeper drafts it says only that they would have got at least as much.
-        """
+def make_drafters(loaded: Loaded) -> list[Drafter]:
+    """Every drafter of `adaptspec.drafters` for which everything it needs was loaded."""
+    names = at_hand(draft=loaded.draft is not None)
+    return [pkgutil.resolve_name(DRAFTERS[name].maker)(loaded) for name in names]

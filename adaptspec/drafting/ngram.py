@@ -1,4 +1,4 @@
-"""Drafting by lookup: the tokens that followed the last time the output ended like this.
+"""Drafting by n-grams: the tokens that followed the last time the output ended like this.
 
 Prompt-lookup decoding (Saxena 2023) over prompt and output. The suffix is matched again after every
 drafted token, longest first, so a draft does not depend on the round it is made in. A text that the request predicted
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptspec.drafting.drafter import DraftJob, Loaded, Shadow
-from adaptspec.drafting.prediction import Prediction
+from adaptspec.drafting.drafter import DraftJob, Loaded
+from adaptspec.drafting.predicted_output import Prediction
 from adaptspec.models.draft import Draft
 
 
@@ -36,40 +36,37 @@ class NgramDrafter:
         """See `drafters.Entry`."""
         return cls(ends=loaded.ends)
 
-    def lag(self, row: int, length: int) -> int:  # noqa: ARG002 -- reading is free of charge
-        """See `Drafter.lag`: always 0."""
+    def cache_gap(self, row: int, length: int) -> int:  # noqa: ARG002
+        """See `Drafter.cache_gap`: always 0, as reading is free of charge."""
         return 0
 
     def propose(self, job: DraftJob) -> Draft:
-        """See `Drafter.propose`. Confidence and entropy stay NaN: a lookup has no distribution."""
-        batch, deepest = len(job.rows), int(job.depths.max(initial=0))
-        tokens = np.zeros((batch, deepest), dtype=np.int64)
-        counts = np.zeros(batch, dtype=np.int64)
+        """See `Drafter.propose`. Confidence and entropy stay NaN: n-grams have no distribution."""
+        draft = Draft.empty(len(job.rows), int(job.depths.max(initial=0)))
         for i in np.flatnonzero(job.depths).tolist():
             found = self._look(int(job.rows[i]), job.tokens[i], len(job.tokens[i]), int(job.depths[i]))
-            tokens[i, : len(found)] = found
-            counts[i] = len(found)
-        unknown = np.full((batch, deepest), np.nan)
-        return Draft(tokens, counts, unknown, unknown)
+            draft.tokens[i, : len(found)] = found
+            draft.counts[i] = len(found)
+        return draft
 
     def offer(self, row: int, tokens: list[int], most: int) -> int:
-        """See `Lookup.offer`. What was found is kept for the round."""
+        """See `ModelFreeDrafter.offer`. What was found is kept for the round."""
         found = self._look(row, tokens, len(tokens), most)
         self._offers[row] = _Offer(len(tokens), most, found)
         return len(found)
 
-    def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
-        """See `Lookup.shadow`: one lookup per emitted token, and what reading them costs anyway."""
+    def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
+        """See `ModelFreeDrafter.shadow`: one n-gram found per emitted token, and what reading them costs anyway."""
         found = self._look(row, tokens, start, len(tokens) - start)
         accepted = 0
         for guess, token in zip(found, tokens[start:], strict=False):  # it may know less than was emitted
             if guess != token:
                 break
             accepted += 1
-        return Shadow(len(found), accepted)
+        return len(found), accepted
 
     def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
-        """See `Lookup.expect`."""
+        """See `ModelFreeDrafter.expect`."""
         self._predictions[row] = Prediction(tokens, start)
 
     def commit(self, row: int, valid: int) -> None:
@@ -86,16 +83,14 @@ class NgramDrafter:
         offer = self._offers.get(row)
         if offer is not None and offer.start == start and offer.most >= most:
             return offer.found[:most]
-        if self._predictions and (predicted := self._predicted(row, tokens, start, most)):
+        if row in self._predictions and (predicted := self._predicted(row, tokens, start, most)):
             return predicted
         memory = self._memory.setdefault(row, _Memory(self._sizes, self._ends))
         memory.read(tokens, start)
         return memory.continuation(tokens[max(0, start - self._sizes.start) : start], most)
 
     def _predicted(self, row: int, tokens: list[int], start: int, most: int) -> list[int]:
-        prediction = self._predictions.get(row)
-        if prediction is None:
-            return []
+        prediction = self._predictions[row]
         prediction.read(tokens, start)
         found = prediction.continuation(most)
         end = next((i for i, token in enumerate(found, start=1) if token in self._ends), len(found))

@@ -21,17 +21,17 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.rollout import LIVE, Shares
 from adaptspec.control.tasks import Labels, TaskDetector
 from adaptspec.drafters import at_hand
-from adaptspec.drafting.drafter import Drafter, Loaded, RunsModel
-from adaptspec.drafting.registry import make_drafters
+from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, make_drafters
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.profiler import profiled_costs, warm_up
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
-from adaptspec.models.loading import check_pair, check_tokenizer, load_model, load_tokenizer
-from adaptspec.models.memory import CacheLimits, bytes_for_cache
+from adaptspec.models.kv_cache import CacheLimits, bytes_for_cache
+from adaptspec.models.loading import load_model
 from adaptspec.models.runner import Runner
+from adaptspec.models.tokenization import check_pair, check_tokenizer, load_tokenizer
 from adaptspec.types import Sink
 
 BUNDLED = "bundled"
@@ -92,7 +92,7 @@ class Built:
     @property
     def pair(self) -> str:
         """Tells the loaded models apart from others: what is learned holds for them only."""
-        drafts = [drafter.runner for drafter in self.drafters if isinstance(drafter, RunsModel)]
+        drafts = [drafter.runner for drafter in self.drafters if isinstance(drafter, ModelDrafter)]
         return "+".join(model.info.fingerprint for model in (self.target, *drafts))
 
 

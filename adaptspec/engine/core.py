@@ -25,7 +25,7 @@ from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.models.draft import Draft
 from adaptspec.types import Delta, FinishReason, IntArray, Reason, Request, RoundRecord, Sink, nobody
-from adaptspec.verification.method import Verdict
+from adaptspec.verification.method import VerifyResult
 
 _log = logging.getLogger(__name__)
 COMPLAIN_EVERY = 1000  # rounds; some thousand of them fit into a second
@@ -162,7 +162,7 @@ class EngineCore:
             [s.length for s in batch.decoding],
             batch.limits,
             [s.emitted for s in batch.decoding],
-            *self.executor.lags(batch),
+            *self.executor.cache_gaps(batch),
             *self.executor.offers(batch, self.controller.search_depth),
         ]
         # One array cut in rows: at batch 1 making it costs as much as what stands in it.
@@ -173,7 +173,7 @@ class EngineCore:
             context=signals[0],
             limits=signals[1],
             position=signals[2],
-            lag=signals[3 : 3 + drafters],
+            cache_gap=signals[3 : 3 + drafters],
             found=signals[3 + drafters :],
             prefill_tokens=batch.prefill_tokens,
             free_memory=self.executor.cache.free_memory,
@@ -189,7 +189,7 @@ class EngineCore:
             nothing = np.zeros(signals.batch_size, dtype=np.int64)
             return Decision(nothing, nothing + int(Reason.GUARD), nothing)
 
-    def _commit(self, batch: Batch, decision: Decision, draft: Draft, verdict: Verdict) -> IntArray:
+    def _commit(self, batch: Batch, decision: Decision, draft: Draft, verdict: VerifyResult) -> IntArray:
         """Append what was accepted and roll the caches back to it. Tokens emitted [B] by the decoding rows."""
         now, size = self._clock(), len(batch.decoding)
         emitted = np.zeros(size, dtype=np.int64)
@@ -223,7 +223,7 @@ class EngineCore:
         signals: BatchSignals,
         decision: Decision,
         draft: Draft,
-        verdict: Verdict,
+        verdict: VerifyResult,
         *,
         emitted: IntArray,
         clock: _Clock,

@@ -13,7 +13,7 @@ from adaptspec.engine.scheduler import Batch, Cache
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft
 from adaptspec.types import IntArray
-from adaptspec.verification.method import Verdict
+from adaptspec.verification.method import VerifyResult
 
 
 class Executor(Protocol):
@@ -40,8 +40,8 @@ class Executor(Protocol):
     def leave(self, row: int) -> None:
         """The row's sequence has ended or given way; its place in `cache` is free already."""
 
-    def lags(self, batch: Batch) -> Sequence[Sequence[int]]:
-        """[drafters, B] tokens that each drafter has yet to read (see `BatchSignals.lag`)."""
+    def cache_gaps(self, batch: Batch) -> Sequence[Sequence[int]]:
+        """[drafters, B] tokens that each drafter has yet to read (see `BatchSignals.cache_gap`)."""
 
     def offers(self, batch: Batch, most: int) -> Sequence[Sequence[int]]:
         """[drafters, B] tokens that each drafter knows it would draft now, asked for `most` within the limits."""
@@ -49,7 +49,7 @@ class Executor(Protocol):
     def draft(self, batch: Batch, decision: Decision) -> Draft:
         """Draft for the decoding rows; the others of the E have no tokens."""
 
-    def verify(self, batch: Batch, draft: Draft) -> Verdict:
+    def verify(self, batch: Batch, draft: Draft) -> VerifyResult:
         """Run the target over drafts and prompt chunks and judge the drafts, E rows.
 
         A sequence for which nothing can be drawn is failed; logprobs that it asked for are in `Seq.scored`.

@@ -13,18 +13,18 @@ import torch
 from adaptspec.control.policy import Decision
 from adaptspec.control.rows import some
 from adaptspec.draft_tables import CANDIDATES
-from adaptspec.drafting.drafter import Drafter, DraftJob, Lookup
-from adaptspec.drafting.tolerant import tolerant
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
+from adaptspec.drafting.isolated_drafter import isolated
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
-from adaptspec.models.constraint import Constraint
 from adaptspec.models.draft import Draft
+from adaptspec.models.grammars import Constraint
+from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import IntArray, TokenLogprob
 from adaptspec.verification.draft_scores import score_temperatures
-from adaptspec.verification.method import Verdict
-from adaptspec.verification.windows import window_starts
+from adaptspec.verification.method import VerifyResult, window_starts
 
 NOT_NUMBERS = "the model's scores for it were not numbers (NaN or infinite)"
 
@@ -34,9 +34,11 @@ class ModelExecutor:
 
     def __init__(self, target: Runner, drafters: Sequence[Drafter]) -> None:
         self.cache = target
-        self._drafters = [tolerant(drafter) for drafter in drafters]
+        self._drafters = [isolated(drafter) for drafter in drafters]
         self._names = tuple(drafter.name for drafter in drafters)
-        self._lookups = {i: drafter for i, drafter in enumerate(self._drafters) if isinstance(drafter, Lookup)}
+        self._model_free = {
+            i: drafter for i, drafter in enumerate(self._drafters) if isinstance(drafter, ModelFreeDrafter)
+        }
         self._sampling: tuple[list[SamplingRow], SamplingBatch] | None = None
 
     @property
@@ -49,19 +51,19 @@ class ModelExecutor:
 
     def start(self, sequence: Seq) -> None:
         if sequence.request.prediction:
-            for lookup in self._lookups.values():
+            for lookup in self._model_free.values():
                 lookup.expect(held_row(sequence), sequence.request.prediction, sequence.prompt_length)
 
     def leave(self, row: int) -> None:
         for drafter in self._drafters:
             drafter.free(row)
 
-    def lags(self, batch: Batch) -> Sequence[Sequence[int]]:
-        return [[drafter.lag(held_row(s), s.length) for s in batch.decoding] for drafter in self._drafters]
+    def cache_gaps(self, batch: Batch) -> Sequence[Sequence[int]]:
+        return [[drafter.cache_gap(held_row(s), s.length) for s in batch.decoding] for drafter in self._drafters]
 
     def offers(self, batch: Batch, most: int) -> Sequence[Sequence[int]]:
         offers = [[0] * len(batch.decoding)] * len(self._drafters)
-        for which, lookup in self._lookups.items() if most else ():
+        for which, lookup in self._model_free.items() if most else ():
             offers[which] = [
                 lookup.offer(held_row(s), s.tokens, min(limit, most))
                 for s, limit in zip(batch.decoding, batch.limits, strict=True)
@@ -95,7 +97,7 @@ class ModelExecutor:
         draft = parts[0] if len(parts) == 1 else Draft.merged(parts)
         return cut_refused(draft, sampling.constraints) if sampling.constrained else draft
 
-    def verify(self, batch: Batch, draft: Draft) -> Verdict:
+    def verify(self, batch: Batch, draft: Draft) -> VerifyResult:
         logits, broken = sound(score_prompts(batch, self.cache.forward(_packed(batch, draft))), draft.counts)
         emitting = batch.emitting
         verdict = self._judge(emitting, logits, draft)
@@ -121,7 +123,7 @@ class ModelExecutor:
 
     def shadows(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
         """See `Executor.shadows`: lookups tell for next to nothing."""
-        watched = [which for which in decision.watched if which in self._lookups]
+        watched = [which for which in decision.watched if which in self._model_free]
         if not watched:
             return None
         depths, drafter = decision.depths.tolist(), decision.drafter.tolist()
@@ -130,8 +132,8 @@ class ModelExecutor:
         for which in watched:
             for i, sequence in enumerate(batch.decoding):
                 if not depths[i] or drafter[i] != which:
-                    shadow = self._lookups[which].shadow(int(batch.rows[i]), sequence.tokens, int(context[i]))
-                    drafted[which, i], accepted[which, i] = shadow.drafted, shadow.accepted
+                    row, start = int(batch.rows[i]), int(context[i])
+                    drafted[which, i], accepted[which, i] = self._model_free[which].shadow(row, sequence.tokens, start)
                     known = True
         return (drafted, accepted) if known else None
 
@@ -144,7 +146,7 @@ class ModelExecutor:
         self._sampling = rows, batch
         return batch
 
-    def _judge(self, emitting: Sequence[Seq], logits: torch.Tensor, draft: Draft) -> Verdict:
+    def _judge(self, emitting: Sequence[Seq], logits: torch.Tensor, draft: Draft) -> VerifyResult:
         """Verify each row by its own method. `logits` [sum(counts + 1), V]."""
         methods, sampling = [s.method for s in emitting], self._sampled(emitting)
         used = list(dict.fromkeys(methods))
@@ -160,7 +162,7 @@ class ModelExecutor:
             own = torch.from_numpy(np.repeat(judged, draft.counts + 1)).to(logits.device)
             part = how.verify(logits[own], draft.take(mine), sampling.take(mine))
             accepted[mine], following[mine] = part.accepted, part.following
-        return Verdict(accepted, following)
+        return VerifyResult(accepted, following)
 
 
 def _packed(batch: Batch, draft: Draft) -> Packed:
@@ -234,7 +236,7 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], most: int) -> li
     return [TokenLogprob(*entry) for entry in zip(tokens, own, tops, strict=True)]
 
 
-def score_output(emitting: Sequence[Seq], logits: torch.Tensor, draft: Draft, verdict: Verdict) -> None:
+def score_output(emitting: Sequence[Seq], logits: torch.Tensor, draft: Draft, verdict: VerifyResult) -> None:
     """Before commit: score what each request is about to gain. `logits` are what was verified, [sum(counts + 1), V].
 
     After it would be too late: a round that fails in between leaves tokens whose logits are gone.

@@ -22,7 +22,7 @@ import torch
 
 from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.control.grid import LearnedGrid
-from adaptspec.drafting.drafter import Drafter, RunsModel
+from adaptspec.drafting.drafter import Drafter, ModelDrafter
 from adaptspec.engine.cost_files import costs_folder, read_cost_file, write_cost_file
 from adaptspec.engine.profiler_rounds import ProfiledRounds, fill, packed_rows
 from adaptspec.errors import ConfigError
@@ -125,7 +125,7 @@ def contradiction(profile: CostProfile) -> float:
 def disagreement(profile: CostProfile, target: Runner, drafters: Sequence[Drafter]) -> float:
     """How many times off a profile is from rounds of one row, timed for a moment."""
     stopwatch, extent = Stopwatch(target.device, _CHECK_SECONDS), Extent.of(target, 1)
-    model = next((drafter for drafter in drafters if isinstance(drafter, RunsModel)), None)
+    model = next((drafter for drafter in drafters if isinstance(drafter, ModelDrafter)), None)
     own = extent if model is None else Extent.of(model.runner, 1)
     lap = _laps(target, model, extent, own, stopwatch)[0]
     pairs = list(zip(lap.verify, profile.verify[0], strict=True))
@@ -142,7 +142,7 @@ def warm_up(target: Runner, drafters: Sequence[Drafter]) -> None:
     A first pass of its kind takes several times as long as the next. Where costs come from the cache nothing has run
     yet, and what the first rounds measure would speak against speculation.
     """
-    for runner in (target, *(d.runner for d in drafters if isinstance(d, RunsModel))):
+    for runner in (target, *(d.runner for d in drafters if isinstance(d, ModelDrafter))):
         context = max(1, min(_CONTEXT, runner.info.context // 2))
         widest = min(_WIDEST_WARM, runner.info.context - context)
         if not runner.reserve(0, context + widest):
@@ -213,7 +213,7 @@ class Stopwatch:
 def measure(target: Runner, drafters: Sequence[Drafter], max_rows: int, stopwatch: Stopwatch) -> CostProfile:
     """Time rounds of all sizes and depths, with the models taking turns; the runners' rows are left free."""
     extent = Extent.of(target, max_rows)
-    models = [drafter for drafter in drafters if isinstance(drafter, RunsModel)]
+    models = [drafter for drafter in drafters if isinstance(drafter, ModelDrafter)]
     room = {model.name: Extent.of(model.runner, max_rows) for model in models}
     laps = {model.name: _laps(target, model, extent, room[model.name], stopwatch) for model in models}
     alternating = next(iter(laps.values())) if laps else _laps(target, None, extent, extent, stopwatch)
@@ -305,7 +305,7 @@ class _Laps:
     verify: Sequence[float]
 
 
-def _laps(target: Runner, draft: RunsModel | None, extent: Extent, own: Extent, stopwatch: Stopwatch) -> list[_Laps]:
+def _laps(target: Runner, draft: ModelDrafter | None, extent: Extent, own: Extent, stopwatch: Stopwatch) -> list[_Laps]:
     """For each number of rows. Where the draft model's cache (`own`) has no room for as many, the target goes alone."""
     table = []
     widest = max(extent.widths)
@@ -387,7 +387,7 @@ def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Pat
 
 
 def _models(target: Runner, drafters: Sequence[Drafter]) -> list[Runner]:
-    return [target, *(d.runner for d in drafters if isinstance(d, RunsModel))]
+    return [target, *(d.runner for d in drafters if isinstance(d, ModelDrafter))]
 
 
 def _device(target: Runner) -> str:

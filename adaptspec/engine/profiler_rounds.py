@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from adaptspec.drafting.drafter import DraftJob, RunsModel
+from adaptspec.drafting.drafter import DraftJob, ModelDrafter
 from adaptspec.errors import ConfigError
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
@@ -35,7 +35,7 @@ class ProfiledRounds:
         self._draft: _Drafting | None = None
         fill(target, count, context, widest)
 
-    def join(self, draft: RunsModel, context: int, widest: int) -> None:
+    def join(self, draft: ModelDrafter, context: int, widest: int) -> None:
         """Let a draft model take part, with so many tokens in each of its rows, and room for `widest` more.
 
         Raises:
@@ -76,7 +76,7 @@ class ProfiledRounds:
 class _Drafting:
     """The draft model's part."""
 
-    def __init__(self, drafter: RunsModel, vocab_size: int, count: int, context: int, widest: int) -> None:
+    def __init__(self, drafter: ModelDrafter, vocab_size: int, count: int, context: int, widest: int) -> None:
         runner = drafter.runner
         fill(runner, count, context, widest)
         self._drafter, self._count, self._context, self._deepest = drafter.endless(), count, context, widest - 1

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.drafting.prediction import Prediction
+from adaptspec.drafting.predicted_output import Prediction
 from adaptspec.engine.detokenizer import Detokenizer
-from adaptspec.models.constraint import Constraint
-from adaptspec.models.sampling import SamplingRow
+from adaptspec.models.grammars import Constraint
+from adaptspec.models.processors import SamplingRow
 from adaptspec.types import Completion, Delta, FinishReason, Piece, Request, SpeculationStats, Timings, TokenLogprob
 from adaptspec.verification.method import Method
 

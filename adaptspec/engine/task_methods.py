@@ -10,8 +10,8 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import OTHER
 from adaptspec.errors import ConfigError
+from adaptspec.verification import make_method
 from adaptspec.verification.method import Method
-from adaptspec.verification.registry import method
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class TaskMethods:
     @classmethod
     def of(cls, spec: PolicySpec) -> TaskMethods:
         """What a policy's file says."""
-        tasks = {task: method(one.method, one.parameters) for task, one in spec.task_verifications.items()}
-        return cls(method(spec.verification.method, spec.verification.parameters), tasks)
+        tasks = {task: make_method(one.method, one.parameters) for task, one in spec.task_verifications.items()}
+        return cls(make_method(spec.verification.method, spec.verification.parameters), tasks)
 
     def get(self, task: str | None) -> Method:
         """The method for a request of this task; None: it has none, which is `OTHER`."""

@@ -1,14 +1,14 @@
 """Attention of packed tokens over cached rows, planned once per forward pass and run once per layer.
 
 `InPlaceAttention` reads each row's keys and values where they lie, row by row: nothing is copied or padded.
-`GatheredAttention` collects scattered blocks and batches rows, for paged caches and for CUDA. Both write nothing.
+`GatheredAttention` collects scattered blocks and batches rows, for paged caches and for CUDA.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ def last_places(spans: Sequence[Span], wanted: Sequence[int]) -> IntArray:
 
 
 @dataclass(frozen=True)
-class Sight:
+class AttentionMetadata:
     """Who attends in one forward pass, and how far back: `window` tokens including itself, None for all."""
 
     heads: Heads
@@ -68,25 +68,18 @@ class Sight:
         """The oldest position that the first new token may see: nothing before it is read."""
         return 0 if self.window is None else max(0, span.start - self.window + 1)
 
-    def whole(self, span: Span) -> bool:
-        """Whether every new token sees all before it."""
-        return self.window is None or span.end <= self.window
 
-
-class Attention(Protocol):
-    """The attention of one forward pass."""
-
-    def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """Attend with `queries` [N, heads * dim] over the cache of `layer`; same shape comes back."""
+Attention = Callable[[int, torch.Tensor], torch.Tensor]
+"""Of one forward pass: attends with queries [N, heads * dim] over the cache of a layer; same shape comes back."""
 
 
 class InPlaceAttention:
     """Row by row over views of the cache. Heads that share keys are folded into the query dimension."""
 
-    def __init__(self, cache: KVCache, sight: Sight, like: torch.Tensor) -> None:
-        self._heads = sight.heads
-        self._sizes = [span.size for span in sight.spans]
-        self._rows = [_RowView.of(cache, sight, span, like) for span in sight.spans]
+    def __init__(self, cache: KVCache, meta: AttentionMetadata, like: torch.Tensor) -> None:
+        self._heads = meta.heads
+        self._sizes = [span.size for span in meta.spans]
+        self._rows = [_RowView.of(cache, meta, span, like) for span in meta.spans]
 
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """See `Attention`."""
@@ -97,9 +90,6 @@ class InPlaceAttention:
 
     def _attend(self, row: _RowView, layer: int, queries: torch.Tensor) -> torch.Tensor:
         keys, values = row.keys[layer], row.values[layer]
-        if len(queries) == 1:  # plain decoding: no mask, and folding is but a view
-            folded = queries.view(1, self._heads.kv, self._heads.group, self._heads.dim)
-            return F.scaled_dot_product_attention(folded, keys, values).reshape(1, -1)
         folded = fold(queries.unsqueeze(0), self._heads)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=row.mask, is_causal=row.causal)
         return unfold(out, self._heads).squeeze(0)
@@ -114,25 +104,29 @@ class _RowView(NamedTuple):
     causal: bool
 
     @staticmethod
-    def of(cache: KVCache, sight: Sight, span: Span, like: torch.Tensor) -> _RowView:
+    def of(cache: KVCache, meta: AttentionMetadata, span: Span, like: torch.Tensor) -> _RowView:
         """A single token sees all of its view, and a prompt from the start needs no mask but `causal`."""
-        keys, values = cache.views(span.row, sight.first(span), span.end)
-        causal = span.size > 1 and span.start == 0 and sight.heads.group == 1 and sight.whole(span)
-        mask = None if causal or span.size == 1 else _mask(sight, span, like)
-        return _RowView(keys, values, mask, causal)
+        first, window = meta.first(span), meta.window
+        keys, values = cache.views(span.row, first, span.end)
+        whole = window is None or span.end <= window  # every new token sees all before it
+        causal = span.size > 1 and span.start == 0 and meta.heads.group == 1 and whole
+        if causal or span.size == 1:
+            return _RowView(keys, values, None, causal)
+        mask = causal_mask(span.size, span.end - first, meta.heads.group, None if whole else window)
+        return _RowView(keys, values, mask.to(like), causal)
 
 
 class GatheredAttention:
     """Rows in groups of like size: each group's keys and values are gathered, padded, and attended at once."""
 
-    def __init__(self, cache: KVCache, sight: Sight, like: torch.Tensor) -> None:
+    def __init__(self, cache: KVCache, meta: AttentionMetadata, like: torch.Tensor) -> None:
         self._cache = cache
-        self._heads = sight.heads
-        offsets = np.cumsum([0, *(span.size for span in sight.spans)])
+        self._heads = meta.heads
+        offsets = np.cumsum([0, *(span.size for span in meta.spans)])
         alike: dict[int, list[int]] = {}
-        for i, span in enumerate(sight.spans):
+        for i, span in enumerate(meta.spans):
             alike.setdefault(span.size.bit_length(), []).append(i)
-        self._groups = [_Group.of(cache, sight, members, offsets[members], like) for members in alike.values()]
+        self._groups = [_Group.of(cache, meta, members, offsets[members], like) for members in alike.values()]
 
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """See `Attention`."""
@@ -160,21 +154,24 @@ class _Group:
     mask: torch.Tensor  # [rows, 1, group * new, cached], 0 or -inf
 
     @staticmethod
-    def of(cache: KVCache, sight: Sight, members: Sequence[int], offsets: IntArray, like: torch.Tensor) -> _Group:
+    def of(
+        cache: KVCache, meta: AttentionMetadata, members: Sequence[int], offsets: IntArray, like: torch.Tensor
+    ) -> _Group:
         """Lay out the padded batch. Padding repeats a real query and a real slot, so it is finite and harmless."""
-        spans = [sight.spans[i] for i in members]
+        spans = [meta.spans[i] for i in members]
         starts = np.array([span.start for span in spans])[:, None]
-        firsts = np.array([sight.first(span) for span in spans])[:, None]
+        firsts = np.array([meta.first(span) for span in spans])[:, None]
         ends = np.array([span.end for span in spans])[:, None]
         width, length = int((ends - starts).max()), int((ends - firsts).max())
-        slots = [_padded(cache.slots(span.row, sight.first(span), span.end), length) for span in spans]
+        owned = [cache.slots(span.row, meta.first(span), span.end) for span in spans]
+        slots = [np.pad(own, (0, length - len(own)), mode="edge") for own in owned]
         asking = np.minimum(starts + np.arange(width), ends - 1)  # position of each padded query
         queries = asking - starts + offsets[:, None]
         real = starts + np.arange(width) < ends
         seen = firsts[:, None] + np.arange(length) <= asking[:, :, None]
-        if sight.window is not None:
-            seen &= firsts[:, None] + np.arange(length) > asking[:, :, None] - sight.window
-        mask = np.where(np.tile(seen, (1, sight.heads.group, 1)), np.float32(0), np.float32(-np.inf))[:, None]
+        if meta.window is not None:
+            seen &= firsts[:, None] + np.arange(length) > asking[:, :, None] - meta.window
+        mask = np.where(np.tile(seen, (1, meta.heads.group, 1)), np.float32(0), np.float32(-np.inf))[:, None]
         return _Group(
             (len(spans), width, length),
             _tensor(np.concatenate(slots), like.device),
@@ -185,31 +182,25 @@ class _Group:
         )
 
 
-def _padded(slots: IntArray, length: int) -> IntArray:
-    """The slots, the last one repeated up to `length`."""
-    return np.pad(slots, (0, length - len(slots)), mode="edge")
-
-
 def _tensor(values: IntArray, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
 
-def _mask(sight: Sight, span: Span, like: torch.Tensor) -> torch.Tensor:
-    """[group * new, cached] of 0 and -inf, aligned to the bottom right."""
-    first = sight.first(span)
-    hidden = torch.full((span.size, span.end - first), -torch.inf, dtype=like.dtype, device=like.device)
-    mask = hidden.triu(span.start - first + 1)
-    if not sight.whole(span):
-        assert sight.window is not None
-        mask += hidden.tril(span.start - first - sight.window)
-    return mask.repeat(sight.heads.group, 1) if sight.heads.group > 1 else mask
+def causal_mask(width: int, length: int, group: int, window: int | None = None) -> torch.Tensor:
+    """[group * width, length] of 0 and -inf: each of the last `width` of `length` positions sees none after it.
+
+    With a `window` it sees only that many, itself included.
+    """
+    hidden = torch.full((width, length), -torch.inf)
+    mask = hidden.triu(length - width + 1)
+    if window is not None:
+        mask += hidden.tril(length - width - window)
+    return mask.repeat(group, 1)
 
 
 def fold(queries: torch.Tensor, heads: Heads) -> torch.Tensor:
     """[B, n, heads * dim] to [B, kv, group * n, dim]."""
     batch, count = queries.shape[:2]
-    if heads.group == 1:
-        return queries.view(batch, count, heads.query, heads.dim).transpose(1, 2)
     grouped = queries.view(batch, count, heads.kv, heads.group, heads.dim).permute(0, 2, 3, 1, 4)
     return grouped.reshape(batch, heads.kv, heads.group * count, heads.dim)
 
@@ -217,7 +208,5 @@ def fold(queries: torch.Tensor, heads: Heads) -> torch.Tensor:
 def unfold(out: torch.Tensor, heads: Heads) -> torch.Tensor:
     """[B, kv, group * n, dim] to [B, n, heads * dim]."""
     batch, count = out.shape[0], out.shape[2] // heads.group
-    if heads.group == 1:
-        return out.transpose(1, 2).reshape(batch, count, heads.query * heads.dim)
     grouped = out.view(batch, heads.kv, heads.group, count, heads.dim).permute(0, 3, 1, 2, 4)
     return grouped.reshape(batch, count, heads.query * heads.dim)

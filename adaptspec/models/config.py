@@ -1,7 +1,4 @@
-"""The shape of a Llama-family decoder, read from a Hugging Face config.json.
-
-Knows the four families and their differences; every other architecture is left to transformers.
-"""
+"""A model's config.json: the shape of a Llama-family decoder, and checks of what any architecture says of itself."""
 
 from __future__ import annotations
 
@@ -10,11 +7,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from adaptspec.errors import ModelError
-from adaptspec.models.fields import MOST_LAYERS, count, number
 from adaptspec.models.kv_cache import CacheShape
-from adaptspec.models.rope import RopeConfig, read_rope
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ROPE_SCALINGS = ("default", "linear", "llama3", "yarn")
+MOST = 2**31 - 1
+MOST_NUMBER = 1e18
+MOST_LAYERS = 2**14
+# What other libraries build models of, which would go on for hours or fill the memory with what no model has.
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_experts", "num_local_experts")
+_SIZES = (
+    *("vocab_size", "hidden_size", "d_model", "n_embd", "intermediate_size", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "num_heads", "n_head"),
+    *("max_position_embeddings", "n_positions", "sliding_window"),
+)
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Base frequency and scaling. `parameters` are the scaling's own numbers, named as in config.json."""
+
+    theta: float
+    scaling: str
+    parameters: Mapping[str, float]
+    original_context: int
+    context: int
 
 
 @dataclass(frozen=True)
@@ -87,6 +104,28 @@ def read_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
+def read_rope(config: Mapping[str, Any]) -> RopeConfig:
+    """Read RoPE settings from a config.json in either style (`rope_scaling` + `rope_theta`, or `rope_parameters`).
+
+    Raises ModelError for scalings that are unknown, or whose rotations of cached tokens change as text grows.
+    """
+    raw = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(raw, Mapping) or any(isinstance(value, Mapping) for value in raw.values()):
+        raise ModelError("config.json: rope parameters per layer type are not supported for this model family")
+    scaling = str(raw.get("rope_type") or raw.get("type") or "default")
+    if scaling not in ROPE_SCALINGS:
+        raise ModelError(
+            f"config.json: RoPE scaling {scaling!r} is not supported; known are {', '.join(ROPE_SCALINGS)}. "
+            "Remove the scaling to use the model within its original context"
+        )
+    context = count(config, "max_position_embeddings", 2048)
+    original = count(raw, "original_max_position_embeddings", context)
+    original = count(config, "original_max_position_embeddings", original)
+    theta = number(raw, "rope_theta", number(config, "rope_theta", 10_000.0))
+    parameters = {key: value for key, value in raw.items() if isinstance(value, (int, float))}
+    return RopeConfig(theta, scaling, parameters, original, context)
+
+
 def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
     """Which layers see only a sliding window; Mistral's all do, Qwen's only if they say so."""
     if config.get("sliding_window") is None or family == "llama":
@@ -103,3 +142,41 @@ def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int |
     if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
         raise ModelError(f"config.json: layer_types must name full_attention or sliding_attention for {layers} layers")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def count(config: Mapping[str, Any], name: str, default: int | None = None, *, most: int = MOST) -> int:
+    """A positive integer of at most `most`; `default` if the field is missing or null. Raises ModelError."""
+    value = default if config.get(name) is None else config[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ModelError(f"config.json: {name} is {shown(value)}; it must be a positive integer of at most {most}")
+    return value
+
+
+def number(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """A positive number; `default` if the field is missing or null. Raises ModelError."""
+    value = default if config.get(name) is None else config[name]
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MOST_NUMBER:
+        raise ModelError(
+            f"config.json: {name} is {shown(value)}; it must be a positive number of at most {MOST_NUMBER:g}"
+        )
+    return float(value)
+
+
+def check_sizes(config: object) -> None:
+    """Raise ModelError for sizes that no model can have, in a config.json and the configs within it."""
+    if isinstance(config, list):
+        for part in config:
+            check_sizes(part)
+    if not isinstance(config, Mapping):
+        return
+    for name, value in config.items():
+        most = MOST_LAYERS if name in _LAYERS else MOST if name in _SIZES else None
+        if most is not None and isinstance(value, (int, float)) and not 0 <= value <= most:
+            raise ModelError(f"config.json: {name} is {shown(value)}; no model has more than {most}, or less than 0")
+        check_sizes(value)
+
+
+def shown(value: object) -> str:
+    """A value as it may stand in a message: a file may hold anything."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,75 +1,62 @@
-"""A lean inference decoder for the Llama family behind the `Runner` protocol.
-
-Packed tokens go through a bare loop of fused operations; attention reads and writes the cache in place. It knows
-nothing of sampling, drafts or requests.
-"""
+"""A lean inference decoder for the Llama family behind the Runner protocol."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from adaptspec.models.attention import Span
+from adaptspec.models.attention import (
+    Attention,
+    AttentionMetadata,
+    GatheredAttention,
+    Heads,
+    InPlaceAttention,
+    Span,
+    last_places,
+    positions,
+)
 from adaptspec.models.config import DecoderConfig
-from adaptspec.models.head import float32_logits
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.memory import require_room
+from adaptspec.models.layers import Norm, float32_logits
 from adaptspec.models.rope import rotations
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.small_pass import SmallPass
-from adaptspec.models.step import Step
-from adaptspec.models.weights import DecoderWeights, LayerWeights
+from adaptspec.models.weights import DecoderWeights, Linear
 
 
 class Decoder:
     """A Llama, Mistral, Qwen2 or Qwen3 model with its cache; satisfies `Runner`."""
 
     def __init__(self, info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, cache: KVCache) -> None:
-        self._info = info
+        self.info = info
+        self.device = weights.embedding.device
         self._config = config
         self._weights = weights
         self._cache = cache
-        self._device = weights.embedding.device
         table = rotations(config.rope, config.head_dim, info.context)
-        self._rotations = table.to(self._device).unsqueeze(1)  # [context, 1, head_dim / 2]
+        self._rotations = table.to(self.device).unsqueeze(1)  # [context, 1, head_dim / 2]
         small = SmallPass.fits(config, weights, cache)
         self._small = SmallPass(config, weights, cache, self._rotations) if small else None
-
-    @property
-    def info(self) -> ModelInfo:
-        """What the model is."""
-        return self._info
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        return self._device
+        # What `Runner` asks of rows is all the cache's.
+        self.reserve, self.length = cache.reserve, cache.length
+        self.truncate, self.free = cache.truncate, cache.free
 
     @property
     def free_memory(self) -> float:
         """See `Runner.free_memory`."""
         return self._cache.free_share
 
-    def reserve(self, row: int, length: int) -> bool:
-        """Make room for `length` tokens in all in `row`."""
-        return self._cache.reserve(row, length)
-
-    def length(self, row: int) -> int:
-        """Tokens cached in `row`."""
-        return self._cache.length(row)
-
-    def truncate(self, row: int, length: int) -> None:
-        """Forget the cached tokens from `length` on."""
-        self._cache.truncate(row, length)
-
-    def free(self, row: int) -> None:
-        """Forget the row."""
-        self._cache.free(row)
-
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
         """Logits [sum(wanted), vocab] in float32: an inference tensor, to be changed in inference mode only."""
-        spans = self._grow(packed)
+        spans = []
+        for row, count in zip(packed.rows.tolist(), packed.counts.tolist(), strict=True):
+            start = self._cache.length(row)
+            self._cache.require(row, start + count)
+            spans.append(Span(row, start, start + count))
         if self._small is not None and self._small.takes(spans):
             logits = self._small.run(packed.tokens, spans, packed.wanted)
         else:
@@ -80,41 +67,69 @@ class Decoder:
 
     def _pass(self, packed: Packed, spans: list[Span]) -> torch.Tensor:
         weights = self._weights
-        hidden = weights.embedding.index_select(0, torch.from_numpy(packed.tokens).to(self._device))
-        step = Step(self._config, self._cache, spans, self._rotations, hidden)
+        hidden = weights.embedding.index_select(0, torch.from_numpy(packed.tokens).to(self.device))
+        plan = PassPlan(self._config, self._cache, spans, self._rotations, hidden)
         for i, layer in enumerate(weights.layers):
-            attended = _attend(step, i, layer, hidden)
+            attended = plan.attend(i, _product(layer.attention_norm(hidden), layer.qkv), layer.qk_norm)
             if i + 1 == len(weights.layers):
                 # Once the last keys and values are cached only wanted tokens matter: the rest of a prompt stops here.
-                hidden, attended = step.pick(packed.wanted.tolist(), hidden, attended)
-            hidden = _add_product(hidden, attended, layer.output, layer.output_bias)
-            hidden = _add_product(hidden, _mlp(layer, hidden), layer.down, layer.down_bias)
+                hidden, attended = plan.pick(packed.wanted.tolist(), hidden, attended)
+            hidden = _add_product(hidden, attended, layer.output)
+            gate, up = _product(layer.mlp_norm(hidden), layer.gate_up).chunk(2, -1)
+            hidden = _add_product(hidden, F.silu(gate).mul_(up), layer.down)
         return float32_logits(weights.norm(hidden), weights.head)
 
-    def _grow(self, packed: Packed) -> list[Span]:
-        """Where each row's new tokens go; EngineError if there is no room for them."""
-        spans = []
-        for row, count in zip(packed.rows.tolist(), packed.counts.tolist(), strict=True):
-            start = self._cache.length(row)
-            require_room(self._cache.reserve(row, start + count), row)
-            spans.append(Span(row, start, start + count))
-        return spans
+
+def _product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    return torch.mm(x, linear.weight) if linear.bias is None else torch.addmm(linear.bias, x, linear.weight)
 
 
-def _attend(step: Step, index: int, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-    qkv = _product(layer.attention_norm(hidden), layer.qkv, layer.qkv_bias)
-    return step.attend(index, qkv, layer.qk_norm)
+def _add_product(total: torch.Tensor, x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    total = total.addmm_(x, linear.weight)
+    return total if linear.bias is None else total.add_(linear.bias)
 
 
-def _mlp(layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-    gate, up = _product(layer.mlp_norm(hidden), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-    return F.silu(gate).mul_(up)
+class PassPlan:
+    """What one forward pass over the new tokens in `spans` settles once, so that its layers need not.
 
+    These are rotations, cache slots, attention and the tokens wanted; `like` tells dtype and device.
+    """
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+    def __init__(
+        self, config: DecoderConfig, cache: KVCache, spans: Sequence[Span], table: torch.Tensor, like: torch.Tensor
+    ) -> None:
+        """`table` [context, 1, head_dim / 2] are the rotations of all positions."""
+        self._cache = cache
+        self._spans = spans
+        self._heads = Heads(config.heads, config.kv_heads, config.head_dim)
+        self._queries = config.heads * config.head_dim
+        self._slots = torch.from_numpy(np.concatenate([cache.slots(*span) for span in spans])).to(like.device)
+        self._rotations = table.index_select(0, torch.from_numpy(positions(spans)).to(like.device))
+        kind = InPlaceAttention if cache.in_place and like.device.type == "cpu" else GatheredAttention
+        plans: dict[int | None, Attention] = {
+            window: kind(cache, AttentionMetadata(self._heads, spans, window), like) for window in set(config.windows)
+        }
+        self._attention = [plans[window] for window in config.windows]
 
+    def attend(self, layer: int, qkv: torch.Tensor, qk_norm: Norm | None) -> torch.Tensor:
+        """Normalise and rotate queries and keys in `qkv`, cache keys and values, attend: [N, heads * dim]."""
+        heads, dim = self._heads.query + self._heads.kv, self._heads.dim
+        queries_keys = qkv.as_strided((len(qkv), heads, dim), (qkv.shape[1], dim, 1))
+        if qk_norm is not None:
+            queries_keys.copy_(qk_norm(queries_keys))
+        if qkv.dtype == torch.float32:
+            queries_keys.view(torch.complex64).mul_(self._rotations)
+        else:
+            # No complex numbers of 16-bit floats: rotate in float32, which also keeps far positions exact.
+            wide = queries_keys.float().view(torch.complex64) * self._rotations
+            queries_keys.copy_(wide.view(torch.float32))
+        # Rotated keys and values lie side by side in `qkv` as they do in the cache: one copy stores both.
+        self._cache.pool[layer].index_copy_(0, self._slots, qkv[:, self._queries :])
+        return self._attention[layer](layer, qkv[:, : self._queries])
 
-def _add_product(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    total = total.addmm_(x, weight)
-    return total if bias is None else total.add_(bias)
+    def pick(self, wanted: Sequence[int], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Of each tensor [N, ...] the last `wanted` of every row's tokens."""
+        if [span.size for span in self._spans] == wanted:
+            return tensors
+        picked = torch.from_numpy(last_places(self._spans, wanted)).to(tensors[0].device)
+        return tuple(tensor.index_select(0, picked) for tensor in tensors)

@@ -16,7 +16,7 @@ class Draft:
     """Drafted tokens of B rows, padded to the deepest of them (D columns).
 
     `distribution` [B, D, V] is what each token was sampled from, after all processors; it is kept
-    only for methods that need it. None means the tokens are point masses (n-gram lookup) or nobody asked.
+    only for methods that need it. None means the tokens are point masses (n-gram drafts) or nobody asked.
     `scores` [B, D, V] are the draft's own scores, before any draft temperature, kept when they are to be compared
     with the target's; `confidence` and `entropy` are always those of the draft's own distribution.
     """
@@ -31,10 +31,11 @@ class Draft:
     scores: torch.Tensor | None = None
 
     @classmethod
-    def empty(cls, rows: int) -> Draft:
-        """No draft for any of so many rows."""
-        nothing = np.zeros((rows, 0))
-        return cls(np.zeros((rows, 0), dtype=np.int64), np.zeros(rows, dtype=np.int64), nothing, nothing)
+    def empty(cls, rows: int, depth: int = 0) -> Draft:
+        """Nothing drafted for any row, with room for `depth` tokens each."""
+        shape = rows, depth
+        tokens, counts = np.zeros(shape, dtype=np.int64), np.zeros(rows, dtype=np.int64)
+        return cls(tokens, counts, np.full(shape, np.nan), np.full(shape, np.nan))
 
     @classmethod
     def merged(cls, parts: Sequence[Draft]) -> Draft:

@@ -1,20 +1,18 @@
-"""Compiles grammars for one model's tokenizer, with llguidance, which is only loaded where a request asks for it.
-
-Knows grammars and vocabularies; what a compiled one does is in `constraint`.
-"""
+"""Grammars, compiled by llguidance for one tokenizer, and at work in one request: which tokens may follow."""
 
 from __future__ import annotations
 
 import importlib
-from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import RequestError
-from adaptspec.models.constraint import Constraint
-from adaptspec.types import Grammar
+from adaptspec.types import BoolArray, Grammar
 
 MAX_CHARACTERS = 100_000  # of a grammar: what is longer takes noticeable time to compile
 _KEPT = 64  # compiled grammars: clients tend to send the same few
@@ -31,7 +29,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self._ends = ends
         self._vocabulary: Any = None
-        self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
+        # Without a lock: a large schema takes half a second, and rounds start the requests of others meanwhile.
+        self._compiled = lru_cache(maxsize=_KEPT)(self._compile)
         self._lock = Lock()
 
     def check(self, grammar: Grammar) -> None:
@@ -40,25 +39,13 @@ class Grammars:
         Raises:
             RequestError: it cannot be used, or llguidance is missing.
         """
-        self._find(grammar)
+        self._compiled(grammar)
 
     def start(self, grammar: Grammar) -> Constraint:
         """A request begins to write what `grammar` says. Raises as `check` does."""
-        matcher = self._find(grammar)
+        matcher = self._compiled(grammar)
         with self._lock:
             return Constraint(matcher.deep_copy(), self._vocab_size, self._ends)
-
-    def _find(self, grammar: Grammar) -> Any:
-        with self._lock:
-            matcher = self._compiled.get(grammar)
-        # Without the lock: a large schema takes half a second, and rounds start the requests of others meanwhile.
-        matcher = matcher or self._compile(grammar)
-        with self._lock:
-            self._compiled[grammar] = matcher
-            self._compiled.move_to_end(grammar)
-            if len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        return matcher
 
     def _compile(self, grammar: Grammar) -> Any:
         if len(grammar.text) > MAX_CHARACTERS:
@@ -73,21 +60,18 @@ class Grammars:
             self._vocabulary = from_tokenizer(
                 self._tokenizer, n_vocab=self._vocab_size, eos_token=list(self._ends) or None
             )
+        text = grammar.text
         try:
-            matcher = self._matcher(llguidance, grammar)
+            if grammar.syntax == "json-schema":
+                text = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_STYLE)
+            # Its errors quote the output where they are verbose.
+            limits = llguidance.LLParserLimits(verbose_errors=False)
+            matcher = llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
         except (ValueError, RuntimeError, RecursionError) as error:
             raise _unusable(grammar, str(error)) from error
         if matcher.is_error():
             raise _unusable(grammar, matcher.get_error())
         return matcher
-
-    def _matcher(self, llguidance: Any, grammar: Grammar) -> Any:
-        text = grammar.text
-        if grammar.syntax == "json-schema":
-            text = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_STYLE)
-        # Its errors quote the output where they are verbose.
-        limits = llguidance.LLParserLimits(verbose_errors=False)
-        return llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
 
 
 def _unusable(grammar: Grammar, reason: str) -> RequestError:
@@ -107,3 +91,83 @@ def _library(param: str) -> Any:
             "restart the server, or leave it out",
             param,
         ) from error
+
+
+class Constraint:
+    """Masks for one request, whatever row it has. `error` says why it cannot go on: its request must end then.
+
+    The matcher walks along a draft as far as it is asked to look and is taken back by exactly what was not kept, so a
+    mask at position j has seen the committed output and draft[:j], no more and no less.
+    """
+
+    def __init__(self, matcher: Any, vocab_size: int, ends: Collection[int]) -> None:
+        """`matcher` is llguidance's LLMatcher; `ends` are the tokens that end a text: nothing is read behind them."""
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._ends = frozenset(ends)
+        self._ahead: list[int] = []  # consumed beyond what is committed
+        self._masks: dict[int, BoolArray] = {}  # by how many tokens are ahead
+        self.error: str | None = None
+
+    def mask(self, draft: Sequence[int]) -> BoolArray:
+        """Which tokens [V] may follow the output and `draft`.
+
+        All may where `draft` itself breaks the grammar or ends the text: whatever is drawn there is thrown away.
+        """
+        if self._seek(draft) < len(draft):
+            return np.ones(self._vocab_size, dtype=np.bool_)
+        known = self._masks.get(len(draft))
+        if known is None:
+            known = self._masks[len(draft)] = self._compute()
+        return known
+
+    def valid(self, draft: Sequence[int]) -> int:
+        """How many tokens of `draft` the grammar takes; one that may end the text is the last."""
+        taken = self._seek(draft)
+        if taken < len(draft) and draft[taken] in self._ends and self.mask(draft[:taken])[draft[taken]]:
+            return taken + 1
+        return taken
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """The output grew by `tokens`; what was looked at beyond them is taken back."""
+        kept = self._seek(tokens)
+        if kept < len(tokens) and tokens[kept] not in self._ends:
+            self.error = self.error or f"the output left its grammar at token {tokens[kept]}"
+        self._ahead.clear()
+        self._masks.clear()
+
+    def _seek(self, draft: Sequence[int]) -> int:
+        """Move to just behind `draft`, or as far along as it goes; how far that is."""
+        shared = 0
+        for token, wanted in zip(self._ahead, draft, strict=False):
+            if token != wanted:
+                break
+            shared += 1
+        if shared < len(self._ahead):
+            self._matcher.rollback(len(self._ahead) - shared)
+            del self._ahead[shared:]
+            self._masks = {place: mask for place, mask in self._masks.items() if place <= shared}
+        for token in draft[shared:]:
+            if token in self._ends or not self._takes(token):
+                break
+            self._ahead.append(token)
+        return len(self._ahead)
+
+    def _takes(self, token: int) -> bool:
+        try:
+            return bool(self._matcher.try_consume_tokens([token]) == 1)
+        except Exception as error:  # noqa: BLE001 - a parser that fails must end its own request, not the round
+            self.error = self.error or f"{type(error).__name__}: {error}"
+            return False
+
+    def _compute(self) -> BoolArray:
+        try:
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        except Exception as error:  # noqa: BLE001 - as above
+            self.error = self.error or f"{type(error).__name__}: {error}"
+            bits = np.zeros(0, dtype=np.uint8)
+        allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        if not allowed.any():
+            self.error = self.error or self._matcher.get_error() or "it leaves no token to go on with"
+            return np.ones(self._vocab_size, dtype=np.bool_)
+        return allowed

@@ -1,18 +1,78 @@
-"""The keys and values of one model, in a pool of slots addressed through a block table.
-
-Knows where each row's tokens lie and how many it has; knows nothing of attention. Where one block holds a whole
-row (the default on CPU), a row's tokens are consecutive and attention reads them in place.
-"""
+"""The keys and values of one model, in a pool of slots addressed through a block table; and how much of it fits."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from adaptspec.models.blocks import BlockAllocator
+from adaptspec.errors import EngineError, ModelError
 from adaptspec.types import IntArray
+
+CPU_SHARE = 0.5  # of all memory: pages are only used once written, and the same machine gives the same sizes
+CUDA_SHARE = 0.85  # of what is free when the model has been loaded
+CUDA_BLOCK = 32  # tokens
+SHORTEST_CONTEXT = 16
+
+
+class BlockAllocator:
+    """Hands blocks, room for `block_size` consecutive tokens, to rows and takes them back.
+
+    Free and held blocks always add up to `blocks`. They are handed out last-freed-first, so that a lightly used cache
+    touches few pages of memory.
+    """
+
+    def __init__(self, blocks: int, block_size: int) -> None:
+        assert blocks >= 1
+        assert block_size >= 1
+        self.blocks = blocks
+        self.block_size = block_size
+        self._free = list(range(blocks - 1, -1, -1))
+        self._held: dict[int, list[int]] = {}
+
+    @property
+    def free_share(self) -> float:
+        """Blocks that no row holds, of all blocks."""
+        return len(self._free) / self.blocks
+
+    def held(self, row: int) -> tuple[int, ...]:
+        """The blocks of `row`, in the order of its tokens."""
+        return tuple(self._held.get(row, ()))
+
+    def capacity(self, row: int) -> int:
+        """Tokens that fit the blocks `row` holds."""
+        return len(self._held.get(row, ())) * self.block_size
+
+    def reserve(self, row: int, length: int) -> bool:
+        """Hold blocks for `length` tokens in all; False, and nothing changes, if too few are free."""
+        missing = self._needed(length) - len(self._held.get(row, ()))
+        if missing > len(self._free):
+            return False
+        if missing > 0:
+            self._held.setdefault(row, []).extend(self._free.pop() for _ in range(missing))
+        return True
+
+    def require(self, row: int, length: int) -> None:
+        """Reserve; EngineError if too few are free."""
+        if not self.reserve(row, length):
+            raise EngineError(f"the cache has no room for the tokens of row {row}; give the cache more tokens")
+
+    def truncate(self, row: int, length: int) -> None:
+        """Give back the blocks that `length` tokens do not need."""
+        held = self._held.get(row, [])
+        while len(held) > self._needed(length):
+            self._free.append(held.pop())
+        if not held:
+            self._held.pop(row, None)
+
+    def free(self, row: int) -> None:
+        """Give back all blocks of `row`; does nothing if it holds none."""
+        self.truncate(row, 0)
+
+    def _needed(self, length: int) -> int:
+        return -(-length // self.block_size)
 
 
 @dataclass(frozen=True)
@@ -33,46 +93,42 @@ class CacheShape:
         return self.layers * self.width * dtype.itemsize
 
 
-class KVCache:
+@dataclass(frozen=True)
+class CachePlan:
+    """Sizes of a cache, in tokens: of the whole pool, the most of one row, the allocation unit."""
+
+    tokens: int
+    context: int
+    block_size: int
+
+
+class KVCache(BlockAllocator):
     """Cached tokens of all rows: `pool[layer][slot]` is one token's keys and values, [slots, width].
 
-    `tokens` is the room of the whole pool, `context` the most one row may hold.
+    Where one block holds a whole row (the default on CPU), a row's tokens are consecutive and attention reads them in
+    place.
     """
 
-    def __init__(
-        self,
-        shape: CacheShape,
-        *,
-        tokens: int,
-        context: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, shape: CacheShape, plan: CachePlan, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(plan.tokens // plan.block_size, plan.block_size)
         self.shape = shape
-        self.context = context
-        self._blocks = BlockAllocator(tokens // block_size, block_size)
+        self.context = plan.context
         self._lengths: dict[int, int] = {}
-        slots = self._blocks.blocks * block_size
         # Uninitialised on purpose: the system hands out pages when they are first written, so rows that are
         # never used cost nothing. Nothing may read a slot before it is written: it could hold a NaN.
+        slots = self.blocks * self.block_size
         self._pool = torch.empty(shape.layers, slots, shape.width, dtype=dtype, device=device)
         self.pool = self._pool.unbind(0)
 
     @property
     def in_place(self) -> bool:
         """Whether every row's tokens are consecutive slots."""
-        return self._blocks.block_size >= self.context
-
-    @property
-    def free_share(self) -> float:
-        """The share of the room that no row holds."""
-        return self._blocks.free_share
+        return self.block_size >= self.context
 
     def reserve(self, row: int, length: int) -> bool:
         """Make room for `length` tokens in all; False, and nothing changes, if memory is short."""
         assert length <= self.context, f"row {row} asks for {length} tokens, the context is {self.context}"
-        return self._blocks.reserve(row, length)
+        return super().reserve(row, length)
 
     def length(self, row: int) -> int:
         """Tokens cached in `row`."""
@@ -80,34 +136,30 @@ class KVCache:
 
     def set_length(self, row: int, length: int) -> None:
         """Count the tokens just written to `row`."""
-        assert length <= self._blocks.capacity(row), f"row {row} holds no room for {length} tokens"
+        assert length <= self.capacity(row), f"row {row} holds no room for {length} tokens"
         self._lengths[row] = length
 
     def truncate(self, row: int, length: int) -> None:
         """Forget the tokens of `row` from `length` on; blocks no longer needed are free at once."""
         self._lengths[row] = min(length, self._lengths.get(row, 0))
-        self._blocks.truncate(row, self._lengths[row])
+        super().truncate(row, self._lengths[row])
 
     def free(self, row: int) -> None:
         """Forget `row`; freeing a free row does nothing."""
+        super().free(row)
         self._lengths.pop(row, None)
-        self._blocks.release(row)
 
     def slots(self, row: int, first: int, end: int) -> IntArray:
         """The slots of the tokens `first` to `end` (exclusive) of `row`, cached or about to be."""
-        size = self._blocks.block_size
+        size = self.block_size
         positions = np.arange(first, end, dtype=np.int64)
-        table = np.asarray(self._blocks.held(row), dtype=np.int64)
+        table = np.asarray(self.held(row), dtype=np.int64)
         slots: IntArray = table[positions // size] * size + positions % size
         return slots
 
     def first_slot(self, row: int) -> int:
         """Where the tokens of `row` begin, if they are consecutive."""
-        return self._blocks.held(row)[0] * self._blocks.block_size
-
-    def targets(self, row: int, first: int, end: int) -> tuple[torch.Tensor, ...]:
-        """Per layer, the slots of tokens `first` to `end` as a view [end - first, width], if consecutive."""
-        return self._pool.narrow(1, self.first_slot(row) + first, end - first).unbind(0)
+        return self._held[row][0] * self.block_size
 
     def views(self, row: int, first: int, end: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """Per layer, the keys and the values of tokens `first` to `end` of `row`, if consecutive.
@@ -122,3 +174,61 @@ class KVCache:
         keys = self._pool.as_strided(size, strides, offset).unbind(0)
         values = self._pool.as_strided(size, strides, offset + shape.width // 2).unbind(0)
         return keys, values
+
+
+@dataclass(frozen=True)
+class CacheLimits:
+    """What is asked of a cache for up to `max_rows` rows at a time; None is as much as fits.
+
+    `cache_tokens` bounds the tokens of all rows together, `context` those of one row; with `context_is_ceiling` a model
+    that takes fewer is not refused. `block_size` is the allocation unit, None for the device's best. `room` is how many
+    bytes the cache may take, None for what `bytes_for_cache` gives.
+    """
+
+    max_rows: int
+    cache_tokens: int | None = None
+    context: int | None = None
+    context_is_ceiling: bool = False
+    block_size: int | None = None
+    room: int | None = None
+
+
+def plan_cache(
+    name: object, bytes_per_token: int, device: torch.device, *, longest: int, limits: CacheLimits
+) -> CachePlan:
+    """Choose the sizes of a cache; ModelError, with the model's `name`, if what is asked for cannot fit.
+
+    `longest` is the model's own limit. Without a context, rows get as much of it as fits for all of them.
+    Without a block size, a block is a whole row on CPU, where memory is only used once it is written, and CUDA_BLOCK
+    tokens on CUDA.
+    """
+    context, block_size, max_rows = limits.context, limits.block_size, limits.max_rows
+    if context is not None and limits.context_is_ceiling:
+        context = min(context, longest)
+    if context is not None and not SHORTEST_CONTEXT <= context <= longest:
+        raise ModelError(f"{name}: context is {context} tokens; this model takes {SHORTEST_CONTEXT} to {longest}")
+    room = limits.cache_tokens
+    if room is None:
+        room = (bytes_for_cache(device) if limits.room is None else limits.room) // bytes_per_token
+    if block_size is None and device.type != "cpu":
+        block_size = CUDA_BLOCK
+    if context is None:
+        share = room // max_rows if block_size is None else room // block_size * block_size
+        context = min(longest, max(share, SHORTEST_CONTEXT))
+    block_size = context if block_size is None else min(block_size, context)
+    # Rounded up per row: a row whose last block is only half full still takes it.
+    row_tokens = -(-context // block_size) * block_size
+    tokens = min(room // block_size * block_size, max_rows * row_tokens)
+    if tokens < row_tokens:
+        raise ModelError(
+            f"{name}: the cache has room for {room} tokens, but one request may need {row_tokens}; "
+            "choose a shorter context or give the cache more tokens"
+        )
+    return CachePlan(tokens, context, block_size)
+
+
+def bytes_for_cache(device: torch.device) -> int:
+    """How many bytes the caches of all models together may take, once all weights are loaded."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE)

@@ -1,64 +1,54 @@
-"""Loads a model directory or hub id into a `Runner`: the lean decoder where it fits, transformers elsewhere.
-
-Knows which runner suits which config, and devices and dtypes; knows nothing of how runners compute.
-"""
+"""Loads a model directory or hub id into a `Runner`: the lean decoder where it fits, transformers elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from adaptspec.errors import ConfigError, ModelError
-from adaptspec.models.checkpoint import CONFIG, Checkpoint, eos_token_ids, fingerprint, read_json, weight_files
-from adaptspec.models.config import DecoderConfig, is_lean, read_decoder_config
+from adaptspec.models.config import check_sizes, is_lean, read_decoder_config
 from adaptspec.models.decoder import Decoder
-from adaptspec.models.fields import check_sizes
-from adaptspec.models.hub import resolve_model
-from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.memory import CacheLimits, plan_cache
+from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
+from adaptspec.models.model_files import (
+    CONFIG,
+    eos_token_ids,
+    fingerprint,
+    read_json,
+    resolve_model,
+    weight_files,
+)
 from adaptspec.models.runner import ModelInfo, Runner
-from adaptspec.models.tokenizer import check_pair, check_tokenizer, load_tokenizer
-from adaptspec.models.transformers_runner import load_through_transformers
-from adaptspec.models.weights import DecoderWeights, load_weights
-
-__all__ = ["CacheLimits", "check_pair", "check_tokenizer", "load_model", "load_runner", "load_tokenizer"]
+from adaptspec.models.transformers_runner import BLOCK, TransformersRunner, load_through_transformers, longest_context
+from adaptspec.models.weights import load_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NOT_GENERATIVE = ("Classification", "ForQuestionAnswering", "ForMaskedLM")
 
 
-class LoadedModel(Protocol):
-    """A model whose weights are loaded and that has no cache yet: several models can share what memory is left."""
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model whose weights are loaded and that has no cache yet: several models can share what memory is left.
 
-    @property
-    def device(self) -> torch.device:
-        """Where it lies."""
+    `info.context` is the most that the model itself takes. `start` makes its runner, given what the cache leaves of it
+    and the cache's sizes; with a `block_size`, they are of that block size whatever is asked for.
+    """
 
-    @property
-    def bytes_per_token(self) -> int:
-        """What one cached token takes."""
+    folder: Path
+    info: ModelInfo
+    device: torch.device
+    bytes_per_token: int
+    start: Callable[[ModelInfo, CachePlan], Runner]
+    block_size: int | None = None
 
     def runner(self, limits: CacheLimits) -> Runner:
         """With a cache; ModelError if none of these limits fits."""
-
-
-def load_runner(
-    path_or_hub_id: str,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    max_rows: int,
-    cache_tokens: int | None = None,
-    context: int | None = None,
-    block_size: int | None = None,
-) -> Runner:
-    """Load a model that shares its device with no other: see `load_model` and, for its cache, `CacheLimits`."""
-    limits = CacheLimits(max_rows, cache_tokens, context, block_size=block_size)
-    return load_model(path_or_hub_id, device=device, dtype=dtype).runner(limits)
+        limits = replace(limits, block_size=self.block_size or limits.block_size)
+        plan = plan_cache(self.folder, self.bytes_per_token, self.device, longest=self.info.context, limits=limits)
+        return self.start(replace(self.info, context=plan.context), plan)
 
 
 def load_model(path_or_hub_id: str, *, device: str = "auto", dtype: str = "auto") -> LoadedModel:
@@ -72,50 +62,54 @@ def load_model(path_or_hub_id: str, *, device: str = "auto", dtype: str = "auto"
     check_sizes(raw)
     _refuse_unsafe(folder, raw)
     place = _device(device)
-    number = _dtype(dtype, place, raw)
-    if not is_lean(raw):
-        return load_through_transformers(folder, raw, number, place)
+    load = _load_lean if is_lean(raw) else _load_other
+    return load(folder, raw, _dtype(dtype, place, raw), place)
+
+
+def _load_lean(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:
     config = read_decoder_config(raw)
-    with Checkpoint(folder) as checkpoint:
-        weights = load_weights(checkpoint, config, number, place)
-    return _LeanModel(folder, raw, config, weights, number, place)
+    weights = load_weights(folder, config, dtype, device)
+
+    def start(info: ModelInfo, plan: CachePlan) -> Decoder:
+        return Decoder(info, config, weights, KVCache(config.cache_shape, plan, dtype, device))
+
+    info = _info(
+        folder, raw, dtype, parameters=weights.parameters, vocab_size=config.vocab_size, context=config.context
+    )
+    return LoadedModel(folder, info, device, config.cache_shape.bytes_per_token(dtype), start)
 
 
-@dataclass(frozen=True)
-class _LeanModel:
-    folder: Path
-    raw: Mapping[str, Any]
-    config: DecoderConfig
-    weights: DecoderWeights
-    dtype: torch.dtype
-    device: torch.device
+def _load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    model, bytes_per_token = load_through_transformers(folder, dtype, device)
+    config = model.config.get_text_config(decoder=True)
 
-    @property
-    def bytes_per_token(self) -> int:
-        return self.config.cache_shape.bytes_per_token(self.dtype)
+    def start(info: ModelInfo, plan: CachePlan) -> TransformersRunner:
+        return TransformersRunner(info, model, plan.tokens)
 
-    def runner(self, limits: CacheLimits) -> Decoder:
-        config = self.config
-        plan = plan_cache(self.folder, self.bytes_per_token, self.device, longest=config.context, limits=limits)
-        cache = KVCache(
-            config.cache_shape,
-            tokens=plan.tokens,
-            context=plan.context,
-            block_size=plan.block_size,
-            dtype=self.dtype,
-            device=self.device,
-        )
-        info = ModelInfo(
-            name=self.folder.resolve().name,
-            architecture=config.family,
-            parameters=self.weights.parameters,
-            vocab_size=config.vocab_size,
-            context=plan.context,
-            fingerprint=fingerprint(self.folder),
-            eos_token_ids=eos_token_ids(self.folder, self.raw, config.vocab_size),
-            dtype=str(self.dtype).removeprefix("torch."),
-        )
-        return Decoder(info, config, self.weights, cache)
+    info = _info(
+        folder,
+        raw,
+        dtype,
+        parameters=model.num_parameters(),
+        vocab_size=config.vocab_size,
+        context=longest_context(config),
+    )
+    return LoadedModel(folder, info, device, bytes_per_token, start, BLOCK)
+
+
+def _info(
+    folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, *, parameters: int, vocab_size: int, context: int
+) -> ModelInfo:
+    return ModelInfo(
+        name=folder.resolve().name,
+        architecture=str(raw["model_type"]),
+        parameters=parameters,
+        vocab_size=vocab_size,
+        context=context,
+        fingerprint=fingerprint(folder),
+        eos_token_ids=eos_token_ids(folder, raw, vocab_size),
+        dtype=str(dtype).removeprefix("torch."),
+    )
 
 
 def _refuse_unsafe(folder: Path, config: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 Sampling is argmax(score + Gumbel noise). Because the noise of a position depends on nothing but the
 request's seed and the position, it does not matter in which round, batch or depth a position is decided.
-Knows integers, not requests or models.
 
 Hash: keys of positions and of tokens go through SplitMix64's finalizer (Steele, Lea, Flood 2014), once per key;
 per pair they are combined by xor and one multiply-xorshift-multiply. That is two multiplications on [N, V]

@@ -3,7 +3,7 @@
 Each processor is built once per batch, keeps what it needs as tensors, and maps scores [N, V] to new
 scores without writing on its input. It touches only the positions of rows that use it. Order, as in
 `transformers` and vLLM: repetition, presence and frequency penalties, logit bias, min_tokens, grammar, temperature,
-then top-k, top-p, min-p. Removed tokens score -inf. Knows nothing of noise or of choosing.
+then top-k, top-p, min-p. Removed tokens score -inf.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from adaptspec.models.constraint import Constraint
+from adaptspec.models.grammars import Constraint
 from adaptspec.types import BoolArray, IntArray, SamplingParams
 
 # Below this float32 scores are so far apart that sampling is greedy; smaller divisors would overflow.
@@ -50,11 +49,8 @@ class Positions:
     drafted: IntArray
 
 
-class Processor(Protocol):
-    """Maps scores [N, V] of N positions to new scores."""
-
-    def __call__(self, scores: torch.Tensor, at: Positions) -> torch.Tensor:
-        """New scores; `scores` itself is not written on."""
+Processor = Callable[[torch.Tensor, Positions], torch.Tensor]
+"""Maps scores [N, V] of N positions to new scores; the given ones are not written on."""
 
 
 def build(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> tuple[Processor, ...]:
@@ -71,15 +67,6 @@ def build(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) ->
     return tuple(kind(rows, np.array(uses), vocab_size, device) for kind, uses in wanted if any(uses))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The positions a processor works on, with their slots, here and on the device."""
-
-    slots: IntArray
-    slot: torch.Tensor
-    at: Positions
-
-
 class _RowProcessor:
     """Shared by all: which rows use it, numbered 0, 1, ... as its tensors are (their slots)."""
 
@@ -93,8 +80,8 @@ class _RowProcessor:
     def _prepare(self) -> None:
         """Put what the rows ask for into tensors."""
 
-    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
-        """New scores for positions that all use this processor."""
+    def _apply(self, scores: torch.Tensor, slots: IntArray, at: Positions) -> torch.Tensor:
+        """New scores for positions that all use this processor; `slots` are those of their rows."""
         raise NotImplementedError
 
     def _concerned(self, at: Positions) -> IntArray:
@@ -106,12 +93,11 @@ class _RowProcessor:
         slots = self._concerned(at)
         picked = np.flatnonzero(slots >= 0)
         if len(picked) == len(slots):
-            return self._apply(scores, _Part(slots, self._index(slots), at))
+            return self._apply(scores, slots, at)
         if len(picked) == 0:
             return scores
-        where, slots = self._index(picked), slots[picked]
-        part = _Part(slots, self._index(slots), Positions(at.index[picked], at.offsets[picked], at.drafted))
-        return scores.index_copy(0, where, self._apply(scores.index_select(0, where), part))
+        where, part = self._index(picked), Positions(at.index[picked], at.offsets[picked], at.drafted)
+        return scores.index_copy(0, where, self._apply(scores.index_select(0, where), slots[picked], part))
 
     def _column(self, read: Callable[[SamplingParams], float]) -> torch.Tensor:
         """One setting of every row, [slots, 1]."""
@@ -154,9 +140,9 @@ class Penalties(_RowProcessor):
             one = torch.ones((), device=self._device)
             counts.index_put_((self._index(slots), self._index(flat)), one, accumulate=True)
 
-    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
+    def _apply(self, scores: torch.Tensor, slots: IntArray, at: Positions) -> torch.Tensor:
         self._catch_up()
-        slot, at = part.slot, part.at
+        slot = self._index(slots)
         counts = self._output.index_select(0, slot)
         before = np.arange(at.drafted.shape[1]) < at.offsets[:, None]
         if before.any():
@@ -185,8 +171,9 @@ class LogitBias(_RowProcessor):
         self._tokens = self._index(tokens)
         self._values = torch.from_numpy(values).to(self._device)
 
-    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
-        return scores.scatter_add(1, self._tokens[part.slot], self._values[part.slot])
+    def _apply(self, scores: torch.Tensor, slots: IntArray, _: Positions) -> torch.Tensor:
+        slot = self._index(slots)
+        return scores.scatter_add(1, self._tokens[slot], self._values[slot])
 
 
 class MinTokens(_RowProcessor):
@@ -204,22 +191,20 @@ class MinTokens(_RowProcessor):
         missing = self._until - np.array([len(row.tokens) for row in self._rows])
         return np.where(at.offsets < missing[slots], slots, -1)
 
-    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
-        return scores.scatter(1, self._tokens[part.slot], -math.inf)
+    def _apply(self, scores: torch.Tensor, slots: IntArray, _: Positions) -> torch.Tensor:
+        return scores.scatter(1, self._tokens[self._index(slots)], -math.inf)
 
 
 class GrammarMask(_RowProcessor):
     """Masks what a row's grammar refuses at each position, the drafted tokens before it read."""
 
-    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
-        places = zip(part.slots.tolist(), part.at.index.tolist(), part.at.offsets.tolist(), strict=True)
-        allowed = [self._mask(slot, part.at.drafted[row, :offset].tolist()) for slot, row, offset in places]
+    def _apply(self, scores: torch.Tensor, slots: IntArray, at: Positions) -> torch.Tensor:
+        allowed: list[BoolArray] = []
+        for slot, row, offset in zip(slots.tolist(), at.index.tolist(), at.offsets.tolist(), strict=True):
+            constraint = self._rows[slot].constraint
+            assert constraint is not None
+            allowed.append(constraint.mask(at.drafted[row, :offset].tolist()))
         return scores.masked_fill(self._index(~np.stack(allowed)), -math.inf)
-
-    def _mask(self, slot: int, draft: list[int]) -> BoolArray:
-        constraint = self._rows[slot].constraint
-        assert constraint is not None
-        return constraint.mask(draft)
 
 
 class Temperature(_RowProcessor):
@@ -228,8 +213,8 @@ class Temperature(_RowProcessor):
     def _prepare(self) -> None:
         self._temperature = self._column(lambda p: max(p.temperature, MIN_TEMPERATURE))
 
-    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
-        return scores / self._temperature[part.slot]
+    def _apply(self, scores: torch.Tensor, slots: IntArray, _: Positions) -> torch.Tensor:
+        return scores / self._temperature[self._index(slots)]
 
 
 class Truncation(_RowProcessor):
@@ -251,22 +236,25 @@ class Truncation(_RowProcessor):
         self._cuts_mass = any(p.top_p < 1.0 for p in params)
         self._cuts_ratio = any(p.min_p > 0.0 for p in params)
 
-    def _apply(self, scores: torch.Tensor, part: _Part) -> torch.Tensor:
+    def _apply(self, scores: torch.Tensor, slots: IntArray, _: Positions) -> torch.Tensor:
         # A row with top-k needs those and one more, to see a tie; only top-p alone has to guess how many it keeps.
-        width = int(self._top_k[part.slots].max(initial=-1)) + 1
-        width = max(width if width > 1 else 0, _NUCLEUS_GUESS if self._alone[part.slots].any() else 0)
+        slot = self._index(slots)
+        width = int(self._top_k[slots].max(initial=-1)) + 1
+        width = max(width if width > 1 else 0, _NUCLEUS_GUESS if self._alone[slots].any() else 0)
         threshold = torch.full_like(scores[:, :1], _LOWEST)
         if width:
-            threshold, enough = self._by_rank(scores, _largest(scores, width), part)
+            threshold, enough = self._by_rank(scores, _largest(scores, width), slot)
             if width < self._vocab_size and not bool(enough.all()):
-                threshold, _ = self._by_rank(scores, _largest(scores, self._vocab_size), part)
+                threshold = self._by_rank(scores, _largest(scores, self._vocab_size), slot)[0]
         if self._cuts_ratio:
-            threshold = torch.maximum(threshold, scores.amax(1, keepdim=True) + self._log_min_p[part.slot])
+            threshold = torch.maximum(threshold, scores.amax(1, keepdim=True) + self._log_min_p[slot])
         return _cut(scores, threshold)
 
-    def _by_rank(self, scores: torch.Tensor, order: torch.Tensor, part: _Part) -> tuple[torch.Tensor, torch.Tensor]:
+    def _by_rank(
+        self, scores: torch.Tensor, order: torch.Tensor, slot: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Lowest score top-k and top-p keep, and whether `order` [n, W], the largest scores, was enough to tell."""
-        rank = self._ranks[part.slot]
+        rank = self._ranks[slot]
         ranked = rank > 0
         kth = torch.where(ranked, order.gather(1, (rank - 1).clamp_(min=0)), _LOWEST)
         enough = ~ranked | (order[:, -1:] < kth)
@@ -277,11 +265,11 @@ class Truncation(_RowProcessor):
             # Mass is relative to the top-k tokens where there is a top-k, else to all: 1 / sum(exp(s - max)) of either
             # is the likeliest token's share. (exp itself is slow on a CPU where it underflows; softmax is not.)
             all_tokens = scores.softmax(1).amax(1, keepdim=True) / share[:, :1]
-            share.mul_(torch.where(self._relative_to_all[part.slot], all_tokens, 1.0))
-        mass, top_p = share.cumsum(1), self._top_p[part.slot]
+            share.mul_(torch.where(self._relative_to_all[slot], all_tokens, 1.0))
+        mass, top_p = share.cumsum(1), self._top_p[slot]
         last = torch.searchsorted(mass, top_p).clamp_(max=order.shape[1] - 1)
         nucleus = torch.where(top_p < 1.0, order.gather(1, last), _LOWEST)
-        enough &= (mass[:, -1:] >= top_p) | ~self._relative_to_all[part.slot]
+        enough &= (mass[:, -1:] >= top_p) | ~self._relative_to_all[slot]
         return torch.maximum(kth, nucleus), enough
 
 

@@ -8,49 +8,11 @@ depend on the order of dimensions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from adaptspec.errors import ModelError
-from adaptspec.models.fields import count, number
-
-SCALINGS = ("default", "linear", "llama3", "yarn")
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Base frequency and scaling. `parameters` are the scaling's own numbers, named as in config.json."""
-
-    theta: float
-    scaling: str
-    parameters: Mapping[str, float]
-    original_context: int
-    context: int
-
-
-def read_rope(config: Mapping[str, Any]) -> RopeConfig:
-    """Read RoPE settings from a config.json in either style (`rope_scaling` + `rope_theta`, or `rope_parameters`).
-
-    Raises ModelError for scalings that are unknown, or whose rotations of cached tokens change as text grows.
-    """
-    raw = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(raw, Mapping) or any(isinstance(value, Mapping) for value in raw.values()):
-        raise ModelError("config.json: rope parameters per layer type are not supported for this model family")
-    scaling = str(raw.get("rope_type") or raw.get("type") or "default")
-    if scaling not in SCALINGS:
-        raise ModelError(
-            f"config.json: RoPE scaling {scaling!r} is not supported; known are {', '.join(SCALINGS)}. "
-            "Remove the scaling to use the model within its original context"
-        )
-    context = count(config, "max_position_embeddings", 2048)
-    original = count(raw, "original_max_position_embeddings", context)
-    original = count(config, "original_max_position_embeddings", original)
-    theta = number(raw, "rope_theta", number(config, "rope_theta", 10_000.0))
-    parameters = {key: value for key, value in raw.items() if isinstance(value, (int, float))}
-    return RopeConfig(theta, scaling, parameters, original, context)
+from adaptspec.models.config import RopeConfig
 
 
 def rotations(rope: RopeConfig, head_dim: int, length: int) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """What the engine needs of a model: packed forward passes over cached rows.
 
-A row is one request's place in the cache. The runner knows how many tokens each row has cached;
-it knows nothing of requests, drafts or policies.
+A row is one request's place in the cache.
 """
 
 from __future__ import annotations
@@ -49,13 +48,8 @@ class Packed:
 class Runner(Protocol):
     """One model with its KV cache. All calls come from one thread."""
 
-    @property
-    def info(self) -> ModelInfo:
-        """What the model is."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs and where `forward` leaves its logits."""
+    info: ModelInfo
+    device: torch.device  # where it runs, and where `forward` leaves its logits
 
     @property
     def free_memory(self) -> float:

@@ -2,7 +2,7 @@
 
 Sampling is argmax(score + Gumbel noise), the noise a pure function of (request seed, position, token). The
 target under any depth, plain decoding, and a draft that guesses with the target's noise thus make
-the same choice from the same scores. Knows rows and their settings; nothing of drafts, rounds or models.
+the same choice from the same scores.
 """
 
 from __future__ import annotations
@@ -19,19 +19,7 @@ from torch.nn import functional
 from adaptspec.errors import RequestError
 from adaptspec.models.noise import Stream, gumbel, gumbel_at, position_keys, seed_keys, uniform
 from adaptspec.models.processors import Positions, SamplingRow, build, truncates
-from adaptspec.types import FloatArray, IntArray, SamplingParams
-
-__all__ = [
-    "Certainty",
-    "SamplingBatch",
-    "SamplingRow",
-    "Stream",
-    "certainty",
-    "check_vocabulary",
-    "entropies",
-    "tempered",
-    "top_certainty",
-]
+from adaptspec.types import BoolArray, FloatArray, IntArray, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -54,31 +42,23 @@ class SamplingBatch:
     """
 
     def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> None:
-        """`constraints` are the rows' own grammars at work, and `constrained` says whether there is one."""
+        """`sampled` [B] says which rows draw, and do not just take the likeliest token; `plain_greedy`, that none does
+        and nothing changes its logits. `constraints` are the rows' grammars at work, `constrained`: there is one.
+        """
         self._rows = tuple(rows)
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._device = device
         self._processors = build(rows, vocab_size, device)
-        self._sampled = np.array([not row.params.greedy for row in rows], dtype=np.bool_)
+        self.sampled: BoolArray = np.array([not row.params.greedy for row in rows], dtype=np.bool_)
         self._seeds = seed_keys(np.array([row.seed for row in rows], dtype=np.int64))
         self._few_left = all(row.params.greedy or truncates(row.params, vocab_size) for row in rows)
-        self._plain_greedy = not self._processors and not bool(self._sampled.any())
+        self.plain_greedy = not self._processors and not bool(self.sampled.any())
         self.constraints = [row.constraint for row in rows]
         self.constrained = any(constraint is not None for constraint in self.constraints)
 
-    @property
-    def vocab_size(self) -> int:
-        """Width of all scores."""
-        return self._vocab_size
-
-    @property
-    def plain_greedy(self) -> bool:
-        """Whether every row takes the argmax of its logits: no position or noise matters then."""
-        return self._plain_greedy
-
     def take(self, members: IntArray) -> SamplingBatch:
         """A batch of some of the rows, by position. Built anew: for rounds that mix verification methods."""
-        return SamplingBatch([self._rows[i] for i in members], self._vocab_size, self._device)
+        return SamplingBatch([self._rows[i] for i in members], self.vocab_size, self._device)
 
     def process(self, logits: torch.Tensor, index: IntArray, offsets: IntArray, drafted: IntArray) -> torch.Tensor:
         """Scores [N, vocab_size] in float32: logits after every processor; softmax of it is the distribution.
@@ -95,50 +75,13 @@ class SamplingBatch:
 
     def choose(self, scores: torch.Tensor, index: IntArray, offsets: IntArray) -> torch.Tensor:
         """Token ids [N]: the one choice a position ever gets, argmax(score + noise); no noise for greedy rows."""
-        if self._plain_greedy:
+        if self.plain_greedy:
             return _argmax(scores)
-        return self._draw(scores, index, offsets, Stream.CHOICE)
-
-    def choose_at(self, scores: torch.Tensor, index: IntArray, offsets: IntArray, at: Sequence[float]) -> torch.Tensor:
-        """What `choose` would give for scores divided by each of these temperatures, [T, N]: one noise for all."""
-        keys = self._keys(index, offsets, Stream.CHOICE)
-        noise = gumbel(keys, scores.shape[1], self._device)
-        greedy = torch.from_numpy(~self._sampled[index]).to(self._device)
-        noise.masked_fill_(greedy.unsqueeze(1), 0.0)
-        return torch.stack([_argmax(scores / temperature + noise) for temperature in at])
-
-    def sampled(self, index: IntArray) -> npt.NDArray[np.bool_]:
-        """Which of the positions [N] belong to rows that draw, and do not just take the likeliest token."""
-        drawn: npt.NDArray[np.bool_] = self._sampled[index]
-        return drawn
+        return self.sample(scores, index, offsets, Stream.CHOICE)
 
     def sample(self, scores: torch.Tensor, index: IntArray, offsets: IntArray, stream: Stream) -> torch.Tensor:
-        """Token ids [N] drawn independently of `choose` and of other streams and rounds; greedy rows: the argmax."""
-        return self._draw(scores, index, offsets, stream)
-
-    def uniform(self, index: IntArray, offsets: IntArray, stream: Stream) -> FloatArray:
-        """Numbers [N] in [0, 1), independent between positions, streams and rounds."""
-        return uniform(self._keys(index, offsets, stream))
-
-    def probabilities(self, scores: torch.Tensor, index: IntArray) -> torch.Tensor:
-        """What each position is drawn from, [N, vocab_size]: softmax of scores; for greedy rows 1 at the argmax."""
-        if not self._sampled.any():
-            return _one_hot(scores)
-        result = scores.softmax(1)
-        greedy = np.flatnonzero(~self._sampled[index])
-        if len(greedy):
-            where = torch.from_numpy(greedy).to(self._device)
-            result.index_copy_(0, where, _one_hot(scores.index_select(0, where)))
-        return result
-
-    def _fit(self, logits: torch.Tensor) -> torch.Tensor:
-        missing = self._vocab_size - logits.shape[1]
-        if missing == 0:
-            return logits
-        return logits[:, : self._vocab_size] if missing < 0 else functional.pad(logits, (0, missing), value=-torch.inf)
-
-    def _draw(self, scores: torch.Tensor, index: IntArray, offsets: IntArray, stream: Stream) -> torch.Tensor:
-        noisy = np.flatnonzero(self._sampled[index])
+        """Token ids [N] drawn independently of other streams and their rounds; greedy rows: the argmax."""
+        noisy = np.flatnonzero(self.sampled[index])
         if not len(noisy):
             return _argmax(scores)
         keys = self._keys(index[noisy], offsets[noisy], stream)
@@ -148,6 +91,27 @@ class SamplingBatch:
         if len(noisy) == len(scores):
             return _argmax(noise.add_(scores))
         return _argmax(scores.index_add(0, torch.from_numpy(noisy).to(self._device), noise))
+
+    def uniform(self, index: IntArray, offsets: IntArray, stream: Stream) -> FloatArray:
+        """Numbers [N] in [0, 1), independent between positions, streams and rounds."""
+        return uniform(self._keys(index, offsets, stream))
+
+    def probabilities(self, scores: torch.Tensor, index: IntArray) -> torch.Tensor:
+        """What each position is drawn from, [N, vocab_size]: softmax of scores; for greedy rows 1 at the argmax."""
+        if not self.sampled.any():
+            return _one_hot(scores)
+        result = scores.softmax(1)
+        greedy = np.flatnonzero(~self.sampled[index])
+        if len(greedy):
+            where = torch.from_numpy(greedy).to(self._device)
+            result.index_copy_(0, where, _one_hot(scores.index_select(0, where)))
+        return result
+
+    def _fit(self, logits: torch.Tensor) -> torch.Tensor:
+        missing = self.vocab_size - logits.shape[1]
+        if missing == 0:
+            return logits
+        return logits[:, : self.vocab_size] if missing < 0 else functional.pad(logits, (0, missing), value=-torch.inf)
 
     def _keys(self, index: IntArray, offsets: IntArray, stream: Stream) -> IntArray:
         lengths = np.array([len(row.tokens) for row in self._rows], dtype=np.int64)[index]

@@ -7,7 +7,6 @@ a sliding window (the model's own masks hide them), so it can be cut back; that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,10 +15,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from adaptspec.errors import ModelError
-from adaptspec.models.blocks import BlockAllocator
-from adaptspec.models.checkpoint import eos_token_ids, fingerprint
-from adaptspec.models.head import Float32Head
-from adaptspec.models.memory import CacheLimits, plan_cache, require_room
+from adaptspec.models.kv_cache import BlockAllocator
+from adaptspec.models.layers import Float32Head
 from adaptspec.models.runner import ModelInfo, Packed
 
 if TYPE_CHECKING:
@@ -37,38 +34,25 @@ class TransformersRunner:
     """One model with a `DynamicCache` per row; satisfies `Runner`."""
 
     def __init__(self, info: ModelInfo, model: PreTrainedModel, tokens: int) -> None:
-        self._info = info
+        self.info = info
+        self.device: torch.device = model.device
         self._model = model
         self._blocks = BlockAllocator(tokens // BLOCK, BLOCK)
         self._caches: dict[int, DynamicCache] = {}
-
-    @property
-    def info(self) -> ModelInfo:
-        """What the model is."""
-        return self._info
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        device: torch.device = self._model.device
-        return device
+        self.reserve = self._blocks.reserve  # see `Runner.reserve`
 
     @property
     def free_memory(self) -> float:
         """See `Runner.free_memory`."""
         return self._blocks.free_share
 
-    def reserve(self, row: int, length: int) -> bool:
-        """Make room for `length` tokens in all in `row`."""
-        return self._blocks.reserve(row, length)
-
     def length(self, row: int) -> int:
-        """Tokens cached in `row`."""
+        """See `Runner.length`."""
         cache = self._caches.get(row)
         return 0 if cache is None else int(cache.get_seq_length())
 
     def truncate(self, row: int, length: int) -> None:
-        """Forget the cached tokens from `length` on."""
+        """See `Runner.truncate`."""
         surplus = self.length(row) - length
         if length == 0:
             self._caches.pop(row, None)
@@ -77,9 +61,9 @@ class TransformersRunner:
         self._blocks.truncate(row, min(length, self.length(row)))
 
     def free(self, row: int) -> None:
-        """Forget the row."""
+        """See `Runner.free`."""
         self._caches.pop(row, None)
-        self._blocks.release(row)
+        self._blocks.free(row)
 
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
@@ -92,53 +76,24 @@ class TransformersRunner:
         return torch.cat(logits)
 
     def _run(self, row: int, tokens: torch.Tensor, wanted: int) -> torch.Tensor:
-        require_room(self._blocks.reserve(row, self.length(row) + len(tokens)), row)
+        self._blocks.require(row, self.length(row) + len(tokens))
         return _logits(self._model, self._caches.setdefault(row, DynamicCache()), tokens, wanted)
 
 
-@dataclass(frozen=True)
-class TransformersWeights:
-    """A model that transformers has loaded and that has no cache yet; satisfies `LoadedModel`."""
+def load_through_transformers(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[PreTrainedModel, int]:
+    """The model, and the bytes that a token takes in its cache.
 
-    folder: Path
-    raw: Mapping[str, Any]
-    model: PreTrainedModel
-    dtype: torch.dtype
-    device: torch.device
-    bytes_per_token: int
-
-    def runner(self, limits: CacheLimits) -> TransformersRunner:
-        """With a cache."""
-        config = self.model.config.get_text_config(decoder=True)
-        limits = replace(limits, block_size=BLOCK)
-        plan = plan_cache(self.folder, self.bytes_per_token, self.device, longest=_longest(config), limits=limits)
-        info = ModelInfo(
-            name=self.folder.resolve().name,
-            architecture=str(self.raw["model_type"]),
-            parameters=self.model.num_parameters(),
-            vocab_size=config.vocab_size,
-            context=plan.context,
-            fingerprint=fingerprint(self.folder),
-            eos_token_ids=eos_token_ids(self.folder, self.raw, config.vocab_size),
-            dtype=str(self.dtype).removeprefix("torch."),
-        )
-        return TransformersRunner(info, self.model, plan.tokens)
-
-
-def load_through_transformers(
-    folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-) -> TransformersWeights:
-    """Load with `AutoModelForCausalLM`; ModelError for what it does not know, or whose cache cannot be cut back."""
+    Raises ModelError for what `AutoModelForCausalLM` does not know, or whose cache cannot be cut back.
+    """
     model = _load(folder, dtype, device)
     try:
-        bytes_per_token = _try_rollback(model)
+        return model, _try_rollback(model)
     except (TypeError, ValueError, AttributeError, RuntimeError, LookupError) as error:
         raise ModelError(
             f"{folder}: {type(model).__name__} cannot be served: rejected drafts cannot be taken back from its cache "
             f"({type(error).__name__}: {' '.join(str(error).split())}), as with recurrent, linear-attention or "
             "convolution states; choose a model with attention in every layer"
         ) from error
-    return TransformersWeights(folder, raw, model, dtype, device, bytes_per_token)
 
 
 def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -165,7 +120,7 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedM
     return cast("PreTrainedModel", model)
 
 
-def _longest(config: Any) -> int:
+def longest_context(config: Any) -> int:
     """Tokens up to which a model knows positions, and its rotations of cached tokens stay as they are."""
     longest = int(getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 2048)
     settings = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}

@@ -7,32 +7,41 @@ norm's weight is multiplied into the matrix behind it where that saves time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-from adaptspec.models.checkpoint import Checkpoint
+from adaptspec.errors import ModelError
 from adaptspec.models.config import DecoderConfig
-from adaptspec.models.norms import Norm, rms_norm, rms_norm_into
+from adaptspec.models.layers import Norm, rms_norm, rms_norm_into
+from adaptspec.models.model_files import weight_files
 
 HEAD_COPY_LIMIT = 64 * 2**20  # bytes: beyond this a tied head shares memory with the embedding instead
 
 
 @dataclass(frozen=True, slots=True)
+class Linear:
+    """x weight + bias; `weight` is [in, out], `bias` [out]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. `qkv` is [hidden, (heads + 2 kv_heads) head_dim], `gate_up` [hidden, 2 mlp]."""
+    """One decoder layer. `qkv` gives (heads + 2 kv_heads) head_dim numbers, `gate_up` 2 mlp."""
 
     attention_norm: Norm
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Linear
     qk_norm: Norm | None  # over [N, heads + kv_heads, head_dim]
-    output: torch.Tensor
-    output_bias: torch.Tensor | None
+    output: Linear
     mlp_norm: Norm
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +55,25 @@ class DecoderWeights:
     parameters: int
 
 
-def load_weights(
-    checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device
-) -> DecoderWeights:
+def load_weights(folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
     """Read all weights; ModelError if a tensor is missing, misshaped or not accounted for."""
-    reader = _Reader(checkpoint, config, dtype, device)
-    embedding = reader.table("model.embed_tokens.weight")
+    reader = _Reader(folder, config, dtype, device)
+    table = (config.vocab_size, config.hidden)
+    embedding = reader.take("model.embed_tokens.weight", table)
     layers = tuple(_layer(reader, config, f"model.layers.{i}.") for i in range(config.layers))
-    head = (embedding if config.tied else reader.table("lm_head.weight")).t()
+    head = (embedding if config.tied else reader.take("lm_head.weight", table)).t()
     if _copies_head(head, config.tied):
         head = head.contiguous()
-        norm = reader.norm_into("model.norm.weight", head)
+        norm = reader.norm("model.norm.weight", head)
     else:
         norm = reader.norm("model.norm.weight")
     # Old checkpoints store the rotary frequencies, and some a copy of a tied head.
-    checkpoint.finish(["rotary_emb.inv_freq", *(["lm_head.weight"] if config.tied else [])])
+    reader.finish(["rotary_emb.inv_freq", *(["lm_head.weight"] if config.tied else [])])
     return DecoderWeights(embedding, layers, norm, head, reader.parameters)
 
 
 def _copies_head(head: torch.Tensor, tied: bool) -> bool:
-    """Whether the head is laid out for `mm`; on a CPU, 16-bit heads are faster as they are stored (see head.py)."""
+    """Whether the head is laid out for `mm`; on a CPU, 16-bit heads are faster as stored (see `float32_logits`)."""
     if head.device.type == "cpu":
         return head.dtype == torch.float32 and not (tied and head.nbytes > HEAD_COPY_LIMIT)
     return not tied
@@ -74,78 +82,81 @@ def _copies_head(head: torch.Tensor, tied: bool) -> bool:
 def _layer(reader: _Reader, config: DecoderConfig, prefix: str) -> LayerWeights:
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    qkv = [f"{attention}{part}_proj" for part in "qkv"]
-    gate_up = [f"{mlp}gate_proj", f"{mlp}up_proj"]
-    qkv_matrix = reader.matrix([name + ".weight" for name in qkv], [q, kv, kv], config.hidden, rotated=2)
-    gate_up_matrix = reader.matrix([name + ".weight" for name in gate_up], [config.mlp, config.mlp], config.hidden)
+    qkv_parts = {f"{attention}q_proj": q, f"{attention}k_proj": kv, f"{attention}v_proj": kv}
+    qkv = reader.linear(qkv_parts, config.hidden, config.qkv_bias, rotated=2)
+    gate_up_parts = {f"{mlp}gate_proj": config.mlp, f"{mlp}up_proj": config.mlp}
+    gate_up = reader.linear(gate_up_parts, config.hidden, config.mlp_bias)
     return LayerWeights(
-        attention_norm=reader.norm_into(prefix + "input_layernorm.weight", qkv_matrix),
-        qkv=qkv_matrix,
-        qkv_bias=reader.bias(qkv, [q, kv, kv], config.qkv_bias, rotated=2),
+        attention_norm=reader.norm(prefix + "input_layernorm.weight", qkv.weight),
+        qkv=qkv,
         qk_norm=reader.head_norm(attention) if config.qk_norm else None,
-        output=reader.matrix([attention + "o_proj.weight"], [config.hidden], q),
-        output_bias=reader.bias([attention + "o_proj"], [config.hidden], config.output_bias),
-        mlp_norm=reader.norm_into(prefix + "post_attention_layernorm.weight", gate_up_matrix),
-        gate_up=gate_up_matrix,
-        gate_up_bias=reader.bias(gate_up, [config.mlp, config.mlp], config.mlp_bias),
-        down=reader.matrix([mlp + "down_proj.weight"], [config.hidden], config.mlp),
-        down_bias=reader.bias([mlp + "down_proj"], [config.hidden], config.mlp_bias),
+        output=reader.linear({f"{attention}o_proj": config.hidden}, q, config.output_bias),
+        mlp_norm=reader.norm(prefix + "post_attention_layernorm.weight", gate_up.weight),
+        gate_up=gate_up,
+        down=reader.linear({f"{mlp}down_proj": config.hidden}, config.mlp, config.mlp_bias),
     )
 
 
 class _Reader:
-    """Reads tensors into place, counting parameters."""
+    """Reads tensors of a model directory into place, one at a time, counting parameters."""
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._folder = folder
         self._config = config
         self._dtype = dtype
         self._device = device
+        self._files: dict[str, Any] = {}
+        for path in weight_files(folder):
+            try:
+                file: Any = safe_open(path, framework="pt", device="cpu")
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path} is not a readable safetensors file ({error}); download it again") from error
+            self._files.update(dict.fromkeys(file.keys(), file))
+        self._unread = set(self._files)
         self.parameters = 0
 
-    def table(self, name: str) -> torch.Tensor:
-        """One row per token of the vocabulary [vocab, hidden], as it is stored."""
-        return self._place(self._take(name, (self._config.vocab_size, self._config.hidden)))
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """One tensor, as it is stored; ModelError if it is missing or of another shape than `shape`."""
+        if name not in self._files:
+            raise ModelError(f"{self._folder}: tensor {name} is missing; config.json does not belong to these weights")
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{self._folder}: tensor {name} is {tuple(tensor.shape)} where config.json asks for {shape}; "
+                "config.json does not belong to these weights"
+            )
+        self._unread.discard(name)
+        self.parameters += tensor.numel()
+        return tensor.to(device=self._device, dtype=self._dtype)
 
-    def norm(self, name: str) -> Norm:
-        """A norm over the residual stream."""
-        return rms_norm(self._norm_weight(name), self._config.norm_eps)
+    def finish(self, ignored: Sequence[str]) -> None:
+        """Raise ModelError if tensors were left unread, but for names that end in one of `ignored`."""
+        extra = sorted(name for name in self._unread if not name.endswith(tuple(ignored)))
+        if extra:
+            listed = ", ".join(extra[:3]) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
+            raise ModelError(f"{self._folder}: config.json does not account for {listed}; is model_type right?")
 
-    def norm_into(self, name: str, matrix: torch.Tensor) -> Norm:
-        """A norm over the residual stream that only `matrix` reads, which may take over its weight."""
-        return rms_norm_into(self._norm_weight(name), self._config.norm_eps, matrix)
+    def linear(self, modules: dict[str, int], width: int, biased: bool, rotated: int = 0) -> Linear:
+        """Modules (name: outs) stored as [out, in], side by side; the first `rotated` are permuted for RoPE."""
+        weights = [self.take(f"{name}.weight", (out, width)) for name, out in modules.items()]
+        biases = [self.take(f"{name}.bias", (out,)) for name, out in modules.items()] if biased else []
+        weight = self._fuse(weights, rotated).t().contiguous()
+        return Linear(weight, self._fuse(biases, rotated) if biased else None)
 
-    def matrix(self, names: list[str], outs: list[int], width: int, rotated: int = 0) -> torch.Tensor:
-        """Stored matrices [out, in] side by side as one [in, outs]; the first `rotated` are permuted for RoPE."""
-        parts = [self._take(name, (out, width)) for name, out in zip(names, outs, strict=True)]
-        return self._place(self._fuse(parts, rotated)).t().contiguous()
-
-    def bias(self, modules: list[str], outs: list[int], present: bool, rotated: int = 0) -> torch.Tensor | None:
-        """Stored biases end to end, or None for a model without."""
-        if not present:
-            return None
-        parts = [self._take(f"{name}.bias", (out,)) for name, out in zip(modules, outs, strict=True)]
-        return self._place(self._fuse(parts, rotated))
+    def norm(self, name: str, matrix: torch.Tensor | None = None) -> Norm:
+        """A norm over the residual stream; if only `matrix` reads it, that may take over its weight."""
+        weight = self.take(name, (self._config.hidden,))
+        eps = self._config.norm_eps
+        return rms_norm(weight, eps) if matrix is None else rms_norm_into(weight, eps, matrix)
 
     def head_norm(self, attention: str) -> Norm:
         """One norm over all query and key heads, each with its weight."""
         dim = self._config.head_dim
-        query, key = (self._rotate(self._take(f"{attention}{part}_norm.weight", (dim,))) for part in "qk")
-        rows = [query.expand(self._config.heads, dim), key.expand(self._config.kv_heads, dim)]
-        return rms_norm(self._place(torch.cat(rows)), self._config.norm_eps)
+        query, key = (self._rotate(self.take(f"{attention}{part}_norm.weight", (dim,))) for part in "qk")
+        weight = torch.cat([query.expand(self._config.heads, dim), key.expand(self._config.kv_heads, dim)])
+        return rms_norm(weight, self._config.norm_eps)
 
-    def _norm_weight(self, name: str) -> torch.Tensor:
-        return self._place(self._take(name, (self._config.hidden,)))
-
-    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(device=self._device, dtype=self._dtype)
-
-    def _take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        tensor = self._checkpoint.take(name, shape)
-        self.parameters += tensor.numel()
-        return tensor
-
-    def _fuse(self, parts: list[torch.Tensor], rotated: int) -> torch.Tensor:
+    def _fuse(self, parts: Sequence[torch.Tensor], rotated: int) -> torch.Tensor:
         return torch.cat([self._rotate(part) if i < rotated else part for i, part in enumerate(parts)])
 
     def _rotate(self, rows: torch.Tensor) -> torch.Tensor:

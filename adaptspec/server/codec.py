@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import PromptTooLongError, RequestError
-from adaptspec.models.token_bytes import TokenBytes
+from adaptspec.models.tokenization import TokenBytes
 from adaptspec.server.answers import Json
 from adaptspec.server.messages import Message
 from adaptspec.server.threads import Lanes, within

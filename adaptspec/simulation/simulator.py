@@ -24,7 +24,7 @@ from adaptspec.simulation.scenarios import Stream
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_executor import TapeExecutor, TapeInputs
 from adaptspec.types import Completion, Request, RoundRecord, SpeculationParams
-from adaptspec.verification.registry import method
+from adaptspec.verification import make_method
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Simulator:
             executor,
             controller,
             inputs,
-            dict.fromkeys(controller.everyone, TaskMethods(method("coupled"))),
+            dict.fromkeys(controller.everyone, TaskMethods(make_method("coupled"))),
             sinks=[self],
             limits=Limits(rows, settings.prefill_tokens or 1, settings.max_depth),
             timer=lambda: executor.now,

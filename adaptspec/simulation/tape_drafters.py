@@ -48,7 +48,7 @@ class TapeModel:
         self._cached: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._catch_up_tokens = catch_up_tokens
 
-    def lag(self, rows: IntArray, context: IntArray) -> list[int]:
+    def cache_gap(self, rows: IntArray, context: IntArray) -> list[int]:
         """Tokens it must still read beyond the usual one or two, [B]."""
         lag: list[int] = np.maximum(context - self._cached[rows] - _USUAL, 0).tolist()
         return lag
@@ -161,7 +161,7 @@ class TapeNGram:
         self.view = view
         self._seconds_per_row = seconds_per_row
 
-    def lag(self, rows: IntArray, context: IntArray) -> list[int]:  # noqa: ARG002 - reading is free of charge
+    def cache_gap(self, rows: IntArray, context: IntArray) -> list[int]:  # noqa: ARG002 - reading is free of charge
         return [0] * len(rows)
 
     def propose(self, job: TapeJob) -> tuple[Draft, float]:

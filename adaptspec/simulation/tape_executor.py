@@ -17,7 +17,7 @@ from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_drafters import TapeJob, TapeModel, TapeNGram
 from adaptspec.types import Completion, Delta, FinishReason, IntArray, Request, SpeculationStats, Timings
-from adaptspec.verification.method import Method, Verdict
+from adaptspec.verification.method import Method, VerifyResult
 
 
 class TapeSequence(Seq):
@@ -145,12 +145,12 @@ class TapeExecutor:
         for drafter in self._drafters:
             drafter.free(row)
 
-    def lags(self, batch: Batch) -> Sequence[Sequence[int]]:
+    def cache_gaps(self, batch: Batch) -> Sequence[Sequence[int]]:
         self._rows = batch.rows[: len(batch.decoding)]
         self._context = np.array([sequence.length for sequence in batch.decoding], dtype=np.int64)
         request = self._request[self._rows]
         self._at = self._tape.offsets[request] + self._context - self._tape.prompt_tokens[request]
-        return [drafter.lag(self._rows, self._context) for drafter in self._drafters]
+        return [drafter.cache_gap(self._rows, self._context) for drafter in self._drafters]
 
     def offers(self, batch: Batch, most: int) -> Sequence[Sequence[int]]:
         offers: list[list[int]] = [[0] * len(batch.decoding)] * len(self._drafters)
@@ -178,7 +178,7 @@ class TapeExecutor:
         beyond = len(batch.emitting) - len(batch.decoding)
         return _padded(whole, beyond) if beyond else whole
 
-    def verify(self, batch: Batch, draft: Draft) -> Verdict:
+    def verify(self, batch: Batch, draft: Draft) -> VerifyResult:
         size, costs = len(batch.decoding), self._costs
         tokens = size + int(draft.counts.sum()) + batch.prefill_tokens
         cached = float(self._context.sum()) if costs.per_cached_token else 0.0
@@ -188,7 +188,7 @@ class TapeExecutor:
             self.firsts += chunk.last
         accepted = np.zeros(len(batch.emitting), dtype=np.int64)
         accepted[:size] = np.minimum(self._runs(), draft.counts[:size])
-        return Verdict(accepted, np.zeros_like(accepted))
+        return VerifyResult(accepted, np.zeros_like(accepted))
 
     def _runs(self) -> IntArray:
         """How many tokens of a draft are right, in each decoding row, by its drafter."""

@@ -1,7 +1,4 @@
-"""`coupled` verification: keep a drafted token iff it is the very token the target draws at its position.
-
-Knows scores and choices; how noise is made is `models.noise`'s business.
-"""
+"""`coupled` verification: keep a drafted token iff it is the very token the target draws at its position."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ import torch
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import IntArray
-from adaptspec.verification.method import Verdict
-from adaptspec.verification.windows import Windows, agreement
+from adaptspec.verification.method import VerifyResult, Windows, agreement
 
 _NONE: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -34,11 +30,10 @@ class Coupled:
     shares_noise = True
     needs_distribution = False
 
-    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> Verdict:
+    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
         """See `Method.verify`."""
         if sampling.plain_greedy:  # neither position nor row matters, so the layout need not be worked out
             return agreement(draft, sampling.choose(sampling.process(logits, _NONE, _NONE, _NONE), _NONE, _NONE))
         windows = Windows.of(draft.counts)
         scores = sampling.process(logits, windows.index, windows.offsets, draft.tokens)
-        target = sampling.choose(scores, windows.index, windows.offsets)
-        return agreement(draft, target)
+        return agreement(draft, sampling.choose(scores, windows.index, windows.offsets))

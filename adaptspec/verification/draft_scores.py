@@ -1,7 +1,4 @@
-"""What drafted tokens would have come to at other draft temperatures, now that the target's scores are known.
-
-Knows scores and noise. What is made of the result is the control plane's business.
-"""
+"""The acceptance that drafted tokens would have had at other draft temperatures, by the target's scores."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ import torch
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import BoolArray, FloatArray, IntArray
-from adaptspec.verification.method import Verdict
-from adaptspec.verification.windows import on_device, window_starts
+from adaptspec.verification.method import VerifyResult, on_device, window_starts
 
 _MOST = 8  # tokens scored in a round: what is learned is slow to change, and a vocabulary is wide
 
@@ -22,7 +18,7 @@ _MOST = 8  # tokens scored in a round: what is learned is slow to change, and a 
 def score_temperatures(
     logits: torch.Tensor,
     draft: Draft,
-    verdict: Verdict,
+    result: VerifyResult,
     sampling: SamplingBatch,
     *,
     shares_noise: BoolArray,
@@ -38,7 +34,7 @@ def score_temperatures(
     """
     if draft.scores is None:
         return None
-    index, offsets = _reached(draft, verdict, sampling)
+    index, offsets = _reached(draft, result, sampling)
     if not len(index):
         return None
     packed = window_starts(draft.counts)[index] + offsets
@@ -47,8 +43,9 @@ def score_temperatures(
     shared = shares_noise[index]
     scores: FloatArray = np.zeros((len(index), len(temperatures)))
     if shared.any():
-        agreed = sampling.choose_at(q, index, offsets, temperatures) == sampling.choose(p, index, offsets)
-        scores = agreed.T.double().cpu().numpy()
+        chosen = torch.stack([sampling.choose(q / at, index, offsets) for at in temperatures], dim=1)
+        agreed = chosen == sampling.choose(p, index, offsets).unsqueeze(1)
+        scores = agreed.double().cpu().numpy()
     if not shared.all():
         scores = np.where(shared[:, None], scores, _overlap(p, q, temperatures))
     whole: FloatArray = np.full((*draft.tokens.shape, len(temperatures)), np.nan)
@@ -56,12 +53,12 @@ def score_temperatures(
     return whole
 
 
-def _reached(draft: Draft, verdict: Verdict, sampling: SamplingBatch) -> tuple[IntArray, IntArray]:
+def _reached(draft: Draft, result: VerifyResult, sampling: SamplingBatch) -> tuple[IntArray, IntArray]:
     """Rows and offsets of the tokens to score: spread over the batch if there are too many."""
     column = np.arange(draft.tokens.shape[1])
-    reached = column < np.minimum(draft.counts, verdict.accepted + 1)[:, None]
+    reached = column < np.minimum(draft.counts, result.accepted + 1)[:, None]
     index, offsets = np.nonzero(reached & ~np.isnan(draft.entropy))
-    drawn = sampling.sampled(index)
+    drawn = sampling.sampled[index]
     index, offsets = index[drawn], offsets[drawn]
     if len(index) > _MOST:
         some = np.linspace(0, len(index) - 1, _MOST).astype(np.int64)

@@ -9,7 +9,8 @@ from adaptspec.bench.contenders import WrongDrafter
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.models.processors import SamplingRow
+from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import SamplingParams
 from tests.fakes import TableRunner, array, plain_greedy
 

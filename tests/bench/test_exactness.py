@@ -19,7 +19,7 @@ from adaptspec.engine.build import EngineConfig
 from adaptspec.engine.core import Limits
 from adaptspec.types import Completion, FinishReason, SpeculationStats, Timings
 from adaptspec.verification.coupled import Coupled
-from adaptspec.verification.method import Verdict
+from adaptspec.verification.method import VerifyResult
 
 
 @pytest.fixture
@@ -40,14 +40,14 @@ def test_the_engine_passes(config: EngineConfig) -> None:
 class Generous(Coupled):
     """Accepts one token too many."""
 
-    def verify(self, *arguments: Any) -> Verdict:
+    def verify(self, *arguments: Any) -> VerifyResult:
         verdict, counts = super().verify(*arguments), arguments[1].counts
-        return Verdict((verdict.accepted + 1).clip(max=counts), verdict.following)
+        return VerifyResult((verdict.accepted + 1).clip(max=counts), verdict.following)
 
 
 def test_a_wrong_verification_is_caught(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that cannot fail is worth nothing: accepting one token too many shows as unexplained divergence."""
-    monkeypatch.setattr(exactness, "method", lambda name: Generous())
+    monkeypatch.setattr(exactness, "make_method", lambda name: Generous())
     workloads = {"chat": read_workloads(None, 1)["chat"]}
     assert run_exactness(config, workloads, 10, lambda _: None)["unexplained"] > 0
 
@@ -59,7 +59,7 @@ def test_texts_that_are_not_plain_decodings_are_counted(config: EngineConfig, mo
     exact = run_exactness(config, workloads, 10, lambda _: None)
     assert exact["dtype"] == "float32"
     assert exact["changed_share"] == {"0": 0.0, "3": 0.0, "changing": 0.0}
-    monkeypatch.setattr(exactness, "method", lambda name: Generous())
+    monkeypatch.setattr(exactness, "make_method", lambda name: Generous())
     wrong = run_exactness(config, workloads, 10, lambda _: None)["changed_share"]
     assert wrong["0"] == 0.0
     assert wrong["3"] > 0.0

@@ -45,7 +45,7 @@ class Sample:
 
 
 @dataclass
-class Verdict:
+class VerifyResult:
     """What a soak came to. Growth is that of a line through the second half of it."""
 
     samples: list[Sample]
@@ -57,7 +57,7 @@ class Verdict:
     p99_halves: tuple[float, float]  # milliseconds, of the third and the last quarter
 
 
-def soak(minutes: float, clients: int = 4, every: float = 2.0, least: int = 0) -> Verdict:
+def soak(minutes: float, clients: int = 4, every: float = 2.0, least: int = 0) -> VerifyResult:
     """Start a server, load it for so long and until `least` requests have been answered, and stop it."""
     # One arena: the allocator's own habit of growing with threads is not what is looked for.
     os.environ["MALLOC_ARENA_MAX"] = "1"
@@ -92,7 +92,7 @@ def soak(minutes: float, clients: int = 4, every: float = 2.0, least: int = 0) -
     quarters = half[: len(half) // 2], half[len(half) // 2 :]
     p99 = [float(np.percentile([g for s in part for g in s.gaps] or [0.0], 99)) * 1000 for part in quarters]
     first = samples[0]
-    return Verdict(
+    return VerifyResult(
         samples,
         load.requests,
         load.failures,

@@ -11,12 +11,12 @@ import openai
 import pytest
 
 from adaptspec.engine.build import model_place
-from adaptspec.models.loading import load_runner
 from adaptspec.models.runner import Packed
-from adaptspec.models.tokenizer import load_tokenizer
+from adaptspec.models.tokenization import load_tokenizer
 from tests.clients.conftest import PROGRAMS, environment, node_project, run
 from tests.e2e.conftest import Server
 from tests.fakes import array
+from tests.models.packing import load_runner
 
 pytestmark = pytest.mark.clients
 

@@ -21,7 +21,7 @@ def table() -> CostTable:
 def signals(
     limits: Sequence[int],
     rows: Sequence[int] | None = None,
-    lag: Sequence[int] | None = None,
+    cache_gap: Sequence[int] | None = None,
     beside: int = 0,
     *,
     prefill: int = 0,
@@ -34,7 +34,7 @@ def signals(
         tasks=np.array([0] * size if tasks is None else tasks, dtype=np.int64),
         context=np.full(size, 100),
         limits=np.array(limits, dtype=np.int64),
-        lag=np.zeros((2, size), dtype=np.int64) if lag is None else np.array([lag, [0] * size]),
+        cache_gap=np.zeros((2, size), dtype=np.int64) if cache_gap is None else np.array([cache_gap, [0] * size]),
         found=np.array([[0] * size, [0] * size if found is None else found], dtype=np.int64),
         position=np.zeros(size, dtype=np.int64),
         prefill_tokens=prefill,

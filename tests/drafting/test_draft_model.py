@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from adaptspec.draft_tables import ENTROPY_BINS, StopTable, TemperatureTable, entropy_bins
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
-from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.models.processors import SamplingRow
+from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import SamplingParams
 from tests.fakes import TableRunner, array, plain_greedy
 
@@ -44,12 +45,12 @@ def test_a_row_that_lags_catches_up_in_the_first_step() -> None:
     runner = TableRunner()
     drafter = DraftModelDrafter(runner)
     tokens = [5, 6, 7, 8, 9, 10]
-    assert drafter.lag(0, len(tokens)) == 4
+    assert drafter.cache_gap(0, len(tokens)) == 4
     draft = drafter.propose(_job([tokens], [2]))
     assert draft.caught_up == 4
     assert runner.held(0) == [*tokens, draft.tokens[0, 0]]
     drafter.commit(0, 6)
-    assert drafter.lag(0, 7) == 0
+    assert drafter.cache_gap(0, 7) == 0
 
 
 def test_the_stop_rule_ends_rows_one_by_one() -> None:

@@ -17,7 +17,7 @@ from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.types import Completion, Reason, Request, RoundRecord, Sink
-from adaptspec.verification.registry import method
+from adaptspec.verification import make_method
 from tests.fakes import TableRunner
 
 
@@ -87,7 +87,7 @@ def make_core(
         [drafter.name for drafter in drafters],
         limits.max_rows,
     )
-    methods = {name: TaskMethods(method(how)) for name, (_, how) in policies.items()}
+    methods = {name: TaskMethods(make_method(how)) for name, (_, how) in policies.items()}
     inputs = InputProcessor(target.info, tokenizer)
     return EngineCore(ModelExecutor(target, drafters), controller, inputs, methods, sinks=sinks, limits=limits)
 

@@ -17,9 +17,9 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.errors import RequestError
-from adaptspec.models.loading import load_runner
 from adaptspec.types import Completion, FinishReason, Grammar, Request, SamplingParams
 from tests.engine.conftest import Dictated, make_core, run
+from tests.models.packing import load_runner
 
 SCHEMA = {
     "type": "object",

@@ -15,7 +15,7 @@ from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft
 from adaptspec.types import Request, SamplingParams
-from adaptspec.verification.registry import method
+from adaptspec.verification import make_method
 from tests.engine.conftest import Dictated, make_core, run
 from tests.fakes import TableRunner
 
@@ -75,7 +75,7 @@ def test_methods_that_weigh_refuse_such_a_drafter(tokenizer: PreTrainedTokenizer
     assert abs(_share_of_a(tokenizer, Choosy(Coin(0.625)), "coupled") - 0.5) < 0.05
     late = Dictated(("draft-model",), lambda n, size: [1] * size)
     core = make_core(tokenizer, Coin(0.5), [Choosy(Coin(0.625))], {"p": (late, "coupled")})
-    only_code = TaskMethods(method("coupled"), {"code": method(how)})
+    only_code = TaskMethods(make_method("coupled"), {"code": make_method(how)})
     for refuse in (check_policy, adopt_policy):
         with pytest.raises(ConfigError, match=r"policy later: spec\.tasks\.code\.verification"):
             refuse(core, "later", late, only_code)

@@ -16,7 +16,7 @@ from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.types import Request, SamplingParams, SpeculationParams
-from adaptspec.verification.registry import method
+from adaptspec.verification import make_method
 from tests.conftest import TINY_VOCAB
 from tests.engine.conftest import Dictated, run
 from tests.fakes import TableRunner
@@ -111,7 +111,7 @@ class Watching(Dictated):
 
 def _core(tokenizer: PreTrainedTokenizerFast, policy: Watching, detector: TaskDetector | None) -> EngineCore:
     controller = Controller({"p": policy}, "p", ["ngram"], 2)
-    methods = {"p": TaskMethods(method("coupled"))}
+    methods = {"p": TaskMethods(make_method("coupled"))}
     inputs = InputProcessor(Flat().info, tokenizer, detector)
     executor = ModelExecutor(Flat(), [NgramDrafter()])
     return EngineCore(executor, controller, inputs, methods, limits=Limits(max_rows=2))

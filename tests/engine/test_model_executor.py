@@ -19,8 +19,8 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.model_executor import cut_refused
-from adaptspec.models.constraint import Constraint
 from adaptspec.models.draft import Draft
+from adaptspec.models.grammars import Constraint
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import Completion, Request, RoundRecord, SamplingParams, SpeculationParams
 from tests.engine.conftest import Dictated, make_core, run

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedToken
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.errors import ModelError
 from adaptspec.models.draft import Draft
-from adaptspec.models.loading import load_runner
 from adaptspec.models.runner import Runner
 from adaptspec.models.transformers_runner import TransformersRunner
 from adaptspec.types import Completion, Request, SamplingParams
 from tests.engine.conftest import Dictated, make_core, run
+from tests.models.packing import load_runner
 
 WINDOW, LENGTH = 6, 24  # tokens: prompt and answer are far longer than the window
 PROMPT = (5, 9, 12, 7, 5, 9, 12, 8, 33, 5, 9, 12, 7, 41, 20, 5, 9, 12, 7, 41)
@@ -168,7 +168,7 @@ class Recalling:
         unknown = np.full(drafts.shape, np.nan)
         return Draft(drafts, counts, unknown, unknown)
 
-    def lag(self, row: int, length: int) -> int:
+    def cache_gap(self, row: int, length: int) -> int:
         return 0
 
     def commit(self, row: int, valid: int) -> None:

@@ -25,9 +25,9 @@ from adaptspec.engine.profiler import (
     undisturbed,
     warm_up,
 )
-from adaptspec.models.loading import load_runner
 from tests.conftest import MakeModel
 from tests.fakes import TableRunner
+from tests.models.packing import load_runner
 
 
 @pytest.fixture(autouse=True)

@@ -142,7 +142,7 @@ class _Padded:
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
 
-    def lag(self, row: int, length: int) -> int:
+    def cache_gap(self, row: int, length: int) -> int:
         return 0
 
     def propose(self, job: DraftJob) -> Draft:

@@ -10,22 +10,22 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.types import Request
-from adaptspec.verification.registry import method
-from adaptspec.verification.threshold import Threshold
+from adaptspec.verification import make_method
+from adaptspec.verification.lossy import Threshold
 from tests.engine.policies import LONG, asking, desk_of, static
 
 LOOSE = "  tasks: {story: {verification: {method: threshold, lossy: true, high: 0.1, low: 0.0, top: 9}}}\n"
 
 
 def test_a_task_without_its_own_gets_the_usual() -> None:
-    usual, own = method("coupled"), method("block")
+    usual, own = make_method("coupled"), make_method("block")
     one = TaskMethods(usual, {"code": own})
     assert [one.get(task) for task in (None, "code", "story")] == [usual, own, usual]
 
 
 def test_methods_are_built_with_their_numbers() -> None:
     methods = TaskMethods.of(parse_policy_spec(static("p", 3, LOOSE)))
-    assert methods == TaskMethods(method("coupled"), {"story": Threshold(high=0.1, low=0.0, top=9)})
+    assert methods == TaskMethods(make_method("coupled"), {"story": Threshold(high=0.1, low=0.0, top=9)})
 
 
 async def test_requests_of_a_lossy_task_are_marked_and_others_stay_exact(

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from adaptspec.models.kv_cache import CacheLimits
+from adaptspec.models.loading import load_model
 from adaptspec.models.runner import Packed, Runner
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
@@ -57,3 +59,8 @@ def reference_logits(path: Path, tokens: Sequence[int]) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([list(tokens)])).logits[0]
     return logits
+
+
+def load_runner(place: str | Path, *, device: str = "cpu", dtype: str = "auto", max_rows: int, **limits: int) -> Runner:
+    """A model that shares its device with no other; `limits` are those of `CacheLimits`."""
+    return load_model(str(place), device=device, dtype=dtype).runner(CacheLimits(max_rows, **limits))

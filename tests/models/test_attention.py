@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.models.attention import GatheredAttention, Heads, InPlaceAttention, Sight, Span
-from adaptspec.models.kv_cache import CacheShape, KVCache
+from adaptspec.models.attention import AttentionMetadata, GatheredAttention, Heads, InPlaceAttention, Span
+from adaptspec.models.kv_cache import CachePlan, CacheShape, KVCache
 
 CONTEXT = 24
 DIM = 4
@@ -40,14 +40,8 @@ def test_attention_is_what_its_definition_says(
     torch.manual_seed(0)
     query_heads, kv_heads = heads
     block = CONTEXT if kind is InPlaceAttention else 3
-    cache = KVCache(
-        CacheShape(1, kv_heads, DIM),
-        tokens=4 * CONTEXT,
-        context=CONTEXT,
-        block_size=block,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
+    plan = CachePlan(tokens=4 * CONTEXT, context=CONTEXT, block_size=block)
+    cache = KVCache(CacheShape(1, kv_heads, DIM), plan, torch.float32, torch.device("cpu"))
     cache.pool[0].fill_(float("nan"))  # what was never written must never matter
     spans = [Span(row, start, start + count) for row, (start, count) in enumerate(lengths)]
     sizes = [span.size for span in spans]
@@ -57,7 +51,7 @@ def test_attention_is_what_its_definition_says(
         stored.append(torch.randn(end, 2, kv_heads, DIM))
         cache.pool[0][torch.from_numpy(cache.slots(row, 0, end))] = stored[-1].flatten(1)
     queries = torch.randn(sum(sizes), query_heads * DIM)
-    attention = kind(cache, Sight(Heads(query_heads, kv_heads, DIM), spans, window), queries)
+    attention = kind(cache, AttentionMetadata(Heads(query_heads, kv_heads, DIM), spans, window), queries)
     got = attention(0, queries).view(-1, query_heads, DIM).split(sizes)
     for row, own in enumerate(queries.view(-1, query_heads, DIM).split(sizes)):
         for head in range(query_heads):
@@ -67,8 +61,7 @@ def test_attention_is_what_its_definition_says(
             torch.testing.assert_close(got[row][:, head], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("window", "first", "whole"), [(None, 0, True), (4, 7, False), (99, 0, True)])
-def test_a_window_hides_what_the_first_new_token_cannot_see(window: int | None, first: int, whole: bool) -> None:
+@pytest.mark.parametrize(("window", "first"), [(None, 0), (4, 7), (99, 0)])
+def test_a_window_hides_what_the_first_new_token_cannot_see(window: int | None, first: int) -> None:
     span = Span(0, 10, 13)
-    sight = Sight(Heads(1, 1, 2), [span], window)
-    assert (sight.first(span), sight.whole(span), span.size) == (first, whole, 3)
+    assert (AttentionMetadata(Heads(1, 1, 2), [span], window).first(span), span.size) == (first, 3)

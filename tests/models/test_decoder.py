@@ -1,7 +1,8 @@
-"""The lean decoder computes what transformers computes, whatever is packed, cached, rolled back or freed."""
+"""The lean decoder against transformers: packed, cached, rolled back; and what a pass plans once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adaptspec.errors import EngineError
-from adaptspec.models.decoder import Decoder
-from adaptspec.models.loading import load_runner
+from adaptspec.models.attention import Span
+from adaptspec.models.config import read_decoder_config
+from adaptspec.models.decoder import Decoder, PassPlan
+from adaptspec.models.kv_cache import CachePlan, KVCache
+from adaptspec.models.rope import rotations
 from adaptspec.models.runner import Runner
 from tests.conftest import MakeModel
-from tests.models.packing import TOLERANCE, feed, pack, random_tokens, reference_logits
+from tests.models.packing import TOLERANCE, feed, load_runner, pack, random_tokens, reference_logits
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -165,3 +169,65 @@ def test_a_full_cache_is_an_error_and_changes_nothing(make_model: MakeModel) -> 
         runner.forward(pack((1, [5], 1)))
     assert runner.length(1) == 0
     assert runner.length(0) == 2
+
+
+CONFIG = read_decoder_config(
+    {
+        "model_type": "llama",
+        "vocab_size": 20,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 16,
+    }
+)
+
+
+def planned(
+    spans: Sequence[Span], block_size: int = 16, dtype: torch.dtype = torch.float32
+) -> tuple[PassPlan, KVCache]:
+    cache = KVCache(CONFIG.cache_shape, CachePlan(64, 16, block_size), dtype, torch.device("cpu"))
+    for span in spans:
+        cache.reserve(span.row, span.end)
+    table = rotations(CONFIG.rope, CONFIG.head_dim, 16).unsqueeze(1)
+    return PassPlan(CONFIG, cache, spans, table, torch.empty(0, dtype=dtype)), cache
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [([3, 2], [0, 1, 2, 3, 4]), ([1, 2], [2, 3, 4]), ([0, 1], [4]), ([0, 0], [])]
+)
+def test_the_last_wanted_tokens_of_each_row_are_picked(wanted: list[int], expected: list[int]) -> None:
+    plan, _ = planned([Span(0, 0, 3), Span(1, 4, 6)])
+    values = torch.arange(5)
+    first, second = plan.pick(wanted, values, values * 10)
+    assert first.tolist() == expected
+    assert second.tolist() == [10 * i for i in expected]
+
+
+@pytest.mark.parametrize("block_size", [16, 3])
+@pytest.mark.parametrize("spans", [[Span(2, 0, 5)], [Span(0, 0, 3), Span(1, 0, 2)]])
+def test_keys_are_stored_rotated_and_values_as_they_are(spans: list[Span], block_size: int) -> None:
+    """One row and several rows take different ways of writing: both must land in the right slots."""
+    torch.manual_seed(0)
+    plan, cache = planned(spans, block_size)
+    qkv = torch.randn(5, 16)  # two query heads, one key head, one value head, of four dimensions
+    keys, values = qkv[:, 8:12].clone(), qkv[:, 12:].clone()
+    plan.attend(1, qkv, None)
+    slots = torch.cat([torch.from_numpy(cache.slots(*span)) for span in spans])
+    positions = [position for span in spans for position in range(span.start, span.end)]
+    turned = keys.view(torch.complex64) * rotations(CONFIG.rope, 4, 16)[positions]
+    torch.testing.assert_close(cache.pool[1][slots], torch.cat([turned.view(torch.float32), values], 1))
+
+
+def test_16_bit_rotation_is_the_float32_rotation_rounded() -> None:
+    torch.manual_seed(0)
+    spans = [Span(0, 0, 5)]
+    wide, wide_cache = planned(spans)
+    narrow, narrow_cache = planned(spans, dtype=torch.bfloat16)
+    qkv = torch.randn(5, 16).bfloat16()
+    wide.attend(0, qkv.float(), None)
+    narrow.attend(0, qkv, None)
+    slots = torch.from_numpy(wide_cache.slots(*spans[0]))
+    assert torch.equal(narrow_cache.pool[0][slots], wide_cache.pool[0][slots].bfloat16())

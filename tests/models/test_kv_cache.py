@@ -1,34 +1,34 @@
-"""The cache's addressing: each row's tokens lie where its block table says, and views see exactly them."""
+"""The cache: blocks are never lost or shared, tokens lie where the block table says, and what fits is used."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from adaptspec.models.kv_cache import CacheShape, KVCache
+from adaptspec.errors import EngineError, ModelError
+from adaptspec.models.kv_cache import BlockAllocator, CacheLimits, CachePlan, CacheShape, KVCache, plan_cache
 
 SHAPE = CacheShape(layers=2, kv_heads=2, head_dim=4)
 
 
 def cache(*, tokens: int = 64, context: int = 16, block_size: int = 16) -> KVCache:
-    return KVCache(
-        SHAPE, tokens=tokens, context=context, block_size=block_size, dtype=torch.float32, device=torch.device("cpu")
-    )
+    return KVCache(SHAPE, CachePlan(tokens, context, block_size), torch.float32, torch.device("cpu"))
 
 
 def test_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
     assert SHAPE.bytes_per_token(torch.bfloat16) == 2 * 2 * 2 * 4 * 2
 
 
-def test_views_read_what_targets_and_slots_wrote() -> None:
-    """Both ways of writing land where attention reads."""
+def test_views_read_what_was_written_to_slots() -> None:
     kv = cache()
     assert kv.reserve(3, 10)
     assert kv.in_place
     data = torch.randn(5, SHAPE.width)
-    kv.targets(3, 2, 7)[1].copy_(data)
-    assert torch.equal(kv.pool[1][torch.from_numpy(kv.slots(3, 2, 7))], data)
+    kv.pool[1][torch.from_numpy(kv.slots(3, 2, 7))] = data
     keys, values = kv.views(3, 2, 7)
     half = SHAPE.width // 2
     assert torch.equal(keys[1][0], data[:, :half].view(5, 2, 4).transpose(0, 1))
@@ -66,6 +66,8 @@ def test_a_refused_reservation_changes_nothing() -> None:
     kv.reserve(0, 12)
     kv.set_length(0, 12)
     assert not kv.reserve(1, 9)
+    with pytest.raises(EngineError, match="no room for the tokens of row 1"):
+        kv.require(1, 9)
     assert kv.free_share == 8 / 20
     assert kv.length(0) == 12
 
@@ -74,3 +76,111 @@ def test_writing_beyond_the_reservation_is_caught() -> None:
     kv = cache()
     with pytest.raises(AssertionError, match="no room"):
         kv.set_length(0, 1)
+
+
+ROWS = st.integers(0, 5)
+
+
+class Accounting(RuleBasedStateMachine):
+    """Random reservations, rollbacks and frees, against what each row must hold."""
+
+    @initialize(blocks=st.integers(1, 12), size=st.integers(1, 5))
+    def start(self, blocks: int, size: int) -> None:
+        self.size = size
+        self.allocator = BlockAllocator(blocks, size)
+        self.expected: dict[int, int] = {}
+
+    def _free_blocks(self) -> int:
+        return round(self.allocator.free_share * self.allocator.blocks)
+
+    @rule(row=ROWS, length=st.integers(0, 40))
+    def reserve(self, row: int, length: int) -> None:
+        before = {r: self.allocator.held(r) for r in range(6)}
+        free = self._free_blocks()
+        needed = -(-length // self.size)
+        extra = max(0, needed - self.expected.get(row, 0))
+        granted = self.allocator.reserve(row, length)
+        assert granted == (extra <= free)
+        if granted:
+            self.expected[row] = max(needed, self.expected.get(row, 0))
+            assert self.allocator.held(row)[: len(before[row])] == before[row], "a reservation must not move tokens"
+        else:
+            assert {r: self.allocator.held(r) for r in range(6)} == before
+            assert self._free_blocks() == free
+
+    @rule(row=ROWS, length=st.integers(0, 40))
+    def truncate(self, row: int, length: int) -> None:
+        before = self.allocator.held(row)
+        self.allocator.truncate(row, length)
+        self.expected[row] = min(-(-length // self.size), self.expected.get(row, 0))
+        assert self.allocator.held(row) == before[: self.expected[row]], "a rollback must keep the first blocks"
+
+    @rule(row=ROWS, times=st.integers(1, 2))
+    def free(self, row: int, times: int) -> None:
+        for _ in range(times):
+            self.allocator.free(row)
+        self.expected[row] = 0
+
+    @invariant()
+    def nothing_is_lost_or_shared(self) -> None:
+        if not hasattr(self, "allocator"):
+            return
+        held = [block for row in range(6) for block in self.allocator.held(row)]
+        assert len(held) == len(set(held)), "a block is in two rows"
+        assert len(held) + self._free_blocks() == self.allocator.blocks
+        for row in range(6):
+            assert len(self.allocator.held(row)) == self.expected.get(row, 0)
+            assert self.allocator.capacity(row) == self.expected.get(row, 0) * self.size
+
+
+TestAccounting = Accounting.TestCase
+TestAccounting.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+EACH = 256  # bytes per token
+CPU = torch.device("cpu")
+
+
+def plan(
+    *,
+    tokens: int | None = None,
+    context: int | None = None,
+    ceiling: bool = False,
+    block: int | None = None,
+    room: int | None = None,
+) -> CachePlan:
+    limits = CacheLimits(4, tokens, context, context_is_ceiling=ceiling, block_size=block, room=room)
+    return plan_cache("some/model", EACH, CPU, longest=1000, limits=limits)
+
+
+def test_on_cpu_a_block_is_a_whole_row_and_all_rows_fit() -> None:
+    assert plan() == CachePlan(4000, 1000, 1000)
+    assert plan(context=64) == CachePlan(256, 64, 64)
+
+
+def test_fewer_tokens_mean_shorter_rows_unless_the_context_is_given() -> None:
+    assert plan(tokens=400) == CachePlan(400, 100, 100)
+    assert plan(tokens=400, context=300) == CachePlan(300, 300, 300)
+
+
+def test_small_blocks_share_the_tokens() -> None:
+    assert plan(tokens=400, context=90, block=16) == CachePlan(96 * 4, 90, 16)
+    assert plan(tokens=200, context=90, block=16) == CachePlan(192, 90, 16)
+    assert plan(tokens=200, block=32) == CachePlan(192, 192, 32)
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(None, 2000), (None, 3), (100, 500)])
+def test_what_cannot_fit_is_refused(tokens: int | None, context: int) -> None:
+    with pytest.raises(ModelError, match=r"^some/model: .*context"):
+        plan(tokens=tokens, context=context)
+
+
+def test_a_context_that_is_a_ceiling_is_cut_to_the_models_own() -> None:
+    """A draft may hold less than its target."""
+    assert plan(context=2000, ceiling=True) == CachePlan(4000, 1000, 1000)
+    assert plan(context=64, ceiling=True) == CachePlan(256, 64, 64)
+
+
+def test_a_share_of_the_memory_is_kept() -> None:
+    """Two models on one device: neither takes what is meant for the other."""
+    assert plan(room=800 * EACH) == CachePlan(800, 200, 200)

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from adaptspec.errors import ConfigError, ModelError
 from adaptspec.models.decoder import Decoder
-from adaptspec.models.loading import load_model, load_runner
+from adaptspec.models.loading import load_model
 from adaptspec.models.transformers_runner import TransformersRunner
 from tests.conftest import MakeModel
-from tests.models.packing import TOLERANCE, feed, random_tokens, reference_logits
+from tests.models.packing import TOLERANCE, feed, load_runner, random_tokens, reference_logits
 
 
 def copied(make_model: MakeModel, tmp_path: Path) -> Path:
@@ -80,6 +80,12 @@ def test_variants_the_lean_decoder_lacks_go_through_transformers(make_model: Mak
     torch.testing.assert_close(feed(runner, 0, tokens), reference_logits(path, tokens), **TOLERANCE)
 
 
+def shards(folder: Path, index: str) -> None:
+    """Only an index, no file that it could name."""
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(index)
+
+
 NORM = "model.layers.1.input_layernorm.weight"
 BREAKAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "config.json").unlink(), "is this a model directory"),
@@ -89,6 +95,10 @@ BREAKAGES: list[tuple[Callable[[Path], object], str]] = [
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
         "convert it to safetensors",
     ),
+    (lambda folder: (folder / "model.safetensors").write_bytes(b"oops"), "not a readable safetensors"),
+    (lambda folder: shards(folder, '{"weight_map": {"a": "two.safetensors"}}'), "lacks two.safetensors"),
+    (lambda folder: shards(folder, "{}"), "no weight_map"),
+    (lambda folder: shards(folder, "[1"), "not valid JSON"),
     (lambda folder: set_config(folder, auto_map={"AutoModel": "x.Y"}), "run code"),
     (lambda folder: set_config(folder, text_config={"parts": [{"auto_map": {}}]}), "run code"),
     (lambda folder: set_config(folder, attn_implementation="some/kernels"), "fetch attention code from some/kernels"),

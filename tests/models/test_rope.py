@@ -10,7 +10,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from adaptspec.errors import ModelError
-from adaptspec.models.rope import inverse_frequencies, read_rope, rotations
+from adaptspec.models.config import read_rope
+from adaptspec.models.rope import inverse_frequencies, rotations
 
 BASE: dict[str, Any] = {"max_position_embeddings": 2048, "rope_theta": 50_000.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -170,18 +170,6 @@ def test_token_ids_outside_the_vocabulary_are_refused(params: SamplingParams) ->
     check_vocabulary(params, VOCAB + 1)
 
 
-@given(st.integers(0, 2**32))
-@settings(max_examples=20, deadline=None)
-def test_choosing_at_many_temperatures_is_choosing_at_each(seed: int) -> None:
-    """One noise serves all candidates; greedy rows have none."""
-    batch = SamplingBatch(_rows(SamplingParams(), range(3)) + _rows(GREEDY, range(1)), VOCAB, CPU)
-    scores, index, offsets = _scores(4, seed), np.arange(4), _zeros(4)
-    many = batch.choose_at(scores, index, offsets, (0.5, 1.0, 2.0))
-    for chosen, temperature in zip(many, (0.5, 1.0, 2.0), strict=True):
-        assert torch.equal(chosen, batch.choose(scores / temperature, index, offsets))
-    assert batch.sampled(index).tolist() == [True, True, True, False]
-
-
 def test_tempered_scores_sharpen_and_flatten_row_by_row() -> None:
     scores = _scores(3)
     scores[0, 5] = -torch.inf

@@ -19,9 +19,9 @@ from transformers import (
 )
 
 from adaptspec.errors import EngineError, ModelError
-from adaptspec.models.loading import load_model, load_runner
+from adaptspec.models.loading import load_model
 from adaptspec.models.transformers_runner import TransformersRunner
-from tests.models.packing import TOLERANCE, feed, pack, random_tokens, reference_logits
+from tests.models.packing import TOLERANCE, feed, load_runner, pack, random_tokens, reference_logits
 
 SMALL = {"vocab_size": 60, "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
 GPT2 = GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, **SMALL)

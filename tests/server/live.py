@@ -13,10 +13,10 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import Limits
-from adaptspec.models.loading import load_runner
 from adaptspec.server.application import make_app
 from adaptspec.telemetry.metrics import Metrics
 from tests.engine.conftest import Dictated, make_core
+from tests.models.packing import load_runner
 
 POLICIES = ("mixed", "off", "deep")
 

@@ -167,7 +167,7 @@ def test_both_drafters_may_serve_one_round() -> None:
 
 
 def test_signals_are_the_engines() -> None:
-    """Context, emitted tokens, room for drafts, and the lag of each drafter in the engine's order."""
+    """Context, emitted tokens, room for drafts, and the cache_gap of each drafter in the engine's order."""
     seen = []
 
     class Watching(Dictated):
@@ -181,7 +181,7 @@ def test_signals_are_the_engines() -> None:
     finish(one)
     first, second = seen[0], seen[1]
     assert (first.context.tolist(), first.position.tolist(), first.limits.tolist()) == ([25], [1], [10])
-    assert first.lag.tolist() == [[23], [0]]
+    assert first.cache_gap.tolist() == [[23], [0]]
     moved = int(second.position[0]) - 1
     assert second.context.tolist() == [25 + moved]
     assert second.limits.tolist() == [10 - moved]

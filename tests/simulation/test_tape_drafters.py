@@ -36,8 +36,8 @@ def test_the_first_draft_reads_the_prompt_and_later_ones_what_was_missed() -> No
     """One or two tokens are the usual share; a rejected token rolls the cache back, off rounds let it fall behind."""
     draft = TapeModel("draft-model", _view(), COSTS, 1, 512)
     rows = np.array([0])
-    lag = draft.lag(rows, np.array([101]))
-    assert lag == [99]
+    cache_gap = draft.cache_gap(rows, np.array([101]))
+    assert cache_gap == [99]
     first, seconds = draft.propose(_job([3], [101], [1]))
     assert (first.counts.tolist(), first.steps, first.caught_up) == ([3], 3, 99)
     own = COSTS.drafters["draft-model"]
@@ -46,9 +46,9 @@ def test_the_first_draft_reads_the_prompt_and_later_ones_what_was_missed() -> No
     draft.keep(rows, np.array([102]))  # one of three was kept
     assert draft.propose(_job([2], [103], [3]))[0].caught_up == 0
     draft.keep(rows, np.array([105]))  # both were kept: the second has not been fed
-    assert draft.lag(rows, np.array([110])) == [110 - 104 - 2]
+    assert draft.cache_gap(rows, np.array([110])) == [110 - 104 - 2]
     draft.free(0)
-    assert draft.lag(rows, np.array([50])) == [48]
+    assert draft.cache_gap(rows, np.array([50])) == [48]
 
 
 def test_long_prompts_are_read_in_pieces_first_come_first_served() -> None:
@@ -117,4 +117,4 @@ def test_n_grams_end_where_nothing_is_found_and_ask_nobody() -> None:
     assert made.counts.tolist() == [0, 2, 3]
     assert (made.steps, made.caught_up) == (0, 0)
     assert seconds == pytest.approx(3e-5)
-    assert ngram.lag(np.arange(3), np.array([10, 11, 12])) == [0, 0, 0]
+    assert ngram.cache_gap(np.arange(3), np.array([10, 11, 12])) == [0, 0, 0]

@@ -11,14 +11,14 @@ from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_executor import TapeExecutor, TapeInputs, TapeSequence
 from adaptspec.types import FinishReason, Request
-from adaptspec.verification.registry import method
+from adaptspec.verification import make_method
 from tests.simulation.tapes import one_request
 
 COSTS = load_costs("cpu-2-cores")
 
 
 def sequence(tape: Tape, emitted: int = 1) -> TapeSequence:
-    made = TapeInputs(tape, lambda name: 0, emitted=emitted).sequence(Request("only", (0,)), method("coupled"))
+    made = TapeInputs(tape, lambda name: 0, emitted=emitted).sequence(Request("only", (0,)), make_method("coupled"))
     made.row = 0
     return made
 

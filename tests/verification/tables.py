@@ -18,7 +18,9 @@ from scipy import stats
 
 from adaptspec.draft_tables import StopTable
 from adaptspec.models.draft import Draft
-from adaptspec.models.sampling import SamplingBatch, SamplingRow, Stream, certainty, entropies, tempered
+from adaptspec.models.noise import Stream
+from adaptspec.models.processors import SamplingRow
+from adaptspec.models.sampling import SamplingBatch, certainty, entropies, tempered
 from adaptspec.types import FloatArray, IntArray, SamplingParams
 from adaptspec.verification.method import Method
 
@@ -119,6 +121,12 @@ class Drafter:
         return Draft(tokens, counts, nothing, nothing, kept)
 
 
+def point_draft(tokens: IntArray, distribution: torch.Tensor | None = None, counts: Sequence[int] = ()) -> Draft:
+    """A draft of these tokens [B, D], of `counts` each (all of them if left out)."""
+    nothing = np.full(tokens.shape, np.nan)
+    return Draft(tokens, np.array(counts or [tokens.shape[1]] * len(tokens)), nothing, nothing, distribution)
+
+
 def make_rows(params: SamplingParams, seeds: Sequence[int]) -> list[SamplingRow]:
     """Rows that have read the prompt and emitted nothing."""
     return [SamplingRow(params, seed, list(PROMPT), len(PROMPT), (EOS,)) for seed in seeds]
@@ -138,10 +146,10 @@ def speculate(rows: Sequence[SamplingRow], method: Method, drafter: Drafter, dep
         draft = drafter.propose(rows, sampling, depths(number, accepted), method)
         contexts = sliding_window_view(np.concatenate((last_three(rows), draft.tokens), axis=1), 3, axis=1)
         used = np.arange(contexts.shape[1]) <= draft.counts[:, None]
-        verdict = method.verify(TARGET.logits(contexts[used]), draft, sampling)
-        accepted = verdict.accepted
+        result = method.verify(TARGET.logits(contexts[used]), draft, sampling)
+        accepted = result.accepted
         for i, row in enumerate(rows):
-            row.tokens.extend([*draft.tokens[i, : accepted[i]].tolist(), int(verdict.following[i])])
+            row.tokens.extend([*draft.tokens[i, : accepted[i]].tolist(), int(result.following[i])])
         number += 1
     return np.array([row.tokens[row.prompt_length : row.prompt_length + out] for row in rows])
 

@@ -17,10 +17,9 @@ from adaptspec.draft_tables import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import FloatArray, IntArray, SamplingParams
-from adaptspec.verification.method import Verdict
-from adaptspec.verification.registry import method
+from adaptspec.verification import make_method
+from adaptspec.verification.method import VerifyResult, Windows
 from adaptspec.verification.rejection import Rejection
-from adaptspec.verification.windows import Windows
 from tests.control.asking import choice, terms
 
 from .tables import OUT, Drafter, adaptive_depths, expected_joint, g_test, make_rows, speculate
@@ -65,7 +64,7 @@ def by_entropy(index: IntArray, entropy: FloatArray) -> FloatArray:
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_joint_distribution_is_the_targets(name: str, drafter: str, processor: str) -> None:
     params = PROCESSORS[processor]
-    tokens = speculate(make_rows(params, SEEDS), method(name), DRAFTERS[drafter], adaptive_depths, OUT)
+    tokens = speculate(make_rows(params, SEEDS), make_method(name), DRAFTERS[drafter], adaptive_depths, OUT)
     assert g_test(tokens, expected_joint(params)) > LEAST
 
 
@@ -90,7 +89,7 @@ STOPS: Mapping[str, Callable[[int], StopTable | None]] = {
 def test_stop_rules_change_no_distribution(name: str, stop: str) -> None:
     """They look at tokens that are submitted all the same; under `coupled` any rule is exact."""
     rows = make_rows(SamplingParams(), SEEDS)
-    tokens = speculate(rows, method(name), Drafter(stop=STOPS[stop]), lambda _, last: np.full_like(last, 3), OUT)
+    tokens = speculate(rows, make_method(name), Drafter(stop=STOPS[stop]), lambda _, last: np.full_like(last, 3), OUT)
     assert g_test(tokens, expected_joint(SamplingParams())) > LEAST
 
 
@@ -99,54 +98,58 @@ def test_stop_rules_change_no_distribution(name: str, stop: str) -> None:
 def test_a_draft_temperature_changes_no_distribution(name: str, processor: str) -> None:
     """Sharpened and flattened by each token's entropy: exact, since q is what was drawn from."""
     params, drafter = PROCESSORS[processor], Drafter(stop_below=0.2, temperature=by_entropy)
-    tokens = speculate(make_rows(params, SEEDS), method(name), drafter, adaptive_depths, OUT)
+    tokens = speculate(make_rows(params, SEEDS), make_method(name), drafter, adaptive_depths, OUT)
     assert g_test(tokens, expected_joint(params)) > LEAST
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
 def test_the_test_finds_a_draft_temperature_that_is_kept_from_verification(name: str) -> None:
     drafter = Drafter(temperature=by_entropy, hides_temperature=True)
-    tokens = speculate(make_rows(SamplingParams(), SEEDS), method(name), drafter, adaptive_depths, OUT)
+    tokens = speculate(make_rows(SamplingParams(), SEEDS), make_method(name), drafter, adaptive_depths, OUT)
     assert g_test(tokens, expected_joint(SamplingParams())) < LEAST
 
 
 def test_coupled_stays_exact_under_a_stop_rule_that_drops_unlikely_tokens() -> None:
     tokens = speculate(
-        make_rows(SamplingParams(), SEEDS), method("coupled"), Drafter(drop_below=0.4), adaptive_depths, OUT
+        make_rows(SamplingParams(), SEEDS), make_method("coupled"), Drafter(drop_below=0.4), adaptive_depths, OUT
     )
     assert g_test(tokens, expected_joint(SamplingParams())) > LEAST
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
 def test_the_test_finds_the_bias_of_dropping_unlikely_tokens(name: str) -> None:
-    tokens = speculate(make_rows(SamplingParams(), SEEDS), method(name), Drafter(drop_below=0.4), adaptive_depths, OUT)
+    tokens = speculate(
+        make_rows(SamplingParams(), SEEDS), make_method(name), Drafter(drop_below=0.4), adaptive_depths, OUT
+    )
     assert g_test(tokens, expected_joint(SamplingParams())) < LEAST
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
 def test_tokens_may_be_left_out_for_what_is_known_without_them(name: str) -> None:
     """By the entropy of what they would be drawn from, say: likely tokens and unlikely ones alike."""
-    tokens = speculate(make_rows(SamplingParams(), SEEDS), method(name), Drafter(drop_above=1.2), adaptive_depths, OUT)
+    tokens = speculate(
+        make_rows(SamplingParams(), SEEDS), make_method(name), Drafter(drop_above=1.2), adaptive_depths, OUT
+    )
     assert g_test(tokens, expected_joint(SamplingParams())) > LEAST
 
 
 class _NoResidual(Rejection):
     """Wrong on purpose: after a rejection it draws from p, not from what is left of it."""
 
-    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> Verdict:
-        verdict = super().verify(logits, draft, sampling)
+    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
+        result = super().verify(logits, draft, sampling)
         windows = Windows.of(draft.counts)
         scores = sampling.process(logits, windows.index, windows.offsets, draft.tokens)
-        ends = torch.from_numpy(windows.starts + verdict.accepted)
-        following = sampling.choose(scores[ends], np.arange(len(ends)), verdict.accepted)
-        return Verdict(verdict.accepted, following.numpy())
+        ends = torch.from_numpy(windows.starts + result.accepted)
+        following = sampling.choose(scores[ends], np.arange(len(ends)), result.accepted)
+        return VerifyResult(result.accepted, following.numpy())
 
 
 class _NoCorrection(Rejection):
     """Wrong on purpose: keeps every drafted token."""
 
-    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> Verdict:
-        return Verdict(draft.counts, super().verify(logits, draft, sampling).following)
+    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
+        return VerifyResult(draft.counts, super().verify(logits, draft, sampling).following)
 
 
 @pytest.mark.parametrize("wrong", [_NoResidual(), _NoCorrection()])
@@ -157,11 +160,11 @@ def test_the_test_finds_biased_methods(wrong: Rejection) -> None:
 
 def test_the_test_finds_greedy_drafts_that_claim_to_be_sampled() -> None:
     drafter = Drafter(point=True, claims=True)
-    tokens = speculate(make_rows(SamplingParams(), SEEDS), method("rejection"), drafter, adaptive_depths, OUT)
+    tokens = speculate(make_rows(SamplingParams(), SEEDS), make_method("rejection"), drafter, adaptive_depths, OUT)
     assert g_test(tokens, expected_joint(SamplingParams())) < LEAST
 
 
 def test_the_test_finds_a_wrong_temperature() -> None:
     rows = make_rows(SamplingParams(temperature=0.9), SEEDS)
-    tokens = speculate(rows, method("coupled"), Drafter(), adaptive_depths, OUT)
+    tokens = speculate(rows, make_method("coupled"), Drafter(), adaptive_depths, OUT)
     assert g_test(tokens, expected_joint(SamplingParams())) < LEAST

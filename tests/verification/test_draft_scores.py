@@ -11,7 +11,7 @@ from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import FloatArray, IntArray, SamplingParams
 from adaptspec.verification.coupled import Coupled
 from adaptspec.verification.draft_scores import score_temperatures
-from adaptspec.verification.method import Verdict
+from adaptspec.verification.method import VerifyResult
 from adaptspec.verification.rejection import Rejection
 
 from .tables import CPU, DRAFT, TARGET, VOCAB, Drafter, make_rows
@@ -40,9 +40,9 @@ def test_agreement_is_what_a_draft_at_that_temperature_would_have_met(number: in
         return np.full(len(index), AT[number])
 
     logits, draft, sampling = _round(SamplingParams(), 6, Coupled())
-    verdict = Coupled().verify(logits, draft, sampling)
+    result = Coupled().verify(logits, draft, sampling)
     scored = score_temperatures(
-        logits, draft, verdict, sampling, shares_noise=np.ones(6, dtype=np.bool_), temperatures=AT
+        logits, draft, result, sampling, shares_noise=np.ones(6, dtype=np.bool_), temperatures=AT
     )
     assert scored is not None
     members = make_rows(SamplingParams(), range(6))
@@ -53,9 +53,9 @@ def test_agreement_is_what_a_draft_at_that_temperature_would_have_met(number: in
 
 def test_overlap_is_the_probability_to_be_accepted() -> None:
     logits, draft, sampling = _round(SamplingParams(temperature=0.8), 3, Rejection())
-    verdict = Verdict(np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64))
+    result = VerifyResult(np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64))
     scored = score_temperatures(
-        logits, draft, verdict, sampling, shares_noise=np.zeros(3, dtype=np.bool_), temperatures=AT
+        logits, draft, result, sampling, shares_noise=np.zeros(3, dtype=np.bool_), temperatures=AT
     )
     assert scored is not None
     p = (logits[0].double() / 0.8).softmax(0)
@@ -75,14 +75,14 @@ def test_only_tokens_that_verification_reached_are_scored_and_only_so_many() -> 
         np.zeros((rows, depth), dtype=np.int64), counts, entropy, entropy, scores=torch.zeros(rows, depth, VOCAB)
     )
     logits = torch.zeros(int((counts + 1).sum()), VOCAB)
-    verdict = Verdict(np.array([0, 3, 2, 0, 4]), np.zeros(rows, dtype=np.int64))
+    result = VerifyResult(np.array([0, 3, 2, 0, 4]), np.zeros(rows, dtype=np.int64))
     scored = score_temperatures(
-        logits, draft, verdict, sampling, shares_noise=np.zeros(rows, dtype=np.bool_), temperatures=AT
+        logits, draft, result, sampling, shares_noise=np.zeros(rows, dtype=np.bool_), temperatures=AT
     )
     assert scored is not None
     assert scored.shape == (rows, depth, len(AT))
     assert np.count_nonzero(~np.isnan(scored[:, :, 0]), axis=1).tolist() == [1, 4, 2, 0, 0]
-    deep = Verdict(np.array([4, 4, 2, 0, 4]), np.zeros(rows, dtype=np.int64))
+    deep = VerifyResult(np.array([4, 4, 2, 0, 4]), np.zeros(rows, dtype=np.int64))
     many = score_temperatures(
         logits, draft, deep, sampling, shares_noise=np.zeros(rows, dtype=np.bool_), temperatures=AT
     )
@@ -94,8 +94,8 @@ def test_only_tokens_that_verification_reached_are_scored_and_only_so_many() -> 
 
 def test_rows_that_take_the_likeliest_token_say_nothing() -> None:
     logits, draft, sampling = _round(SamplingParams(temperature=0.0, presence_penalty=0.1), 2, Coupled())
-    verdict = Coupled().verify(logits, draft, sampling)
+    result = Coupled().verify(logits, draft, sampling)
     assert (
-        score_temperatures(logits, draft, verdict, sampling, shares_noise=np.ones(2, dtype=np.bool_), temperatures=AT)
+        score_temperatures(logits, draft, result, sampling, shares_noise=np.ones(2, dtype=np.bool_), temperatures=AT)
         is None
     )

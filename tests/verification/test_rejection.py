@@ -1,33 +1,140 @@
-"""How much rejection sampling accepts; its corners are in test_speculative, its distribution in test_distribution."""
+"""Speculative sampling: how much it keeps, and its corners; its distribution is in test_distribution."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
 
+from adaptspec.models.draft import Draft
+from adaptspec.models.noise import Stream
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import SamplingParams
-from adaptspec.verification.rejection import Rejection
+from adaptspec.types import IntArray, SamplingParams
+from adaptspec.verification.method import Method
+from adaptspec.verification.rejection import Block, Rejection
 
-from .tables import CPU, DRAFT, TARGET, VOCAB, Drafter, make_rows
+from .tables import CPU, DRAFT, PROMPT, TARGET, VOCAB, Drafter, decode_plainly, make_rows, point_draft, speculate
+
+both = pytest.mark.parametrize("method", [Rejection(), Block()], ids=lambda method: method.name)
 
 
-def test_a_draft_from_the_targets_own_distribution_is_always_accepted() -> None:
-    rows = make_rows(SamplingParams(temperature=0.7, top_k=3), range(300))
+def _accepted(method: Method, drafter: Drafter, depth: int, seeds: range, **params: float) -> IntArray:
+    """How many tokens of each row are kept, in one round from the prompt on."""
+    rows = make_rows(SamplingParams(**params), seeds)  # type: ignore[arg-type]
     sampling = SamplingBatch(rows, VOCAB, CPU)
-    draft = Drafter(TARGET).propose(rows, sampling, np.ones(300, dtype=np.int64), Rejection())
-    contexts = [c for row, x in zip(rows, draft.tokens[:, 0], strict=True) for c in (row.tokens, [*row.tokens[1:], x])]
-    verdict = Rejection().verify(TARGET.logits(np.array(contexts)), draft, sampling)
-    assert (verdict.accepted == 1).all()
+    draft = drafter.propose(rows, sampling, np.full(len(rows), depth), method)
+    contexts = [[*row.tokens, *draft.tokens[i, :n]][-3:] for i, row in enumerate(rows) for n in range(depth + 1)]
+    return method.verify(TARGET.logits(np.array(contexts)), draft, sampling).accepted
 
 
-def test_acceptance_is_the_overlap_of_target_and_draft() -> None:
+@both
+def test_a_draft_from_the_targets_own_distribution_is_always_kept(method: Method) -> None:
+    """With p = q nothing is left to draw anew, and 0 / 0 must count as kept; up to rounding it does."""
+    assert (_accepted(method, Drafter(TARGET), 1, range(300), temperature=0.7, top_k=3) == 1).all()
+    assert (_accepted(method, Drafter(TARGET), 4, range(300)) == 4).mean() > 0.99
+
+
+def test_acceptance_is_the_overlap_of_target_andpoint_draft() -> None:
     """P(accept) = sum(min(p, q)), within four standard deviations over 4,000 seeds."""
-    rows = make_rows(SamplingParams(), range(4000))
-    sampling = SamplingBatch(rows, VOCAB, CPU)
-    draft = Drafter().propose(rows, sampling, np.ones(4000, dtype=np.int64), Rejection())
-    contexts = [c for row, x in zip(rows, draft.tokens[:, 0], strict=True) for c in (row.tokens, [*row.tokens[1:], x])]
-    accepted = Rejection().verify(TARGET.logits(np.array(contexts)), draft, sampling).accepted
-    start = np.array([rows[0].tokens])
+    accepted = _accepted(Rejection(), Drafter(), 1, range(4000))
+    start = np.array([PROMPT])
     overlap = float(torch.minimum(TARGET.logits(start).softmax(1), DRAFT.logits(start).softmax(1)).sum())
     assert abs(accepted.mean() - overlap) < 4 * np.sqrt(overlap * (1 - overlap) / 4000)
+
+
+def test_it_keeps_more_of_a_block_than_token_by_token() -> None:
+    """What it is for: at depth 4 the mean number of tokens kept is larger, by more than chance."""
+    block = _accepted(Block(), Drafter(), 4, range(4000))
+    rejection = _accepted(Rejection(), Drafter(), 4, range(4000))
+    error = np.sqrt((block.var() + rejection.var()) / 4000)
+    assert block.mean() > rejection.mean() + 2 * error
+
+
+def test_one_token_is_kept_as_often_as_token_by_token() -> None:
+    """A block of one leaves nothing to gain: the test is min(1, p / q) with the same uniform number."""
+    block = _accepted(Block(), Drafter(), 1, range(500))
+    np.testing.assert_array_equal(block, _accepted(Rejection(), Drafter(), 1, range(500)))
+
+
+# Of three tokens, at two positions whatever stood before: the draft is far too sure of the first token.
+P = np.array([[0.5, 0.25, 0.25], [0.5, 0.45, 0.05]])
+Q = np.array([[0.9, 0.05, 0.05], [0.05, 0.35, 0.6]])
+
+
+def test_what_is_drawn_where_a_block_is_cut_makes_up_for_how_it_was_judged() -> None:
+    """Behind a token that was kept with weight w comes a draw from w p - q: from p - q pairs of tokens are biased."""
+    rows = make_rows(SamplingParams(), range(4000))
+    sampling, every = SamplingBatch(rows, 3, CPU), np.arange(len(rows))
+    p, q = torch.from_numpy(P).float(), torch.from_numpy(Q).float()
+    at = [np.full(len(rows), n) for n in (0, 1)]
+    drawn = [sampling.sample(q[n].log().expand(len(rows), -1), every, at[n], Stream.DRAFT) for n in (0, 1)]
+    tokens, unknown = torch.stack(drawn, dim=1).numpy(), np.full((len(rows), 2), np.nan)
+    draft = Draft(tokens, np.full(len(rows), 2), unknown, unknown, q.expand(len(rows), -1, -1))
+    windows = torch.cat((p, p[:1])).log()  # of the token after both only its place matters
+    result = Block().verify(windows.repeat(len(rows), 1), draft, sampling)
+    first = np.where(result.accepted >= 1, tokens[:, 0], result.following)
+    plain = sampling.choose(p[1].log().expand(len(rows), -1), every, at[1]).numpy()  # the next round's, without drafts
+    second = np.choose(result.accepted, (plain, result.following, tokens[:, 1]))
+    pairs = np.bincount(3 * first + second, minlength=9)
+    assert stats.chisquare(pairs, len(rows) * np.outer(*P).ravel()).pvalue > 1e-3
+    assert (np.bincount(result.accepted) > 100).all(), "cut before, between and behind them"
+
+
+@both
+@settings(max_examples=30, deadline=None)
+@given(schedule=st.integers(0, 2**32), point=st.booleans(), sampled=st.integers(0, 3))
+def test_greedy_rows_equal_plain_decoding_even_beside_sampled_rows(
+    method: Method, schedule: int, point: bool, sampled: int
+) -> None:
+    random = np.random.default_rng(schedule)
+
+    def depths(number: int, accepted: IntArray) -> IntArray:
+        return random.integers(0, 4, len(accepted))
+
+    greedy = SamplingParams(temperature=0.0)
+    mixed = make_rows(greedy, [1, 2]) + make_rows(SamplingParams(), range(sampled))
+    tokens = speculate(mixed, method, Drafter(point=point), depths, 8)
+    np.testing.assert_array_equal(tokens[:2], decode_plainly(make_rows(greedy, [1, 2]), 8))
+
+
+@both
+def test_without_drafts_it_draws_what_plain_decoding_draws(method: Method) -> None:
+    """Off is off: a request that does not speculate gets the same tokens under every method."""
+    params = SamplingParams(temperature=1.2, presence_penalty=0.5)
+    tokens = speculate(make_rows(params, range(50)), method, Drafter(), lambda _, last: np.zeros_like(last), 5)
+    np.testing.assert_array_equal(tokens, decode_plainly(make_rows(params, range(50)), 5))
+
+
+@both
+def test_a_rejected_point_mass_never_comes_back(method: Method) -> None:
+    rows = make_rows(SamplingParams(), range(2000))
+    logits = torch.tensor([[0.0, 0.0, 0.0, -60.0, -60.0]]).repeat(4000, 1)
+    result = method.verify(logits, point_draft(np.zeros((2000, 1), dtype=np.int64), None), SamplingBatch(rows, 5, CPU))
+    rejected = result.accepted == 0
+    assert 0.6 < rejected.mean() < 0.73
+    assert set(result.following[rejected].tolist()) == {1, 2}
+
+
+@both
+def test_a_token_the_target_rules_out_is_never_kept(method: Method) -> None:
+    rows = make_rows(SamplingParams(top_k=1), range(100))
+    logits = torch.tensor([[0.0, 3.0, 0.0, 0.0, 0.0]]).repeat(200, 1)
+    certain = torch.zeros(100, 1, VOCAB)
+    certain[:, :, 4] = 1.0
+    result = method.verify(logits, point_draft(np.full((100, 1), 4), certain), SamplingBatch(rows, VOCAB, CPU))
+    assert not result.accepted.any()
+    assert (result.following == 1).all()
+
+
+@both
+def test_rounding_that_leaves_no_residual_falls_back_to_the_target(method: Method) -> None:
+    """A q a little above p everywhere can reject with nothing left; the token then comes from p."""
+    rows = make_rows(SamplingParams(), range(4000))
+    logits = torch.zeros(8000, VOCAB)
+    draft = point_draft(np.zeros((4000, 1), dtype=np.int64), torch.full((4000, 1, VOCAB), 0.3))
+    result = method.verify(logits, draft, SamplingBatch(rows, VOCAB, CPU))
+    assert 0 < result.accepted.sum() < 4000
+    assert set(result.following.tolist()) == set(range(VOCAB))

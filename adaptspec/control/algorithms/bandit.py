@@ -186,8 +186,8 @@ class Bandit(Algorithm):
             record = record.take(places)
         if not plan.played:
             self._unsettled.append(plan)
-        lag = signals.lag[self._arms.drafters[plan.arms], np.arange(len(plan.arms))]
-        plan.played.append(Played(asked, lag, not signals.beside and not signals.prefill_tokens, record))
+        cache_gap = signals.cache_gap[self._arms.drafters[plan.arms], np.arange(len(plan.arms))]
+        plan.played.append(Played(asked, cache_gap, not signals.beside and not signals.prefill_tokens, record))
 
     def state(self) -> dict[str, FloatArray]:
         """Sums per arm of all traffic and of tasks, what the algorithm adds, and the states of nested policies."""
@@ -219,7 +219,7 @@ class Bandit(Algorithm):
         belongs = contexts == due[:, None]  # [m, B]
         shares = belongs / belongs.sum(axis=1, keepdims=True)
         costs, catch_up = self._rewarder.arm_costs(size, float(signals.context.sum()))
-        entry = (shares @ signals.lag.T)[:, arms.drafters] * (catch_up / self._horizon)
+        entry = (shares @ signals.cache_gap.T)[:, arms.drafters] * (catch_up / self._horizon)
         known = estimates(self._ledger.read(due, bucket), arms, costs, entry)
         view = View(
             contexts=due,

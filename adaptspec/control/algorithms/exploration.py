@@ -153,7 +153,7 @@ class Exploration:
         idle = np.flatnonzero(off & (signals.limits >= depth))
         if not len(idle):
             return None
-        reading = self._cost.catch_up_seconds(self._models[which], 1.0) * signals.lag[which, idle]
+        reading = self._cost.catch_up_seconds(self._models[which], 1.0) * signals.cache_gap[which, idle]
         who = idle[budget.begin(signals.rows[idle], fixed, each + reading)]
         if not len(who):
             return None

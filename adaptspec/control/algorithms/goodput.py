@@ -317,7 +317,7 @@ class Goodput(Algorithm):
             per_step,
             per_row,
             cost.start_seconds(name),
-            cost.catch_up_seconds(name, 1.0) * signals.lag[which] / self._settings.horizon_rounds,
+            cost.catch_up_seconds(name, 1.0) * signals.cache_gap[which] / self._settings.horizon_rounds,
             known.calibration.acceptance(signals.rows, signals.tasks),
         )
 

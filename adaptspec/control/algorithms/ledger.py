@@ -147,7 +147,7 @@ class Played(NamedTuple):
     """A round: depths asked for [B], what each row's drafter had to catch up [B], whether no other rows took part."""
 
     asked: IntArray
-    lag: IntArray
+    cache_gap: IntArray
     alone: bool
     record: RoundRecord
 
@@ -182,7 +182,7 @@ class Rewarder:
         every = np.arange(len(arms))
         if depths.any() or kinds.opaque.any():
             # Reading what it has missed may take a drafter several rounds, in which its rows do not draft yet.
-            reading = (drafted == 0) & (np.stack([one.lag for one in played]) > 0)
+            reading = (drafted == 0) & (np.stack([one.cache_gap for one in played]) > 0)
             seen = kinds.reveals[arms] & (kinds.depths <= depths[..., None]) & ~reading[..., None]
             if kinds.opaque.any():
                 as_asked = depths == np.stack([one.asked for one in played])
@@ -203,7 +203,7 @@ class Rewarder:
         return told
 
     def arm_costs(self, size: int, context: float) -> tuple[FloatArray, FloatArray]:
-        """[K] seconds of a round of `size` rows all at an arm, and of one token of lag of a row, in plain rounds."""
+        """[K] seconds of a round of `size` rows all at an arm, and of one token of catch-up, in plain rounds."""
         arms, costs, catch_up = self._arms, np.ones(len(self._arms)), np.zeros(len(self._arms))
         plain = self._cost.plain_seconds(size, context)
         for which, name in enumerate(self._drafters):

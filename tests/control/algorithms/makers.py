@@ -41,10 +41,12 @@ def ledger(scope: Scope = "request", rows: int = 4, tasks: int = 2, discount: fl
     return Ledger(scope, rows, tasks, len(LADDER), discount=discount)
 
 
-def played(records: Sequence[RoundRecord], lag: Sequence[int] | None = None, *, alone: bool = True) -> list[Played]:
+def played(
+    records: Sequence[RoundRecord], cache_gap: Sequence[int] | None = None, *, alone: bool = True
+) -> list[Played]:
     """Rounds that ran as they were decided."""
     size = len(records[0].rows)
-    behind = np.zeros(size, dtype=np.int64) if lag is None else np.array(lag)
+    behind = np.zeros(size, dtype=np.int64) if cache_gap is None else np.array(cache_gap)
     return [Played(record.depths, behind, alone, record) for record in records]
 
 

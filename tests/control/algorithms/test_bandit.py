@@ -121,7 +121,7 @@ def test_requests_of_other_tasks_have_other_arms() -> None:
 def test_a_lagging_drafter_is_charged_to_the_arms_that_need_it() -> None:
     bandit, learner = scripted([0])
     bandit.start(0)
-    bandit.choose(signals([7], lag=[2000]))
+    bandit.choose(signals([7], cache_gap=[2000]))
     view = learner.views[0]
     assert view.entry[0, 0] == 0.0
     assert (view.entry[0, 1:] > 0.05).all()

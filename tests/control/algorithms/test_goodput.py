@@ -100,7 +100,7 @@ def test_a_lagging_cache_raises_the_bar() -> None:
             made.learn(record([1], [accepted]))
     near = made.choose(signals([7]))
     made.start(0)
-    far = made.choose(signals([7], lag=[20_000]))
+    far = made.choose(signals([7], cache_gap=[20_000]))
     assert near.depths[0] > 0
     assert far.depths[0] == 0
 
@@ -182,10 +182,10 @@ def test_a_third_drafter_counts(small: int) -> None:
     )
     made = Goodput(cost, 1, 1, GoodputSettings(drafters=("small", "ngram", "large")))
     made.start(0)
-    lag = np.zeros((3, 1), dtype=np.int64)
+    cache_gap = np.zeros((3, 1), dtype=np.int64)
     drafted = []
     for _ in range(1400):
-        choice = made.choose(replace(signals([7]), lag=lag, found=lag))
+        choice = made.choose(replace(signals([7]), cache_gap=cache_gap, found=cache_gap))
         depth, who = int(choice.depths[0]), 0 if choice.drafter is None else int(choice.drafter[0])
         drafted.append(who if depth else -1)
         kept = min(depth, small) if who == 0 else depth * (len(drafted) > 300)
@@ -226,7 +226,7 @@ def test_a_newcomer_pays_for_reading_its_prompt() -> None:
         made.finish(15)
         made.start(15)
         plan = made._plan
-        depths[unread] = made.choose(signals([7] * 16, lag=[0] * 15 + [unread])).depths.tolist()
+        depths[unread] = made.choose(signals([7] * 16, cache_gap=[0] * 15 + [unread])).depths.tolist()
         assert made._plan is plan, "the plan should have served it"
     assert depths[0][15] > 0
     assert depths[20_000][15] == 0

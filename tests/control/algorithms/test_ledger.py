@@ -109,10 +109,10 @@ def rewarder() -> Rewarder:
 
 
 def rewards(
-    records: list[RoundRecord], arms: list[int], lag: list[int] | None = None, *, alone: bool = True
+    records: list[RoundRecord], arms: list[int], cache_gap: list[int] | None = None, *, alone: bool = True
 ) -> FloatArray:
     """[row-rounds, K, 3] of rows that always play the same arms."""
-    found = rewarder().rewards(np.array(arms), len(arms), played(records, lag, alone=alone))
+    found = rewarder().rewards(np.array(arms), len(arms), played(records, cache_gap, alone=alone))
     return found.reshape(-1, *found.shape[2:])
 
 
@@ -153,9 +153,9 @@ def test_a_guard_that_came_between_is_not_the_arms_doing() -> None:
 
 def test_a_drafter_still_reading_says_nothing_of_its_drafts() -> None:
     made = record([0], [0], depths=[7])
-    assert not rewards([made], [SEVEN], lag=[2000]).any()
+    assert not rewards([made], [SEVEN], cache_gap=[2000]).any()
     # One that finds nothing to draft says a lot.
-    assert rewards([made], [SEVEN], lag=[0])[0, SEVEN].tolist()[:2] == [1.0, 1.0]
+    assert rewards([made], [SEVEN], cache_gap=[0])[0, SEVEN].tolist()[:2] == [1.0, 1.0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=6))
@@ -183,7 +183,7 @@ def test_a_hiccup_is_nobodys_fault_and_a_shared_round_is_priced_by_the_table() -
 
 def test_catching_up_is_the_price_of_entering_not_of_staying() -> None:
     plain, entering = record([3], [3]), record([3], [3])
-    np.testing.assert_allclose(rewards([entering], [THREE], lag=[1000]), rewards([plain], [THREE]))
+    np.testing.assert_allclose(rewards([entering], [THREE], cache_gap=[1000]), rewards([plain], [THREE]))
     catch_up = rewarder().arm_costs(1, 100.0)[1]
     assert catch_up[OFF] == 0.0
     assert (catch_up[1:] > 0.0).all()

@@ -6,7 +6,7 @@ import pytest
 
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.errors import PolicyError
-from adaptspec.verification.registry import METHODS, method
+from adaptspec.verification import METHODS, make_method
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
 BODY = "spec:\n  choose: {algorithm: static, depth: 3}\n"
@@ -25,9 +25,9 @@ def test_the_default_is_coupled() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_built_from_its_words(name: str) -> None:
     """The registry and the language know the same methods, parameters and defaults; lossy ones are said to be."""
-    words = f"{{method: {name}, lossy: true}}" if method(name).lossy else f"{{method: {name}}}"
+    words = f"{{method: {name}, lossy: true}}" if make_method(name).lossy else f"{{method: {name}}}"
     known, parameters = parse(words)
-    assert method(known, parameters) == method(name)
+    assert make_method(known, parameters) == make_method(name)
 
 
 def test_numbers_are_passed_on() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.models.constraint import Constraint
+from adaptspec.models.grammars import Constraint
 from tests.models.matchers import VOCAB, Climb, allowed_after
 
 END = 0

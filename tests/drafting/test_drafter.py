@@ -12,14 +12,13 @@ from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import schema
 from adaptspec.drafters import DRAFTERS, Entry, Kind, at_hand, kind_of
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import Drafter, Loaded, Lookup, RunsModel
+from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, ModelFreeDrafter, make_drafters
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.drafting.registry import make_drafters
 from adaptspec.engine.build import EngineConfig, build
 from adaptspec.engine.core import Limits
 from adaptspec.errors import PolicyError
+from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
-from adaptspec.models.memory import CacheLimits
 from adaptspec.types import Request, SamplingParams, SpeculationParams
 from tests.conftest import MakeModel
 from tests.engine.conftest import Notes, run
@@ -113,5 +112,5 @@ def test_what_ships_is_what_it_says(target_path: Path, make_model: MakeModel) ->
     made: list[Drafter] = make_drafters(Loaded(target, draft, (1,)))
     assert tuple(drafter.name for drafter in made) == at_hand(draft=True)
     for drafter in made:
-        assert (kind_of(drafter.name) is Kind.LOOKUP) == isinstance(drafter, Lookup)
-        assert (kind_of(drafter.name) is Kind.MODEL) == isinstance(drafter, RunsModel)
+        assert (kind_of(drafter.name) is Kind.LOOKUP) == isinstance(drafter, ModelFreeDrafter)
+        assert (kind_of(drafter.name) is Kind.MODEL) == isinstance(drafter, ModelDrafter)

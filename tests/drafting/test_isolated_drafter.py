@@ -1,4 +1,4 @@
-"""A drafter made tolerant can do what it could before, and raises nothing."""
+"""A drafter whose failures are isolated can do what it could before, and raises nothing."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import DraftJob, Lookup, Shadow
+from adaptspec.drafting.drafter import DraftJob, ModelFreeDrafter
+from adaptspec.drafting.isolated_drafter import SHORTEST_REST, IsolatedModelFreeDrafter, isolated
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.drafting.tolerant import SHORTEST_REST, TolerantLookup, tolerant
 from adaptspec.models.draft import Draft
-from adaptspec.models.sampling import SamplingBatch, SamplingRow
+from adaptspec.models.processors import SamplingRow
+from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import SamplingParams
 from tests.fakes import TableRunner
 
 REPEATS = [5, 6, 7, 8, 5, 6]
 
 
-def test_a_lookup_stays_one() -> None:
-    """The engine asks drafters what they are: one that lost a method of `Lookup` would offer nothing, unseen."""
-    made = tolerant(NgramDrafter())
-    assert isinstance(made, Lookup)
+def test_it_stays_what_it_is() -> None:
+    """The engine asks drafters what they are: one that lost a method would offer nothing, unseen."""
+    made = isolated(NgramDrafter())
+    assert isinstance(made, ModelFreeDrafter)
     assert made.offer(0, REPEATS, 2) == NgramDrafter().offer(0, REPEATS, 2) == 2
     made.expect(1, [9, 10, 11], 1)
     assert made.offer(1, [4, 9], 2) == 2
@@ -34,20 +35,20 @@ class Broken(NgramDrafter):
     def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
         raise ValueError("not now")
 
-    def shadow(self, row: int, tokens: list[int], start: int) -> Shadow:
+    def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
         raise RuntimeError("never")
 
 
-def test_what_a_lookup_raises_costs_offers_until_it_has_rested() -> None:
+def test_what_is_raised_costs_offers_until_it_has_rested() -> None:
     now = [0.0]
     inner = Broken()
-    made = TolerantLookup(inner, inner, lambda: now[0])
+    made = IsolatedModelFreeDrafter(inner, lambda: now[0])
     made.expect(0, [1], 0)
     now[0] += 2 * SHORTEST_REST
     assert made.offer(0, REPEATS, 2) == 0
     now[0] += 8 * SHORTEST_REST
-    assert made.shadow(0, REPEATS, 4) == Shadow(0, 0)
-    assert made.shadow(0, REPEATS, 4) == Shadow(0, 0)
+    assert made.shadow(0, REPEATS, 4) == (0, 0)
+    assert made.shadow(0, REPEATS, 4) == (0, 0)
 
 
 class HalfBroken(DraftModelDrafter):
@@ -69,7 +70,7 @@ def test_a_draft_ends_where_its_scores_are_no_numbers() -> None:
     sampling = SamplingBatch(rows, runner.info.vocab_size, runner.device)
     job = DraftJob(np.arange(2), tokens, np.array([3, 3]), sampling, shares_noise=False, keep_distribution=True)
     whole = DraftModelDrafter(TableRunner(seed=1)).propose(job)
-    made = tolerant(HalfBroken(runner))
+    made = isolated(HalfBroken(runner))
     draft = made.propose(job)
     assert not made.non_anticipating
     assert draft.counts.tolist() == [1, 3]

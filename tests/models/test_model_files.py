@@ -1,64 +1,21 @@
-"""Model directories: whatever is missing or broken is named, and pickles are never opened."""
+"""Model directories: broken ones end in an error that says what is wrong, and a hub id is fetched."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from adaptspec.errors import ModelError
-from adaptspec.models.checkpoint import Checkpoint, eos_token_ids, fingerprint, read_json, weight_files
+from adaptspec.models import model_files
+from adaptspec.models.model_files import eos_token_ids, fingerprint, read_json, weight_files
 from tests.conftest import MakeModel
-
-
-def shards(folder: Path) -> None:
-    """Write two tensors in two shards with their index."""
-    save_file({"a": torch.ones(2, 3)}, folder / "one.safetensors")
-    save_file({"b": torch.zeros(4)}, folder / "two.safetensors")
-    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def test_sharded_tensors_are_found_in_their_shards(tmp_path: Path) -> None:
-    shards(tmp_path)
-    with Checkpoint(tmp_path) as checkpoint:
-        assert torch.equal(checkpoint.take("a", (2, 3)), torch.ones(2, 3))
-        assert checkpoint.take("b", (4,)).shape == (4,)
-        checkpoint.finish([])
-
-
-def test_missing_misshaped_and_extra_tensors_are_named(tmp_path: Path) -> None:
-    shards(tmp_path)
-    with Checkpoint(tmp_path) as checkpoint:
-        with pytest.raises(ModelError, match="tensor c is missing"):
-            checkpoint.take("c", (1,))
-        with pytest.raises(ModelError, match=r"tensor a is \(2, 3\) where config.json asks for \(3, 2\)"):
-            checkpoint.take("a", (3, 2))
-        with pytest.raises(ModelError, match="does not account for a, b"):
-            checkpoint.finish([])
-        checkpoint.finish(["a", "b"])
-
-
-@pytest.mark.parametrize(
-    ("prepare", "message"),
-    [
-        (lambda folder: None, "is the download complete"),
-        (lambda folder: (folder / "pytorch_model.bin").touch(), "convert it to safetensors"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"oops"), "not a readable safetensors"),
-        (lambda folder: (shards(folder), (folder / "two.safetensors").unlink()), "lacks two.safetensors"),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), "no weight_map"),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("[1"), "not valid JSON"),
-    ],
-)
-def test_broken_weights_are_explained(tmp_path: Path, prepare: Callable[[Path], object], message: str) -> None:
-    prepare(tmp_path)
-    with pytest.raises(ModelError, match=message):
-        Checkpoint(tmp_path)
 
 
 def test_an_index_cannot_point_outside_its_directory(tmp_path: Path) -> None:
@@ -117,3 +74,44 @@ def test_end_tokens_that_no_text_can_have_are_refused(tmp_path: Path, token: int
             eos_token_ids(tmp_path, {"eos_token_id": ids}, 4)
     with pytest.raises(ModelError, match="must be a token id"):
         eos_token_ids(tmp_path, {"eos_token_id": True}, 4)
+
+
+def test_a_directory_is_itself(tmp_path: Path) -> None:
+    assert model_files.resolve_model(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("name", ["no-such-directory", "./a/b/c", "org/name/extra", ""])
+def test_other_names_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="hub id like org/name"):
+        model_files.resolve_model(name)
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(ModelError, match="is a file"):
+        model_files.resolve_model(str(file))
+
+
+def test_a_hub_id_is_fetched_without_anything_that_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.update(name=name, patterns=allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(model_files, "snapshot_download", download)
+    assert model_files.resolve_model("org/some-model") == tmp_path
+    assert asked["name"] == "org/some-model"
+    dangerous = ("modeling.py", "model.bin", "model.pt", "tokenization.py")
+    assert not any(Path(name).match(pattern) for name in dangerous for pattern in asked["patterns"])
+
+
+def test_an_unreachable_hub_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(name: str, allow_patterns: list[str]) -> str:
+        raise LocalEntryNotFoundError("no network\nlong story")
+
+    monkeypatch.setattr(model_files, "snapshot_download", download)
+    with pytest.raises(ModelError, match=r"org/some-model.*\(no network\); check the name"):
+        model_files.resolve_model("org/some-model")

@@ -1,19 +1,23 @@
-"""Tokenizers of model directories, and whether a target and a draft can share one.
-
-Knows vocabularies and special ids; knows nothing of weights.
-"""
+"""Tokenizers of model directories, the bytes of their tokens, and whether a target and a draft can share one."""
 
 from __future__ import annotations
+
+import json
+import re
+from functools import cached_property
+from typing import Any, Protocol
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from adaptspec.errors import ModelError, PairError
-from adaptspec.models.checkpoint import read_json
-from adaptspec.models.hub import resolve_model
+from adaptspec.models.model_files import read_json, resolve_model
 from adaptspec.models.runner import ModelInfo
 
 GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+# How SentencePiece vocabularies write a byte and a space.
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 
 
@@ -77,3 +81,52 @@ def check_pair(
         mine, other = getattr(target_tokenizer, name), getattr(draft_tokenizer, name)
         if mine != other:
             raise PairError(f"{hint} ({name} is {mine} in the target and {other} in the draft)")
+
+
+class Vocabulary(Protocol):
+    """The part of a fast transformers tokenizer that tells tokens' bytes."""
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        """The tokenizer of the `tokenizers` library within."""
+
+    @property
+    def added_tokens_decoder(self) -> Any:
+        """Tokens beside the vocabulary proper, by id."""
+
+
+class TokenBytes:
+    """Bytes by token id; an id that no token has (a padded vocabulary) stands for none."""
+
+    def __init__(self, tokenizer: Vocabulary) -> None:
+        self._backend = tokenizer.backend_tokenizer
+        self._added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+
+    def __call__(self, token: int) -> bytes:
+        """What `token` adds to a text."""
+        added = self._added.get(token)
+        if added is not None:
+            return added.encode()
+        written = self._backend.id_to_token(token)
+        if written is None:
+            return b""
+        if self._alphabet:
+            return b"".join(self._alphabet.get(letter) or letter.encode() for letter in written)
+        byte = _BYTE.fullmatch(written)
+        return bytes([int(byte[1], 16)]) if byte else written.replace(_SPACE, " ").encode()
+
+    @cached_property
+    def _alphabet(self) -> dict[str, bytes]:
+        """What byte each letter stands for; empty unless the vocabulary is written in bytes."""
+        decoder = self._backend.decoder
+        described = json.loads(decoder.__getstate__()) if decoder is not None else {}
+        kinds = {part["type"] for part in (described, *described.get("decoders", ())) if "type" in part}
+        return {letter: bytes([byte]) for byte, letter in _byte_letters().items()} if "ByteLevel" in kinds else {}
+
+
+def _byte_letters() -> dict[int, str]:
+    """GPT-2's alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100 on, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {byte: chr(byte) for byte in printable}
+    others = [byte for byte in range(256) if byte not in letters]
+    return letters | {byte: chr(0x100 + i) for i, byte in enumerate(others)}

@@ -1,24 +1,25 @@
-"""A model directory on disk: its JSON files and its safetensors, single or sharded. Never reads a pickle.
-
-Knows names, shapes and files; knows nothing of what a model computes. Everything wrong with a directory ends
-in a ModelError that names the file.
-"""
+"""A model directory, fetched from the hub if need be: its JSON files and its safetensors. Never reads a pickle."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from adaptspec.errors import ModelError
-from adaptspec.files import open_file, read_text
-from adaptspec.models.fields import shown
+from adaptspec.errors import FileError, ModelError
+from adaptspec.files import check_regular, open_file, read_text
+from adaptspec.models.config import shown
 
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# Weights as safetensors, settings, tokenizer: nothing that can run code is even downloaded.
+PATTERNS = ["*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -26,6 +27,38 @@ SAMPLES = 64
 MOST_JSON = 256 * 2**20  # bytes; the vocabulary of a large model takes a tenth of it
 MOST_DEPTH = 32
 SAMPLE_BYTES = 4096
+
+
+def resolve_model(path_or_hub_id: str) -> Path:
+    """The model's directory, downloaded first if it is a hub id; ModelError if there is none."""
+    folder = Path(path_or_hub_id).expanduser()
+    if path_or_hub_id and folder.is_dir():
+        _check_files(folder)
+        return folder
+    if path_or_hub_id and folder.exists():
+        raise ModelError(f"{path_or_hub_id} is a file; name the directory that holds config.json")
+    if not HUB_ID.fullmatch(path_or_hub_id):
+        raise ModelError(f"there is no directory {path_or_hub_id!r}; name a model directory or a hub id like org/name")
+    try:
+        return Path(snapshot_download(path_or_hub_id, allow_patterns=PATTERNS))
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"there is no directory {path_or_hub_id}, and it cannot be fetched from the hub ({first_line}); "
+            "check the name, the network, and HF_TOKEN for gated models"
+        ) from error
+
+
+def _check_files(folder: Path) -> None:
+    """Libraries open these by name, and would wait for ever for what a pipe may bring. Raises ModelError."""
+    try:
+        for path in (path for pattern in ("*", "*/*") for path in folder.glob(pattern)):
+            if any(fnmatch(path.name, pattern) for pattern in PATTERNS) and not path.is_dir():
+                check_regular(path)
+    except FileError as error:
+        raise ModelError(str(error)) from error
+    except OSError as error:
+        raise ModelError(f"{folder}: cannot be read ({error.strerror}); check the path and its permissions") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -107,46 +140,3 @@ def _deeper(value: object, most: int) -> bool:
             for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
         ]
     return any(isinstance(value, (dict, list)) for value in level)
-
-
-class Checkpoint:
-    """Named tensors of a model directory, read one at a time. Use as a context manager."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._files: dict[str, Any] = {}
-        self._unread: set[str] = set()
-        for path in weight_files(folder):
-            try:
-                file: Any = safe_open(path, framework="pt", device="cpu")
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path} is not a readable safetensors file ({error}); download it again") from error
-            self._files.update(dict.fromkeys(file.keys(), file))
-        self._unread = set(self._files)
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.clear()  # the last references: closes the files
-
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Read one tensor; ModelError if it is missing or of another shape than `shape`."""
-        if name not in self._files:
-            raise ModelError(f"{self.folder}: tensor {name} is missing; config.json does not belong to these weights")
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise ModelError(
-                f"{self.folder}: tensor {name} is {tuple(tensor.shape)} where config.json asks for {shape}; "
-                "config.json does not belong to these weights"
-            )
-        self._unread.discard(name)
-        return tensor
-
-    def finish(self, ignored: Iterable[str]) -> None:
-        """Raise ModelError if tensors were left unread, but for names that end in one of `ignored`."""
-        endings = tuple(ignored)
-        extra = sorted(name for name in self._unread if not name.endswith(endings))
-        if extra:
-            listed = ", ".join(extra[:3]) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
-            raise ModelError(f"{self.folder}: config.json does not account for {listed}; is model_type right?")

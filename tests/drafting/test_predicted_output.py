@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.drafting.prediction import Prediction
+from adaptspec.drafting.predicted_output import Prediction
 from tests.drafting.test_ngram import _propose
 
 TOKENS = st.lists(st.integers(0, 4), max_size=30)

@@ -1,0 +1,100 @@
+"""RMS norm, in the form that is fastest for its device and dtype, and the output head, whose logits are float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+WIDENED = 2**20  # weights at a time: 4 MiB in float32, which a CPU's cache holds
+
+Norm = Callable[[torch.Tensor], torch.Tensor]
+
+
+def rms_norm(weight: torch.Tensor, eps: float) -> Norm:
+    """A norm over the last dimension; `weight` is [dim], or [heads, dim] for tensors [..., heads, dim]."""
+    if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        return LengthNorm.of(weight.shape[-1], eps, weight)
+    return _Fused(weight, eps)
+
+
+def rms_norm_into(weight: torch.Tensor, eps: float, matrix: torch.Tensor) -> Norm:
+    """A norm [N, dim] whose product with `matrix` [dim, out] is wanted; where it pays, the weight moves into `matrix`.
+
+    `matrix` is then changed in place: it must belong to this norm alone.
+    """
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return rms_norm(weight, eps)
+    matrix.mul_((weight * math.sqrt(len(weight))).unsqueeze(1))
+    return LengthNorm.of(len(weight), eps, None)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthNorm:
+    """x / hypot(|x|, sqrt(dim eps)) * (sqrt(dim) weight): the same value in half the operations of the usual form.
+
+    Float32 only: the length of a 16-bit vector may not fit 16 bits. `square` is dim eps; `scale` is sqrt(dim) weight,
+    None where the matrix behind the norm has taken it over.
+    """
+
+    square: float
+    floor: torch.Tensor
+    scale: torch.Tensor | None
+
+    @staticmethod
+    def of(dim: int, eps: float, weight: torch.Tensor | None) -> LengthNorm:
+        """Over `dim` numbers."""
+        scale = None if weight is None else weight * math.sqrt(dim)
+        return LengthNorm(dim * eps, torch.tensor(math.sqrt(dim * eps)), scale)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [..., dim], normalised."""
+        length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        normed = x / length.hypot_(self.floor)
+        return normed if self.scale is None else normed.mul_(self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fused:
+    """torch's own, one kernel on CUDA."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.weight.ndim == 1:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x, self.weight.shape[-1:], None, self.eps) * self.weight
+
+
+def float32_logits(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """`hidden` [N, dim] times `head` [dim, vocab] in float32, whatever they are in.
+
+    On a CPU, where torch has no such product of 16-bit numbers, the head is widened piece by piece, which takes least
+    time if it is the transpose of a contiguous matrix.
+    """
+    if hidden.dtype == torch.float32:
+        return torch.mm(hidden, head)
+    if hidden.device.type == "cuda":
+        return torch.mm(hidden, head, out_dtype=torch.float32)
+    wide = hidden.float()
+    pieces = torch.split(head, max(1, WIDENED // head.shape[0]), dim=1)
+    return torch.cat([torch.mm(wide, piece.float()) for piece in pieces], dim=1)
+
+
+class Float32Head(torch.nn.Module):
+    """Stands in for a model's own head [vocab, dim]; its logits are float32."""
+
+    def __init__(self, head: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = head.weight, head.bias
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [..., vocab] of `hidden` [..., dim]."""
+        logits = float32_logits(hidden.flatten(0, -2), self.weight.t())
+        if self.bias is not None:
+            logits += self.bias
+        return logits.view(*hidden.shape[:-1], -1)

@@ -1,0 +1,120 @@
+"""The lossy methods: what they keep, what they may never keep, and that the target's own choice always stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptspec.models.sampling import SamplingBatch
+from adaptspec.types import IntArray, SamplingParams
+from adaptspec.verification.coupled import Coupled
+from adaptspec.verification.lossy import Threshold, Typical, accept_good_enough
+from adaptspec.verification.method import Windows
+
+from .tables import CPU, TARGET, VOCAB, Drafter, adaptive_depths, decode_plainly, make_rows, point_draft, speculate
+
+
+def _nobody(scores: torch.Tensor, tokens: torch.Tensor, index: IntArray) -> torch.Tensor:
+    return torch.zeros(len(tokens), dtype=torch.bool)
+
+
+def _everybody(scores: torch.Tensor, tokens: torch.Tensor, index: IntArray) -> torch.Tensor:
+    return torch.ones(len(tokens), dtype=torch.bool)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), counts=st.lists(st.integers(0, 3), min_size=1, max_size=4))
+def test_the_targets_choice_follows(seed: int, counts: list[int]) -> None:
+    random = np.random.default_rng(seed)
+    rows = make_rows(SamplingParams(temperature=0.0), range(len(counts)))
+    sampling = SamplingBatch(rows, VOCAB, CPU)
+    logits = torch.from_numpy(random.normal(size=(sum(counts) + len(counts), VOCAB)).astype(np.float32))
+    tokens = random.integers(0, VOCAB, (len(counts), max(counts)))
+    draft = point_draft(tokens, counts=counts)
+    own, starts = logits.argmax(1).numpy(), Windows.of(draft.counts).starts
+    for judge, lossy in ((_nobody, False), (_everybody, True)):
+        result = accept_good_enough(logits, draft, sampling, judge)
+        assert (result.following == own[starts + result.accepted]).all()
+        for i, count in enumerate(counts):
+            agreed = [bool(own[starts[i] + j] == tokens[i, j]) for j in range(count)]
+            assert result.accepted[i] == (count if lossy else [*agreed, False].index(False))
+
+
+SHARES = torch.tensor([0.50, 0.30, 0.15, 0.04, 0.01])
+
+
+def _judged(token: int, method: Threshold, params: SamplingParams = SamplingParams(temperature=0.0)) -> tuple[int, int]:
+    """One drafted token, judged where the target has SHARES: accepted, and what follows."""
+    draft = point_draft(np.array([[token]]))
+    rows = make_rows(params, [0])
+    result = method.verify(SHARES.log().repeat(2, 1), draft, SamplingBatch(rows, VOCAB, CPU))
+    return int(result.accepted[0]), int(result.following[0])
+
+
+@pytest.mark.parametrize(
+    ("token", "kept"),
+    [(0, 1), (1, 1), (2, 1), (3, 0), (4, 0)],
+    ids=["argmax", "above high", "between, in the top 3", "below low", "far below"],
+)
+def test_marks_decide(token: int, kept: int) -> None:
+    assert _judged(token, Threshold(high=0.25, low=0.05, top=3)) == (kept, 0)
+
+
+def test_between_the_marks_only_the_top_choices_are_kept() -> None:
+    assert _judged(2, Threshold(high=0.9, low=0.05, top=2))[0] == 0
+    assert _judged(2, Threshold(high=0.9, low=0.05, top=3))[0] == 1
+
+
+def test_a_token_the_processors_rule_out_is_never_kept() -> None:
+    """Marks of 0 accept anything but what cannot be: min_tokens, masks and top-k still hold."""
+    banned = SamplingParams(temperature=0.0, logit_bias={4: -100.0}, top_k=2)
+    assert _judged(4, Threshold(high=0.0, low=0.0), SamplingParams(temperature=1.0, top_k=2))[0] == 0
+    assert _judged(4, Threshold(high=0.01, low=0.01), banned)[0] == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**40), temperature=st.sampled_from([0.0, 0.7, 1.3]))
+def test_marks_nobody_reaches_leave_plain_decoding(seed: int, temperature: float) -> None:
+    """high = low = 1 keeps what the target draws itself and nothing else."""
+    params = SamplingParams(temperature=temperature)
+    strict = Threshold(high=1.0, low=1.0, top=1)
+    tokens = speculate(make_rows(params, [seed]), strict, Drafter(), adaptive_depths, 8)
+    np.testing.assert_array_equal(tokens, decode_plainly(make_rows(params, [seed]), 8))
+
+
+def test_it_never_accepts_fewer_than_coupled() -> None:
+    rows = make_rows(SamplingParams(), range(500))
+    sampling = SamplingBatch(rows, VOCAB, CPU)
+    draft = Drafter().propose(rows, sampling, np.full(500, 3), Coupled())
+    contexts: IntArray = np.array(
+        [[*row.tokens, *draft.tokens[i, :n]][-3:] for i, row in enumerate(rows) for n in range(4)]
+    )
+    logits = TARGET.logits(contexts)
+    strict = Coupled().verify(logits, draft, sampling).accepted
+    loose = Threshold().verify(logits, draft, sampling).accepted
+    assert (loose >= strict).all()
+    assert loose.mean() > strict.mean()
+
+
+def _kept(token: int, shares: list[float], seeds: range = range(50)) -> float:
+    """How often a drafted token stays where the target has these shares."""
+    rows = make_rows(SamplingParams(), seeds)
+    draft = point_draft(np.full((len(rows), 1), token))
+    logits = torch.tensor(shares).log().repeat(2 * len(rows), 1)
+    return float(Typical().verify(logits, draft, SamplingBatch(rows, VOCAB, CPU)).accepted.mean())
+
+
+def test_where_many_tokens_would_do_an_unlikely_one_is_kept() -> None:
+    """H = 1.6: the bound is delta * exp(-H) = 0.06; where the target is sure it is epsilon."""
+    assert _kept(3, [0.2, 0.2, 0.2, 0.2, 0.2]) == 1.0
+    assert _kept(3, [0.24, 0.23, 0.23, 0.07, 0.23]) == 1.0
+    assert _kept(3, [0.91, 0.01, 0.01, 0.06, 0.01]) < 0.3  # only where the target draws it itself
+
+
+def test_greedy_rows_stay_exact() -> None:
+    greedy = SamplingParams(temperature=0.0)
+    tokens = speculate(make_rows(greedy, [1, 2]), Typical(), Drafter(), adaptive_depths, 8)
+    np.testing.assert_array_equal(tokens, decode_plainly(make_rows(greedy, [1, 2]), 8))
