@@ -20,13 +20,13 @@ from rich.console import Console
 
 from adaptspec import __version__
 from adaptspec.control.tasks import Labels
+from adaptspec.engine.assembly import BUNDLED, Built, EngineConfig, build
 from adaptspec.engine.async_engine import AsyncEngine
-from adaptspec.engine.build import BUNDLED, Built, EngineConfig, build
 from adaptspec.engine.checkpointer import Checkpointer, StateStore, tasks_in
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.watchdog import Watchdog
-from adaptspec.records import JournalHeader
+from adaptspec.journal import JournalHeader
 from adaptspec.server.application import make_app
 from adaptspec.server.auth import Hosts, check_exposure, is_loopback, named_key
 from adaptspec.server.limits import ServerLimits
@@ -34,7 +34,7 @@ from adaptspec.server.operations import Operations
 from adaptspec.server.run import serve as serve_app
 from adaptspec.server.sse import Padding
 from adaptspec.telemetry.earnings import Earnings
-from adaptspec.telemetry.journal import Journal
+from adaptspec.telemetry.journal_writer import Journal
 from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metric_families import earning_families, load_families, reload_families, shadow_families
 from adaptspec.telemetry.metrics import Metrics

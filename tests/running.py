@@ -14,7 +14,7 @@ import aiohttp
 from rich.console import Console
 
 from adaptspec.app import ServeConfig, serve
-from adaptspec.engine.build import EngineConfig
+from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import Limits
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: %s}\nspec:\n"

@@ -19,7 +19,7 @@ from adaptspec.app import _watching, serve
 from adaptspec.control.state import read_state
 from adaptspec.engine.checkpointer import FILE
 from adaptspec.errors import JournalError
-from adaptspec.records import JournalHeader, RequestFinished, RequestStarted, read_entries, read_journal
+from adaptspec.journal import JournalHeader, RequestFinished, RequestStarted, read_entries, read_journal
 from tests.running import MAIN, Running, config_of, get
 
 KEY = {"Authorization": "Bearer open sesame"}

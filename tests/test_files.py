@@ -27,12 +27,12 @@ from adaptspec.control.tasks import TaskDetector
 from adaptspec.engine.checkpointer import StateStore
 from adaptspec.errors import AdaptSpecError, FileError, StateError
 from adaptspec.files import check_regular, open_file, read_bytes, read_text, write_file
+from adaptspec.journal import read_entries
 from adaptspec.models.loading import load_model
 from adaptspec.models.tokenization import load_tokenizer
-from adaptspec.records import read_entries
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.tape_file import load_tape
-from adaptspec.telemetry.journal import Journal
+from adaptspec.telemetry.journal_writer import Journal
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.trace_events import write_trace_file
 from adaptspec.training.corpus import read_objects

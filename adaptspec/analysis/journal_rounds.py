@@ -15,7 +15,7 @@ from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import JournalError
-from adaptspec.records import JournalHeader, LinesDropped, RequestFinished, RequestStarted, read_entries
+from adaptspec.journal import JournalHeader, LinesDropped, RequestFinished, RequestStarted, read_entries
 from adaptspec.types import RoundRecord
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from adaptspec.analysis.journal_rounds import JournalLog
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError, JournalError
-from adaptspec.records import RequestStarted
+from adaptspec.journal import RequestStarted
 from adaptspec.simulation.cost_profiles import MachineCosts, of_table
 from adaptspec.simulation.tape import DraftView, Tape, join, recorded
 from adaptspec.types import IntArray, RoundRecord

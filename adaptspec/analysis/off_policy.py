@@ -21,7 +21,8 @@ from adaptspec.control.policy import BatchSignals
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.errors import ConfigError, JournalError
-from adaptspec.types import BoolArray, IntArray, Reason, Request, RoundRecord, SpeculationParams
+from adaptspec.request import Request, SpeculationParams
+from adaptspec.types import BoolArray, IntArray, Reason, RoundRecord
 
 _MOST_DEPTH, _MOST_ROWS = 64, 1024
 _SURE = 1.0 - 1e-9

@@ -23,7 +23,7 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import Labels
 from adaptspec.errors import AdaptSpecError, JournalError
 from adaptspec.files import open_file
-from adaptspec.records import read_journal
+from adaptspec.journal import read_journal
 from adaptspec.simulation.replay import Tally, replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, in_turn, stream
 from adaptspec.simulation.tape import Tape

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from adaptspec.bench.workloads import Workloads, encode
+from adaptspec.engine.assembly import EngineConfig, build
 from adaptspec.engine.async_engine import AsyncEngine
-from adaptspec.engine.build import EngineConfig, build
+from adaptspec.request import Request, SamplingParams
 from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.tracing import Tracing
-from adaptspec.types import Completion, Delta, Request, RoundRecord, SamplingParams, Sink
+from adaptspec.types import Completion, Delta, RoundRecord, Sink
 
 COLLECTORS = ("none", "well", "dead", "slow", "refusing")
 _SLOW_SECONDS = 5.0

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
 from adaptspec.engine.core import EngineCore
 from adaptspec.models.draft import Draft
-from adaptspec.types import Completion, Request, SamplingParams, SpeculationParams
+from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.types import Completion
 
 
 @dataclass(frozen=True)

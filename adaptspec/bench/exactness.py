@@ -24,14 +24,15 @@ from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.drafting.drafter import Drafter
-from adaptspec.engine.build import Built, EngineConfig, assemble, build, model_place
+from adaptspec.engine.assembly import Built, EngineConfig, assemble, build, model_place
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.models.runner import Runner
+from adaptspec.request import Request, SamplingParams
 from adaptspec.tables import Table
-from adaptspec.types import Completion, IntArray, Reason, Request, SamplingParams
+from adaptspec.types import Completion, IntArray, Reason
 from adaptspec.verification import make_method
 
 # By how much the two best logits may differ where rounding alone can exchange them.

@@ -25,7 +25,7 @@ from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafters import Kind, kind_of
-from adaptspec.engine.build import Built, EngineConfig, assemble, build, model_place
+from adaptspec.engine.assembly import Built, EngineConfig, assemble, build, model_place
 from adaptspec.engine.profiler import processor
 from adaptspec.errors import ConfigError
 from adaptspec.tables import Table

@@ -18,11 +18,11 @@ import torch
 from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.cost import CostTable
-from adaptspec.engine.build import Built
+from adaptspec.engine.assembly import Built
 from adaptspec.engine.profiler import Stopwatch, measure, middle, processor
 from adaptspec.errors import ConfigError
+from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.simulation.tape import Tape, join, recorded
-from adaptspec.types import Request, SamplingParams, SpeculationParams
 
 # So many times are costs measured, each time for about so long: a moment of other work on the machine is outvoted.
 _COST_RUNS, _COST_SECONDS = 7, 8.0

@@ -17,8 +17,9 @@ from adaptspec.errors import ConfigError
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch, certainty
+from adaptspec.request import SamplingParams
 from adaptspec.simulation.tape import FAR, AfterMiss, DraftView
-from adaptspec.types import BoolArray, FloatArray, IntArray, SamplingParams
+from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # The deepest draft that a policy may ask for.
 _DEEPEST = 64

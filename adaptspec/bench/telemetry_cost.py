@@ -20,6 +20,7 @@ from adaptspec.bench.collectors import COLLECTORS, Load, collector, run_collecto
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.drafters import at_hand
+from adaptspec.request import Request
 from adaptspec.tables import Table
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.live_feed import LiveFeed
@@ -27,15 +28,7 @@ from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.tracing import Trace, Tracing
-from adaptspec.types import (
-    Completion,
-    FinishReason,
-    Reason,
-    Request,
-    RoundRecord,
-    SpeculationStats,
-    Timings,
-)
+from adaptspec.types import Completion, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
 
 BATCHES = (1, 16)
 DRAFTERS = at_hand(draft=True)

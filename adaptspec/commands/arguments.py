@@ -17,7 +17,7 @@ from adaptspec.command_line import given_values
 from adaptspec.control.language.library import shipped_policies
 
 if TYPE_CHECKING:
-    from adaptspec.engine.build import EngineConfig
+    from adaptspec.engine.assembly import EngineConfig
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +78,7 @@ def complete_policies(action: argparse.Action) -> None:
 
 def engine_config(arguments: argparse.Namespace, base: EngineConfig | None = None) -> EngineConfig:
     """What `add_models` was given, over `base` or the defaults."""
-    from adaptspec.engine.build import EngineConfig
+    from adaptspec.engine.assembly import EngineConfig
 
     given = given_values(arguments)
     config = replace(

@@ -94,7 +94,7 @@ def _add_workloads(parser: argparse.ArgumentParser) -> None:
 def _quick(arguments: argparse.Namespace) -> int:
     from adaptspec.bench.quick import QuickSettings, disturbed, quick_report, run_quick
     from adaptspec.bench.workloads import read_workloads
-    from adaptspec.engine.build import EngineConfig
+    from adaptspec.engine.assembly import EngineConfig
 
     workloads = read_workloads(arguments.workloads, arguments.prompts)
     settings = QuickSettings(arguments.tokens, arguments.repeats, arguments.policy)
@@ -112,7 +112,7 @@ def _exactness(arguments: argparse.Namespace) -> int:
     """The exit status is 1 if text differed by more than rounding."""
     from adaptspec.bench.exactness import DEPTHS, exactness_report, run_exactness
     from adaptspec.bench.workloads import read_workloads
-    from adaptspec.engine.build import EngineConfig
+    from adaptspec.engine.assembly import EngineConfig
 
     workloads = read_workloads(arguments.workloads, arguments.prompts)
     config = EngineConfig(device=arguments.device, dtype=arguments.dtype)
@@ -155,7 +155,7 @@ def _telemetry(arguments: argparse.Namespace) -> int:
 def _record(arguments: argparse.Namespace) -> int:
     from adaptspec.bench.record_tape import RecordSettings, record, summarise, write_costs
     from adaptspec.bench.workloads import read_workloads
-    from adaptspec.engine.build import build
+    from adaptspec.engine.assembly import build
     from adaptspec.simulation.tape_file import save_tape
     from adaptspec.tables import table_of
 

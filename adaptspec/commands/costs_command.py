@@ -57,7 +57,7 @@ def _show(arguments: argparse.Namespace) -> int:
 def _measure(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from adaptspec.engine.build import build
+    from adaptspec.engine.assembly import build
     from adaptspec.engine.cost_files import read_cost_file
     from adaptspec.engine.profiler import cost_path, measured_costs
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from adaptspec.commands.arguments import seconds
 from adaptspec.errors import JournalError
-from adaptspec.records import Entry, read_entries
+from adaptspec.journal import Entry, read_entries
 from adaptspec.telemetry.timeline import Timeline, latest
 from adaptspec.telemetry.trace_events import write_trace, write_trace_file
 

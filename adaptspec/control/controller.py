@@ -26,7 +26,8 @@ from adaptspec.control.shadow import ShadowEstimate, ShadowPolicy
 from adaptspec.control.tasks import Labels
 from adaptspec.draft_tables import StopTable
 from adaptspec.errors import ConfigError, UnknownModelError
-from adaptspec.types import FloatArray, IntArray, Reason, Request, RoundRecord, nobody
+from adaptspec.request import Request
+from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord, nobody
 
 _log = logging.getLogger(__name__)
 

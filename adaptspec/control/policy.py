@@ -23,9 +23,9 @@ class BatchSignals:
 
     `rows` are the engine's row numbers: stable while a request runs, reused afterwards. `limits` is the depth each row
     may not pass (the request's ceiling, its remaining tokens, the context's room). `cache_gap` [drafters, B] is
-    how many tokens each drafter is behind, beyond the usual one or two: what drafting with it would have to catch up first.
-    What a policy sees has its own drafters first, in its order. `found` [drafters, B] is how many tokens an n-gram
-    drafter has found for each row, within the limits: known before the round, since looking is free. It is 0 for
+    how many tokens each drafter is behind, beyond the usual one or two: what drafting with it would have to catch up
+    first. What a policy sees has its own drafters first, in its order. `found` [drafters, B] is how many tokens an
+    n-gram drafter has found for each row, within the limits: known before the round, since looking is free. It is 0 for
     drafters that cannot tell, and where nobody asked (see `Policy.search_depth`). `position` counts the tokens a row
     has emitted. `beside` counts rows that decode in the same round under other policies; `free_memory` is the share of
     the cache that no row holds. The controller fills in `tasks` (0: unknown), `keys`, the numbers of API keys (0: none

@@ -9,7 +9,8 @@ import numpy as np
 
 from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.draft_tables import StopTable, TemperatureTable
-from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord, SpeculationParams
+from adaptspec.request import SpeculationParams
+from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord
 
 _UNBOUND = int(np.iinfo(np.int64).max)
 

@@ -263,7 +263,7 @@ class ShadowPolicy:
 
 @dataclass(frozen=True)
 class _Decided:
-    """A decision that waits for its round, in the engine's numbers, what it saw, and its own cache gap [drafters, B]."""
+    """A decision that waits for its round, in the engine's numbers, with what it saw and its own cache gap."""
 
     decision: Decision
     cache_gap: IntArray

@@ -2,6 +2,6 @@
 
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.engine import Engine
-from adaptspec.types import SamplingParams, SpeculationParams
+from adaptspec.request import SamplingParams, SpeculationParams
 
 __all__ = ["AsyncEngine", "Engine", "SamplingParams", "SpeculationParams"]

@@ -20,7 +20,8 @@ from typing import Any, TypeVar, cast
 from adaptspec.engine.core import EngineCore
 from adaptspec.errors import EngineError, OverloadedError
 from adaptspec.models.runner import ModelInfo
-from adaptspec.types import Completion, Delta, FinishReason, Grammar, Request
+from adaptspec.request import Grammar, Request
+from adaptspec.types import Completion, Delta, FinishReason
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -24,7 +24,8 @@ from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.models.draft import Draft
-from adaptspec.types import Delta, FinishReason, IntArray, Reason, Request, RoundRecord, Sink, nobody
+from adaptspec.request import Request
+from adaptspec.types import Delta, FinishReason, IntArray, Reason, RoundRecord, Sink, nobody
 from adaptspec.verification.method import VerifyResult
 
 _log = logging.getLogger(__name__)

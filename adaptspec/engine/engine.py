@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.engine.build import AUTO, BUNDLED, EngineConfig, build
+from adaptspec.engine.assembly import AUTO, BUNDLED, EngineConfig, build
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.errors import RequestError
-from adaptspec.types import Completion, Delta, Request, SamplingParams, SpeculationParams
+from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.types import Completion, Delta
 
 
 class Engine:

@@ -15,7 +15,7 @@ from adaptspec.errors import PromptTooLongError, RequestError
 from adaptspec.models.grammars import Grammars
 from adaptspec.models.runner import ModelInfo
 from adaptspec.models.sampling import check_tokens, check_vocabulary
-from adaptspec.types import Grammar, Request
+from adaptspec.request import Grammar, Request
 from adaptspec.verification.method import Method
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from adaptspec.errors import ConfigError
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import IntArray, SamplingParams
+from adaptspec.request import SamplingParams
+from adaptspec.types import IntArray
 
 Piece = Callable[[], None]
 

@@ -11,7 +11,8 @@ from adaptspec.drafting.predicted_output import Prediction
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.models.grammars import Constraint
 from adaptspec.models.processors import SamplingRow
-from adaptspec.types import Completion, Delta, FinishReason, Piece, Request, SpeculationStats, Timings, TokenLogprob
+from adaptspec.request import Request
+from adaptspec.types import Completion, Delta, FinishReason, Piece, SpeculationStats, Timings, TokenLogprob
 from adaptspec.verification.method import Method
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import RequestError
-from adaptspec.types import BoolArray, Grammar
+from adaptspec.request import Grammar
+from adaptspec.types import BoolArray
 
 MAX_CHARACTERS = 100_000  # of a grammar: what is longer takes noticeable time to compile
 _KEPT = 64  # compiled grammars: clients tend to send the same few

@@ -18,7 +18,8 @@ import torch
 from torch.nn import functional
 
 from adaptspec.models.grammars import Constraint
-from adaptspec.types import BoolArray, IntArray, SamplingParams
+from adaptspec.request import SamplingParams
+from adaptspec.types import BoolArray, IntArray
 
 # Below this float32 scores are so far apart that sampling is greedy; smaller divisors would overflow.
 MIN_TEMPERATURE = 1e-5

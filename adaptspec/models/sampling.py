@@ -19,7 +19,8 @@ from torch.nn import functional
 from adaptspec.errors import RequestError
 from adaptspec.models.noise import Stream, gumbel, gumbel_at, position_keys, seed_keys, uniform
 from adaptspec.models.processors import Positions, SamplingRow, build, truncates
-from adaptspec.types import BoolArray, FloatArray, IntArray, SamplingParams
+from adaptspec.request import SamplingParams
+from adaptspec.types import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True)

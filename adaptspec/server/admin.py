@@ -13,9 +13,9 @@ from pydantic import RootModel
 
 from adaptspec.engine.policy_manager import PolicyManager, ServedPolicy
 from adaptspec.errors import ConfigError, RequestError, UnknownModelError
-from adaptspec.server.answers import Answer, Json, Listed
+from adaptspec.server.api.answers import Answer, Json, Listed
+from adaptspec.server.api.wire import shown
 from adaptspec.server.http_errors import RefusedError
-from adaptspec.server.wire import shown
 
 POLICIES = web.AppKey("policies", PolicyManager)
 # What is done with policies has paths of its own, and no other methods than it says.

@@ -13,10 +13,11 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.policy_manager import PolicyManager
-from adaptspec.server import admin, handlers, status, tokenize, trials
+from adaptspec.server import admin, status, trials
 from adaptspec.server import operations as operating
+from adaptspec.server.api import handlers, tokenize
+from adaptspec.server.api.codec import Codec
 from adaptspec.server.auth import Hosts, Keys, auth, named_key
-from adaptspec.server.codec import Codec
 from adaptspec.server.http_errors import answer_errors, shape_refusal
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.live import add_live

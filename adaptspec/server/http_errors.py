@@ -18,7 +18,7 @@ from adaptspec.errors import (
     RequestError,
     UnknownModelError,
 )
-from adaptspec.server.answers import Answer, Json
+from adaptspec.server.api.answers import Answer, Json
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 RETRY_SECONDS = "1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from adaptspec.server.answers import Answer
+from adaptspec.server.api.answers import Answer
 
 # A round of a request: depth, drafted, accepted, emitted, the drafter, the reason, and mean entropy in nats.
 Bar = tuple[int, int, int, int, int, int, float | None]

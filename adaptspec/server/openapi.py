@@ -12,17 +12,18 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from adaptspec import __version__
-from adaptspec.server import admin, live_answers, operations, status, tokenize, trials
-from adaptspec.server.answers import Json
+from adaptspec.server import admin, live_answers, operations, status, trials
+from adaptspec.server.api import tokenize
+from adaptspec.server.api.answers import Json
+from adaptspec.server.api.chat import ChatBody, ChatCompletion
+from adaptspec.server.api.completions import Completion, CompletionBody
+from adaptspec.server.api.response_events import Response
+from adaptspec.server.api.responses import ResponsesBody
+from adaptspec.server.api.wire import TOKEN_ID
 from adaptspec.server.auth import ADMIN, OPEN
-from adaptspec.server.chat import ChatBody, ChatCompletion
-from adaptspec.server.completions import Completion, CompletionBody
 from adaptspec.server.http_errors import Error
 from adaptspec.server.limits import ServerLimits
-from adaptspec.server.response_events import Response
-from adaptspec.server.responses import ResponsesBody
 from adaptspec.server.service import SERVICE
-from adaptspec.server.wire import TOKEN_ID
 
 KEYED = web.AppKey("keyed", bool)  # whether users need an API key
 _TEMPLATE = "#/components/schemas/{model}"

@@ -12,7 +12,7 @@ from aiohttp import web
 from adaptspec.engine.checkpointer import Checkpointer
 from adaptspec.errors import RequestError
 from adaptspec.server.admin import POLICIES
-from adaptspec.server.answers import Answer, Listed
+from adaptspec.server.api.answers import Answer, Listed
 from adaptspec.server.service import SERVICE
 from adaptspec.telemetry.request_store import RequestStore
 

@@ -10,16 +10,17 @@ from aiohttp import web
 
 from adaptspec.engine.async_engine import AsyncEngine, Stream
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
-from adaptspec.server.chat import ChatBody
-from adaptspec.server.codec import Codec
-from adaptspec.server.completions import CompletionBody
-from adaptspec.server.generation_body import GenerationBody
+from adaptspec.request import Grammar, Request
+from adaptspec.server.api.chat import ChatBody
+from adaptspec.server.api.codec import Codec
+from adaptspec.server.api.completions import CompletionBody
+from adaptspec.server.api.generation_body import GenerationBody
+from adaptspec.server.api.wire import Body, parse, renamed, shown
 from adaptspec.server.http_errors import DrainingError, EngineStoppedError, RefusedError
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.sse import Padding
 from adaptspec.server.threads import Lanes, within
-from adaptspec.server.wire import Body, parse, renamed, shown
-from adaptspec.types import Completion, Delta, FinishReason, Grammar, Request
+from adaptspec.types import Completion, Delta, FinishReason
 
 SMALL_BODY = 2**16  # bytes; reading more JSON than this would be felt by the streams of other clients
 # SplitMix64's own step from one stream to the next; the engine mixes seeds well, so any odd step would do.

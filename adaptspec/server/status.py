@@ -9,7 +9,7 @@ from typing import Any, Literal
 from aiohttp import web
 
 from adaptspec import __version__
-from adaptspec.server.answers import Answer, Listed
+from adaptspec.server.api.answers import Answer, Listed
 from adaptspec.server.service import SERVICE, Service
 from adaptspec.telemetry.metrics import Metrics
 

@@ -19,7 +19,7 @@ from pydantic import RootModel
 
 from adaptspec.errors import ConfigError, OverloadedError, RequestError
 from adaptspec.server.admin import POLICIES, body_text
-from adaptspec.server.answers import Answer, Json
+from adaptspec.server.api.answers import Answer, Json
 
 TRIAL_SECONDS = 60.0
 _PLACE = re.compile(r"<body>:(\d+):(\d+): ")

@@ -19,11 +19,12 @@ from adaptspec.drafters import at_hand
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import TapeError
+from adaptspec.request import Request, SpeculationParams
 from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.scenarios import Stream
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_executor import TapeExecutor, TapeInputs
-from adaptspec.types import Completion, Request, RoundRecord, SpeculationParams
+from adaptspec.types import Completion, RoundRecord
 from adaptspec.verification import make_method
 
 

@@ -13,10 +13,11 @@ from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft
+from adaptspec.request import Request
 from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_drafters import TapeJob, TapeModel, TapeNGram
-from adaptspec.types import Completion, Delta, FinishReason, IntArray, Request, SpeculationStats, Timings
+from adaptspec.types import Completion, Delta, FinishReason, IntArray, SpeculationStats, Timings
 from adaptspec.verification.method import Method, VerifyResult
 
 

@@ -13,9 +13,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import choose_encoder
 
+from adaptspec.request import Request
 from adaptspec.telemetry.metric_families import Asked, round_families
 from adaptspec.telemetry.request_store import Batch, Finished, RequestStore
-from adaptspec.types import Completion, FinishReason, Request
+from adaptspec.types import Completion, FinishReason
 
 _FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 # Speculation moves what is far below the conventions' first bound for tokens.

@@ -12,8 +12,9 @@ from itertools import pairwise, repeat
 from math import isnan, nan
 from typing import Any, NamedTuple
 
+from adaptspec.request import Request
 from adaptspec.telemetry.live_schema import Bar
-from adaptspec.types import Completion, Reason, Request, RoundRecord
+from adaptspec.types import Completion, Reason, RoundRecord
 
 # So many rounds of a request are kept one by one, so many of its rare events; sums go on.
 ROUNDS_KEPT = 512

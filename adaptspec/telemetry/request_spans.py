@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from adaptspec.control.tasks import OTHER
+from adaptspec.request import Request
 from adaptspec.telemetry.metrics import PROVIDER
 from adaptspec.telemetry.request_record import (
     Forecast,
@@ -21,7 +22,7 @@ from adaptspec.telemetry.request_record import (
     RowRound,
     drafter_name,
 )
-from adaptspec.types import REASON_WORDS, Completion, Reason, Request, Timings
+from adaptspec.types import REASON_WORDS, Completion, Reason, Timings
 
 _NAMES = {reason.value: reason.name.lower() for reason in Reason}
 Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]

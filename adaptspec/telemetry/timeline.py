@@ -12,7 +12,7 @@ from math import isnan
 from typing import Any
 
 from adaptspec.errors import JournalError
-from adaptspec.records import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted
+from adaptspec.journal import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted
 from adaptspec.telemetry.trace_events import Curves, Event, process_name, slice_event, track_name
 from adaptspec.types import FloatArray, Reason, RoundRecord
 

@@ -25,7 +25,7 @@ from torch import nn
 from adaptspec.errors import ConfigError
 from adaptspec.files import write_file
 from adaptspec.training.optimizer import Loss, Optimizer
-from adaptspec.training.tokenization import Windows
+from adaptspec.training.tokenizer_training import Windows
 
 Clock = Callable[[], float]
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # names and numbers of malloc.h

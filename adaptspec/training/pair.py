@@ -28,7 +28,7 @@ from adaptspec.training.loop import LoopSettings, keep_freed_pages, train
 from adaptspec.training.optimizer import Loss, distillation_loss, next_token_loss
 from adaptspec.training.pair_report import PairReport, model_card, report_pair
 from adaptspec.training.pair_settings import PairSettings, RunRecord, Shape, Stage
-from adaptspec.training.tokenization import Windows, encode, train_tokenizer
+from adaptspec.training.tokenizer_training import Windows, encode, train_tokenizer
 
 TARGET, DRAFT = "target", "draft"
 

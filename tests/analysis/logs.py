@@ -10,7 +10,7 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TASKS
-from adaptspec.records import JournalHeader, RequestStarted, to_line
+from adaptspec.journal import JournalHeader, RequestStarted, to_line
 from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
 from adaptspec.simulation.replay import replay
 from adaptspec.simulation.scenarios import Stream

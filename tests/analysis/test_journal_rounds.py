@@ -9,7 +9,7 @@ import pytest
 
 from adaptspec.analysis.journal_rounds import JournalLog, named_policy
 from adaptspec.errors import JournalError, PolicyError
-from adaptspec.records import LinesDropped, RequestStarted, to_line
+from adaptspec.journal import LinesDropped, RequestStarted, to_line
 from adaptspec.simulation.cost_profiles import load_costs
 from tests.analysis.logs import header
 from tests.control.helpers import record

@@ -12,7 +12,7 @@ import pytest
 from adaptspec.analysis.journal_tape import tape_of_journal
 from adaptspec.cli import main
 from adaptspec.errors import JournalError
-from adaptspec.records import RequestFinished, RequestStarted, read_entries, to_line
+from adaptspec.journal import RequestFinished, RequestStarted, read_entries, to_line
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, stream

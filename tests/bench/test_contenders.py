@@ -11,7 +11,7 @@ from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import SamplingParams
+from adaptspec.request import SamplingParams
 from tests.fakes import TableRunner, array, plain_greedy
 
 

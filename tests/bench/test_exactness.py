@@ -15,7 +15,7 @@ from adaptspec.bench import contenders, exactness
 from adaptspec.bench.exactness import TIES, Reference, run_exactness
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.language.library import shipped_policies
-from adaptspec.engine.build import EngineConfig
+from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import Limits
 from adaptspec.types import Completion, FinishReason, SpeculationStats, Timings
 from adaptspec.verification.coupled import Coupled

@@ -19,7 +19,7 @@ from adaptspec.bench import quick
 from adaptspec.bench.contenders import TransformersGenerate
 from adaptspec.bench.quick import QuickSettings, disturbed, run_quick
 from adaptspec.bench.workloads import read_workloads
-from adaptspec.engine.build import EngineConfig
+from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import Limits
 from adaptspec.errors import ConfigError
 

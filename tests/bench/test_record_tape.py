@@ -14,8 +14,9 @@ from adaptspec.bench.record_tape import RecordSettings, record
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.cli import main
 from adaptspec.control.cost import CostTable
-from adaptspec.engine.build import Built, EngineConfig, assemble, build
+from adaptspec.engine.assembly import Built, EngineConfig, assemble, build
 from adaptspec.engine.core import Limits
+from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, Stream
@@ -23,7 +24,7 @@ from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_file import load_tape
 from adaptspec.training.corpus import Prompt
-from adaptspec.types import Request, RoundRecord, SamplingParams, SpeculationParams
+from adaptspec.types import RoundRecord
 from tests.conftest import MakeModel
 from tests.engine.conftest import Notes
 
@@ -136,7 +137,7 @@ def test_the_command_writes_a_tape_and_its_costs(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`bench record --json`: one object on standard output, a tape and a cost table that can be loaded."""
-    monkeypatch.setattr("adaptspec.engine.build.build", lambda config: built)
+    monkeypatch.setattr("adaptspec.engine.assembly.build", lambda config: built)
     out, costs = tmp_path / "tape.npz", tmp_path / "costs.json"
     line = f"--out {out} --costs-out {costs} --prompts 1 --tokens 8 --temperatures 0 --json"
     assert main(["bench", "record", *line.split()]) == 0
@@ -153,7 +154,7 @@ def test_costs_alone_need_no_tape(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The file says on what, and when; asked for nothing, the command says what to ask for."""
-    monkeypatch.setattr("adaptspec.engine.build.build", lambda config: built)
+    monkeypatch.setattr("adaptspec.engine.assembly.build", lambda config: built)
     monkeypatch.setattr("adaptspec.bench.record_tape._COST_SECONDS", 0.0)
     costs = tmp_path / "costs.json"
     assert main(["bench", "record", "--costs-out", str(costs)]) == 0
@@ -171,7 +172,7 @@ def test_settings_that_cannot_be_recorded_are_refused(
     line: str, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a message, before anything is written."""
-    monkeypatch.setattr("adaptspec.engine.build.build", lambda config: built)
+    monkeypatch.setattr("adaptspec.engine.assembly.build", lambda config: built)
     out = tmp_path / "tape.npz"
     assert main(["bench", "record", *f"--out {out}".split(), *line.split()]) == 2
     assert not out.exists()

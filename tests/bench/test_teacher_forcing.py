@@ -9,8 +9,8 @@ from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.errors import ConfigError
+from adaptspec.request import SamplingParams
 from adaptspec.simulation.tape import FAR
-from adaptspec.types import SamplingParams
 from tests.fakes import TableRunner, plain_greedy
 
 GREEDY = SamplingParams(16, 0.0, seed=1, ignore_eos=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.engine.build import Built, EngineConfig, build
+from adaptspec.engine.assembly import Built, EngineConfig, build
 from adaptspec.engine.core import Limits
 from tests.chaos.harness import Server, running
 

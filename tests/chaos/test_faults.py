@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from adaptspec.engine.build import Built
+from adaptspec.engine.assembly import Built
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.types import FinishReason
 from tests.chaos.harness import CANARY, COMPLETIONS, Answer, Server, replaced, running

@@ -9,7 +9,7 @@ import pytest
 from adaptspec.command_line import Parser
 from adaptspec.commands.arguments import add_models, complete_policies, engine_config, positive, seconds, share
 from adaptspec.control.language.library import shipped_policies
-from adaptspec.engine.build import EngineConfig
+from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import Limits
 
 

@@ -13,7 +13,7 @@ from adaptspec.app import ServeConfig
 from adaptspec.cli import main
 from adaptspec.command_line import Parser
 from adaptspec.commands.serve_command import add_arguments
-from adaptspec.engine.build import EngineConfig
+from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import Limits
 
 

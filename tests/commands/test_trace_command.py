@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.records import to_line
+from adaptspec.journal import to_line
 from tests.telemetry.logs import journal
 
 

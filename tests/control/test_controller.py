@@ -19,7 +19,8 @@ from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.stopping import ThresholdStop
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import ConfigError, UnknownModelError
-from adaptspec.types import Reason, Request, RoundRecord, SpeculationParams
+from adaptspec.request import Request, SpeculationParams
+from adaptspec.types import Reason, RoundRecord
 from tests.control.asking import ask
 from tests.control.helpers import record, signals, table
 

@@ -16,7 +16,7 @@ from adaptspec.control.rollout import LIVE, CanarySpec, ShadowSpec, Shares
 from adaptspec.control.state import signature
 from adaptspec.control.tasks import Labels
 from adaptspec.errors import ConfigError, PolicyError, StateError
-from adaptspec.types import Request
+from adaptspec.request import Request
 from tests.control.helpers import record, signals, table
 
 IDS = [f"chatcmpl-{i}" for i in range(4000)]

@@ -16,12 +16,13 @@ from adaptspec.control.policy import Decision
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.shadow import Counterfactual, ShadowEstimate
 from adaptspec.draft_tables import StopTable
+from adaptspec.request import Request
 from adaptspec.simulation.cost_profiles import of_profile
 from adaptspec.simulation.replay import Tally
 from adaptspec.simulation.replay import run as run_world
 from adaptspec.simulation.scenarios import Schedule, Stream
 from adaptspec.simulation.simulator import Simulator, SimulatorSettings
-from adaptspec.types import Request, RoundRecord
+from adaptspec.types import RoundRecord
 from tests.control.helpers import record, signals
 from tests.control.simulator import GOODPUT, STATIC, Machine, Text, run, run_fixed, stream_of, texts
 from tests.control.two_drafters import alike

@@ -15,7 +15,8 @@ from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rollout import LIVE, CanarySpec, Rollout, ShadowSpec
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import ConfigError, UnknownModelError
-from adaptspec.types import Request, RoundRecord, SpeculationParams
+from adaptspec.request import Request, SpeculationParams
+from adaptspec.types import RoundRecord
 from tests.control.helpers import record, signals, table
 
 LABELS = Labels(Names(("code",)))

@@ -14,7 +14,7 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import SamplingParams
+from adaptspec.request import SamplingParams
 from tests.fakes import TableRunner, array, plain_greedy
 
 CPU = torch.device("cpu")

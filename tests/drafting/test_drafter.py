@@ -14,12 +14,12 @@ from adaptspec.drafters import DRAFTERS, Entry, Kind, at_hand, kind_of
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, ModelFreeDrafter, make_drafters
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.build import EngineConfig, build
+from adaptspec.engine.assembly import EngineConfig, build
 from adaptspec.engine.core import Limits
 from adaptspec.errors import PolicyError
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
-from adaptspec.types import Request, SamplingParams, SpeculationParams
+from adaptspec.request import Request, SamplingParams, SpeculationParams
 from tests.conftest import MakeModel
 from tests.engine.conftest import Notes, run
 

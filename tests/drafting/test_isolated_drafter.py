@@ -13,7 +13,7 @@ from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.models.draft import Draft
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import SamplingParams
+from adaptspec.request import SamplingParams
 from tests.fakes import TableRunner
 
 REPEATS = [5, 6, 7, 8, 5, 6]

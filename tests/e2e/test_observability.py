@@ -14,9 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from adaptspec.app import ServeConfig
-from adaptspec.engine.build import EngineConfig
+from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import Limits
-from adaptspec.records import RequestFinished, read_entries, read_journal
+from adaptspec.journal import RequestFinished, read_entries, read_journal
 from adaptspec.telemetry.otlp_export import PushSettings, TraceSettings
 from tests.telemetry.otlp import Collector, collecting
 from tests.test_app import MAIN, Running, get

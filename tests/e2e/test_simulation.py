@@ -21,17 +21,18 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.build import Built, EngineConfig, assemble, build
+from adaptspec.engine.assembly import Built, EngineConfig, assemble, build
 from adaptspec.engine.core import Limits
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed as Pass
 from adaptspec.models.runner import Runner
+from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, packed
 from adaptspec.simulation.replay import Tally, replay
 from adaptspec.simulation.scenarios import Schedule, Stream
 from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.simulation.tape import Tape
-from adaptspec.types import FloatArray, Request, SamplingParams, SpeculationParams
+from adaptspec.types import FloatArray
 from tests.engine.conftest import Notes
 
 TOKENS = 32

@@ -16,7 +16,8 @@ from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.task_methods import TaskMethods
-from adaptspec.types import Completion, Reason, Request, RoundRecord, Sink
+from adaptspec.request import Request
+from adaptspec.types import Completion, Reason, RoundRecord, Sink
 from adaptspec.verification import make_method
 from tests.fakes import TableRunner
 

@@ -14,11 +14,12 @@ from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.engine.assembly import assemble
 from adaptspec.engine.async_engine import AsyncEngine
-from adaptspec.engine.build import assemble
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.policy_manager import PolicyManager
-from adaptspec.types import Request, SamplingParams, Sink, SpeculationParams
+from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.types import Sink
 from tests.fakes import TableRunner
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: %s, description: %s}\nspec:\n"

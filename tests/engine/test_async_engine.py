@@ -15,7 +15,8 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine.async_engine import AsyncEngine, EngineStats
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.models.runner import Packed
-from adaptspec.types import FinishReason, Request, SamplingParams, SpeculationParams
+from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.types import FinishReason
 from tests.engine.conftest import Dictated, make_core
 from tests.fakes import TableRunner, plain_greedy
 

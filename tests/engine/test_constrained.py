@@ -17,7 +17,8 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.errors import RequestError
-from adaptspec.types import Completion, FinishReason, Grammar, Request, SamplingParams
+from adaptspec.request import Grammar, Request, SamplingParams
+from adaptspec.types import Completion, FinishReason
 from tests.engine.conftest import Dictated, make_core, run
 from tests.models.packing import load_runner
 

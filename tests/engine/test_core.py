@@ -14,7 +14,7 @@ from adaptspec.engine.policy_manager import adopt_policy, check_policy
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft
-from adaptspec.types import Request, SamplingParams
+from adaptspec.request import Request, SamplingParams
 from adaptspec.verification import make_method
 from tests.engine.conftest import Dictated, make_core, run
 from tests.fakes import TableRunner

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.engine import Engine, SamplingParams
-from adaptspec.engine.build import EngineConfig
+from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import Limits
 from adaptspec.errors import RequestError
 

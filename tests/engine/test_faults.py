@@ -24,7 +24,8 @@ from adaptspec.engine.model_executor import sound
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.errors import EngineError
 from adaptspec.models.runner import Packed
-from adaptspec.types import Completion, FinishReason, Request, SamplingParams
+from adaptspec.request import Request, SamplingParams
+from adaptspec.types import Completion, FinishReason
 from tests.engine.conftest import Dictated, make_core
 from tests.fakes import TableRunner
 

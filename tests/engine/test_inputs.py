@@ -15,7 +15,7 @@ from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.task_methods import TaskMethods
-from adaptspec.types import Request, SamplingParams, SpeculationParams
+from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.verification import make_method
 from tests.conftest import TINY_VOCAB
 from tests.engine.conftest import Dictated, run

@@ -13,7 +13,8 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.model_executor import token_logprobs
-from adaptspec.types import Completion, FinishReason, Request, SamplingParams, TokenLogprob
+from adaptspec.request import Request, SamplingParams
+from adaptspec.types import Completion, FinishReason, TokenLogprob
 from tests.engine.conftest import Dictated, make_core, run
 from tests.fakes import TableRunner
 

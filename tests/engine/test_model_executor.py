@@ -22,7 +22,8 @@ from adaptspec.engine.model_executor import cut_refused
 from adaptspec.models.draft import Draft
 from adaptspec.models.grammars import Constraint
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import Completion, Request, RoundRecord, SamplingParams, SpeculationParams
+from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.types import Completion, RoundRecord
 from tests.engine.conftest import Dictated, make_core, run
 from tests.fakes import TableRunner, array
 from tests.models.matchers import VOCAB, Climb

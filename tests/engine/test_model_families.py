@@ -17,7 +17,8 @@ from adaptspec.errors import ModelError
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Runner
 from adaptspec.models.transformers_runner import TransformersRunner
-from adaptspec.types import Completion, Request, SamplingParams
+from adaptspec.request import Request, SamplingParams
+from adaptspec.types import Completion
 from tests.engine.conftest import Dictated, make_core, run
 from tests.models.packing import load_runner
 

@@ -13,7 +13,8 @@ from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore, Limits
 from adaptspec.models.draft import Draft
-from adaptspec.types import Completion, FinishReason, Grammar, Request, SamplingParams
+from adaptspec.request import Grammar, Request, SamplingParams
+from adaptspec.types import Completion, FinishReason
 from tests.engine.conftest import Dictated, byte_level, make_core, run
 from tests.fakes import TableRunner
 

@@ -14,7 +14,8 @@ from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import Limits
-from adaptspec.types import FinishReason, Request, SamplingParams, SpeculationParams
+from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.types import FinishReason
 from tests.engine.conftest import Dictated, Notes, make_core, run
 from tests.fakes import TableRunner, plain_greedy
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.sequence import TokenProvenance
-from adaptspec.types import Piece, Request, SamplingParams, SpeculationParams
+from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.types import Piece
 from tests.conftest import tiny_tokenizer
 from tests.engine.conftest import Dictated, Notes, make_core
 from tests.fakes import TableRunner

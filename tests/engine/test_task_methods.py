@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.engine.task_methods import TaskMethods
-from adaptspec.types import Request
+from adaptspec.request import Request
 from adaptspec.verification import make_method
 from adaptspec.verification.lossy import Threshold
 from tests.engine.policies import LONG, asking, desk_of, static

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.engine.build import EngineConfig, build
+from adaptspec.engine.assembly import EngineConfig, build
 from adaptspec.errors import ModelError
 
 ASKS_FOR_CODE = [

@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from adaptspec.engine.build import model_place
+from adaptspec.engine.assembly import model_place
 from adaptspec.server.openapi import OPERATIONS, describe
 from tests.telemetry.exported import exported
 from tests.telemetry.otlp import collecting

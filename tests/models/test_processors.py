@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from adaptspec.models.processors import Positions, SamplingRow, build
-from adaptspec.types import SamplingParams
+from adaptspec.request import SamplingParams
 
 CPU = torch.device("cpu")
 NONE = np.zeros((1, 0), dtype=np.int64)

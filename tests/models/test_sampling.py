@@ -21,7 +21,8 @@ from adaptspec.models.sampling import (
     entropies,
     tempered,
 )
-from adaptspec.types import IntArray, SamplingParams
+from adaptspec.request import SamplingParams
+from adaptspec.types import IntArray
 
 CPU = torch.device("cpu")
 VOCAB = 16

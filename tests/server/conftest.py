@@ -14,11 +14,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from adaptspec.errors import PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.models.runner import ModelInfo
 from adaptspec.models.sampling import check_tokens, check_vocabulary
+from adaptspec.request import Grammar, Request
 from adaptspec.server.application import make_app
 from adaptspec.server.limits import ServerLimits
 from adaptspec.telemetry.metric_families import load_families
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.types import Completion, Delta, FinishReason, Grammar, Piece, Request, SpeculationStats, Timings
+from adaptspec.types import Completion, Delta, FinishReason, Piece, SpeculationStats, Timings
 
 Client = TestClient[web.Request, web.Application]
 

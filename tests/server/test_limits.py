@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.errors import ConfigError, RequestError
+from adaptspec.server.api.wire import check_bounds, check_depth, check_structure
 from adaptspec.server.limits import ServerLimits
-from adaptspec.server.wire import check_bounds, check_depth, check_structure
 
 SMALL = ServerLimits(
     messages=2, prompts=2, choices=2, output_tokens=9, stop_strings=2, stop_characters=3, stop_tokens=2, logit_bias=2

@@ -17,22 +17,22 @@ from adaptspec.analysis.policy_trial import Run, Trial
 from adaptspec.errors import PolicyError
 from adaptspec.server import live_answers, trials
 from adaptspec.server.admin import POLICIES, DryRun
+from adaptspec.server.api.chat import ChatCompletion
+from adaptspec.server.api.completions import Completion
+from adaptspec.server.api.response_events import Response
+from adaptspec.server.api.tokenize import Text, Tokens
 from adaptspec.server.application import make_app
-from adaptspec.server.chat import ChatCompletion
-from adaptspec.server.completions import Completion
 from adaptspec.server.openapi import OPERATIONS, describe
 from adaptspec.server.operations import Operations
-from adaptspec.server.response_events import Response
 from adaptspec.server.status import Health
-from adaptspec.server.tokenize import Text, Tokens
 from adaptspec.server.trials import InvalidPolicy
 from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.live_schema import COLUMNS
 from adaptspec.telemetry.metrics import Metrics
+from tests.server.api.test_wire import CASES, GOOD
 from tests.server.test_admin import FakeDesk
 from tests.server.test_live_answers import TOOL, ask, live
 from tests.server.test_operations import Keeper
-from tests.server.test_wire import CASES, GOOD
 from tests.telemetry.feeding import made
 from tests.telemetry.test_live_feed import completion, request, round_of
 

@@ -17,13 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
-from adaptspec.server.chat import ChatBody
-from adaptspec.server.codec import Codec
-from adaptspec.server.completions import CompletionBody
+from adaptspec.request import MAX_SEED, Request, SamplingParams
+from adaptspec.server.api.chat import ChatBody
+from adaptspec.server.api.codec import Codec
+from adaptspec.server.api.completions import CompletionBody
 from adaptspec.server.http_errors import DrainingError, EngineStoppedError
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.service import Service, seed_of_choice
-from adaptspec.types import MAX_SEED, Delta, Request, SamplingParams
+from adaptspec.types import Delta
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ import pytest
 
 from adaptspec.control.policy import Decision
 from adaptspec.engine.scheduler import Batch, Chunk
+from adaptspec.request import Request
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_executor import TapeExecutor, TapeInputs, TapeSequence
-from adaptspec.types import FinishReason, Request
+from adaptspec.types import FinishReason
 from adaptspec.verification import make_method
 from tests.simulation.tapes import one_request
 
@@ -44,7 +45,7 @@ def test_drafts_are_kept_as_far_as_the_tape_agrees() -> None:
     models.start(one)
     assert models.cache.length(0) == 8
     batch = Batch([one], [5], [])
-    assert models.lags(batch) == [[7]]
+    assert models.cache_gaps(batch) == [[7]]
     draft = models.draft(batch, Decision(np.array([4]), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)))
     drafted = models.now
     assert (draft.counts.tolist(), draft.steps, draft.caught_up) == ([4], 4, 7)
@@ -63,7 +64,7 @@ def test_prompts_are_read_in_chunks_and_yield_the_first_token() -> None:
     nothing = np.zeros(0, dtype=np.int64)
     for start, count, last in ((0, 16, False), (16, 4, True)):
         batch = Batch([], [], [Chunk(one, start, count, last)])
-        models.lags(batch)
+        models.cache_gaps(batch)
         draft = models.draft(batch, Decision(nothing, nothing, nothing))
         assert len(models.verify(batch, draft).accepted) == int(last)
     assert models.cache.length(0) == 20

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from adaptspec.request import Request
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.request_store import Clock, RequestStore
-from adaptspec.types import Completion, Request, RoundRecord
+from adaptspec.types import Completion, RoundRecord
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from adaptspec.records import Entry, JournalHeader, RequestFinished, RequestStarted
+from adaptspec.journal import Entry, JournalHeader, RequestFinished, RequestStarted
 from tests.control.helpers import record
 
 HEADER = JournalHeader(

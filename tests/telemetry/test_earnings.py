@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.cost import CostTable
+from adaptspec.request import Request
 from adaptspec.telemetry.earnings import Earnings, EarningsSnapshot, ForecastError, Switches
 from adaptspec.telemetry.live_schema import Compared
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.static_tiers import StaticTier, TierEarnings
-from adaptspec.types import Completion, Expected, FinishReason, Reason, Request, RoundRecord, SpeculationStats, Timings
+from adaptspec.types import Completion, Expected, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record, table
 from tests.telemetry.feeding import made
 

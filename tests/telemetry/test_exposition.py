@@ -12,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.engine.async_engine import EngineStats
 from adaptspec.engine.policy_manager import Reloads
+from adaptspec.request import Request
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.metric_families import earning_families, load_families, reload_families, shadow_families
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.types import Request
 from tests.control.helpers import record, table
 from tests.telemetry.feeding import made
 from tests.telemetry.test_metrics import DONE

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from adaptspec.request import Request
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.metric_families import earning_families
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.types import Request
 from tests.control.helpers import record, table
 from tests.telemetry.feeding import made
 

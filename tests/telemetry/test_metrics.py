@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.engine.async_engine import EngineStats
 from adaptspec.engine.policy_manager import Reloads
+from adaptspec.request import Request
 from adaptspec.telemetry.metric_families import load_families, reload_families, shadow_families
 from adaptspec.telemetry.metrics import (
     GENAI_DURATION,
@@ -19,7 +20,7 @@ from adaptspec.telemetry.metrics import (
     GenAIHistograms,
     Metrics,
 )
-from adaptspec.types import Completion, FinishReason, Reason, Request, SpeculationStats, Timings
+from adaptspec.types import Completion, FinishReason, Reason, SpeculationStats, Timings
 from tests.telemetry.feeding import counted
 from tests.telemetry.test_totals import record
 

@@ -9,10 +9,11 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from adaptspec.errors import ConfigError
+from adaptspec.request import Request
 from adaptspec.telemetry.metrics import GENAI_FIRST_TOKEN, Metrics
 from adaptspec.telemetry.otlp_export import PushSettings
 from adaptspec.telemetry.otlp_metrics import MetricsPush, attributes_of, otlp_name
-from adaptspec.types import Completion, FinishReason, Reason, Request, SpeculationStats, Timings
+from adaptspec.types import Completion, FinishReason, Reason, SpeculationStats, Timings
 from tests.telemetry.feeding import counted
 from tests.telemetry.otlp import collecting, plain
 from tests.telemetry.test_totals import record

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from adaptspec.request import Request
 from adaptspec.telemetry.request_record import EVENTS_KEPT, ROUNDS_KEPT, RequestRecord, RoundHistory, bars_of
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.types import (
@@ -15,7 +16,6 @@ from adaptspec.types import (
     FinishReason,
     Provenance,
     Reason,
-    Request,
     RoundRecord,
     SpeculationStats,
     Timings,

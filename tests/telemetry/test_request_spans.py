@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from adaptspec.request import Request
 from adaptspec.telemetry.request_record import RequestRecord
 from adaptspec.telemetry.request_spans import of_decoding, summary
-from adaptspec.types import Completion, Expected, FinishReason, Reason, Request, RoundRecord, SpeculationStats, Timings
+from adaptspec.types import Completion, Expected, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record
 from tests.telemetry.feeding import made
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.request import Request, SamplingParams
 from adaptspec.telemetry.request_record import RequestRecord
 from adaptspec.telemetry.request_store import (
     NEW_IN_BATCH,
@@ -22,7 +23,7 @@ from adaptspec.telemetry.request_store import (
     Started,
     row_count,
 )
-from adaptspec.types import Completion, FinishReason, Request, RoundRecord, SamplingParams, SpeculationStats, Timings
+from adaptspec.types import Completion, FinishReason, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record
 from tests.engine.conftest import Dictated, make_core
 from tests.fakes import TableRunner

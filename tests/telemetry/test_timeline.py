@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.errors import JournalError
-from adaptspec.records import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted
+from adaptspec.journal import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted
 from adaptspec.telemetry.timeline import ENGINE, REQUESTS, Timeline, latest
 from adaptspec.telemetry.trace_events import Event
 from adaptspec.types import Expected, Provenance, RoundRecord

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 from adaptspec.errors import ConfigError, JournalError
-from adaptspec.records import Entry
+from adaptspec.journal import Entry
 from adaptspec.telemetry.trace_events import (
     WINDOW,
     Curves,

@@ -27,7 +27,7 @@ from adaptspec.training.loop import (
     train,
 )
 from adaptspec.training.optimizer import Optimizer
-from adaptspec.training.tokenization import Windows
+from adaptspec.training.tokenizer_training import Windows
 
 WINDOWS = Windows(np.random.default_rng(0).integers(0, 8, 400).astype(np.uint16), batch=4, window=8)
 SETTINGS = LoopSettings(minutes=1.0, learning_rate=0.01, warmup_steps=3, checkpoint_minutes=0.15, log_steps=5)

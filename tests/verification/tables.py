@@ -21,7 +21,8 @@ from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Stream
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.sampling import SamplingBatch, certainty, entropies, tempered
-from adaptspec.types import FloatArray, IntArray, SamplingParams
+from adaptspec.request import SamplingParams
+from adaptspec.types import FloatArray, IntArray
 from adaptspec.verification.method import Method
 
 VOCAB = 5

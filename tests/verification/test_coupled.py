@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import IntArray, SamplingParams
+from adaptspec.request import SamplingParams
+from adaptspec.types import IntArray
 from adaptspec.verification.coupled import Coupled
 
 from .tables import CPU, DRAFT, EOS, PROMPT, TARGET, Drafter, Table, decode_plainly, make_rows, point_draft, speculate

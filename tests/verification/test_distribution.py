@@ -16,7 +16,8 @@ from adaptspec.control.stopping import AdaEdlStop, MarginalGoodputStop, Threshol
 from adaptspec.draft_tables import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import FloatArray, IntArray, SamplingParams
+from adaptspec.request import SamplingParams
+from adaptspec.types import FloatArray, IntArray
 from adaptspec.verification import make_method
 from adaptspec.verification.method import VerifyResult, Windows
 from adaptspec.verification.rejection import Rejection

@@ -8,7 +8,8 @@ import torch
 
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import FloatArray, IntArray, SamplingParams
+from adaptspec.request import SamplingParams
+from adaptspec.types import FloatArray, IntArray
 from adaptspec.verification.coupled import Coupled
 from adaptspec.verification.draft_scores import score_temperatures
 from adaptspec.verification.method import VerifyResult

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import IntArray, SamplingParams
+from adaptspec.request import SamplingParams
+from adaptspec.types import IntArray
 from adaptspec.verification.coupled import Coupled
 from adaptspec.verification.lossy import Threshold, Typical, accept_good_enough
 from adaptspec.verification.method import Windows

@@ -12,7 +12,8 @@ from scipy import stats
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Stream
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import IntArray, SamplingParams
+from adaptspec.request import SamplingParams
+from adaptspec.types import IntArray
 from adaptspec.verification.method import Method
 from adaptspec.verification.rejection import Block, Rejection
 

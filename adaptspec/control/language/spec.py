@@ -21,7 +21,7 @@ from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, WhenSpec
 from adaptspec.control.stopping import NoStopSpec, StopSpec
 from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS
 from adaptspec.drafters import DRAFTERS
-from adaptspec.types import LABEL_WORDS, is_label
+from adaptspec.request import LABEL_WORDS, is_label
 
 API_VERSION = "adaptspec.dev/v1"
 _OF_WHOLE_ROUNDS = ("never-slower", "disable-below-acceptance", "probe")

@@ -13,7 +13,7 @@ from adaptspec.control.language.build import build_policy, load_policy_spec, par
 from adaptspec.control.language.spec import schema
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import PolicyError
-from adaptspec.types import Request, SpeculationParams
+from adaptspec.request import Request, SpeculationParams
 from tests.control.helpers import record, signals, table
 
 POLICIES = Path(__file__).parents[3] / "policies"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from adaptspec.errors import PromptTooLongError, RequestError
-from adaptspec.server.codec import SHORT_IDS, SHORT_TEXT, Codec
-from adaptspec.server.messages import Message
+from adaptspec.server.api.codec import SHORT_IDS, SHORT_TEXT, Codec
+from adaptspec.server.api.messages import Message
 from adaptspec.server.service import SERVICE
 
 

@@ -11,10 +11,10 @@ from pydantic_core import to_json
 
 from adaptspec.errors import RequestError
 from adaptspec.models.sampling import check_tokens
-from adaptspec.server.answers import Answer
-from adaptspec.server.messages import Messages
+from adaptspec.server.api.answers import Answer
+from adaptspec.server.api.messages import Messages
+from adaptspec.server.api.wire import Name, TokenId, WireModel
 from adaptspec.server.service import SERVICE, read_body
-from adaptspec.server.wire import Name, TokenId, WireModel
 
 _TOKEN = 8  # bytes of an answer
 

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from adaptspec.errors import RequestError
+from adaptspec.request import Request
 from adaptspec.server import sse
-from adaptspec.server.answers import Reply
+from adaptspec.server.api.answers import Reply
+from adaptspec.server.api.chat import ChatBody, ChatReply
+from adaptspec.server.api.completions import CompletionBody, CompletionReply
+from adaptspec.server.api.generation_body import GenerationBody, StreamOptions
+from adaptspec.server.api.response_events import ResponseReply
+from adaptspec.server.api.responses import OWN_NAMES, ResponsesBody
+from adaptspec.server.api.wire import renamed
 from adaptspec.server.auth import KEY_NAME
-from adaptspec.server.chat import ChatBody, ChatReply
-from adaptspec.server.completions import CompletionBody, CompletionReply
-from adaptspec.server.generation_body import GenerationBody, StreamOptions
 from adaptspec.server.middleware import REQUEST_ID, TRACE
-from adaptspec.server.response_events import ResponseReply
-from adaptspec.server.responses import OWN_NAMES, ResponsesBody
 from adaptspec.server.service import SERVICE, read_body
-from adaptspec.server.wire import renamed
-from adaptspec.types import Request
 
 
 async def completions(http: web.Request) -> web.StreamResponse:

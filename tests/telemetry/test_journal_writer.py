@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.errors import JournalError
-from adaptspec.records import (
+from adaptspec.journal import (
     JournalHeader,
     LinesDropped,
     RequestFinished,
@@ -26,19 +26,11 @@ from adaptspec.records import (
     read_entries,
     read_journal,
 )
-from adaptspec.telemetry import journal as module
-from adaptspec.telemetry.journal import Journal, RotatedFile
+from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.telemetry import journal_writer as module
+from adaptspec.telemetry.journal_writer import Journal, RotatedFile
 from adaptspec.telemetry.request_store import RequestStore
-from adaptspec.types import (
-    Completion,
-    FinishReason,
-    Request,
-    RoundRecord,
-    SamplingParams,
-    SpeculationParams,
-    SpeculationStats,
-    Timings,
-)
+from adaptspec.types import Completion, FinishReason, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record
 
 HEADER = JournalHeader("0.1", {"name": "t"}, "f00d", ["draft-model"], ["goodput"], "goodput", ["code"], {})

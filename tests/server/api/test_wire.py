@@ -13,12 +13,12 @@ from pydantic import ValidationError
 
 from adaptspec.errors import RequestError
 from adaptspec.server import service as service_module
-from adaptspec.server.chat import ChatBody
-from adaptspec.server.completions import CompletionBody
+from adaptspec.server.api.chat import ChatBody
+from adaptspec.server.api.completions import CompletionBody
+from adaptspec.server.api.responses import ResponsesBody
+from adaptspec.server.api.tokenize import DetokenizeBody
+from adaptspec.server.api.wire import WireModel, parse
 from adaptspec.server.limits import ServerLimits
-from adaptspec.server.responses import ResponsesBody
-from adaptspec.server.tokenize import DetokenizeBody
-from adaptspec.server.wire import WireModel, parse
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -285,7 +285,7 @@ def test_a_name_of_megabytes_is_not_compared_with_those_of_fields(monkeypatch: p
         compared.append(word)
         return []
 
-    monkeypatch.setattr("adaptspec.server.wire.get_close_matches", noting)
+    monkeypatch.setattr("adaptspec.server.api.wire.get_close_matches", noting)
     with pytest.raises(RequestError, match="is not a field"):
         parse(CompletionBody, json.dumps({"prompt": "x", "temperatur" * 100_000: 1}).encode())
     assert [len(word) < 100 for word in compared] == [True]
@@ -293,7 +293,7 @@ def test_a_name_of_megabytes_is_not_compared_with_those_of_fields(monkeypatch: p
 
 def test_a_body_of_too_many_parts_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither is its JSON read, nor are its fields looked at."""
-    monkeypatch.setattr("adaptspec.server.wire.from_json", lambda *args, **options: pytest.fail("it was read"))
+    monkeypatch.setattr("adaptspec.server.api.wire.from_json", lambda *args, **options: pytest.fail("it was read"))
     for raw in (b'{"prompt":[' + b"{}," * 50 + b"1]}", b'{"prompt":[' + b"1," * 200 + b"1]}", b"{" + b'"a":1,' * 99):
         with pytest.raises(RequestError, match=r"body ha(s|ve) more than"):
             parse(CompletionBody, raw, ServerLimits(json_parts=40, json_items=100))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.server.answers import metrics, usage
+from adaptspec.server.api.answers import metrics, usage
 from adaptspec.types import Completion, FinishReason, SpeculationStats, Timings
 
 

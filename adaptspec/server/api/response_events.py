@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from adaptspec.server.answers import Json, Metrics, metrics
-from adaptspec.server.responses import ResponsesBody
-from adaptspec.server.tools import CallReader, CallStart, Part, TextPiece
+from adaptspec.server.api.answers import Json, Metrics, metrics
+from adaptspec.server.api.responses import ResponsesBody
+from adaptspec.server.api.tools import CallReader, CallStart, Part, TextPiece
 from adaptspec.types import Completion, Delta, FinishReason
 
 

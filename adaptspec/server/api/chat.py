@@ -9,8 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import model_validator
 
 from adaptspec.errors import RequestError
-from adaptspec.server.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
-from adaptspec.server.generation_body import (
+from adaptspec.request import Grammar
+from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
+from adaptspec.server.api.generation_body import (
     NO_PROVENANCE,
     PROVENANCE,
     Alternatives,
@@ -20,11 +21,20 @@ from adaptspec.server.generation_body import (
     Hints,
     Idle,
 )
-from adaptspec.server.messages import Messages, Text
-from adaptspec.server.response_format import ResponseFormat, grammar_of
-from adaptspec.server.tools import CallReader, CallStart, Part, TextPiece, ToolChoice, Tools, check_tools, tool_grammar
-from adaptspec.server.wire import WireModel
-from adaptspec.types import Completion, Delta, FinishReason, Grammar, TokenLogprob
+from adaptspec.server.api.messages import Messages, Text
+from adaptspec.server.api.response_format import ResponseFormat, grammar_of
+from adaptspec.server.api.tools import (
+    CallReader,
+    CallStart,
+    Part,
+    TextPiece,
+    ToolChoice,
+    Tools,
+    check_tools,
+    tool_grammar,
+)
+from adaptspec.server.api.wire import WireModel
+from adaptspec.types import Completion, Delta, FinishReason, TokenLogprob
 
 
 class PredictedText(WireModel):

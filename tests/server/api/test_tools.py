@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.models.grammars import Grammars
-from adaptspec.server.chat import ChatBody, ChatReply, gathered
-from adaptspec.server.messages import Message
-from adaptspec.server.tools import HEAD, MIDDLE, TAIL, CallReader, NamedTool, Part, Tool, tool_grammar, written_out
+from adaptspec.server.api.chat import ChatBody, ChatReply, gathered
+from adaptspec.server.api.messages import Message
+from adaptspec.server.api.tools import HEAD, MIDDLE, TAIL, CallReader, NamedTool, Part, Tool, tool_grammar, written_out
 from adaptspec.types import Completion, Delta, FinishReason, SpeculationStats, Timings
 
 F = Tool.model_validate(

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import PromptTooLongError, RequestError
 from adaptspec.models.tokenization import TokenBytes
-from adaptspec.server.answers import Json
-from adaptspec.server.messages import Message
+from adaptspec.server.api.answers import Json
+from adaptspec.server.api.messages import Message
+from adaptspec.server.api.tools import Tool, written_out
 from adaptspec.server.threads import Lanes, within
-from adaptspec.server.tools import Tool, written_out
 
 # A template is a program of the model's makers: what it does with odd messages is not only what jinja raises itself.
 _OF_TEMPLATES = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from adaptspec.errors import RequestError
-from adaptspec.server.chat import ChatBody
-from adaptspec.server.messages import Message
-from adaptspec.server.response_format import JsonObjectFormat, JsonSchemaFormat, TextFormat, grammar_of
+from adaptspec.server.api.chat import ChatBody
+from adaptspec.server.api.messages import Message
+from adaptspec.server.api.response_format import JsonObjectFormat, JsonSchemaFormat, TextFormat, grammar_of
 
 
 @pytest.mark.parametrize(("written", "read"), [('{"a": 1}', {"a": 1}), ("", {}), ("{broken", "{broken")])

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from adaptspec.errors import RequestError
+from adaptspec.request import MAX_LOGPROBS, Grammar, SamplingParams, SpeculationParams
+from adaptspec.server.api.wire import Name, TokenId, WireModel, shown
 from adaptspec.server.limits import ServerLimits
-from adaptspec.server.wire import Name, TokenId, WireModel, shown
-from adaptspec.types import MAX_LOGPROBS, Grammar, SamplingParams, SpeculationParams
 
 PROVENANCE = "adaptspec.provenance"
 NO_EFFECT = "Without effect: it cannot change the text."

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Wit
 from pydantic_core import PydanticCustomError
 
 from adaptspec.errors import RequestError
-from adaptspec.server.wire import WireModel, without_no_ops
+from adaptspec.server.api.wire import WireModel, without_no_ops
 
 MAX_CALLS = 128  # in one message, as many as there may be tools
 _TEXT_PART = {

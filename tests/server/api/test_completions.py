@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from adaptspec.server.chat import chat_logprobs
-from adaptspec.server.completions import LogprobsWriter
+from adaptspec.server.api.chat import chat_logprobs
+from adaptspec.server.api.completions import LogprobsWriter
 from adaptspec.types import TokenLogprob
 
 PATH = "/v1/completions"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from adaptspec.server.responses import ResponsesBody
-from tests.server.test_wire import check_error
+from adaptspec.server.api.responses import ResponsesBody
+from tests.server.api.test_wire import check_error
 
 PATH = "/v1/responses"
 TOOL: Any = {"type": "function", "name": "see", "parameters": {"type": "object"}, "strict": True}

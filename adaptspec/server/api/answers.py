@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from adaptspec.types import Completion, Delta, Request, SpeculationStats
+from adaptspec.request import Request
+from adaptspec.types import Completion, Delta, SpeculationStats
 
 Json = dict[str, Any]
 Bytes = Callable[[int], bytes]  # of a token

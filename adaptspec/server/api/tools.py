@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from adaptspec.errors import RequestError
-from adaptspec.server.messages import FunctionName
-from adaptspec.server.response_format import check_schema
-from adaptspec.server.wire import WireModel, shown
-from adaptspec.types import Grammar
+from adaptspec.request import Grammar
+from adaptspec.server.api.messages import FunctionName
+from adaptspec.server.api.response_format import check_schema
+from adaptspec.server.api.wire import WireModel, shown
 
 MAX_TOOLS = 128
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

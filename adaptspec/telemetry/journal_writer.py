@@ -12,7 +12,7 @@ from pathlib import Path
 
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
-from adaptspec.records import (
+from adaptspec.journal import (
     Entry,
     JournalHeader,
     LinesDropped,
@@ -20,8 +20,9 @@ from adaptspec.records import (
     RequestStarted,
     to_line,
 )
+from adaptspec.request import Request
 from adaptspec.telemetry.request_store import Batch, Event, Finished, RequestStore, RoundEnded, Started
-from adaptspec.types import Completion, Request
+from adaptspec.types import Completion
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 
 from adaptspec.errors import RequestError
-from adaptspec.server.chat import ChatBody
-from adaptspec.server.generation_body import (
+from adaptspec.server.api.chat import ChatBody
+from adaptspec.server.api.generation_body import (
     NO_PROVENANCE,
     PROVENANCE,
     AtLeastOne,
@@ -23,10 +23,10 @@ from adaptspec.server.generation_body import (
     Temperature,
     TopP,
 )
-from adaptspec.server.messages import FunctionName
-from adaptspec.server.response_format import JsonObjectFormat, TextFormat
-from adaptspec.server.tools import MAX_TOOLS
-from adaptspec.server.wire import Name, WireModel, without_no_ops
+from adaptspec.server.api.messages import FunctionName
+from adaptspec.server.api.response_format import JsonObjectFormat, TextFormat
+from adaptspec.server.api.tools import MAX_TOOLS
+from adaptspec.server.api.wire import Name, WireModel, without_no_ops
 
 # What a chat calls a field that a response calls otherwise.
 OWN_NAMES: Mapping[str, str] = {

@@ -10,12 +10,12 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.engine import build as module
-from adaptspec.engine.build import EngineConfig, assemble, build
+from adaptspec.engine import assembly as module
+from adaptspec.engine.assembly import EngineConfig, assemble, build
 from adaptspec.engine.core import Limits
 from adaptspec.engine.engine import Engine
 from adaptspec.errors import ConfigError, ModelError, PairError, PolicyError
-from adaptspec.types import SamplingParams, SpeculationParams
+from adaptspec.request import SamplingParams, SpeculationParams
 from tests.conftest import MakeModel
 
 SMALL = Limits(max_rows=2)

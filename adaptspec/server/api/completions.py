@@ -10,10 +10,10 @@ from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from adaptspec import types
-from adaptspec.server.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
-from adaptspec.server.generation_body import Alternatives, GenerationBody
+from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
+from adaptspec.server.api.generation_body import Alternatives, GenerationBody
+from adaptspec.server.api.wire import TOKEN_ID
 from adaptspec.server.limits import ServerLimits
-from adaptspec.server.wire import TOKEN_ID
 from adaptspec.types import Delta, FinishReason, TokenLogprob
 
 Prompt = str | list[int]

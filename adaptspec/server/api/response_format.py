@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import Field
 
 from adaptspec.errors import RequestError
-from adaptspec.server.wire import WireModel, shown
-from adaptspec.types import Grammar
+from adaptspec.request import Grammar
+from adaptspec.server.api.wire import WireModel, shown
 
 DEEPEST = 128  # parts within each other, with references followed; about 1,500 were too many
 MOST_PATTERNS = 8  # and formats, that one text has to match

@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from adaptspec.errors import RequestError
-from adaptspec.server.chat import ChatBody
-from adaptspec.server.response_format import DEEPEST, MOST_PATTERNS, check_schema
+from adaptspec.server.api.chat import ChatBody
+from adaptspec.server.api.response_format import DEEPEST, MOST_PATTERNS, check_schema
 
 Json = dict[str, Any]
 

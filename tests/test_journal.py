@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 
 from adaptspec.draft_tables import CANDIDATES
 from adaptspec.errors import JournalError
-from adaptspec.records import (
+from adaptspec.journal import (
     JournalHeader,
     LinesDropped,
     RequestFinished,

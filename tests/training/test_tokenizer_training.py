@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import CorpusError
 from adaptspec.training.corpus import SPECIAL_TOKENS, Record
-from adaptspec.training.tokenization import Windows, encode, train_tokenizer
+from adaptspec.training.tokenizer_training import Windows, encode, train_tokenizer
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, 1999 times"] * 20, 300, 128)
 
