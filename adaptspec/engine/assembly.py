@@ -1,7 +1,4 @@
-"""Putting an engine together from names: models, drafters, policies, cost table.
-
-Knows where policies and the bundled pair live; what each part does is its own affair.
-"""
+"""Putting an engine together from names: models, drafters, policies, cost table."""
 
 from __future__ import annotations
 
@@ -61,14 +58,12 @@ class EngineConfig:
 
     @property
     def draft_model(self) -> str | None:
-        """The draft model to load, if any."""
         if self.draft == AUTO:
             return BUNDLED if self.model == BUNDLED else None
         return self.draft
 
     @property
     def policy_names(self) -> tuple[str, ...]:
-        """The policies to serve, the default first."""
         return self.policies or (self.default_policy,)
 
     @property

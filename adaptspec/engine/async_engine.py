@@ -96,17 +96,14 @@ class AsyncEngine:
 
     @property
     def target(self) -> ModelInfo:
-        """The served model."""
         return self._core.inputs.info
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Names a request may ask for."""
         return tuple(self._core.controller.policies)
 
     @property
     def default_policy(self) -> str:
-        """The policy of requests that name none."""
         return self._core.controller.default
 
     @property
@@ -143,7 +140,6 @@ class AsyncEngine:
             self._fail_calls()
 
     def resume(self) -> None:
-        """It works again after all."""
         self._hung = None
 
     def stats(self) -> EngineStats:
@@ -235,7 +231,6 @@ class AsyncEngine:
 
     @property
     def why(self) -> str:
-        """What to tell those who asked, when it has stopped."""
         return f"the engine has stopped: {self._failure or self._hung or 'it was closed'}"
 
     def _admit(self, requests: Sequence[Request]) -> None:

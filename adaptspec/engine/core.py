@@ -108,7 +108,6 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs and nothing waits."""
         return self.scheduler.idle
 
     def check(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Cost tables as files: where those lie that were measured here, and what they say of themselves. Knows no models."""
+"""Cost tables as files: where those lie that were measured here, and what they say of themselves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From tokens to text while it streams: whole characters only, stop strings never leak.
-
-Knows a tokenizer and stop strings; it does not know when a request ends for other reasons.
-"""
+"""From tokens to text while it streams: whole characters only, stop strings never leak."""
 
 from __future__ import annotations
 

@@ -37,7 +37,6 @@ class ServedPolicy:
 
     @property
     def name(self) -> str:
-        """The policy's name."""
         return self.spec.name
 
     @property
@@ -48,7 +47,6 @@ class ServedPolicy:
 
     @property
     def description(self) -> str:
-        """What it is for."""
         return self.spec.metadata.description
 
     @property
@@ -58,7 +56,6 @@ class ServedPolicy:
 
     @property
     def signature(self) -> str:
-        """Tells what it learns apart from what others do."""
         return signature(self.spec)
 
 
@@ -120,7 +117,6 @@ class PolicyManager:
 
     @property
     def default(self) -> str:
-        """The policy of requests that name none."""
         return self._core.controller.default
 
     @property
@@ -137,7 +133,6 @@ class PolicyManager:
         return tuple(policy for policy in self.served if not isinstance(policy.spec.rollout, ShadowSpec))
 
     def estimates(self) -> tuple[ShadowEstimate, ...]:
-        """What each shadow would have earned."""
         return self._core.controller.estimates()
 
     def check(self, text: str, source: str = "<policy>") -> str:

@@ -1,7 +1,4 @@
-"""Notices that policy files have changed, and hands them to the desk. A broken file is a line in the log.
-
-Knows files and their times; what is in them is the desk's affair.
-"""
+"""Notices that policy files have changed, and has them served. A broken file is a line in the log."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ _Mark = tuple[tuple[int, int, int] | None, ...]
 class PolicyWatch:
     """Looks at the files of the policies that are served."""
 
-    def __init__(self, desk: PolicyManager) -> None:
-        self._desk = desk
+    def __init__(self, manager: PolicyManager) -> None:
+        self._manager = manager
         self._seen = self._marks()
 
     async def run(self, seconds: float = 1.0) -> None:
@@ -44,7 +41,7 @@ class PolicyWatch:
 
     def _apply(self, path: Path) -> None:
         try:
-            applied = self._desk.apply_file(path)
+            applied = self._manager.apply_file(path)
         except AdaptSpecError as error:
             _log.warning("%s; the policy that was served before stays", error)
         except Exception:  # noqa: BLE001 - a surprise in one file must not end the watch over the others
@@ -56,7 +53,7 @@ class PolicyWatch:
 
     def _marks(self) -> dict[Path, _Mark]:
         """By the file of each policy, the marks of it and of those that it uses."""
-        return {files[0]: tuple(map(_mark, files)) for files in (one.files for one in self._desk.served) if files}
+        return {files[0]: tuple(map(_mark, files)) for files in (one.files for one in self._manager.served) if files}
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:

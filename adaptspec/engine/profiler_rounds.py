@@ -56,7 +56,6 @@ class ProfiledRounds:
         return laps
 
     def close(self) -> None:
-        """Free the rows."""
         for row in range(self._count):
             self._target.free(row)
         if self._draft is not None:

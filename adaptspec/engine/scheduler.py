@@ -97,11 +97,9 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs and nothing waits."""
         return not self.running and not self.waiting
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
         self.waiting.append(sequence)
 
     def next_batch(self) -> Batch:

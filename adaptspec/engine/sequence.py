@@ -60,22 +60,18 @@ class Sequence:
 
     @property
     def policy(self) -> str:
-        """The policy that it was given when it came."""
         return self.request.speculation.policy or ""
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of the prompt."""
         return len(self.request.prompt)
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and output so far."""
         return len(self.tokens)
 
     @property
     def emitted(self) -> int:
-        """Output tokens so far."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
@@ -150,7 +146,6 @@ class Sequence:
         self._counts.add(drafted, accepted)
 
     def delta(self) -> Delta:
-        """What is new since the last delta."""
         start, self._sent = self._sent, self.emitted
         text = self._detokenizer.take(final=self.finish is not None)
         tokens = tuple(self.tokens[self.prompt_length + start :])
@@ -160,7 +155,6 @@ class Sequence:
         return Delta(self.request.id, text, tokens, pieces=pieces, logprobs=logprobs, prompt_logprobs=of_prompt)
 
     def completion(self, now: float) -> Completion:
-        """The finished request as a whole."""
         if self.finish is None:
             raise ValueError("the request has not ended")
         return Completion(

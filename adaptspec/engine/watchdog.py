@@ -1,7 +1,4 @@
-"""Notices an engine that hangs: whoever waits for it is told, instead of waiting for ever.
-
-Knows the front, time, and how long threads waited for a processor; not what the engine is busy with.
-"""
+"""Notices an engine that hangs: whoever waits for it is told, instead of waiting for ever."""
 
 from __future__ import annotations
 
