@@ -44,17 +44,14 @@ class DraftModelDrafter:
 
     @classmethod
     def make(cls, loaded: Loaded) -> DraftModelDrafter:
-        """See `drafters.Entry`."""
         if loaded.draft is None:
             raise ConfigError(f"{cls.name} needs a draft model: give one (--draft DIR)")
         return cls(loaded.draft, loaded.ends)
 
     def endless(self) -> DraftModelDrafter:
-        """See `ModelDrafter.endless`."""
         return DraftModelDrafter(self.runner, catch_up_tokens=self._catch_up_tokens)
 
     def cache_gap(self, row: int, length: int) -> int:
-        """See `Drafter.cache_gap`."""
         return max(0, length - self.runner.length(row) - _USUAL)
 
     def propose(self, job: DraftJob) -> Draft:
@@ -120,12 +117,10 @@ class DraftModelDrafter:
         return replace(draft, steps=len(drawn), caught_up=first.caught_up)
 
     def commit(self, row: int, valid: int) -> None:
-        """See `Drafter.commit`."""
         if self.runner.length(row) > valid:
             self.runner.truncate(row, valid)
 
     def free(self, row: int) -> None:
-        """See `Drafter.free`."""
         self.runner.free(row)
 
     def _room(self, draft: Draft, job: DraftJob) -> torch.Tensor:

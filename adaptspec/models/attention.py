@@ -82,7 +82,6 @@ class InPlaceAttention:
         self._rows = [_RowView.of(cache, meta, span, like) for span in meta.spans]
 
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """See `Attention`."""
         if len(self._rows) == 1:
             return self._attend(self._rows[0], layer, queries)
         parts = zip(self._rows, torch.split(queries, self._sizes), strict=True)
@@ -129,7 +128,6 @@ class GatheredAttention:
         self._groups = [_Group.of(cache, meta, members, offsets[members], like) for members in alike.values()]
 
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """See `Attention`."""
         result = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in self._groups:
             batch, width, length = group.shape

@@ -46,7 +46,6 @@ class Decoder:
 
     @property
     def free_memory(self) -> float:
-        """See `Runner.free_memory`."""
         return self._cache.free_share
 
     @torch.inference_mode()

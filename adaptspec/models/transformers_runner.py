@@ -43,16 +43,13 @@ class TransformersRunner:
 
     @property
     def free_memory(self) -> float:
-        """See `Runner.free_memory`."""
         return self._blocks.free_share
 
     def length(self, row: int) -> int:
-        """See `Runner.length`."""
         cache = self._caches.get(row)
         return 0 if cache is None else int(cache.get_seq_length())
 
     def truncate(self, row: int, length: int) -> None:
-        """See `Runner.truncate`."""
         surplus = self.length(row) - length
         if length == 0:
             self._caches.pop(row, None)
@@ -61,7 +58,6 @@ class TransformersRunner:
         self._blocks.truncate(row, min(length, self.length(row)))
 
     def free(self, row: int) -> None:
-        """See `Runner.free`."""
         self._caches.pop(row, None)
         self._blocks.free(row)
 

@@ -31,7 +31,6 @@ class Coupled:
     needs_distribution = False
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        """See `Method.verify`."""
         if sampling.plain_greedy:  # neither position nor row matters, so the layout need not be worked out
             return agreement(draft, sampling.choose(sampling.process(logits, _NONE, _NONE, _NONE), _NONE, _NONE))
         windows = Windows.of(draft.counts)

@@ -35,7 +35,6 @@ class Threshold:
     needs_distribution = False
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        """See `Method.verify`."""
 
         def likely(scores: torch.Tensor, tokens: torch.Tensor, _: IntArray) -> torch.Tensor:
             own = scores.gather(1, tokens.unsqueeze(1))
@@ -64,7 +63,6 @@ class Typical:
     needs_distribution = False
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        """See `Method.verify`."""
 
         def typical(scores: torch.Tensor, tokens: torch.Tensor, index: IntArray) -> torch.Tensor:
             p = sampling.probabilities(scores, index)

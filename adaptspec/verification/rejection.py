@@ -33,7 +33,6 @@ class Rejection:
     needs_distribution = True
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        """See `Method.verify`."""
         return _speculative_sampling(logits, draft, sampling, _accept_one_by_one)
 
 
@@ -61,7 +60,6 @@ class Block:
     needs_distribution = True
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        """See `Method.verify`."""
         return _speculative_sampling(logits, draft, sampling, _accept_block)
 
 
