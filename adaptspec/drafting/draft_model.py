@@ -111,10 +111,14 @@ class DraftModelDrafter:
             if stop is not None and not stop.goes(len(drawn), confidence, entropy):
                 break
             packed = Packed(row, one, np.array(drawn[-1:]), one)
-        draft = Draft.empty(len(job.rows), len(drawn))
+        steps = len(drawn)
+        if len(job.rows) == 1:
+            sureness, told = np.array([sure]), np.array([spread])
+            return Draft(np.array([drawn]), np.array([steps]), sureness, told, None, steps, first.caught_up)
+        draft = Draft.empty(len(job.rows), steps)
         draft.tokens[active], draft.confidence[active], draft.entropy[active] = drawn, sure, spread
-        draft.counts[active] = len(drawn)
-        return replace(draft, steps=len(drawn), caught_up=first.caught_up)
+        draft.counts[active] = steps
+        return replace(draft, steps=steps, caught_up=first.caught_up)
 
     def commit(self, row: int, valid: int) -> None:
         if self.runner.length(row) > valid:
@@ -156,7 +160,9 @@ class DraftModelDrafter:
             complete.append(len(part) == len(missing))
         who, read, wanted, tokens = (np.array(part, dtype=np.int64) for part in (reading, counts, complete, fed))
         caught_up = sum(count - _USUAL for count in counts if count > _USUAL)
-        return _FirstPass(who[wanted > 0], Packed(job.rows[who], read, tokens, wanted), caught_up)
+        return _FirstPass(
+            who if all(complete) else who[wanted > 0], Packed(job.rows[who], read, tokens, wanted), caught_up
+        )
 
 
 class _FirstPass(NamedTuple):

@@ -56,7 +56,7 @@ class BlockAllocator:
 
     def require(self, row: int, length: int) -> None:
         """Reserve; EngineError if too few are free."""
-        if not self.reserve(row, length):
+        if length > self.capacity(row) and not self.reserve(row, length):
             raise EngineError(f"the cache has no room for the tokens of row {row}; give the cache more tokens")
 
     def truncate(self, row: int, length: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from functools import cached_property
-from typing import Any, Protocol
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
@@ -83,22 +82,10 @@ def check_pair(
             raise PairError(f"{hint} ({name} is {mine} in the target and {other} in the draft)")
 
 
-class Vocabulary(Protocol):
-    """The part of a fast transformers tokenizer that tells tokens' bytes."""
-
-    @property
-    def backend_tokenizer(self) -> Any:
-        """The tokenizer of the `tokenizers` library within."""
-
-    @property
-    def added_tokens_decoder(self) -> Any:
-        """Tokens beside the vocabulary proper, by id."""
-
-
 class TokenBytes:
     """Bytes by token id; an id that no token has (a padded vocabulary) stands for none."""
 
-    def __init__(self, tokenizer: Vocabulary) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._backend = tokenizer.backend_tokenizer
         self._added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
 
