@@ -24,7 +24,6 @@ class NgramDrafter:
     non_anticipating = True  # it draws nothing: what it finds, and where that ends, are functions of the text
 
     def __init__(self, longest: int = 4, shortest: int = 2, ends: Collection[int] = ()) -> None:
-        """A draft stops at one of the tokens `ends`, which end a text."""
         self._ends = frozenset(ends)
         self._sizes = range(longest, shortest - 1, -1)
         self._memory: dict[int, _Memory] = {}

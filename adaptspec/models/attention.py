@@ -28,7 +28,6 @@ class Heads:
 
     @property
     def group(self) -> int:
-        """Query heads that share one key-value head."""
         return self.query // self.kv
 
 
@@ -41,7 +40,6 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many new tokens there are."""
         return self.end - self.start
 
 
@@ -71,6 +69,12 @@ class AttentionMetadata:
 
 Attention = Callable[[int, torch.Tensor], torch.Tensor]
 """Of one forward pass: attends with queries [N, heads * dim] over the cache of a layer; same shape comes back."""
+
+
+def make_attention(cache: KVCache, meta: AttentionMetadata, like: torch.Tensor) -> Attention:
+    """The faster kind for this cache and device; `like` tells dtype and device."""
+    kind = InPlaceAttention if cache.in_place and like.device.type == "cpu" else GatheredAttention
+    return kind(cache, meta, like)
 
 
 class InPlaceAttention:

@@ -57,12 +57,10 @@ class DecoderConfig:
 
     @property
     def layers(self) -> int:
-        """Number of decoder layers."""
         return len(self.windows)
 
     @property
     def cache_shape(self) -> CacheShape:
-        """What one cached token takes."""
         return CacheShape(self.layers, self.kv_heads, self.head_dim)
 
 

@@ -70,7 +70,6 @@ class Draft:
             self.scores[at, :width] = part.scores[at]
 
     def take(self, rows: IntArray) -> Draft:
-        """The tokens of some rows, by position, for verification."""
         distribution = None if self.distribution is None else self.distribution[torch.from_numpy(rows)]
         return Draft(self.tokens[rows], self.counts[rows], self.confidence[rows], self.entropy[rows], distribution)
 

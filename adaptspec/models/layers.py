@@ -18,7 +18,10 @@ def rms_norm(weight: torch.Tensor, eps: float) -> Norm:
     """A norm over the last dimension; `weight` is [dim], or [heads, dim] for tensors [..., heads, dim]."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
         return LengthNorm.of(weight.shape[-1], eps, weight)
-    return _Fused(weight, eps)
+    shape = weight.shape[-1:]
+    if weight.ndim == 1:
+        return lambda x: F.rms_norm(x, shape, weight, eps)  # one kernel on CUDA
+    return lambda x: F.rms_norm(x, shape, None, eps) * weight
 
 
 def rms_norm_into(weight: torch.Tensor, eps: float, matrix: torch.Tensor) -> Norm:
@@ -46,7 +49,6 @@ class LengthNorm:
 
     @staticmethod
     def of(dim: int, eps: float, weight: torch.Tensor | None) -> LengthNorm:
-        """Over `dim` numbers."""
         scale = None if weight is None else weight * math.sqrt(dim)
         return LengthNorm(dim * eps, torch.tensor(math.sqrt(dim * eps)), scale)
 
@@ -55,19 +57,6 @@ class LengthNorm:
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         normed = x / length.hypot_(self.floor)
         return normed if self.scale is None else normed.mul_(self.scale)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fused:
-    """torch's own, one kernel on CUDA."""
-
-    weight: torch.Tensor
-    eps: float
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.weight.ndim == 1:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return F.rms_norm(x, self.weight.shape[-1:], None, self.eps) * self.weight
 
 
 def float32_logits(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:

@@ -90,7 +90,6 @@ class TokenBytes:
         self._added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
 
     def __call__(self, token: int) -> bytes:
-        """What `token` adds to a text."""
         added = self._added.get(token)
         if added is not None:
             return added.encode()

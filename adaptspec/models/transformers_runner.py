@@ -95,14 +95,8 @@ def load_through_transformers(folder: Path, dtype: torch.dtype, device: torch.de
 def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        options = {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, **options)
     except Exception as error:  # its code for each family raises whatever a strange config leads to
         raise ModelError(f"transformers cannot load {folder}: {error}") from error
     model, report = loaded

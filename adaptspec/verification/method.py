@@ -55,7 +55,6 @@ class Windows:
 
     @classmethod
     def of(cls, counts: IntArray) -> Windows:
-        """The layout for rows with so many drafted tokens."""
         starts = window_starts(counts)
         index = np.repeat(np.arange(len(counts)), counts + 1)
         return cls(counts, starts, index, np.arange(len(index)) - starts[index])

@@ -78,7 +78,6 @@ class _Drafted:
 
     @classmethod
     def of(cls, target: torch.Tensor, draft: Draft, windows: Windows) -> _Drafted:
-        """Gather them from the target's probabilities [N, V]."""
         packed = windows.drafted
         index, offsets = windows.index[packed], windows.offsets[packed]
         tokens = draft.tokens[index, offsets]
@@ -107,7 +106,6 @@ the weight w [B] of p in max(0, w p - q) where the draft is cut; it means nothin
 
 
 def _accept_one_by_one(draft: Draft, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Keep tokens up to the first whose uniform number fails its test."""
     passed = np.zeros(draft.tokens.shape, dtype=np.bool_)
     # u < p / q without the division; strict, so that p = 0 never passes.
     passed[drafted.index, drafted.offsets] = numbers * drafted.q < drafted.p
