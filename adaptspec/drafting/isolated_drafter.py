@@ -58,7 +58,10 @@ class IsolatedDrafter:
         return draft.cut(usable)
 
     def commit(self, row: int, valid: int) -> None:
-        self._guarded(lambda: self.inner.commit(row, valid), None, (row,))
+        try:  # a closure for each row of each round would be felt
+            self.inner.commit(row, valid)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error, (row,))
 
     def free(self, row: int) -> None:
         self._guarded(lambda: self.inner.free(row), None, ())
