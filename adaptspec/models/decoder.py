@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from adaptspec.models.attention import AttentionMetadata, Heads, Span, last_places, make_attention, positions
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.layers import Norm, float32_logits
-from adaptspec.models.rope import rotations
+from adaptspec.models.layers import Norm, float32_logits, rotations
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.small_pass import SmallPass
 from adaptspec.models.weights import DecoderWeights, Linear

@@ -7,6 +7,7 @@ import re
 from functools import cached_property
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from adaptspec.errors import ModelError, PairError
@@ -107,12 +108,4 @@ class TokenBytes:
         decoder = self._backend.decoder
         described = json.loads(decoder.__getstate__()) if decoder is not None else {}
         kinds = {part["type"] for part in (described, *described.get("decoders", ())) if "type" in part}
-        return {letter: bytes([byte]) for byte, letter in _byte_letters().items()} if "ByteLevel" in kinds else {}
-
-
-def _byte_letters() -> dict[int, str]:
-    """GPT-2's alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100 on, in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {byte: chr(byte) for byte in printable}
-    others = [byte for byte in range(256) if byte not in letters]
-    return letters | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
+        return {letter: bytes([byte]) for byte, letter in bytes_to_unicode().items()} if "ByteLevel" in kinds else {}
