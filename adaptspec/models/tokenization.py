@@ -108,4 +108,5 @@ class TokenBytes:
         decoder = self._backend.decoder
         described = json.loads(decoder.__getstate__()) if decoder is not None else {}
         kinds = {part["type"] for part in (described, *described.get("decoders", ())) if "type" in part}
-        return {letter: bytes([byte]) for byte, letter in bytes_to_unicode().items()} if "ByteLevel" in kinds else {}
+        letters: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+        return {letter: bytes([byte]) for byte, letter in letters.items()} if "ByteLevel" in kinds else {}
