@@ -132,8 +132,9 @@ class KVCache(BlockAllocator):
 
     def truncate(self, row: int, length: int) -> None:
         """Forget the tokens of `row` from `length` on; blocks no longer needed are free at once."""
-        self._lengths[row] = min(length, self._lengths.get(row, 0))
-        super().truncate(row, self._lengths[row])
+        self._lengths[row] = length = min(length, self._lengths.get(row, 0))
+        if length <= self.capacity(row) - self.block_size:
+            super().truncate(row, length)
 
     def slots(self, row: int, first: int, end: int) -> IntArray:
         """The slots of the tokens `first` to `end` (exclusive) of `row`, cached or about to be."""
