@@ -44,17 +44,14 @@ class DraftModelDrafter:
 
     @classmethod
     def make(cls, loaded: Loaded) -> DraftModelDrafter:
-        """See `drafters.Entry`."""
         if loaded.draft is None:
             raise ConfigError(f"{cls.name} needs a draft model: give one (--draft DIR)")
         return cls(loaded.draft, loaded.ends)
 
     def endless(self) -> DraftModelDrafter:
-        """See `ModelDrafter.endless`."""
         return DraftModelDrafter(self.runner, catch_up_tokens=self._catch_up_tokens)
 
     def cache_gap(self, row: int, length: int) -> int:
-        """See `Drafter.cache_gap`."""
         return max(0, length - self.runner.length(row) - _USUAL)
 
     def propose(self, job: DraftJob) -> Draft:
@@ -114,18 +111,20 @@ class DraftModelDrafter:
             if stop is not None and not stop.goes(len(drawn), confidence, entropy):
                 break
             packed = Packed(row, one, np.array(drawn[-1:]), one)
-        draft = Draft.empty(len(job.rows), len(drawn))
+        steps = len(drawn)
+        if len(job.rows) == 1:
+            sureness, told = np.array([sure]), np.array([spread])
+            return Draft(np.array([drawn]), np.array([steps]), sureness, told, None, steps, first.caught_up)
+        draft = Draft.empty(len(job.rows), steps)
         draft.tokens[active], draft.confidence[active], draft.entropy[active] = drawn, sure, spread
-        draft.counts[active] = len(drawn)
-        return replace(draft, steps=len(drawn), caught_up=first.caught_up)
+        draft.counts[active] = steps
+        return replace(draft, steps=steps, caught_up=first.caught_up)
 
     def commit(self, row: int, valid: int) -> None:
-        """See `Drafter.commit`."""
         if self.runner.length(row) > valid:
             self.runner.truncate(row, valid)
 
     def free(self, row: int) -> None:
-        """See `Drafter.free`."""
         self.runner.free(row)
 
     def _room(self, draft: Draft, job: DraftJob) -> torch.Tensor:
@@ -161,7 +160,9 @@ class DraftModelDrafter:
             complete.append(len(part) == len(missing))
         who, read, wanted, tokens = (np.array(part, dtype=np.int64) for part in (reading, counts, complete, fed))
         caught_up = sum(count - _USUAL for count in counts if count > _USUAL)
-        return _FirstPass(who[wanted > 0], Packed(job.rows[who], read, tokens, wanted), caught_up)
+        return _FirstPass(
+            who if all(complete) else who[wanted > 0], Packed(job.rows[who], read, tokens, wanted), caught_up
+        )
 
 
 class _FirstPass(NamedTuple):

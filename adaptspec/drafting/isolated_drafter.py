@@ -42,7 +42,6 @@ class IsolatedDrafter:
         self._rest = 0.0  # how long it rested last
 
     def cache_gap(self, row: int, length: int) -> int:
-        """See `Drafter.cache_gap`."""
         return self._guarded(lambda: self.inner.cache_gap(row, length), length, (row,))
 
     def propose(self, job: DraftJob) -> Draft:
@@ -59,11 +58,12 @@ class IsolatedDrafter:
         return draft.cut(usable)
 
     def commit(self, row: int, valid: int) -> None:
-        """See `Drafter.commit`."""
-        self._guarded(lambda: self.inner.commit(row, valid), None, (row,))
+        try:  # a closure for each row of each round would be felt
+            self.inner.commit(row, valid)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error, (row,))
 
     def free(self, row: int) -> None:
-        """See `Drafter.free`."""
         self._guarded(lambda: self.inner.free(row), None, ())
 
     def _guarded(self, call: Callable[[], _T], otherwise: _T, rows: Iterable[int]) -> _T:
@@ -94,15 +94,12 @@ class IsolatedModelFreeDrafter(IsolatedDrafter):
     inner: ModelFreeDrafter
 
     def offer(self, row: int, tokens: list[int], most: int) -> int:
-        """See `ModelFreeDrafter.offer`."""
         return 0 if self._resting() else self._guarded(lambda: self.inner.offer(row, tokens, most), 0, (row,))
 
     def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
-        """See `ModelFreeDrafter.expect`."""
         self._guarded(lambda: self.inner.expect(row, tokens, start), None, (row,))
 
     def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
-        """See `ModelFreeDrafter.shadow`."""
         if self._resting():
             return _NOTHING
         return self._guarded(lambda: self.inner.shadow(row, tokens, start), _NOTHING, (row,))

@@ -24,7 +24,6 @@ class NgramDrafter:
     non_anticipating = True  # it draws nothing: what it finds, and where that ends, are functions of the text
 
     def __init__(self, longest: int = 4, shortest: int = 2, ends: Collection[int] = ()) -> None:
-        """A draft stops at one of the tokens `ends`, which end a text."""
         self._ends = frozenset(ends)
         self._sizes = range(longest, shortest - 1, -1)
         self._memory: dict[int, _Memory] = {}
@@ -33,7 +32,6 @@ class NgramDrafter:
 
     @classmethod
     def make(cls, loaded: Loaded) -> NgramDrafter:
-        """See `drafters.Entry`."""
         return cls(ends=loaded.ends)
 
     def cache_gap(self, row: int, length: int) -> int:  # noqa: ARG002
@@ -66,14 +64,12 @@ class NgramDrafter:
         return len(found), accepted
 
     def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
-        """See `ModelFreeDrafter.expect`."""
         self._predictions[row] = Prediction(tokens, start)
 
     def commit(self, row: int, valid: int) -> None:
         """See `Drafter.commit`: only committed tokens are ever read, so nothing is forgotten."""
 
     def free(self, row: int) -> None:
-        """See `Drafter.free`."""
         self._memory.pop(row, None)
         self._offers.pop(row, None)
         self._predictions.pop(row, None)

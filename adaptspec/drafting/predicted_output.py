@@ -35,12 +35,10 @@ class Prediction:
 
     @property
     def accepted(self) -> int:
-        """Predicted tokens that are in the output."""
         return sum(self._seen)
 
     @property
     def rejected(self) -> int:
-        """Predicted tokens that are not."""
         return len(self._list) - self.accepted
 
     def read(self, tokens: list[int], upto: int) -> None:

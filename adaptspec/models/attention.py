@@ -28,7 +28,6 @@ class Heads:
 
     @property
     def group(self) -> int:
-        """Query heads that share one key-value head."""
         return self.query // self.kv
 
 
@@ -41,7 +40,6 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many new tokens there are."""
         return self.end - self.start
 
 
@@ -73,6 +71,12 @@ Attention = Callable[[int, torch.Tensor], torch.Tensor]
 """Of one forward pass: attends with queries [N, heads * dim] over the cache of a layer; same shape comes back."""
 
 
+def make_attention(cache: KVCache, meta: AttentionMetadata, like: torch.Tensor) -> Attention:
+    """The faster kind for this cache and device; `like` tells dtype and device."""
+    kind = InPlaceAttention if cache.in_place and like.device.type == "cpu" else GatheredAttention
+    return kind(cache, meta, like)
+
+
 class InPlaceAttention:
     """Row by row over views of the cache. Heads that share keys are folded into the query dimension."""
 
@@ -82,7 +86,6 @@ class InPlaceAttention:
         self._rows = [_RowView.of(cache, meta, span, like) for span in meta.spans]
 
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """See `Attention`."""
         if len(self._rows) == 1:
             return self._attend(self._rows[0], layer, queries)
         parts = zip(self._rows, torch.split(queries, self._sizes), strict=True)
@@ -129,7 +132,6 @@ class GatheredAttention:
         self._groups = [_Group.of(cache, meta, members, offsets[members], like) for members in alike.values()]
 
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """See `Attention`."""
         result = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in self._groups:
             batch, width, length = group.shape

@@ -38,7 +38,6 @@ class RopeConfig:
 class DecoderConfig:
     """Sizes and variations of one decoder. `windows[layer]` is how many tokens a query sees, None for all."""
 
-    family: str
     vocab_size: int
     hidden: int
     heads: int
@@ -57,12 +56,10 @@ class DecoderConfig:
 
     @property
     def layers(self) -> int:
-        """Number of decoder layers."""
         return len(self.windows)
 
     @property
     def cache_shape(self) -> CacheShape:
-        """What one cached token takes."""
         return CacheShape(self.layers, self.kv_heads, self.head_dim)
 
 
@@ -85,7 +82,6 @@ def read_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
         )
     bias = bool(config.get("attention_bias", False))
     return DecoderConfig(
-        family=family,
         vocab_size=count(config, "vocab_size"),
         hidden=hidden,
         heads=heads,

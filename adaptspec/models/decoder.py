@@ -8,20 +8,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from adaptspec.models.attention import (
-    Attention,
-    AttentionMetadata,
-    GatheredAttention,
-    Heads,
-    InPlaceAttention,
-    Span,
-    last_places,
-    positions,
-)
+from adaptspec.models.attention import AttentionMetadata, Heads, Span, last_places, make_attention, positions
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.layers import Norm, float32_logits
-from adaptspec.models.rope import rotations
+from adaptspec.models.layers import Norm, float32_logits, rotations
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.small_pass import SmallPass
 from adaptspec.models.weights import DecoderWeights, Linear
@@ -46,7 +36,6 @@ class Decoder:
 
     @property
     def free_memory(self) -> float:
-        """See `Runner.free_memory`."""
         return self._cache.free_share
 
     @torch.inference_mode()
@@ -90,10 +79,7 @@ def _add_product(total: torch.Tensor, x: torch.Tensor, linear: Linear) -> torch.
 
 
 class PassPlan:
-    """What one forward pass over the new tokens in `spans` settles once, so that its layers need not.
-
-    These are rotations, cache slots, attention and the tokens wanted; `like` tells dtype and device.
-    """
+    """What one forward pass over the tokens in `spans` settles once for all layers; `like` tells dtype and device."""
 
     def __init__(
         self, config: DecoderConfig, cache: KVCache, spans: Sequence[Span], table: torch.Tensor, like: torch.Tensor
@@ -105,10 +91,8 @@ class PassPlan:
         self._queries = config.heads * config.head_dim
         self._slots = torch.from_numpy(np.concatenate([cache.slots(*span) for span in spans])).to(like.device)
         self._rotations = table.index_select(0, torch.from_numpy(positions(spans)).to(like.device))
-        kind = InPlaceAttention if cache.in_place and like.device.type == "cpu" else GatheredAttention
-        plans: dict[int | None, Attention] = {
-            window: kind(cache, AttentionMetadata(self._heads, spans, window), like) for window in set(config.windows)
-        }
+        kinds = {window: AttentionMetadata(self._heads, spans, window) for window in set(config.windows)}
+        plans = {window: make_attention(cache, meta, like) for window, meta in kinds.items()}
         self._attention = [plans[window] for window in config.windows]
 
     def attend(self, layer: int, qkv: torch.Tensor, qk_norm: Norm | None) -> torch.Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from adaptspec.types import FloatArray, IntArray
 
@@ -40,45 +41,35 @@ class Draft:
     @classmethod
     def merged(cls, parts: Sequence[Draft]) -> Draft:
         """Parts that draft for different rows as one; point masses where only some parts have a distribution."""
-        deepest = max(part.tokens.shape[1] for part in parts)
-        wide = [part.padded(deepest) for part in parts]
-        first = wide[0]
-        tokens, confidence, entropy = first.tokens.copy(), first.confidence.copy(), first.entropy.copy()
-        for part in wide[1:]:
-            mine = part.counts > 0
-            tokens[mine], confidence[mine], entropy[mine] = part.tokens[mine], part.confidence[mine], part.entropy[mine]
-        return cls(
-            tokens,
-            np.sum([part.counts for part in wide], axis=0),
-            confidence,
-            entropy,
-            _merged_distributions(wide),
-            scores=_merged_scores(wide),
+        rows, depth = len(parts[0].counts), max(part.tokens.shape[1] for part in parts)
+        whole = replace(
+            cls.empty(rows, depth),
+            distribution=_room([part.distribution for part in parts], rows, depth),
+            scores=_room([part.scores for part in parts], rows, depth),
             steps=sum(part.steps for part in parts),
             caught_up=sum(part.caught_up for part in parts),
         )
+        for part in parts:
+            whole._put(part)
+        return whole
 
-    def padded(self, deepest: int) -> Draft:
-        """The same with so many columns."""
-        width = deepest - self.tokens.shape[1]
-        if not width:
-            return self
-        columns = [(0, 0), (0, width)]
-        distribution, scores = (
-            None if kept is None else torch.nn.functional.pad(kept, (0, 0, 0, width))
-            for kept in (self.distribution, self.scores)
-        )
-        return replace(
-            self,
-            tokens=np.pad(self.tokens, columns),
-            confidence=np.pad(self.confidence, columns, constant_values=np.nan),
-            entropy=np.pad(self.entropy, columns, constant_values=np.nan),
-            distribution=distribution,
-            scores=scores,
-        )
+    def _put(self, part: Draft) -> None:
+        """Fill in the rows that `part` drafts for; scores of no draft model stay 0: no entropy is known there."""
+        mine, width = np.flatnonzero(part.counts), part.tokens.shape[1]
+        self.counts[mine] = part.counts[mine]
+        self.tokens[mine, :width] = part.tokens[mine]
+        self.confidence[mine, :width] = part.confidence[mine]
+        self.entropy[mine, :width] = part.entropy[mine]
+        at = torch.from_numpy(mine)
+        if self.distribution is not None:
+            shares = part.distribution
+            if shares is None:
+                shares = F.one_hot(torch.from_numpy(part.tokens), self.distribution.shape[-1]).to(self.distribution)
+            self.distribution[at, :width] = shares[at]
+        if self.scores is not None and part.scores is not None:
+            self.scores[at, :width] = part.scores[at]
 
     def take(self, rows: IntArray) -> Draft:
-        """The tokens of some rows, by position, for verification."""
         distribution = None if self.distribution is None else self.distribution[torch.from_numpy(rows)]
         return Draft(self.tokens[rows], self.counts[rows], self.confidence[rows], self.entropy[rows], distribution)
 
@@ -94,29 +85,7 @@ class Draft:
         )
 
 
-def _merged_distributions(parts: Sequence[Draft]) -> torch.Tensor | None:
-    kept = next((part.distribution for part in parts if part.distribution is not None), None)
-    if kept is None:
-        return None
-    whole = torch.zeros_like(kept)
-    for part in parts:
-        mine = torch.from_numpy(part.counts > 0)
-        if part.distribution is not None:
-            whole[mine] = part.distribution[mine]
-        else:
-            point = torch.nn.functional.one_hot(torch.from_numpy(part.tokens[part.counts > 0]), whole.shape[-1])
-            whole[mine] = point.to(whole)
-    return whole
-
-
-def _merged_scores(parts: Sequence[Draft]) -> torch.Tensor | None:
-    """Scores of the parts that kept them; what stands elsewhere is never read, as no entropy is known there."""
-    kept = next((part.scores for part in parts if part.scores is not None), None)
-    if kept is None:
-        return None
-    whole = torch.zeros_like(kept)
-    for part in parts:
-        if part.scores is not None:
-            mine = torch.from_numpy(part.counts > 0)
-            whole[mine] = part.scores[mine]
-    return whole
+def _room(kept: Sequence[torch.Tensor | None], rows: int, depth: int) -> torch.Tensor | None:
+    """Zeros [rows, depth, V], if any part kept something."""
+    like = next((part for part in kept if part is not None), None)
+    return None if like is None else like.new_zeros(rows, depth, like.shape[-1])

@@ -25,7 +25,6 @@ class Grammars:
     """The grammars of a server. May be asked from any thread."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, ends: tuple[int, ...]) -> None:
-        """`ends` are the tokens that end a text."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._ends = ends
@@ -35,11 +34,7 @@ class Grammars:
         self._lock = Lock()
 
     def check(self, grammar: Grammar) -> None:
-        """Compile it, unless it is one of the latest.
-
-        Raises:
-            RequestError: it cannot be used, or llguidance is missing.
-        """
+        """Compile it, unless it is one of the latest; RequestError if it cannot be used, or llguidance is missing."""
         self._compiled(grammar)
 
     def start(self, grammar: Grammar) -> Constraint:

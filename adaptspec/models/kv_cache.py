@@ -20,8 +20,7 @@ SHORTEST_CONTEXT = 16
 class BlockAllocator:
     """Hands blocks, room for `block_size` consecutive tokens, to rows and takes them back.
 
-    Free and held blocks always add up to `blocks`. They are handed out last-freed-first, so that a lightly used cache
-    touches few pages of memory.
+    They are handed out last-freed-first, so that a lightly used cache touches few pages of memory.
     """
 
     def __init__(self, blocks: int, block_size: int) -> None:
@@ -34,15 +33,12 @@ class BlockAllocator:
 
     @property
     def free_share(self) -> float:
-        """Blocks that no row holds, of all blocks."""
         return len(self._free) / self.blocks
 
     def held(self, row: int) -> tuple[int, ...]:
-        """The blocks of `row`, in the order of its tokens."""
         return tuple(self._held.get(row, ()))
 
     def capacity(self, row: int) -> int:
-        """Tokens that fit the blocks `row` holds."""
         return len(self._held.get(row, ())) * self.block_size
 
     def reserve(self, row: int, length: int) -> bool:
@@ -55,12 +51,10 @@ class BlockAllocator:
         return True
 
     def require(self, row: int, length: int) -> None:
-        """Reserve; EngineError if too few are free."""
-        if not self.reserve(row, length):
+        if length > self.capacity(row) and not self.reserve(row, length):
             raise EngineError(f"the cache has no room for the tokens of row {row}; give the cache more tokens")
 
     def truncate(self, row: int, length: int) -> None:
-        """Give back the blocks that `length` tokens do not need."""
         held = self._held.get(row, [])
         while len(held) > self._needed(length):
             self._free.append(held.pop())
@@ -89,7 +83,6 @@ class CacheShape:
         return 2 * self.kv_heads * self.head_dim
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes one cached token takes over all layers."""
         return self.layers * self.width * dtype.itemsize
 
 
@@ -126,12 +119,10 @@ class KVCache(BlockAllocator):
         return self.block_size >= self.context
 
     def reserve(self, row: int, length: int) -> bool:
-        """Make room for `length` tokens in all; False, and nothing changes, if memory is short."""
         assert length <= self.context, f"row {row} asks for {length} tokens, the context is {self.context}"
         return super().reserve(row, length)
 
     def length(self, row: int) -> int:
-        """Tokens cached in `row`."""
         return self._lengths.get(row, 0)
 
     def set_length(self, row: int, length: int) -> None:
@@ -141,13 +132,9 @@ class KVCache(BlockAllocator):
 
     def truncate(self, row: int, length: int) -> None:
         """Forget the tokens of `row` from `length` on; blocks no longer needed are free at once."""
-        self._lengths[row] = min(length, self._lengths.get(row, 0))
-        super().truncate(row, self._lengths[row])
-
-    def free(self, row: int) -> None:
-        """Forget `row`; freeing a free row does nothing."""
-        super().free(row)
-        self._lengths.pop(row, None)
+        self._lengths[row] = length = min(length, self._lengths.get(row, 0))
+        if length <= self.capacity(row) - self.block_size:
+            super().truncate(row, length)
 
     def slots(self, row: int, first: int, end: int) -> IntArray:
         """The slots of the tokens `first` to `end` (exclusive) of `row`, cached or about to be."""
@@ -162,10 +149,7 @@ class KVCache(BlockAllocator):
         return self._held[row][0] * self.block_size
 
     def views(self, row: int, first: int, end: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """Per layer, the keys and the values of tokens `first` to `end` of `row`, if consecutive.
-
-        Each is a view [1, kv_heads, end - first, head_dim].
-        """
+        """Keys and values [1, kv_heads, n, head_dim] of n consecutive tokens of `row`, per layer."""
         shape, stride = self.shape, self._pool.stride()
         size = (shape.layers, 1, shape.kv_heads, end - first, shape.head_dim)
         strides = (stride[0], 1, shape.head_dim, stride[1], 1)

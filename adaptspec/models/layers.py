@@ -1,4 +1,4 @@
-"""RMS norm, in the form that is fastest for its device and dtype, and the output head, whose logits are float32."""
+"""RMS norm in the form that is fastest for its device and dtype, the head with logits in float32, and RoPE."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from adaptspec.errors import ModelError
+from adaptspec.models.config import RopeConfig
 
 WIDENED = 2**20  # weights at a time: 4 MiB in float32, which a CPU's cache holds
 
@@ -18,7 +23,10 @@ def rms_norm(weight: torch.Tensor, eps: float) -> Norm:
     """A norm over the last dimension; `weight` is [dim], or [heads, dim] for tensors [..., heads, dim]."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
         return LengthNorm.of(weight.shape[-1], eps, weight)
-    return _Fused(weight, eps)
+    shape = weight.shape[-1:]
+    if weight.ndim == 1:
+        return lambda x: F.rms_norm(x, shape, weight, eps)  # one kernel on CUDA
+    return lambda x: F.rms_norm(x, shape, None, eps) * weight
 
 
 def rms_norm_into(weight: torch.Tensor, eps: float, matrix: torch.Tensor) -> Norm:
@@ -46,7 +54,6 @@ class LengthNorm:
 
     @staticmethod
     def of(dim: int, eps: float, weight: torch.Tensor | None) -> LengthNorm:
-        """Over `dim` numbers."""
         scale = None if weight is None else weight * math.sqrt(dim)
         return LengthNorm(dim * eps, torch.tensor(math.sqrt(dim * eps)), scale)
 
@@ -55,19 +62,6 @@ class LengthNorm:
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         normed = x / length.hypot_(self.floor)
         return normed if self.scale is None else normed.mul_(self.scale)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fused:
-    """torch's own, one kernel on CUDA."""
-
-    weight: torch.Tensor
-    eps: float
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.weight.ndim == 1:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return F.rms_norm(x, self.weight.shape[-1:], None, self.eps) * self.weight
 
 
 def float32_logits(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
@@ -98,3 +92,31 @@ class Float32Head(torch.nn.Module):
         if self.bias is not None:
             logits += self.bias
         return logits.view(*hidden.shape[:-1], -1)
+
+
+def rotations(rope: RopeConfig, head_dim: int, length: int) -> torch.Tensor:
+    """Rotations of positions 0 to `length`, complex64 [length, head_dim / 2], scaled by the attention factor.
+
+    They are complex numbers: dimension pairs (i, i + head_dim / 2) are stored next to each other, so that one complex
+    product rotates queries and keys. Weights are permuted to match; attention does not depend on the order.
+    """
+    frequencies, factor = inverse_frequencies(rope, head_dim)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
+    return torch.polar(torch.full_like(angles, factor), angles)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
+    """Radians per position, float32 [head_dim / 2], and the factor that queries and keys are scaled by."""
+    if rope.scaling == "default":
+        return 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)), 1.0
+    settings = {**rope.parameters, "rope_type": rope.scaling, "rope_theta": rope.theta, "partial_rotary_factor": 1.0}
+    if rope.scaling != "linear":
+        settings["original_max_position_embeddings"] = rope.original_context
+    if rope.scaling == "yarn":
+        settings.setdefault("factor", rope.context / rope.original_context)
+    try:
+        config = LlamaConfig(head_dim=head_dim, max_position_embeddings=rope.context, rope_parameters=settings)
+        frequencies, factor = ROPE_INIT_FUNCTIONS[rope.scaling](config, torch.device("cpu"))
+    except KeyError as missing:
+        raise ModelError(f"config.json: {missing.args[0]}") from None
+    return frequencies, float(factor)

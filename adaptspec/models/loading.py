@@ -13,14 +13,7 @@ from adaptspec.errors import ConfigError, ModelError
 from adaptspec.models.config import check_sizes, is_lean, read_decoder_config
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
-from adaptspec.models.model_files import (
-    CONFIG,
-    eos_token_ids,
-    fingerprint,
-    read_json,
-    resolve_model,
-    weight_files,
-)
+from adaptspec.models.model_files import CONFIG, eos_token_ids, fingerprint, read_json, resolve_model, weight_files
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.transformers_runner import BLOCK, TransformersRunner, load_through_transformers, longest_context
 from adaptspec.models.weights import load_weights
@@ -69,37 +62,31 @@ def load_model(path_or_hub_id: str, *, device: str = "auto", dtype: str = "auto"
 def _load_lean(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:
     config = read_decoder_config(raw)
     weights = load_weights(folder, config, dtype, device)
-
-    def start(info: ModelInfo, plan: CachePlan) -> Decoder:
-        return Decoder(info, config, weights, KVCache(config.cache_shape, plan, dtype, device))
-
-    info = _info(
-        folder, raw, dtype, parameters=weights.parameters, vocab_size=config.vocab_size, context=config.context
+    return LoadedModel(
+        folder,
+        _info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context)),
+        device,
+        config.cache_shape.bytes_per_token(dtype),
+        lambda info, plan: Decoder(info, config, weights, KVCache(config.cache_shape, plan, dtype, device)),
     )
-    return LoadedModel(folder, info, device, config.cache_shape.bytes_per_token(dtype), start)
 
 
 def _load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:
     model, bytes_per_token = load_through_transformers(folder, dtype, device)
     config = model.config.get_text_config(decoder=True)
-
-    def start(info: ModelInfo, plan: CachePlan) -> TransformersRunner:
-        return TransformersRunner(info, model, plan.tokens)
-
-    info = _info(
+    return LoadedModel(
         folder,
-        raw,
-        dtype,
-        parameters=model.num_parameters(),
-        vocab_size=config.vocab_size,
-        context=longest_context(config),
+        _info(folder, raw, dtype, (model.num_parameters(), config.vocab_size, longest_context(config))),
+        device,
+        bytes_per_token,
+        lambda info, plan: TransformersRunner(info, model, plan.tokens),
+        BLOCK,
     )
-    return LoadedModel(folder, info, device, bytes_per_token, start, BLOCK)
 
 
-def _info(
-    folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, *, parameters: int, vocab_size: int, context: int
-) -> ModelInfo:
+def _info(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, sizes: tuple[int, int, int]) -> ModelInfo:
+    """`sizes` are the numbers of its parameters, of its tokens, and of those in its context."""
+    parameters, vocab_size, context = sizes
     return ModelInfo(
         name=folder.resolve().name,
         architecture=str(raw["model_type"]),

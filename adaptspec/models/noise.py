@@ -49,9 +49,8 @@ def seed_keys(seeds: IntArray) -> IntArray:
 def position_keys(seeds: IntArray, positions: IntArray, stream: Stream, rounds: IntArray | int = 0) -> IntArray:
     """Keys [N] for the noise of N positions; `seeds` are the `seed_keys` of their requests.
 
-    `rounds` tells apart several draws at one position in one stream: a position that is drafted
-    again in a later round needs fresh noise, or what was rejected would be proposed again. Positions
-    are below 2**31 and rounds below 2**28.
+    `rounds` tells apart several draws at one position in one stream: a position that is drafted again in a later round
+    needs fresh noise, or what was rejected would be proposed again. Positions are below 2**31 and rounds below 2**28.
     """
     word = (positions << 32) | (rounds << 4) | int(stream)
     return _mix((seeds ^ word).view(np.uint64)).view(np.int64)

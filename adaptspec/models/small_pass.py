@@ -43,7 +43,8 @@ class SmallPass:
         widths = (config.hidden, config.hidden, (heads.query + 2 * heads.kv) * heads.dim, 2 * config.mlp, config.mlp)
         self._memory = [torch.empty(MOST, width) for width in widths]
         self._buffers: dict[int, _Buffers] = {}
-        self._queries: dict[tuple[int, int], _Queries] = {}  # by their first token and their number
+        # Packed queries and `_Row.folded`, by their first token and their number.
+        self._queries: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._masks: dict[int, torch.Tensor] = {}  # by width [group * width, _MASKED], of which a pass takes the end
 
     @staticmethod
@@ -60,7 +61,6 @@ class SmallPass:
 
     @staticmethod
     def takes(spans: Sequence[Span]) -> bool:
-        """Whether a pass is small enough."""
         if len(spans) == 1:
             return spans[0].size <= WIDEST
         sizes = [span.size for span in spans]
@@ -102,13 +102,13 @@ class SmallPass:
             if queries is None:
                 queries = self._queries[first, span.size] = self._queries_at(first, span.size)
             mask = None if span.size == 1 else self._mask(span)
-            rows.append(_Row(self._heads, queries, mask, *self._cache.views(span.row, 0, span.end)))
+            rows.append(_Row(self._heads, *queries, mask, *self._cache.views(span.row, 0, span.end)))
             first += span.size
         return rows
 
-    def _queries_at(self, first: int, size: int) -> _Queries:
+    def _queries_at(self, first: int, size: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         packed = self._memory[2][first : first + size, : self._heads.query * self._heads.dim].unsqueeze(0)
-        return _Queries(packed, fold(packed, self._heads) if size == 1 or self._heads.group == 1 else None)
+        return packed, fold(packed, self._heads) if size == 1 or self._heads.group == 1 else None
 
     def _mask(self, span: Span) -> torch.Tensor:
         if span.end > _MASKED:
@@ -142,26 +142,18 @@ class _Buffers:
         self.active_tensor = active
 
 
-class _Queries(NamedTuple):
-    """The queries of one row [1, n, heads * dim], and as attention takes them, where that is a view."""
-
-    packed: torch.Tensor
-    folded: torch.Tensor | None
-
-
 class _Row(NamedTuple):
-    """What one row's queries attend to, layer by layer: keys and values [1, kv, cached, dim]."""
+    """The queries of one row [1, n, heads * dim], and keys and values of each layer [1, kv, cached, dim]."""
 
     heads: Heads
-    queries: _Queries
+    packed: torch.Tensor
+    folded: torch.Tensor | None  # the queries as attention takes them, where that is a view
     mask: torch.Tensor | None
     keys: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
 
     def attend(self, layer: int) -> torch.Tensor:
-        """What the queries gather [n, heads * dim]."""
-        heads, queries, mask, keys, values = self
-        packed, folded = queries
+        heads, packed, folded, mask, keys, values = self
         if folded is None:
             out = F.scaled_dot_product_attention(fold(packed, heads), keys[layer], values[layer], attn_mask=mask)
             return unfold(out, heads)[0]
@@ -179,7 +171,6 @@ def _project(layer: LayerWeights, buffers: _Buffers, rotations: npt.NDArray[np.c
 
 
 def _transform(layer: LayerWeights, buffers: _Buffers) -> None:
-    """The gated MLP, added to the hidden states."""
     _unit(buffers, layer.mlp_norm)
     _product(buffers.normed_tensor, layer.gate_up, out=buffers.gate_up_tensor)
     active = np.exp(-buffers.gate)

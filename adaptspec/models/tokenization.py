@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from functools import cached_property
-from typing import Any, Protocol
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from adaptspec.errors import ModelError, PairError
@@ -83,27 +83,14 @@ def check_pair(
             raise PairError(f"{hint} ({name} is {mine} in the target and {other} in the draft)")
 
 
-class Vocabulary(Protocol):
-    """The part of a fast transformers tokenizer that tells tokens' bytes."""
-
-    @property
-    def backend_tokenizer(self) -> Any:
-        """The tokenizer of the `tokenizers` library within."""
-
-    @property
-    def added_tokens_decoder(self) -> Any:
-        """Tokens beside the vocabulary proper, by id."""
-
-
 class TokenBytes:
     """Bytes by token id; an id that no token has (a padded vocabulary) stands for none."""
 
-    def __init__(self, tokenizer: Vocabulary) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._backend = tokenizer.backend_tokenizer
         self._added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
 
     def __call__(self, token: int) -> bytes:
-        """What `token` adds to a text."""
         added = self._added.get(token)
         if added is not None:
             return added.encode()
@@ -121,12 +108,5 @@ class TokenBytes:
         decoder = self._backend.decoder
         described = json.loads(decoder.__getstate__()) if decoder is not None else {}
         kinds = {part["type"] for part in (described, *described.get("decoders", ())) if "type" in part}
-        return {letter: bytes([byte]) for byte, letter in _byte_letters().items()} if "ByteLevel" in kinds else {}
-
-
-def _byte_letters() -> dict[int, str]:
-    """GPT-2's alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100 on, in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {byte: chr(byte) for byte in printable}
-    others = [byte for byte in range(256) if byte not in letters]
-    return letters | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
+        letters: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+        return {letter: bytes([byte]) for byte, letter in letters.items()} if "ByteLevel" in kinds else {}

@@ -43,16 +43,13 @@ class TransformersRunner:
 
     @property
     def free_memory(self) -> float:
-        """See `Runner.free_memory`."""
         return self._blocks.free_share
 
     def length(self, row: int) -> int:
-        """See `Runner.length`."""
         cache = self._caches.get(row)
         return 0 if cache is None else int(cache.get_seq_length())
 
     def truncate(self, row: int, length: int) -> None:
-        """See `Runner.truncate`."""
         surplus = self.length(row) - length
         if length == 0:
             self._caches.pop(row, None)
@@ -61,7 +58,6 @@ class TransformersRunner:
         self._blocks.truncate(row, min(length, self.length(row)))
 
     def free(self, row: int) -> None:
-        """See `Runner.free`."""
         self._caches.pop(row, None)
         self._blocks.free(row)
 
@@ -99,14 +95,8 @@ def load_through_transformers(folder: Path, dtype: torch.dtype, device: torch.de
 def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        options = {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, **options)
     except Exception as error:  # its code for each family raises whatever a strange config leads to
         raise ModelError(f"transformers cannot load {folder}: {error}") from error
     model, report = loaded

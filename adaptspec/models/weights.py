@@ -1,7 +1,7 @@
 """The weights of a decoder as its forward pass wants them: fused, permuted for RoPE, laid out for `mm`.
 
 Every matrix is [in, out] and contiguous: on CPU that is up to twice as fast for a few tokens as the stored
-[out, in]. Query and key dimensions are reordered so that RoPE's pairs lie next to each other (see rope.py), and a
+[out, in]. Query and key dimensions are reordered so that RoPE's pairs lie next to each other (see `rotations`), and a
 norm's weight is multiplied into the matrix behind it where that saves time.
 """
 

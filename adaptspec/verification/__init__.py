@@ -17,11 +17,7 @@ METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(
 
 
 def make_method(name: str, parameters: Mapping[str, float] = MappingProxyType({})) -> Method:
-    """The method a policy names, with the parameters it gives; those it leaves out keep their defaults.
-
-    Raises:
-        ConfigError: there is no method of that name, or it has no such parameter.
-    """
+    """The method a policy names, with the parameters it gives; ConfigError if there is no such name or parameter."""
     if name not in METHODS:
         known = ", ".join(sorted(METHODS))
         raise ConfigError(f"there is no verification method {name!r}; use one of: {known}")

@@ -10,13 +10,13 @@ import torch
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import IntArray
-from adaptspec.verification.method import VerifyResult, Windows, agreement
+from adaptspec.verification.method import Method, VerifyResult, Windows, agreement
 
 _NONE: IntArray = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class Coupled:
+class Coupled(Method):
     """The target draws y_t = argmax(score_t + Gumbel(seed, t)) all along the window; drafts that equal it stay.
 
     Since y_t is a function of the context, seed and position alone, the output is that of plain decoding, token for
@@ -26,12 +26,8 @@ class Coupled:
     """
 
     name = "coupled"
-    lossy = False
-    shares_noise = True
-    needs_distribution = False
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        """See `Method.verify`."""
         if sampling.plain_greedy:  # neither position nor row matters, so the layout need not be worked out
             return agreement(draft, sampling.choose(sampling.process(logits, _NONE, _NONE, _NONE), _NONE, _NONE))
         windows = Windows.of(draft.counts)

@@ -26,7 +26,7 @@ class VerifyResult:
 
 
 class Method(Protocol):
-    """Decides, for a batch, which drafted tokens are kept. Lossless unless `lossy` says otherwise.
+    """Decides, for a batch, which drafted tokens are kept. One that says nothing else is like `coupled`.
 
     Methods are values: two of one kind with the same parameters are equal, and can stand in for each other.
     A method that needs the distribution weighs a drafted token by what that was drawn from: `Draft.distribution` must
@@ -34,9 +34,9 @@ class Method(Protocol):
     """
 
     name: str  # as written in policies
-    lossy: bool  # the output may differ from what the target alone would give
-    shares_noise: bool  # the draft must guess with the target's noise (coupled), else with its own (rejection)
-    needs_distribution: bool
+    lossy: bool = False  # the output may differ from what the target alone would give
+    shares_noise: bool = True  # the draft must guess with the target's noise (coupled), else with its own (rejection)
+    needs_distribution: bool = False
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
         """Judge the draft. `logits` [sum(counts + 1), V], float32: row i brings counts[i] + 1 of them,
@@ -55,7 +55,6 @@ class Windows:
 
     @classmethod
     def of(cls, counts: IntArray) -> Windows:
-        """The layout for rows with so many drafted tokens."""
         starts = window_starts(counts)
         index = np.repeat(np.arange(len(counts)), counts + 1)
         return cls(counts, starts, index, np.arange(len(index)) - starts[index])

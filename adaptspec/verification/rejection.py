@@ -5,7 +5,7 @@ Drafts must have been drawn from `Draft.distribution` (q) with noise of their ow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +15,48 @@ from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Stream
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import FloatArray, IntArray
-from adaptspec.verification.method import VerifyResult, Windows, accepted_run, agreement, on_device
+from adaptspec.verification.method import Method, VerifyResult, Windows, accepted_run, agreement, on_device
+
+
+class SpeculativeSampling(Method):
+    """Keeps what `accept` does; then draws from the residual of p where the draft is cut, from p where it is not.
+
+    Every token that is not a draft's is drawn with the noise plain decoding would use, which nothing in
+    the draft or the acceptance depends on.
+    """
+
+    shares_noise = False
+    needs_distribution = True
+
+    @abstractmethod
+    def accept(self, draft: Draft, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
+        """How many tokens of each row are kept [B], given a uniform number in [0, 1) for each of the M drafted, and
+        the weight w [B] of p in max(0, w p - q) where the draft is cut; it means nothing where all were kept.
+        """
+
+    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
+        windows = Windows.of(draft.counts)
+        scores = sampling.process(logits, windows.index, windows.offsets, draft.tokens)
+        if sampling.plain_greedy:  # p and q are point masses: accepted iff equal
+            return agreement(draft, sampling.choose(scores, windows.index, windows.offsets))
+        target = sampling.probabilities(scores, windows.index)
+        drafted = _Drafted.of(target, draft, windows)
+        accepted, weights = self.accept(draft, drafted, sampling.uniform(drafted.index, drafted.offsets, Stream.ACCEPT))
+        ends = windows.starts + accepted
+        final = scores.index_select(0, on_device(scores, ends))
+        cut = np.flatnonzero(accepted < windows.counts)
+        if len(cut):
+            residual = drafted.residual(np.searchsorted(drafted.packed, ends[cut]), weights[cut])
+            # p = q up to rounding can be rejected, once in ten million draws, and nothing be left: p itself is right.
+            empty = residual.amax(1, keepdim=True) <= 0.0
+            plain = target.index_select(0, on_device(target, ends[cut]))
+            final.index_copy_(0, on_device(final, cut), torch.where(empty, plain, residual).log_())
+        following = sampling.choose(final, np.arange(len(accepted)), accepted)
+        return VerifyResult(accepted, following.cpu().numpy())
 
 
 @dataclass(frozen=True)
-class Rejection:
+class Rejection(SpeculativeSampling):
     """Accept a drafted x with probability min(1, p(x) / q(x)); after a rejection draw from normalize(max(p - q, 0)).
 
     P(emit x) = min(p, q)(x) + (1 - sum(min(p, q))) * max(p - q, 0)(x) / sum(max(p - q, 0)) = p(x), as both sums over
@@ -28,17 +65,16 @@ class Rejection:
     """
 
     name = "rejection"
-    lossy = False
-    shares_noise = False
-    needs_distribution = True
 
-    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        """See `Method.verify`."""
-        return _speculative_sampling(logits, draft, sampling, _accept_one_by_one)
+    def accept(self, draft: Draft, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
+        passed = np.zeros(draft.tokens.shape, dtype=np.bool_)
+        # u < p / q without the division; strict, so that p = 0 never passes.
+        passed[drafted.index, drafted.offsets] = numbers * drafted.q < drafted.p
+        return accepted_run(passed), np.ones(len(passed))
 
 
 @dataclass(frozen=True)
-class Block:
+class Block(SpeculativeSampling):
     """Keep the longest prefix that passes its own test, though a shorter one may have failed.
 
     With q_i what drafted token x_i was drawn from and p_i the target there, both after the i - 1 tokens before,
@@ -56,13 +92,23 @@ class Block:
     """
 
     name = "block"
-    lossy = False
-    shares_noise = False
-    needs_distribution = True
 
-    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        """See `Method.verify`."""
-        return _speculative_sampling(logits, draft, sampling, _accept_block)
+    def accept(self, draft: Draft, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Keep all up to the last token whose uniform number passes its own test."""
+        weights = _block_weights(draft, drafted)
+        index, offsets = drafted.index, drafted.offsets
+        rest: FloatArray = np.zeros(draft.tokens.shape)
+        rest[index, offsets] = drafted.residual(slice(None), weights[index, offsets]).double().sum(1).cpu().numpy()
+        w = weights[index, offsets + 1]
+        after = rest[index, np.minimum(offsets + 1, rest.shape[1] - 1)]
+        below = after + 1.0 - w
+        # 0 / 0 is p = q after a draft that is sure to be kept: kept.
+        passing = np.divide(after, below, out=np.ones_like(w), where=below > 0.0)
+        passing = np.where(offsets + 1 == draft.counts[index], w, passing)
+        passed = numbers < passing  # strict, so that a token of probability 0 never passes
+        accepted: IntArray = np.zeros(len(draft.counts), dtype=np.int64)
+        np.maximum.at(accepted, index[passed], offsets[passed] + 1)
+        return accepted, weights[np.arange(len(accepted)), accepted]
 
 
 @dataclass(frozen=True)
@@ -80,7 +126,6 @@ class _Drafted:
 
     @classmethod
     def of(cls, target: torch.Tensor, draft: Draft, windows: Windows) -> _Drafted:
-        """Gather them from the target's probabilities [N, V]."""
         packed = windows.drafted
         index, offsets = windows.index[packed], windows.offsets[packed]
         tokens = draft.tokens[index, offsets]
@@ -102,38 +147,6 @@ class _Drafted:
         return weighted.sub_(self.distribution[tuple(at)]).clamp_(min=0.0)
 
 
-_Accept = Callable[[Draft, _Drafted, FloatArray], tuple[IntArray, FloatArray]]
-"""From the draft, its M tokens and a uniform number in [0, 1) for each: how many tokens of each row are kept [B], and
-the weight w [B] of p in max(0, w p - q) where the draft is cut; it means nothing where all were kept.
-"""
-
-
-def _accept_one_by_one(draft: Draft, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Keep tokens up to the first whose uniform number fails its test."""
-    passed = np.zeros(draft.tokens.shape, dtype=np.bool_)
-    # u < p / q without the division; strict, so that p = 0 never passes.
-    passed[drafted.index, drafted.offsets] = numbers * drafted.q < drafted.p
-    return accepted_run(passed), np.ones(len(passed))
-
-
-def _accept_block(draft: Draft, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Keep all up to the last token whose uniform number passes its own test."""
-    weights = _block_weights(draft, drafted)
-    index, offsets = drafted.index, drafted.offsets
-    rest: FloatArray = np.zeros(draft.tokens.shape)
-    rest[index, offsets] = drafted.residual(slice(None), weights[index, offsets]).double().sum(1).cpu().numpy()
-    w = weights[index, offsets + 1]
-    after = rest[index, np.minimum(offsets + 1, rest.shape[1] - 1)]
-    below = after + 1.0 - w
-    # 0 / 0 is p = q after a draft that is sure to be kept: kept.
-    passing = np.divide(after, below, out=np.ones_like(w), where=below > 0.0)
-    passing = np.where(offsets + 1 == draft.counts[index], w, passing)
-    passed = numbers < passing  # strict, so that a token of probability 0 never passes
-    accepted: IntArray = np.zeros(len(draft.counts), dtype=np.int64)
-    np.maximum.at(accepted, index[passed], offsets[passed] + 1)
-    return accepted, weights[np.arange(len(accepted)), accepted]
-
-
 def _block_weights(draft: Draft, drafted: _Drafted) -> FloatArray:
     """w_0 to w_D of each row, [B, D + 1]; what stands beyond a row's count means nothing."""
     ratios: FloatArray = np.zeros(draft.tokens.shape)
@@ -142,29 +155,3 @@ def _block_weights(draft: Draft, drafted: _Drafted) -> FloatArray:
     for step in range(ratios.shape[1]):
         weights[:, step + 1] = np.minimum(1.0, weights[:, step] * ratios[:, step])
     return weights
-
-
-def _speculative_sampling(logits: torch.Tensor, draft: Draft, sampling: SamplingBatch, accept: _Accept) -> VerifyResult:
-    """Keep what `accept` keeps; then draw from the residual of p where the draft is cut, from p where it is not.
-
-    Every token that is not a draft's is drawn with the noise plain decoding would use, which nothing in
-    the draft or the acceptance depends on. `logits` are as in `Method.verify`.
-    """
-    windows = Windows.of(draft.counts)
-    scores = sampling.process(logits, windows.index, windows.offsets, draft.tokens)
-    if sampling.plain_greedy:  # p and q are point masses: accepted iff equal
-        return agreement(draft, sampling.choose(scores, windows.index, windows.offsets))
-    target = sampling.probabilities(scores, windows.index)
-    drafted = _Drafted.of(target, draft, windows)
-    accepted, weights = accept(draft, drafted, sampling.uniform(drafted.index, drafted.offsets, Stream.ACCEPT))
-    ends = windows.starts + accepted
-    final = scores.index_select(0, on_device(scores, ends))
-    cut = np.flatnonzero(accepted < windows.counts)
-    if len(cut):
-        residual = drafted.residual(np.searchsorted(drafted.packed, ends[cut]), weights[cut])
-        # p = q up to rounding can be rejected, once in ten million draws, with nothing left: then p itself is right.
-        empty = residual.amax(1, keepdim=True) <= 0.0
-        plain = target.index_select(0, on_device(target, ends[cut]))
-        final.index_copy_(0, on_device(final, cut), torch.where(empty, plain, residual).log_())
-    following = sampling.choose(final, np.arange(len(accepted)), accepted)
-    return VerifyResult(accepted, following.cpu().numpy())

@@ -16,7 +16,7 @@ from adaptspec.models.attention import Span
 from adaptspec.models.config import read_decoder_config
 from adaptspec.models.decoder import Decoder, PassPlan
 from adaptspec.models.kv_cache import CachePlan, KVCache
-from adaptspec.models.rope import rotations
+from adaptspec.models.layers import rotations
 from adaptspec.models.runner import Runner
 from tests.conftest import MakeModel
 from tests.models.packing import TOLERANCE, feed, load_runner, pack, random_tokens, reference_logits

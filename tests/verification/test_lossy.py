@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -12,18 +14,20 @@ from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
 from adaptspec.types import IntArray
 from adaptspec.verification.coupled import Coupled
-from adaptspec.verification.lossy import Threshold, Typical, accept_good_enough
+from adaptspec.verification.lossy import GoodEnough, Threshold, Typical
 from adaptspec.verification.method import Windows
 
 from .tables import CPU, TARGET, VOCAB, Drafter, adaptive_depths, decode_plainly, make_rows, point_draft, speculate
 
 
-def _nobody(scores: torch.Tensor, tokens: torch.Tensor, index: IntArray) -> torch.Tensor:
-    return torch.zeros(len(tokens), dtype=torch.bool)
+@dataclass(frozen=True)
+class _All(GoodEnough):
+    kept: bool
 
-
-def _everybody(scores: torch.Tensor, tokens: torch.Tensor, index: IntArray) -> torch.Tensor:
-    return torch.ones(len(tokens), dtype=torch.bool)
+    def good_enough(
+        self, scores: torch.Tensor, tokens: torch.Tensor, index: IntArray, sampling: SamplingBatch
+    ) -> torch.Tensor:
+        return torch.full((len(tokens),), self.kept)
 
 
 @settings(max_examples=40, deadline=None)
@@ -36,8 +40,8 @@ def test_the_targets_choice_follows(seed: int, counts: list[int]) -> None:
     tokens = random.integers(0, VOCAB, (len(counts), max(counts)))
     draft = point_draft(tokens, counts=counts)
     own, starts = logits.argmax(1).numpy(), Windows.of(draft.counts).starts
-    for judge, lossy in ((_nobody, False), (_everybody, True)):
-        result = accept_good_enough(logits, draft, sampling, judge)
+    for lossy in (False, True):
+        result = _All(lossy).verify(logits, draft, sampling)
         assert (result.following == own[starts + result.accepted]).all()
         for i, count in enumerate(counts):
             agreed = [bool(own[starts[i] + j] == tokens[i, j]) for j in range(count)]
