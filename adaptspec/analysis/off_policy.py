@@ -53,7 +53,6 @@ class OffPolicyEstimate:
         return lost / (self.rounds + self.left_out["overruled"])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         found = self.result
         return {
             "policy": self.policy,
@@ -89,19 +88,17 @@ def estimate(
 ) -> OffPolicyEstimate:
     """Estimate a policy from the rounds that the policy named `logged` decided; see `weighted_goodput`.
 
-    A round counts where `spec` decides the depths and drafters that were really run. Only such rounds teach it, as
-    if it had run them (Li et al. 2011, "Unbiased Offline Evaluation of Contextual-bandit-based News Article
-    Recommendation Algorithms"). Rows that share a draw count it once; rows that drew by themselves multiply, so large
-    batches with draws per request soon overlap with nothing.
+    A round counts where `spec` decides the depths and drafters that were really run. Only such rounds teach it, as if
+    it had run them (Li et al. 2011, "Unbiased Offline Evaluation of Contextual-bandit-based News Article Recommendation
+    Algorithms"). Rows that share a draw count it once; rows that drew by themselves multiply, so large batches with
+    draws per request soon overlap with nothing.
 
     What it cannot see: choices change the rounds after them (where the text is, who lags); these are as the logged
     policy left them. A policy that learns learns slowly here: what it would try next is seldom what was done, so one
     that tries arms for a few rounds at a time may never find out what they are worth. `OffPolicyEstimate.learns` says
-    which estimates to take with that caution; simulate such policies on a tape.
-
-    Raises:
-        JournalError: no rounds of that policy, no propensities, or no overlap: says which, and what to do.
-        ConfigError, PolicyError: the policy cannot be judged by its depths, or cannot be built.
+    which estimates to take with that caution; simulate such policies on a tape. Raises JournalError: no rounds of that
+    policy, no propensities, or no overlap: says which, and what to do; ConfigError, PolicyError: the policy cannot be
+    judged by its depths, or cannot be built.
     """
     _refuse_stops(spec)
     seen = _Seen()

@@ -115,9 +115,8 @@ def references(
 
 
 def tier_seconds(tape: Tape, request: int, tier: Tier, row: RowCosts, catch_up_tokens: int = 512) -> float:
-    """Decoding one request alone at one depth throughout, after its first token: exactly what the simulator counts.
-
-    A draft model reads the prompt first, at most `catch_up_tokens` a round, and drafts in the round that ends it.
+    """Decoding one request alone at one depth throughout, after its first token: exactly what the simulator counts. A
+    draft model reads the prompt first, at most `catch_up_tokens` a round, and drafts in the round that ends it.
     """
     view = tape.views[tier.drafter]
     start, length = int(tape.offsets[request]), int(tape.lengths[request])
@@ -256,11 +255,9 @@ def plan_seconds(tape: Tape, request: int, rows: Mapping[str, RowCosts]) -> floa
 
     A draft model's cache falls behind in each round that it does not draft in, which it pays for when it drafts again.
     That price is linear in the tokens missed, so three values per position carry it: `coming` is the least time if the
-    model will draft again, each missed token paid at once; `never`, if it will not; `fresh`, if the round
-    before was the model's and ended in a miss, when one more token may pass before any is missed.
-
-    Raises:
-        ConfigError: there is more than one draft model.
+    model will draft again, each missed token paid at once; `never`, if it will not; `fresh`, if the round before was
+    the model's and ended in a miss, when one more token may pass before any is missed. Raises ConfigError: there is
+    more than one draft model.
     """
     models = [name for name, row in rows.items() if row.runs_model]
     if len(models) > 1:
@@ -287,7 +284,6 @@ def plan_seconds(tape: Tape, request: int, rows: Mapping[str, RowCosts]) -> floa
 
 def _drafts(tape: Tape, request: int, drafter: str, row: RowCosts) -> Iterator[list[tuple[float, int, bool]]]:
     """By position: seconds, next position, and whether the draft ended in a miss, for every depth that may be worth it.
-
     One token past the run may be worth it only to a model, which reads it meanwhile.
     """
     start, length = int(tape.offsets[request]), int(tape.lengths[request])

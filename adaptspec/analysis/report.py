@@ -87,9 +87,7 @@ class Report:
 
     def check(self) -> None:
         """Refuse what cannot be: depth k earns k + 1 tokens a round at most, wrong drafts one, and no round is cheaper.
-
-        Raises:
-            ConfigError: costs have it otherwise.
+        Raises ConfigError: costs have it otherwise.
         """
         for cell in self.cells:
             for tier, goodput in cell.references.tiers.items():
@@ -168,13 +166,9 @@ def simulate(
     depths: Sequence[int] = TIERS,
     tick: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Run every policy in every scenario on every machine. `tick` is called after each scenario.
-
-    References use the drafters that the policies use, each at all of `depths`.
-
-    Raises:
-        TapeError: tape and costs have no drafter in common.
-        ConfigError, PolicyError: a policy wants a drafter that is not on the tape, or cannot be built.
+    """Run every policy in every scenario on every machine. `tick` is called after each scenario. References use the
+    drafters that the policies use, each at all of `depths`. Raises TapeError: tape and costs have no drafter in common;
+    ConfigError, PolicyError: a policy wants a drafter that is not on the tape, or cannot be built.
     """
     results = []
     wanted = {drafter for spec in policies if spec.drafts for drafter in spec.drafters}
@@ -217,11 +211,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def plotting() -> Any:
-    """The figures of matplotlib.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """The figures of matplotlib. Raises ConfigError: matplotlib is not installed."""
     try:
         return importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -229,10 +219,8 @@ def plotting() -> Any:
 
 
 def plot_report(report: Report, path: Path) -> None:
-    """Draw one panel per machine into a file; its suffix (.png, .svg, .pdf) says which kind.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the file cannot be written.
+    """Draw one panel per machine into a file; its suffix (.png, .svg, .pdf) says which kind. Raises ConfigError:
+    matplotlib is not installed, or the file cannot be written.
     """
     figures = plotting()
     machines = list(dict.fromkeys(cell.machine for cell in report.cells))

@@ -28,9 +28,8 @@ _DIGITS = 4
 
 @dataclass(frozen=True)
 class Range:
-    """A number between `low` and `high`, both included. Searched on a log scale where that makes sense:
-
-    of its distance from `anchor` (0, or 1 for shares near 1 such as discounts), evenly where there is no anchor.
+    """A number between `low` and `high`, both included. Searched on a log scale where that makes sense: of its distance
+    from `anchor` (0, or 1 for shares near 1 such as discounts), evenly where there is no anchor.
     """
 
     path: Path
@@ -85,10 +84,8 @@ def parameters_of(spec: PolicySpec) -> list[Parameter]:
 
 
 def parse_parameter(text: str) -> Parameter:
-    """What a user says: `spec.choose.optimism=0..1`, or `spec.choose.scope=request|task`.
-
-    Raises:
-        ConfigError: it is neither.
+    """What a user says: `spec.choose.optimism=0..1`, or `spec.choose.scope=request|task`. Raises ConfigError: it is
+    neither.
     """
     name, found, values = text.partition("=")
     path = tuple(name.strip().split("."))
@@ -161,11 +158,9 @@ def _rounded(value: float, anchor: float, low: float, high: float) -> float:
 
 
 def with_values(text: str, values: Mapping[Path, Value], name: str = "<policy>") -> str:
-    """The text with these values in place, by path. A key that is not there yet is put first in its mapping.
-
-    Raises:
-        PolicyError: the text cannot be read, or a path leads through something that is no mapping, or that an alias
-            repeats elsewhere.
+    """The text with these values in place, by path. A key that is not there yet is put first in its mapping. Raises
+    PolicyError: the text cannot be read, or a path leads through something that is no mapping, or that an alias repeats
+    elsewhere.
     """
     for path, value in values.items():
         before = parse_yaml(text, name).data

@@ -122,10 +122,8 @@ class _Vllm(_Foreign):
 
 
 def import_sglang(path: Path) -> str:
-    """The policy that decides as SGLang does with this file.
-
-    Raises:
-        PolicyError: `file:line:column: path: what is wrong`, a line for each thing that is.
+    """The policy that decides as SGLang does with this file. Raises PolicyError: `file:line:column: path: what is
+    wrong`, a line for each thing that is.
     """
     source, data = _read(path)
     sizes = {key: value for key, value in data.items() if str(key).isdecimal()}

@@ -20,11 +20,8 @@ _ROUNDS = 40  # that are shown of a request where nobody says how many
 
 
 def run_explain(arguments: argparse.Namespace) -> int:
-    """Say why a policy chose what it did.
-
-    Raises:
-        JournalError: it cannot be read, or has no rounds of the policy or request.
-        ConfigError, PolicyError: an argument cannot be used.
+    """Say why a policy chose what it did. Raises JournalError: it cannot be read, or has no rounds of the policy or
+    request; ConfigError, PolicyError: an argument cannot be used.
     """
     rounds = arguments.rounds
     if rounds is not None and rounds < 0:
@@ -51,11 +48,8 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
 
 def run_estimate(arguments: argparse.Namespace) -> int:
-    """Estimate a policy from the journal of another.
-
-    Raises:
-        JournalError: it cannot be read, has no propensities, or too little overlap with the policy.
-        ConfigError, PolicyError: an argument or the policy cannot be used.
+    """Estimate a policy from the journal of another. Raises JournalError: it cannot be read, has no propensities, or
+    too little overlap with the policy; ConfigError, PolicyError: an argument or the policy cannot be used.
     """
     if not arguments.clip >= 1.0:
         raise ConfigError(f"--clip {arguments.clip:g}: the largest weight is at least 1")

@@ -28,10 +28,8 @@ from adaptspec.tables import show
 
 
 def run_simulate(arguments: argparse.Namespace) -> int:
-    """Compare policies on recorded traffic.
-
-    Raises:
-        TapeError, ConfigError, PolicyError: an argument cannot be used, or costs have impossible results.
+    """Compare policies on recorded traffic. Raises TapeError, ConfigError, PolicyError: an argument cannot be used, or
+    costs have impossible results.
     """
     if arguments.plot is not None:
         plotting()  # missing, it should not cost a whole simulation to find out
@@ -92,10 +90,8 @@ def _recorded(arguments: argparse.Namespace) -> tuple[Tape, list[MachineCosts]]:
 
 
 def run_tune(arguments: argparse.Namespace) -> int:
-    """Search parameters, and write what the held-out prompts confirm.
-
-    Raises:
-        TapeError, ConfigError, PolicyError: an argument cannot be used.
+    """Search parameters, and write what the held-out prompts confirm. Raises TapeError, ConfigError, PolicyError: an
+    argument cannot be used.
     """
     if arguments.budget < 1 or arguments.requests < 0 or arguments.seed < 0:
         raise ConfigError("--budget is at least 1, --requests and --seed at least 0")

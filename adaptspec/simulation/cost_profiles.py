@@ -45,7 +45,6 @@ class Curve:
 @dataclass(frozen=True)
 class DraftCosts:
     """One drafter. `step` is over active rows (None: it runs no model); the rest are seconds per token or row.
-
     `per_cached_token` is for each token that the active rows of a step attend to, `per_row` for each drafting row of a
     round, whatever its depth; `start` is what the first step of a round takes beyond the others.
     """
@@ -120,10 +119,8 @@ def shipped_costs() -> list[str]:
 
 
 def load_costs(name: str) -> MachineCosts:
-    """A cost table: the name of one that ships, or a file (its own kind, or a profile that an engine measured).
-
-    Raises:
-        ConfigError: there is no such table, or it cannot be used.
+    """A cost table: the name of one that ships, or a file (its own kind, or a profile that an engine measured). Raises
+    ConfigError: there is no such table, or it cannot be used.
     """
     path = _folder() / f"{name}.json" if name in shipped_costs() else Path(name)
     try:
@@ -135,11 +132,7 @@ def load_costs(name: str) -> MachineCosts:
 
 
 def parse_costs(text: str, name: str) -> MachineCosts:
-    """The same from JSON text.
-
-    Raises:
-        ConfigError: it is not a cost table.
-    """
+    """The same from JSON text. Raises ConfigError: it is not a cost table."""
     try:
         body = json.loads(text)
         if "version" in body:

@@ -21,10 +21,9 @@ from adaptspec.types import IntArray, Reason, RoundRecord
 
 @dataclass
 class Tally:
-    """What a run added up to. Row-rounds are rounds of single requests.
-
-    `switches` counts row-rounds whose decided depth differs from the one before of the same request; `tries` are
-    row-rounds that explored or probed. A row's share of a round's time is one over its rows.
+    """What a run added up to. Row-rounds are rounds of single requests. `switches` counts row-rounds whose decided
+    depth differs from the one before of the same request; `tries` are row-rounds that explored or probed. A row's share
+    of a round's time is one over its rows.
     """
 
     tokens: int = 0
@@ -113,17 +112,14 @@ def replay(
     keep: bool = False,
     controller: Callable[..., Controller] = Controller,
 ) -> Tally:
-    """Serve a stream under a policy. `profile` is what the policy believes of costs at the start (default: the truth
-    at the points that a profiler measures); `keep` keeps the round records; `controller` makes one.
+    """Serve a stream under a policy. `profile` is what the policy believes of costs at the start (default: the truth at
+    the points that a profiler measures); `keep` keeps the round records; `controller` makes one.
 
     The verification method is the policy's: under `rejection` (and `block`, which never does worse) agreement is drawn
     by chance, from the settings' seed. A draft temperature is left alone: what other tokens it would lead to, a tape
-    does not know.
-
-    Raises:
-        TapeError: tape and costs have no drafter in common with the settings, or the verification is lossy,
-            or coupled for some tasks only.
-        PolicyError, ConfigError: the policy cannot be built, or wants a drafter that is not here.
+    does not know. Raises TapeError: tape and costs have no drafter in common with the settings, or the verification is
+    lossy, or coupled for some tasks only; PolicyError, ConfigError: the policy cannot be built, or wants a drafter that
+    is not here.
     """
     if _by_rejection(spec):
         stream = replace(stream, tape=stream.tape.under_rejection(settings.seed))

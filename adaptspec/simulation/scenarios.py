@@ -38,11 +38,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """From "16" or "1-16-1".
-
-        Raises:
-            TapeError: it is neither.
-        """
+        """From "16" or "1-16-1". Raises TapeError: it is neither."""
         try:
             return cls(tuple(int(part) for part in text.split("-")))
         except ValueError:
@@ -148,9 +144,8 @@ def phases_of(stream: Stream) -> tuple[Phase, ...]:
 
 
 def recovery_tokens(phases: Sequence[Phase], spent: FloatArray, best: FloatArray, tokens: FloatArray) -> list[float]:
-    """For each phase but the first: output tokens until what is left of it takes at most 5 % more than it could.
-
-    By whole requests, one at a time: `spent` and `best` [N] are their seconds under the policy and at the phase's best
+    """For each phase but the first: output tokens until what is left of it takes at most 5 % more than it could. By
+    whole requests, one at a time: `spent` and `best` [N] are their seconds under the policy and at the phase's best
     fixed setting, `tokens` [N] what they emit. A phase that ends before counts in full.
     """
     found = []

@@ -22,9 +22,8 @@ FAR = 255
 
 @dataclass(frozen=True)
 class AfterMiss:
-    """How sure a drafter is of the 1st, 2nd ... S-th token that it drafts after its own wrong one, [P, S].
-
-    NaN where its token is right, and where nobody asked it. Stop rules look at these tokens, though none is accepted.
+    """How sure a drafter is of the 1st, 2nd ... S-th token that it drafts after its own wrong one, [P, S]. NaN where
+    its token is right, and where nobody asked it. Stop rules look at these tokens, though none is accepted.
     """
 
     confidence: FloatArray
@@ -105,7 +104,6 @@ _COLUMNS = ("ids", "tasks", "sources", "prompt_tokens", "lengths", "max_tokens",
 @dataclass(frozen=True)
 class Tape:
     """R recorded requests, their positions one after another: request r has positions offsets[r] to offsets[r + 1].
-
     `about` says what was recorded (models, precision, sampling), for people.
     """
 
@@ -135,11 +133,7 @@ class Tape:
         return tuple(self.views)
 
     def of_task(self, task: str) -> Tape:
-        """The requests of one task.
-
-        Raises:
-            TapeError: there are none.
-        """
+        """The requests of one task. Raises TapeError: there are none."""
         found = [r for r, own in enumerate(self.tasks) if own == task]
         if not found:
             known = ", ".join(sorted(set(self.tasks)))
@@ -147,11 +141,7 @@ class Tape:
         return self.take(found)
 
     def at_temperature(self, temperature: float) -> Tape:
-        """The requests recorded at one temperature.
-
-        Raises:
-            TapeError: there are none.
-        """
+        """The requests recorded at one temperature. Raises TapeError: there are none."""
         found = np.flatnonzero(np.isclose(self.temperatures, temperature)).tolist()
         if not found:
             known = ", ".join(f"{value:g}" for value in np.unique(self.temperatures).tolist())
@@ -197,7 +187,6 @@ class Tape:
 
     def under_rejection(self, seed: int = 0) -> Tape:
         """The same requests under `rejection` verification: agreement is drawn from its chance, once per position.
-
         Rejected tokens are replaced by other ones there, which no tape can follow: take it as a likely stand-in.
         """
         rng = np.random.default_rng(seed)
@@ -226,7 +215,6 @@ def recorded(
     seed: int = 0,
 ) -> Tape:
     """One request, with views of P >= `length` positions of it; `max_tokens` is what it asked for (0: `length`).
-
     Position 0 is the token that reading the prompt yields; drafts start at position 1 at the earliest. Positions from
     `length` on come after the token that ended the request: drafts may reach into them, nothing there is emitted.
     """
@@ -246,9 +234,7 @@ def recorded(
 
 def join(tapes: Sequence[Tape], about: Mapping[str, str] | None = None) -> Tape:
     """Several tapes as one, in this order; only drafters that all of them know are kept. `about`: the first one's.
-
-    Raises:
-        TapeError: there is no tape.
+    Raises TapeError: there is no tape.
     """
     if not tapes:
         raise TapeError("a tape needs at least one request")

@@ -34,10 +34,8 @@ class TapeJob:
 
 
 class TapeModel:
-    """A draft model: reads what it missed, at most so many tokens a round, then drafts step by step.
-
-    Where the tape does not know how sure the model is behind a wrong token, it is taken to be as sure as it is of the
-    true text.
+    """A draft model: reads what it missed, at most so many tokens a round, then drafts step by step. Where the tape
+    does not know how sure the model is behind a wrong token, it is taken to be as sure as it is of the true text.
     """
 
     def __init__(self, name: str, view: DraftView, costs: MachineCosts, max_rows: int, catch_up_tokens: int) -> None:

@@ -27,10 +27,8 @@ _Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def save_tape(tape: Tape, path: Path) -> None:
-    """Write a tape; confidence, entropy and chances are kept to three digits (float16).
-
-    Raises:
-        TapeError: the file cannot be written.
+    """Write a tape; confidence, entropy and chances are kept to three digits (float16). Raises TapeError: the file
+    cannot be written.
     """
     header = {"format": FORMAT, "version": VERSION, "drafters": list(tape.views), "about": dict(tape.about)}
     arrays: dict[str, npt.NDArray[Any]] = {
@@ -62,10 +60,8 @@ def find_tape(name: str) -> Path:
 
 
 def load_tape(path: Path) -> Tape:
-    """Read a tape.
-
-    Raises:
-        TapeError: there is no such file, it is not a tape, it is damaged, or it is of another version.
+    """Read a tape. Raises TapeError: there is no such file, it is not a tape, it is damaged, or it is of another
+    version.
     """
     try:
         return _tape(read_arrays(path))
