@@ -44,27 +44,23 @@ class Tally:
 
     @property
     def goodput(self) -> float:
-        """Tokens per simulated second."""
         return self.tokens / self.seconds
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted per drafting row-round: the bonus token counts."""
+        """The bonus token counts."""
         return 1.0 + (self.accepted / self.drafting if self.drafting else 0.0)
 
     @property
     def duty(self) -> float:
-        """Share of row-rounds that drafted."""
         return self.drafting / self.row_rounds if self.row_rounds else 0.0
 
     @property
     def switches_per_1000(self) -> float:
-        """Changes of a request's depth per 1,000 of its rounds."""
         return 1e3 * self.switches / self.row_rounds if self.row_rounds else 0.0
 
     @property
     def switches_per_1000_tokens(self) -> float:
-        """Changes of a request's depth per 1,000 tokens."""
         return 1e3 * self.switches / self.tokens if self.tokens else 0.0
 
     @property
@@ -78,18 +74,15 @@ class Tally:
         return (self.tried_seconds - self.tried_tokens * seconds / tokens) / self.seconds
 
     def add(self, record: RoundRecord) -> None:
-        """Count one round."""
         self.rounds += 1
         self.seconds += record.total_seconds
         self.tokens += int(record.emitted.sum())
         depths = record.depths.tolist()
         share = record.total_seconds / max(len(depths), 1)
         tries = (record.reasons == Reason.EXPLORE) | (record.reasons == Reason.PROBE)
-        if tries.any():
-            count = int(np.count_nonzero(tries))
-            self.tries += count
-            self.tried_tokens += int(record.emitted[tries].sum())
-            self.tried_seconds += share * count
+        self.tries += int(tries.sum())
+        self.tried_tokens += int(record.emitted[tries].sum())
+        self.tried_seconds += share * int(tries.sum())
         self.row_rounds += len(depths)
         self.drafting += int(np.count_nonzero(record.drafted))
         self.drafted += int(record.drafted.sum())

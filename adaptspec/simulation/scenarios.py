@@ -30,7 +30,6 @@ class Schedule:
 
     @property
     def fixed(self) -> int | None:
-        """The batch size, if it never changes."""
         return self.stages[0] if len(set(self.stages)) == 1 else None
 
     def __str__(self) -> str:
@@ -55,7 +54,6 @@ class Stream:
 
     @property
     def most_rows(self) -> int:
-        """The largest batch."""
         return max(self.schedule.stages)
 
     def rows_at(self, started: int) -> int:
@@ -95,12 +93,10 @@ class Scenario:
 
     @property
     def batch(self) -> str:
-        """The batch size, or its stages with dashes."""
         return str(self.stream.schedule)
 
     @property
     def mixed(self) -> bool:
-        """Whether several tasks share the stream."""
         return self.work in (IN_TURN, IN_PHASES)
 
 
@@ -129,7 +125,6 @@ class Phase:
     rows: int
 
     def of(self, stream: Stream) -> Stream:
-        """The phase as a stream of its own."""
         return Stream(stream.tape, stream.order[self.start : self.end], Schedule((self.rows,)))
 
 

@@ -18,6 +18,8 @@ from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # A draft that never runs out of proposals reaches this far: deeper than any policy may draft.
 FAR = 255
+_COLUMNS = ("ids", "tasks", "sources", "prompt_tokens", "lengths", "max_tokens", "temperatures", "seeds")
+_VIEW_COLUMNS = ("run", "reach", "confidence", "entropy", "rejection")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,6 @@ class AfterMiss:
     entropy: FloatArray
 
     def take(self, index: IntArray) -> AfterMiss:
-        """The same for some positions."""
         return AfterMiss(self.confidence[index], self.entropy[index])
 
 
@@ -61,14 +62,8 @@ class DraftView:
 
     def take(self, index: IntArray) -> DraftView:
         """The same for some positions, whole requests at a time (runs must not be cut)."""
-        return DraftView(
-            self.run[index],
-            self.reach[index],
-            self.confidence[index],
-            self.entropy[index],
-            self.rejection[index],
-            None if self.after_miss is None else self.after_miss.take(index),
-        )
+        columns = {name: getattr(self, name)[index] for name in _VIEW_COLUMNS}
+        return DraftView(**columns, after_miss=None if self.after_miss is None else self.after_miss.take(index))
 
     @classmethod
     def of_agreement(
@@ -96,9 +91,6 @@ def run_lengths(agreed: BoolArray) -> IntArray:
     following: IntArray = np.minimum.accumulate(misses[::-1])[::-1]
     runs: IntArray = np.minimum(following - here, FAR)
     return runs
-
-
-_COLUMNS = ("ids", "tasks", "sources", "prompt_tokens", "lengths", "max_tokens", "temperatures", "seeds")
 
 
 @dataclass(frozen=True)
@@ -129,7 +121,6 @@ class Tape:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Names of the drafters that were recorded."""
         return tuple(self.views)
 
     def of_task(self, task: str) -> Tape:
@@ -167,15 +158,8 @@ class Tape:
     @property
     def emitted_positions(self) -> IntArray:
         """Indices of the positions where a round may start: all that are emitted, but each request's first."""
-        starts: IntArray = np.repeat(self.offsets[:-1], self.lengths - 1)
-        return starts + self.emitted_within
-
-    @property
-    def emitted_within(self) -> IntArray:
-        """The same positions counted within their requests: 1, 2, ... length - 1 of each, one after another."""
-        counts = self.lengths - 1
-        before = np.repeat(counts.cumsum() - counts, counts)  # in the requests before
-        return np.asarray(np.arange(1, len(before) + 1) - before)
+        spans = zip(self.offsets[:-1].tolist(), self.lengths.tolist(), strict=True)
+        return np.concatenate([np.arange(start + 1, start + length) for start, length in spans])
 
     def always_wrong(self) -> Tape:
         """The same requests with drafts that are sure of themselves as before and never right: the worst case."""
@@ -262,8 +246,7 @@ def _offsets(sizes: Sequence[int]) -> IntArray:
 
 
 def _joined(views: Sequence[DraftView]) -> DraftView:
-    names = ("run", "reach", "confidence", "entropy", "rejection")
-    columns: dict[str, Any] = {name: np.concatenate([getattr(view, name) for view in views]) for name in names}
+    columns = {name: np.concatenate([getattr(view, name) for view in views]) for name in _VIEW_COLUMNS}
     return DraftView(**columns, after_miss=_joined_after_miss([view.after_miss for view in views]))
 
 
@@ -292,8 +275,7 @@ def _checks(tape: Tape) -> dict[str, bool]:
         return checks
     total = int(offsets[-1])
     for name, view in tape.views.items():
-        columns = (view.run, view.reach, view.confidence, view.entropy, view.rejection)
-        fits = all(column.shape == (total,) for column in columns)
+        fits = all(getattr(view, name).shape == (total,) for name in _VIEW_COLUMNS)
         if view.after_miss is not None:
             beyond = view.after_miss.confidence
             fits &= beyond.ndim == 2 and beyond.shape == view.after_miss.entropy.shape and len(beyond) == total

@@ -64,10 +64,7 @@ class TapeModel:
             seconds += self._step(job, fed, 0)
         else:
             seconds += self._step(job, active, 0, len(fed))
-            if job.stop is None:
-                steps, more = self._draft_all(job, active, counts, certainty)
-            else:
-                steps, more = self._draft_until(job, job.stop, active, counts, certainty)
+            steps, more = self._draft(job, active, counts, certainty)
             seconds += more
             # The last token drafted was never fed.
             self._cached[job.rows[active]] = job.context[active] + counts[active] - 1
@@ -82,38 +79,24 @@ class TapeModel:
         """The request in `row` has ended."""
         self._cached[row] = 0
 
-    def _draft_all(self, job: TapeJob, active: IntArray, counts: IntArray, certainty: FloatArray) -> tuple[int, float]:
-        """Draft to the full depth, all steps at once: steps, and seconds of those after the first."""
-        own = job.depths[active]
-        counts[active] = own
-        steps = int(own.max())
-        ahead = np.arange(steps)
-        drafted = ahead < own[:, None]
-        certainty[:, active, :steps] = np.where(drafted, self._certainty(job, active[:, None], ahead), np.nan)
-        rows = np.count_nonzero(drafted, axis=0).tolist()
-        cached = [0.0] * steps
-        if self._own.per_cached_token:
-            cached = (drafted * (job.context[active, None] + ahead)).sum(axis=0).tolist()
-        return steps, sum(self._costs.step_seconds(self._name, rows[i], cached[i]) for i in range(1, steps))
-
-    def _draft_until(
-        self, job: TapeJob, table: StopTable, active: IntArray, counts: IntArray, certainty: FloatArray
-    ) -> tuple[int, float]:
+    def _draft(self, job: TapeJob, active: IntArray, counts: IntArray, certainty: FloatArray) -> tuple[int, float]:
         """Draft step by step until depth or stop rule end it: steps, and seconds of those after the first."""
-        steps, seconds, stop = 0, 0.0, table.begin(active)
-        while True:
-            sure, spread = certainty[:, active, steps] = self._certainty(job, active, steps)
-            steps += 1
-            counts[active] = steps
-            going = job.depths[active] > steps
-            if going.any():
-                going &= stop(steps, active, sure, spread)
-            active = active[going]
+        deepest, seconds = int(job.depths[active].max()), 0.0
+        ahead = np.stack(self._certainty(job, active[:, None], np.arange(deepest)))  # [2, rows, depth]
+        stop = None if job.stop is None else job.stop.begin(active)
+        for step in range(1, deepest + 1):
+            certainty[:, active, step - 1] = ahead[:, :, step - 1]
+            counts[active] = step
+            going = job.depths[active] > step
+            if stop is not None and going.any():
+                going &= stop(step, active, *ahead[:, :, step - 1])
+            active, ahead = active[going], ahead[:, going]
             if not len(active):
-                return steps, seconds
-            seconds += self._step(job, active, steps)
+                break
+            seconds += self._step(job, active, step)
+        return step, seconds
 
-    def _certainty(self, job: TapeJob, rows: IntArray, ahead: IntArray | int) -> tuple[FloatArray, FloatArray]:
+    def _certainty(self, job: TapeJob, rows: IntArray, ahead: IntArray) -> tuple[FloatArray, FloatArray]:
         """Confidence and entropy of the token that comes `ahead` drafted ones, in these rows of the batch."""
         view, at, last = self.view, job.at[rows], job.last[rows]
         where = np.minimum(at + ahead, last)
@@ -169,7 +152,7 @@ class TapeNGram:
         return draft, self._seconds_per_row * int(np.count_nonzero(job.depths))
 
     def keep(self, rows: IntArray, lengths: IntArray) -> None:
-        """See `TapeModel.keep`."""
+        pass
 
     def free(self, row: int) -> None:
-        """See `TapeModel.free`."""
+        pass
