@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import add_table_forms
-from adaptspec.commands.arguments import add_models, complete_policies, engine_config
+from adaptspec.commands.arguments import add_models, add_policy, engine_config
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.errors import ConfigError
 
@@ -33,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     quick.add_argument(
         "--disturb", action="store_true", help="also beside two busy processes, the models loaded anew beside them"
     )
-    complete_policies(
-        quick.add_argument("--policy", default="goodput", metavar="NAME|FILE", help="(default: %(default)s)")
-    )
+    add_policy(quick, "--policy", default="goodput", help="(default: %(default)s)")
     exact = commands.add_parser("exactness", help="greedy output against transformers, token for token")
     exact.add_argument("--prompts", type=int, default=20, help="prompts per task (default: %(default)s)")
     exact.add_argument("--policies", action="store_true", help="not only fixed depths but every shipped policy, too")
@@ -46,11 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to compute in (default: %(default)s)",
     )
     decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
-    complete_policies(
-        decisions.add_argument(
-            "--policy", action="append", metavar="NAME|FILE", help="may be repeated (default: all shipped)"
-        )
-    )
+    add_policy(decisions, "--policy", action="append", help="may be repeated (default: all shipped)")
     decisions.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
     decisions.add_argument("--cost", default="cpu-2-cores", metavar="NAME|FILE", help="(default: %(default)s)")
     telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
@@ -75,15 +69,14 @@ def _add_record_arguments(parser: argparse.ArgumentParser) -> None:
         "Record tapes: answer the prompts by plain decoding and note, for every position of every answer, what each "
         "drafter would have proposed. `adaptspec policy simulate` replays them."
     )
-    parser.add_argument("--out", type=Path, help="file to write, such as tape.npz")
-    parser.add_argument(
-        "--costs-out", type=Path, help="measure this machine's cost table anew, several times, and write its medians"
-    )
+    add = parser.add_argument
+    add("--out", type=Path, help="file to write, such as tape.npz")
+    add("--costs-out", type=Path, help="measure this machine's cost table anew, several times, and write its medians")
     _add_workloads(parser)
-    parser.add_argument("--prompts", type=int, default=16, help="prompts per task (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")
-    parser.add_argument("--temperatures", default="0,0.8", help="comma-separated; 0 is greedy (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="what the requests' seeds are made of")
+    add("--prompts", type=int, default=16, help="prompts per task (default: %(default)s)")
+    add("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")
+    add("--temperatures", default="0,0.8", help="comma-separated; 0 is greedy (default: %(default)s)")
+    add("--seed", type=int, default=0, help="what the requests' seeds are made of")
     add_table_forms(parser, json=True)
 
 
