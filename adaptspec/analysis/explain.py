@@ -42,7 +42,6 @@ class Group:
     judged: int = 0
 
     def add(self, line: RowRound) -> None:
-        """Count one row-round."""
         self.rows += 1
         self.drafting += line.drafted > 0
         self.depth += line.depth
@@ -147,7 +146,6 @@ class Explanation:
         return self.expected_tokens / self.came_tokens if self.came_tokens else None
 
     def add(self, logged: LoggedRound, lines: list[RowRound]) -> None:
-        """Count one round."""
         self.rounds += 1
         whole, own = logged.whole, logged.own
         self.guarding.add(own.reasons.tolist())

@@ -47,7 +47,6 @@ class JournalLog:
 
     @property
     def policies(self) -> Counter[str]:
-        """Policies by the requests that they served."""
         return Counter(started.policy for started in self.requests.values() if started.policy)
 
     @property

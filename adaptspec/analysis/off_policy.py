@@ -259,7 +259,6 @@ class _Replica:
         return np.asarray((decision.depths == record.depths) & drafter), limits
 
     def learn(self, record: RoundRecord) -> None:
-        """It decided this round as it was."""
         self._controller.learn(replace(record, decision=self._decided))
 
     def _begin(self, record: RoundRecord) -> None:

@@ -56,7 +56,6 @@ class References:
 
     @property
     def off(self) -> float:
-        """Plain decoding."""
         return next(goodput for tier, goodput in self.tiers.items() if not tier.depth)
 
     @property
@@ -66,7 +65,6 @@ class References:
 
     @property
     def best_static(self) -> float:
-        """Its goodput."""
         return self.tiers[self.best]
 
     def gap_closed(self, goodput: float) -> float | None:

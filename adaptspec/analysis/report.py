@@ -35,11 +35,9 @@ class CellResult:
     recovery: Mapping[str, tuple[float, ...]]  # by policy, tokens until it is near the best after each shift
 
     def over_off(self, policy: str) -> float:
-        """Goodput over plain decoding's."""
         return self.policies[policy].goodput / self.references.off
 
     def over_best_static(self, policy: str) -> float:
-        """Goodput over that of the best fixed setting in hindsight."""
         return self.policies[policy].goodput / self.references.best_static
 
     def to_json(self) -> dict[str, Any]:
@@ -120,7 +118,6 @@ class Report:
         return table
 
     def summary(self) -> Table:
-        """One line per policy."""
         columns = {
             "over off": ("mean_ratio", ".3f"),
             "over best static": ("mean_over_best_static", ".3f"),

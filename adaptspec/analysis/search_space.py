@@ -39,7 +39,6 @@ class Range:
     anchor: float | None = None
 
     def draw(self, rng: np.random.Generator) -> Value:
-        """A value at random."""
         if self.anchor is None:
             value = rng.uniform(self.low, self.high)
         else:
@@ -61,7 +60,6 @@ class OneOf:
     values: tuple[Value, ...]
 
     def draw(self, rng: np.random.Generator) -> Value:
-        """A value at random."""
         return self.values[int(rng.integers(len(self.values)))]
 
     def __str__(self) -> str:
@@ -205,7 +203,6 @@ def _scalar(value: Value) -> str:
 
 
 def _changed(data: object, path: Path, value: Value) -> object:
-    """The data with one value changed."""
     if not path:
         return value
     below: dict[Any, object] = dict(data) if isinstance(data, dict) else {}

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from adaptspec.analysis.explain import explain
-from adaptspec.analysis.explain_report import depths_table, reasons_table, rounds_table, sentences, tasks_table
+from adaptspec.analysis.explain import Explanation, Group, RowRound, explain
 from adaptspec.analysis.importance_weighting import Interval
 from adaptspec.analysis.journal_rounds import JournalLog, named_policy, served_policy
 from adaptspec.analysis.off_policy import OffPolicyEstimate, estimate, exploring_policies
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.tables import Table, show
+from adaptspec.types import REASON_WORDS
 
 _ROUNDS = 40  # that are shown of a request where nobody says how many
 
@@ -35,16 +37,162 @@ def run_explain(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(found.to_json(), indent=1, allow_nan=False))
         return 0
-    said: list[Table | str] = [*sentences(found, spec)]
+    said: list[Table | str] = [*_sentences(found, spec)]
     others = [f"{other} ({count} requests)" for other, count in log.policies.most_common() if other != name]
     if arguments.policy is None and others:
         said.append(f"The journal has rounds of other policies, too: {', '.join(others)}; name one to explain it.")
     if found.total.rows:
-        said += [reasons_table(found), depths_table(found), tasks_table(found)]
+        said += [_reasons_table(found), _depths_table(found), _tasks_table(found)]
     if found.lines:
-        said.append(rounds_table(found.lines))
+        said.append(_rounds_table(found.lines))
     show(said, arguments.form)
     return 0
+
+
+def _sentences(found: Explanation, spec: PolicySpec | None) -> list[str]:
+    """The gist: what it did, what that earned, how well it knew, what overruled it."""
+    total = found.total
+    said = [
+        f"{found.policy}: {len(found.requests)} requests, {found.rounds:,} rounds. Rounds that also read a prompt are "
+        "left out below; where requests share a round, so they do its time."
+    ]
+    if not total.rows:
+        return [*said, "There is no round without a prompt being read: nothing to say of its choices."]
+    earned = total.over_plain(found.pace)
+    times = "an unknown multiple of" if earned is None else f"{earned:.2f} x"
+    said.append(
+        f"It drafted in {total.drafting / total.rows:.0%} of a request's rounds, had {total.accepted:,} of "
+        f"{total.drafted:,} drafted tokens accepted, and delivered {times} the tokens per second of plain decoding."
+    )
+    said += _estimates(found) + _overruling(found) + _changes(found, spec)
+    if found.missing_lines:
+        said.append(f"{found.missing_lines:,} lines of the journal were dropped when it was written: counts are low.")
+    if found.strays:
+        said.append(f"{found.strays:,} row-rounds belong to requests that began before the oldest line that is left.")
+    return said
+
+
+def _reasons_table(found: Explanation) -> Table:
+    groups = {f"{reason.name.lower()}: {REASON_WORDS[reason]}": group for reason, group in found.reasons.items()}
+    return _shares(found, groups, "why", "why depths were chosen")
+
+
+def _depths_table(found: Explanation) -> Table:
+    """What each depth earned, and what was expected of it."""
+    columns = ("depth", "share", "first token", "accepted", "expected", "tokens", "over plain", "expected over plain")
+    table = Table(*columns, title="what each depth earned (per request and round)")
+    for depth in sorted(found.depths):
+        group = found.depths[depth]
+        drafting = max(group.drafting, 1)
+        table.add_row(
+            str(depth) if depth else "off",
+            f"{group.rows / found.total.rows:.0%}",
+            f"{group.first / drafting:.0%}" if group.drafting else "-",
+            f"{group.accepted / drafting:.2f}" if group.drafting else "-",
+            f"{group.expected / drafting:.2f}" if group.expected else "-",
+            f"{group.emitted / group.rows:.2f}",
+            _ratio(group.over_plain(found.pace)),
+            _ratio(group.expected_over_plain),
+        )
+    return table
+
+
+def _tasks_table(found: Explanation) -> Table:
+    return _shares(found, found.tasks, "task", "by task")
+
+
+def _shares(found: Explanation, groups: Mapping[str, Group], what: str, title: str) -> Table:
+    table = Table(what, "share", "depth", "accepted", "over plain", title=title)
+    for name, group in sorted(groups.items(), key=lambda item: -item[1].rows):
+        table.add_row(
+            name,
+            f"{group.rows / found.total.rows:.0%}",
+            f"{group.depth / group.rows:.1f}",
+            f"{group.accepted / group.drafted:.0%}" if group.drafted else "-",
+            _ratio(group.over_plain(found.pace)),
+        )
+    return table
+
+
+def _rounds_table(lines: Sequence[RowRound]) -> Table:
+    several = len({line.request for line in lines}) > 1
+    names = ["round", "request"] if several else ["round"]
+    figures = ("rows", "depth", "drafted", "accepted", "expected", "ms")
+    table = Table(*names, *figures, "why", title="rounds" if several else lines[0].request, keys=len(names))
+    for line in lines:
+        table.add_row(
+            str(line.number),
+            *([line.request if len(line.request) <= 8 else f"..{line.request[-6:]}"] if several else []),
+            str(line.size),
+            str(line.depth),
+            str(line.drafted),
+            str(line.accepted),
+            "-" if line.expected is None or not line.depth else f"{line.expected:.2f}",
+            f"{line.seconds * line.size * 1e3:.1f}",
+            _why(line),
+        )
+    return table
+
+
+def _why(line: RowRound) -> str:
+    words = line.reason.name.lower()
+    if line.propensity is not None and line.propensity < 1.0:
+        words += f", p {line.propensity:.2f}"
+    return words if line.worth is None else f"{words}, expected {line.worth:.2f} x"
+
+
+def _estimates(found: Explanation) -> list[str]:
+    said = []
+    total = found.total
+    if total.expected:
+        said.append(
+            f"Where it drafted it expected {total.expected / total.drafting:.2f} accepted tokens and got "
+            f"{total.came / total.drafting:.2f} (the first is for the whole depth; a stop rule may end drafts early)."
+        )
+    ratio = found.goodput_expected_over_came
+    if ratio is not None:
+        said.append(f"It expected {ratio:.2f} x the tokens per second that came.")
+    worth = total.expected_over_plain
+    if worth is not None:
+        said.append(f"When it picked depths it expected {worth:.2f} x plain decoding of them, on average.")
+    return said
+
+
+def _overruling(found: Explanation) -> list[str]:
+    guard = found.guarding
+    said = []
+    if guard.baselines:
+        said.append(
+            f"Its guard took {_count(guard.baselines, 'round')} without drafts, one at a time, to renew what it "
+            "measures drafting against."
+        )
+    if not guard.switched_off and not guard.probes:
+        return [*said, "No guard switched speculation off."]
+    return [
+        *said,
+        f"Its guard switched speculation off {_count(guard.switched_off, 'time')}, tried again "
+        f"{_count(guard.probes, 'time')}, and {guard.came_back} of these tries won.",
+    ]
+
+
+def _changes(found: Explanation, spec: PolicySpec | None) -> list[str]:
+    said = [f"Requests changed their depth {1e3 * found.switches / found.total.rows:.0f} times per 1,000 rounds."]
+    if spec is not None and spec.spec.choose.takes_tiers:
+        other = sorted(found.chosen - {0, *spec.tiers})
+        if other:
+            said.append(
+                f"Note: it chose depths {', '.join(map(str, other))}, which the policy as it is now does not allow: "
+                "the file has changed since the journal was written."
+            )
+    return said
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def run_estimate(arguments: argparse.Namespace) -> int:

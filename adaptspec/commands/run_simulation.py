@@ -75,7 +75,6 @@ def _policies(arguments: argparse.Namespace, tape: Tape) -> list[PolicySpec]:
 
 
 def _recorded(arguments: argparse.Namespace) -> tuple[Tape, list[MachineCosts]]:
-    """What is replayed, and what it costs."""
     costs = [load_costs(name) for name in arguments.cost]
     if arguments.journal is None:
         return _tapes(arguments.tape), costs or [load_costs(name) for name in shipped_costs()]

@@ -158,7 +158,6 @@ def _without_login(url: str | None) -> str | None:
 
 
 def _given_settings(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of these settings that flags and variables set."""
     named = {_NAMES.get(flag, flag): value for flag, value in given.items()}
     return {one.name: _VALUES.get(one.name, _same)(named[one.name]) for one in fields(kind) if one.name in named}
 

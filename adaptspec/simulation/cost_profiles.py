@@ -95,7 +95,6 @@ class MachineCosts:
         return step.at(rows) if step is not None and rows else 0.0
 
     def profile(self) -> CostProfile:
-        """What the engine's profiler would write down of this machine."""
         if self._profile is not None:
             return self._profile
         return CostProfile(

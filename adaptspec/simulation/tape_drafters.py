@@ -76,7 +76,6 @@ class TapeModel:
         self._cached[rows] = np.minimum(self._cached[rows], lengths)
 
     def free(self, row: int) -> None:
-        """The request in `row` has ended."""
         self._cached[row] = 0
 
     def _draft(self, job: TapeJob, active: IntArray, counts: IntArray, certainty: FloatArray) -> tuple[int, float]:

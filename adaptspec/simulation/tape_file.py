@@ -96,8 +96,6 @@ def _tape(arrays: _Arrays) -> Tape:
 def _view(arrays: _Arrays, i: int) -> DraftView:
     run, reach = (arrays[f"{i}.{name}"].astype(np.int64) for name in ("run", "reach"))
     confidence, entropy, rejection = (arrays[f"{i}.{name}"].astype(np.float64) for name in _SHARES)
-    if f"{i}.{_AFTER_MISS}" not in arrays:
-        return DraftView(run, reach, confidence, entropy, rejection)
-    return DraftView(
-        run, reach, confidence, entropy, rejection, AfterMiss(*arrays[f"{i}.{_AFTER_MISS}"].astype(np.float64))
-    )
+    beyond = arrays.get(f"{i}.{_AFTER_MISS}")
+    after_miss = None if beyond is None else AfterMiss(*beyond.astype(np.float64))
+    return DraftView(run, reach, confidence, entropy, rejection, after_miss)
