@@ -110,14 +110,12 @@ def estimate(
         raise log.nothing_of(logged)
     where = f"{log.path}: policy {logged!r}"
     _refuse_what_says_nothing(where, seen)
-    rounds, matched = len(seen.tokens), np.array(seen.matched)
-    tokens, seconds, propensity = (
-        np.array(part, dtype=np.float64) for part in (seen.tokens, seen.seconds, seen.propensity)
-    )
+    rounds = len(seen.rounds)
+    tokens, seconds, propensity, alike = np.array(seen.rounds, dtype=np.float64).reshape(rounds, 4).T
     try:
-        result = weighted_goodput(tokens, seconds, propensity, matched, clip=clip, level=level)
+        result = weighted_goodput(tokens, seconds, propensity, alike > 0.0, clip=clip, level=level)
     except ValueError as error:
-        raise _no_overlap(where, spec, f"they agree in {int(matched.sum())} of {rounds} rounds") from error
+        raise _no_overlap(where, spec, f"they agree in {int(alike.sum())} of {rounds} rounds") from error
     found = OffPolicyEstimate(
         spec.name, logged, rounds, result, seen.left_out, spec.spec.choose.algorithm not in ("static", "batch-table")
     )
@@ -131,10 +129,7 @@ def estimate(
 
 @dataclass
 class _Seen:
-    tokens: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    propensity: list[float] = field(default_factory=list)
-    matched: list[bool] = field(default_factory=list)
+    rounds: list[tuple[int, float, float, bool]] = field(default_factory=list)  # tokens, seconds, propensity, alike
     left_out: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(
             ("reads a prompt", "shared with other policies", "near an answer's end", "overruled", "impossible"), 0
@@ -163,13 +158,10 @@ class _Seen:
             chances = told.propensities
             self.random += bool((chances < _SURE).any())
             self.left_out["impossible"] += bool((~same & (chances >= _SURE)).any())
-            self.tokens.append(int(own.emitted.sum()))
-            self.seconds.append(own.total_seconds)
             draws, of_row = np.unique(told.draws, return_inverse=True)
             by_draw = np.ones(len(draws))
             np.minimum.at(by_draw, of_row, chances)
-            self.propensity.append(float(by_draw.prod()))
-            self.matched.append(bool(same.all()))
+            self.rounds.append((int(own.emitted.sum()), own.total_seconds, float(by_draw.prod()), bool(same.all())))
         models = replica.runs_model[own.drafter] & (own.drafted > 0) & (own.depths <= limits)
         went_on = models & (own.accepted == own.drafted) & (own.emitted > own.drafted)
         self.went_on += int(went_on.sum())

@@ -144,7 +144,7 @@ def _all_replayed(
     """Each tier's goodput over the stream, and that of each phase at its best one, served by itself."""
     known = {tier: _replayed(tier, stream, costs, settings) for tier in tiers}
     phases = phases_of(stream)
-    if not phases:
+    if not phases or any(phase.end - phase.start < phase.rows for phase in phases):  # too short to fill its batch
         return known, None
     seconds, tokens = 0.0, 0.0
     for phase in phases:

@@ -7,17 +7,20 @@ where they take time, so that help and completion in a shell need none of it.
 from __future__ import annotations
 
 import argparse
+import json
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from argcomplete.completers import FilesCompleter
 
-from adaptspec.command_line import given_values
+from adaptspec.command_line import TEXT, given_values
 from adaptspec.control.language.library import shipped_policies
 
 if TYPE_CHECKING:
     from adaptspec.engine.assembly import EngineConfig
+    from adaptspec.tables import Table
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
@@ -80,20 +83,28 @@ def engine_config(arguments: argparse.Namespace, base: EngineConfig | None = Non
     """What `add_models` was given, over `base` or the defaults."""
     from adaptspec.engine.assembly import EngineConfig
 
-    given = given_values(arguments)
-    config = replace(
-        base or EngineConfig(),
-        **{name: given[name] for name in ("model", "device", "dtype", "context") if name in given},
-    )
+    given, config = given_values(arguments), base or EngineConfig()
+    changes: dict[str, Any] = {name: given[name] for name in ("model", "device", "dtype", "context") if name in given}
     if "draft" in given:
-        config = replace(config, draft=None if given["draft"] == "none" else given["draft"])
+        changes["draft"] = None if given["draft"] == "none" else given["draft"]
     if "policy" in given:
-        config = replace(config, policies=tuple(given["policy"]))
+        changes["policies"] = tuple(given["policy"])
     if "max_rows" in given:
-        config = replace(config, limits=replace(config.limits, max_rows=given["max_rows"]))
+        changes["limits"] = replace(config.limits, max_rows=given["max_rows"])
     if "no_task_detection" in given:
-        config = replace(config, detect_tasks=not given["no_task_detection"])
-    return config
+        changes["detect_tasks"] = not given["no_task_detection"]
+    return replace(config, **changes)
+
+
+def tell(arguments: argparse.Namespace, result: Any, parts: Iterable[Table | str]) -> int:
+    """Print what a command found: one JSON object, or sentences and tables in the form that was asked for."""
+    from adaptspec.tables import show
+
+    if arguments.json:
+        print(json.dumps(result, indent=1, allow_nan=False))
+    else:
+        show(parts, getattr(arguments, "form", TEXT))
+    return 0
 
 
 def positive(text: str) -> int:

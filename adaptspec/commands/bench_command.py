@@ -6,7 +6,6 @@ Nothing but results goes to standard output (`--json`: one object), progress to 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import add_table_forms
-from adaptspec.commands.arguments import add_models, add_policy, engine_config
+from adaptspec.commands.arguments import add_models, add_policy, engine_config, tell
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from adaptspec.tables import Table
+    pass
 
 Result = dict[str, Any]
 
@@ -98,7 +97,7 @@ def _quick(arguments: argparse.Namespace) -> int:
             with disturbed():
                 again = run_quick(config, workloads, settings, tick)
             result["disturbed"] = {name: again[name] for name in ("milliseconds_per_token", "mean", "worst", "tasks")}
-    return _told(arguments, result, quick_report)
+    return tell(arguments, result, quick_report(result))
 
 
 def _exactness(arguments: argparse.Namespace) -> int:
@@ -113,7 +112,7 @@ def _exactness(arguments: argparse.Namespace) -> int:
     total = sum(map(len, workloads.values())) + 4 * (len(DEPTHS) + 1) + 2 * count
     with _progress("exactness", total) as tick:
         result = run_exactness(config, workloads, arguments.tokens, tick, policies=arguments.policies)
-    _told(arguments, result, exactness_report)
+    tell(arguments, result, exactness_report(result))
     return 1 if result["unexplained"] else 0
 
 
@@ -130,7 +129,7 @@ def _decisions(arguments: argparse.Namespace) -> int:
     with _progress("decisions", len(policies) * len(settings.batches)) as tick:
         result = run_decisions(policies, tape, costs, settings, tick)
     title = "decide + learn per round; simulated rounds of " + costs.name
-    return _told(arguments, result, lambda result: [table_of(result["policies"], title)])
+    return tell(arguments, result, [table_of(result["policies"], title)])
 
 
 def _telemetry(arguments: argparse.Namespace) -> int:
@@ -142,7 +141,7 @@ def _telemetry(arguments: argparse.Namespace) -> int:
     settings = TelemetrySettings(load=Load(arguments.requests, tokens=arguments.tokens))
     with _progress("telemetry", settings.steps) as tick:
         result = run_telemetry(workloads, settings, tick)
-    return _told(arguments, result, telemetry_report)
+    return tell(arguments, result, telemetry_report(result))
 
 
 def _record(arguments: argparse.Namespace) -> int:
@@ -168,7 +167,7 @@ def _record(arguments: argparse.Namespace) -> int:
         write_costs(built, config.limits.max_rows, arguments.costs_out)
     title = "recorded; drafters: share of positions where they agree"
     result = {"tape": os.fspath(arguments.out), "recorded": summarise(tape)}
-    return _told(arguments, result, lambda result: [table_of(result["recorded"], title, keys=2)])
+    return tell(arguments, result, [table_of(result["recorded"], title, keys=2)])
 
 
 @contextmanager
@@ -180,16 +179,6 @@ def _progress(what: str, total: int) -> Iterator[Callable[..., None]]:
     with Progress(console=Console(stderr=True)) as progress:
         work = progress.add_task(what, total=total)
         yield lambda said=what: progress.update(work, advance=1, description=said)
-
-
-def _told(arguments: argparse.Namespace, result: Result, report: Callable[[Result], list[Table | str]]) -> int:
-    from adaptspec.tables import show
-
-    if arguments.json:
-        print(json.dumps(result, indent=1, allow_nan=False))
-    else:
-        show(report(result), arguments.form)
-    return 0
 
 
 def _temperatures(text: str) -> tuple[float, ...]:

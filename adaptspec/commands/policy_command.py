@@ -67,7 +67,9 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         "knows only what was drafted: where the server drafted less than a policy would, agreement is drawn from like "
         "positions, so results for deeper drafts are guesses; a tape knows them all",
     )
-    _add_cost(parser, "all that ship; with --journal, what its rounds took")
+    # All of the bundled tape at batch sizes 1, 4, 16 and 64 takes minutes; the defaults take under half a minute.
+    cost = "all that ship; with --journal, what its rounds took"
+    _add_recorded(parser, cost=cost, batch="1,16", requests=20)
     add = parser.add_argument
     add_policy(
         parser,
@@ -76,8 +78,6 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a shipped policy or a YAML file; may be given again (default: goodput)",
     )
-    # All of the bundled tape at batch sizes 1, 4, 16 and 64 takes minutes; the defaults take under half a minute.
-    _add_traffic(parser, batch="1,16", requests=20)
     add("--mixed", action="store_true", help="only streams that mix all tasks, not each task by itself")
     add("--temperature", type=float, help="only requests recorded at this temperature")
     add("--prefill", type=int, default=0, metavar="TOKENS", help="prompt tokens read per round; 0: free")
@@ -133,8 +133,7 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_policy(parser, "policy", help="the policy to start from")
     _add_tape(parser)
-    _add_cost(parser, "cpu-2-cores")
-    _add_traffic(parser, batch="1", requests=24)
+    _add_recorded(parser, cost="cpu-2-cores", batch="1", requests=24)
     add(
         "--set",
         action="append",
@@ -151,6 +150,30 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=later("adaptspec.commands.run_simulation:run_tune"))
 
 
+def _add_recorded(parser: argparse.ArgumentParser, *, cost: str, batch: str, requests: int) -> None:
+    """What traffic is replayed, and what it costs; `cost` is what the default is called."""
+    add = parser.add_argument
+    add(
+        "--cost",
+        action="append",
+        default=[],
+        metavar="NAME|FILE",
+        help=f"what rounds cost: {MACHINES}, or a JSON file; may be given again (default: {cost})",
+    )
+    add(
+        "--batch",
+        default=batch,
+        help="batch sizes, comma-separated; dashes for stages of one stream, as in 1-16-1 (default: %(default)s)",
+    )
+    add(
+        "--requests",
+        type=int,
+        default=requests,
+        metavar="N",
+        help="at most so many requests of each task, spread over the tape; 0: all (default: %(default)s)",
+    )
+
+
 def _add_tape(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--tape",
@@ -158,31 +181,6 @@ def _add_tape(parser: argparse._ActionsContainer) -> None:
         default=["bundled"],
         metavar="NAME|FILE",
         help="tapes, as `bench record` writes them; 'bundled' is of the bundled pair (default: %(default)s)",
-    )
-
-
-def _add_cost(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        "--cost",
-        action="append",
-        default=[],
-        metavar="NAME|FILE",
-        help=f"what rounds cost: {MACHINES}, or a JSON file; may be given again (default: {default})",
-    )
-
-
-def _add_traffic(parser: argparse.ArgumentParser, *, batch: str, requests: int) -> None:
-    parser.add_argument(
-        "--batch",
-        default=batch,
-        help="batch sizes, comma-separated; dashes for stages of one stream, as in 1-16-1 (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--requests",
-        type=int,
-        default=requests,
-        metavar="N",
-        help="at most so many requests of each task, spread over the tape; 0: all (default: %(default)s)",
     )
 
 

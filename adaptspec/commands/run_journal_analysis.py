@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,11 +10,12 @@ from adaptspec.analysis.explain import Explanation, Group, RowRound, explain
 from adaptspec.analysis.importance_weighting import Interval
 from adaptspec.analysis.journal_rounds import JournalLog, named_policy, served_policy
 from adaptspec.analysis.off_policy import OffPolicyEstimate, estimate, exploring_policies
+from adaptspec.commands.arguments import tell
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError, JournalError
-from adaptspec.tables import Table, show
+from adaptspec.tables import Table
 from adaptspec.types import REASON_WORDS
 
 _ROUNDS = 40  # that are shown of a request where nobody says how many
@@ -34,9 +34,6 @@ def run_explain(arguments: argparse.Namespace) -> int:
     name, spec = named_policy(policy)
     log = JournalLog(arguments.journal)
     found = explain(log, name, request=arguments.request, rounds=rounds)
-    if arguments.json:
-        print(json.dumps(found.to_json(), indent=1, allow_nan=False))
-        return 0
     said: list[Table | str] = [*_sentences(found, spec)]
     others = [f"{other} ({count} requests)" for other, count in log.policies.most_common() if other != name]
     if arguments.policy is None and others:
@@ -45,8 +42,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
         said += [_reasons_table(found), _depths_table(found), _tasks_table(found)]
     if found.lines:
         said.append(_rounds_table(found.lines))
-    show(said, arguments.form)
-    return 0
+    return tell(arguments, found.to_json(), said)
 
 
 def _sentences(found: Explanation, spec: PolicySpec | None) -> list[str]:
@@ -206,11 +202,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
     spec = load_policy_spec(find_policy(arguments.policy))
     logged = arguments.logged or _explored_most(arguments.journal)
     found = estimate(JournalLog(arguments.journal), spec, logged, clip=arguments.clip, level=arguments.level)
-    if arguments.json:
-        print(json.dumps(found.to_json(), indent=1, allow_nan=False))
-        return 0
-    print("\n".join(_estimated(found, arguments.level)))
-    return 0
+    return tell(arguments, found.to_json(), _estimated(found, arguments.level))
 
 
 def _explored_most(path: Path) -> str:
