@@ -43,7 +43,7 @@ class References:
     """Goodputs in tokens per second of what a policy is compared with, over one stream.
 
     `per_request_best` is None where requests share rounds; `clairvoyant` is the exact optimum at batch 1, an upper
-    bound on any policy's goodput at larger fixed batch sizes (see `row_costs.shares`), None where the size varies.
+    bound on any policy's goodput at larger fixed batch sizes (see `shares`), None where the size varies.
     `per_phase_best` is each phase at its own best tier; None where traffic does not shift. `phase_seconds` [N] are what
     the requests of the stream then take, where they have rounds to themselves.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from adaptspec.analysis.explain import Explanation, Group, RowRound, explain
@@ -45,27 +45,35 @@ def run_explain(arguments: argparse.Namespace) -> int:
     return tell(arguments, found.to_json(), said)
 
 
-def _sentences(found: Explanation, spec: PolicySpec | None) -> list[str]:
+def _sentences(found: Explanation, spec: PolicySpec | None) -> Iterator[str]:
     """The gist: what it did, what that earned, how well it knew, what overruled it."""
     total = found.total
-    said = [
+    yield (
         f"{found.policy}: {len(found.requests)} requests, {found.rounds:,} rounds. Rounds that also read a prompt are "
         "left out below; where requests share a round, so they do its time."
-    ]
+    )
     if not total.rows:
-        return [*said, "There is no round without a prompt being read: nothing to say of its choices."]
+        yield "There is no round without a prompt being read: nothing to say of its choices."
+        return
     earned = total.over_plain(found.pace)
     times = "an unknown multiple of" if earned is None else f"{earned:.2f} x"
-    said.append(
+    yield (
         f"It drafted in {total.drafting / total.rows:.0%} of a request's rounds, had {total.accepted:,} of "
         f"{total.drafted:,} drafted tokens accepted, and delivered {times} the tokens per second of plain decoding."
     )
-    said += _estimates(found) + _overruling(found) + _changes(found, spec)
+    yield from _estimates(found)
+    yield from _overruling(found)
+    yield f"Requests changed their depth {1e3 * found.switches / total.rows:.0f} times per 1,000 rounds."
+    other = sorted(found.chosen - {0, *spec.tiers}) if spec is not None and spec.spec.choose.takes_tiers else []
+    if other:
+        yield (
+            f"Note: it chose depths {', '.join(map(str, other))}, which the policy as it is now does not allow: "
+            "the file has changed since the journal was written."
+        )
     if found.missing_lines:
-        said.append(f"{found.missing_lines:,} lines of the journal were dropped when it was written: counts are low.")
+        yield f"{found.missing_lines:,} lines of the journal were dropped when it was written: counts are low."
     if found.strays:
-        said.append(f"{found.strays:,} row-rounds belong to requests that began before the oldest line that is left.")
-    return said
+        yield f"{found.strays:,} row-rounds belong to requests that began before the oldest line that is left."
 
 
 def _reasons_table(found: Explanation) -> Table:
@@ -137,50 +145,33 @@ def _why(line: RowRound) -> str:
     return words if line.worth is None else f"{words}, expected {line.worth:.2f} x"
 
 
-def _estimates(found: Explanation) -> list[str]:
-    said = []
-    total = found.total
+def _estimates(found: Explanation) -> Iterator[str]:
+    total, ratio, worth = found.total, found.goodput_expected_over_came, found.total.expected_over_plain
     if total.expected:
-        said.append(
+        yield (
             f"Where it drafted it expected {total.expected / total.drafting:.2f} accepted tokens and got "
             f"{total.came / total.drafting:.2f} (the first is for the whole depth; a stop rule may end drafts early)."
         )
-    ratio = found.goodput_expected_over_came
     if ratio is not None:
-        said.append(f"It expected {ratio:.2f} x the tokens per second that came.")
-    worth = total.expected_over_plain
+        yield f"It expected {ratio:.2f} x the tokens per second that came."
     if worth is not None:
-        said.append(f"When it picked depths it expected {worth:.2f} x plain decoding of them, on average.")
-    return said
+        yield f"When it picked depths it expected {worth:.2f} x plain decoding of them, on average."
 
 
-def _overruling(found: Explanation) -> list[str]:
+def _overruling(found: Explanation) -> Iterator[str]:
     guard = found.guarding
-    said = []
     if guard.baselines:
-        said.append(
+        yield (
             f"Its guard took {_count(guard.baselines, 'round')} without drafts, one at a time, to renew what it "
             "measures drafting against."
         )
-    if not guard.switched_off and not guard.probes:
-        return [*said, "No guard switched speculation off."]
-    return [
-        *said,
-        f"Its guard switched speculation off {_count(guard.switched_off, 'time')}, tried again "
-        f"{_count(guard.probes, 'time')}, and {guard.came_back} of these tries won.",
-    ]
-
-
-def _changes(found: Explanation, spec: PolicySpec | None) -> list[str]:
-    said = [f"Requests changed their depth {1e3 * found.switches / found.total.rows:.0f} times per 1,000 rounds."]
-    if spec is not None and spec.spec.choose.takes_tiers:
-        other = sorted(found.chosen - {0, *spec.tiers})
-        if other:
-            said.append(
-                f"Note: it chose depths {', '.join(map(str, other))}, which the policy as it is now does not allow: "
-                "the file has changed since the journal was written."
-            )
-    return said
+    if guard.switched_off or guard.probes:
+        yield (
+            f"Its guard switched speculation off {_count(guard.switched_off, 'time')}, tried again "
+            f"{_count(guard.probes, 'time')}, and {guard.came_back} of these tries won."
+        )
+    else:
+        yield "No guard switched speculation off."
 
 
 def _ratio(value: float | None) -> str:
@@ -217,32 +208,31 @@ def _explored_most(path: Path) -> str:
     return explored.most_common(1)[0][0]
 
 
-def _estimated(found: OffPolicyEstimate, level: float) -> list[str]:
+def _estimated(found: OffPolicyEstimate, level: float) -> Iterator[str]:
     result = found.result
-    said = [
+    yield from (
         f"{found.policy} would have delivered {result.goodput.value:,.0f} tokens per second "
         f"({level:.0%}: {_range(result.goodput, 0)}),",
         f"{result.over_logged.value:.3f} x ({_range(result.over_logged, 3)}) the {result.logged:,.0f} of "
         f"{found.logged}, which served.",
         f"From {found.rounds:,} rounds: it decides alike in {result.matched:,}, which weigh as much as "
         f"{result.effective:,.0f} equal ones.",
-    ]
+    )
     if result.clipped > 0.0:
-        said.append(f"{result.clipped:.1%} of the weight was clipped, which draws the estimate towards {found.logged}.")
+        yield f"{result.clipped:.1%} of the weight was clipped, which draws the estimate towards {found.logged}."
     gone = [f"{count:,} {why}" for why, count in found.left_out.items() if count and why != "impossible"]
     if gone:
-        said.append(f"Left out: {', '.join(gone)}.")
+        yield f"Left out: {', '.join(gone)}."
     if found.learns:
-        said.append(
+        yield (
             f"{found.policy} learns as it goes: here it learned from those {result.matched:,} rounds only, and was "
             "judged meanwhile. Where it serves it may do better; simulate it on a tape to know."
         )
     if found.uncovered > 0.1:
-        said.append(
+        yield (
             f"In {found.uncovered:.0%} of the rounds {found.logged} could not have done what {found.policy} would do: "
             "the estimate is for the others, which may be unlike them."
         )
-    return said
 
 
 def _range(interval: Interval, digits: int) -> str:

@@ -17,17 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Serve. Every flag can be given as the environment variable in brackets (lists with commas), too, and --config "
         "reads what --show-config prints: flags win over variables, variables over the file."
     )
-    _add_configuration(parser.add_argument_group("configuration"))
+    group = parser.add_argument_group("configuration")
+    group.add_argument("--config", type=Path, metavar="FILE", help="a configuration, as --show-config prints it")
+    group.add_argument("--show-config", action="store_true", help="print the whole configuration and exit")
     add_models(parser)
     _add_server(parser.add_argument_group("server"))
     _add_telemetry(parser.add_argument_group("traces and metrics (OTEL_* variables work, too)"))
     _add_security(parser.add_argument_group("security and limits"))
     parser.set_defaults(run=_serve)
-
-
-def _add_configuration(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--config", type=Path, metavar="FILE", help="a configuration, as --show-config prints it")
-    group.add_argument("--show-config", action="store_true", help="print the whole configuration and exit")
 
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
