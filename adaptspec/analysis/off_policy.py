@@ -76,10 +76,9 @@ def exploring_policies(log: JournalLog) -> Counter[str]:
     for logged in log.rounds(None):
         told = logged.own.provenance
         if told is not None:
-            for i in np.flatnonzero(told.propensities < _SURE).tolist():
-                started = log.requests.get(logged.own.request_ids[i])
-                if started is not None and started.policy:
-                    found[started.policy] += 1
+            drawn = np.flatnonzero(told.propensities < _SURE).tolist()
+            policies = (log.requests[logged.own.request_ids[i]].policy for i in drawn)
+            found.update(name for name in policies if name)
     return found
 
 

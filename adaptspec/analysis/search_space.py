@@ -120,7 +120,8 @@ def _numbers(model: Part, path: Path) -> Iterator[Range]:
 
 def _near(path: Path, value: float, field: FieldInfo) -> Range | None:
     """The range of a number around its value; None where it has no bounds, or nothing is left between them."""
-    lowest, highest, whole = _bounds(field, integer=isinstance(value, int))
+    whole = isinstance(value, int)
+    lowest, highest = _bounds(field, 1.0 if whole else 1e-4)
     if lowest is None:
         return None
     if highest == 1.0 and 0.9 <= value < 1.0:  # a discount or its like: what counts is how far from 1 it is
@@ -134,16 +135,13 @@ def _near(path: Path, value: float, field: FieldInfo) -> Range | None:
     return Range(path, lowest, min(top, 1.0), whole) if lowest < min(top, 1.0) else None
 
 
-def _bounds(field: FieldInfo, *, integer: bool) -> tuple[float | None, float | None, bool]:
-    """The least and the greatest value that the schema allows; a strict bound is moved by a little."""
+def _bounds(field: FieldInfo, step: float) -> tuple[float | None, float | None]:
+    """The least and the greatest value that the schema allows; a strict bound is moved by `step`."""
     least, above, most, below = (
         next((float(getattr(rule, name)) for rule in field.metadata if getattr(rule, name, None) is not None), None)
         for name in ("ge", "gt", "le", "lt")
     )
-    step = 1.0 if integer else 1e-4
-    low = least if above is None else above + step
-    high = most if below is None else below - step
-    return low, high, integer
+    return least if above is None else above + step, most if below is None else below - step
 
 
 def _rounded(value: float, anchor: float, low: float, high: float) -> float:

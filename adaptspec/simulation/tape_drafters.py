@@ -79,21 +79,19 @@ class TapeModel:
         self._cached[row] = 0
 
     def _draft(self, job: TapeJob, active: IntArray, counts: IntArray, certainty: FloatArray) -> tuple[int, float]:
-        """Draft step by step until depth or stop rule end it: steps, and seconds of those after the first."""
-        deepest, seconds = int(job.depths[active].max()), 0.0
-        ahead = np.stack(self._certainty(job, active[:, None], np.arange(deepest)))  # [2, rows, depth]
-        stop = None if job.stop is None else job.stop.begin(active)
-        for step in range(1, deepest + 1):
-            certainty[:, active, step - 1] = ahead[:, :, step - 1]
-            counts[active] = step
-            going = job.depths[active] > step
-            if stop is not None and going.any():
-                going &= stop(step, active, *ahead[:, :, step - 1])
-            active, ahead = active[going], ahead[:, going]
-            if not len(active):
-                break
-            seconds += self._step(job, active, step)
-        return step, seconds
+        """Draft until depth or stop rule end it, all steps at once: steps, and seconds of those after the first."""
+        depths = job.depths[active]
+        ahead = np.arange(int(depths.max()))
+        known = np.stack(self._certainty(job, active[:, None], ahead))  # [2, rows, depth]
+        if job.stop is not None:
+            depths = _stopped(job.stop, active, depths, known)
+        counts[active] = depths
+        steps = int(depths.max())
+        drafted = ahead[:steps] < depths[:, None]
+        certainty[:, active, :steps] = np.where(drafted, known[:, :, :steps], np.nan)
+        rows = np.count_nonzero(drafted, axis=0).tolist()
+        cached = (drafted * (job.context[active, None] + ahead[:steps])).sum(axis=0).tolist()
+        return steps, sum(self._costs.step_seconds(self._name, rows[i], cached[i]) for i in range(1, steps))
 
     def _certainty(self, job: TapeJob, rows: IntArray, ahead: IntArray) -> tuple[FloatArray, FloatArray]:
         """Confidence and entropy of the token that comes `ahead` drafted ones, in these rows of the batch."""
@@ -132,6 +130,18 @@ class TapeModel:
             parts = np.array(shares, dtype=np.int64)
         self._cached[job.rows[fed]] += parts
         return fed, parts, fed[parts == missing]
+
+
+def _stopped(table: StopTable, active: IntArray, depths: IntArray, certainty: FloatArray) -> IntArray:
+    """How many tokens rows draft under a stop rule, [rows]; `certainty` [2, rows, depth] is of all they could."""
+    drafted, left, stop = np.zeros_like(depths), np.arange(len(depths)), table.begin(active)
+    for step in range(1, certainty.shape[2] + 1):
+        drafted[left] = step
+        going = depths[left] > step
+        if going.any():
+            going &= stop(step, active[left], *certainty[:, left, step - 1])
+        left = left[going]
+    return drafted
 
 
 class TapeNGram:
