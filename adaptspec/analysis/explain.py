@@ -21,11 +21,10 @@ _FREE = (Reason.POLICY, Reason.EXPLORE, Reason.FIXED)
 
 @dataclass
 class Group:
-    """Sums over row-rounds that have something in common.
-
-    A row's share of its round's seconds is one over the rows in it. `plain` adds up what those rounds would have taken
-    without speculation, by the profile. Of row-rounds that drafted and whose policy estimates: `expected` accepted
-    tokens and those that `came`. `worth` adds up what arms were thought to be worth, over `judged` row-rounds.
+    """Sums over row-rounds that have something in common. A row's share of its round's seconds is one over the rows in
+    it. `plain` adds up what those rounds would have taken without speculation, by the profile. Of row-rounds that
+    drafted and whose policy estimates: `expected` accepted tokens and those that `came`. `worth` adds up what arms were
+    thought to be worth, over `judged` row-rounds.
     """
 
     rows: int = 0
@@ -43,7 +42,6 @@ class Group:
     judged: int = 0
 
     def add(self, line: RowRound) -> None:
-        """Count one row-round."""
         self.rows += 1
         self.drafting += line.drafted > 0
         self.depth += line.depth
@@ -108,15 +106,13 @@ class RowRound:
     reads_prompt: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return {**vars(self), "reason": self.reason.name.lower()}
 
 
 @dataclass
 class Explanation:
-    """All that is said of one policy: sums, and the latest row-rounds that were asked for.
-
-    `pace` is how much slower the machine was than its profile said, by rounds without drafts (1: too few of them).
+    """All that is said of one policy: sums, and the latest row-rounds that were asked for. `pace` is how much slower
+    the machine was than its profile said, by rounds without drafts (1: too few of them).
     """
 
     policy: str
@@ -150,7 +146,6 @@ class Explanation:
         return self.expected_tokens / self.came_tokens if self.came_tokens else None
 
     def add(self, logged: LoggedRound, lines: list[RowRound]) -> None:
-        """Count one round."""
         self.rounds += 1
         whole, own = logged.whole, logged.own
         self.guarding.add(own.reasons.tolist())
@@ -175,7 +170,6 @@ class Explanation:
             self.came_tokens += int(own.emitted.sum())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         pace = self.pace
         return {
             "policy": self.policy,
@@ -199,10 +193,8 @@ class Explanation:
 
 
 def explain(log: JournalLog, policy: str, *, request: str | None = None, rounds: int = 0) -> Explanation:
-    """Read a journal to its end. With a `request`, only its rounds count; the last `rounds` are kept in full.
-
-    Raises:
-        JournalError: it cannot be read, or has no rounds of the policy (says which policies it has), or of the request.
+    """Read a journal to its end. With a `request`, only its rounds count; the last `rounds` are kept in full. Raises
+    JournalError: it cannot be read, or has no rounds of the policy (says which policies it has), or of the request.
     """
     found = Explanation(policy)
     kept: deque[list[RowRound]] = deque(maxlen=rounds)

@@ -64,11 +64,9 @@ def weighted_goodput(
     with Student's t of B - 1 degrees of freedom, B the number of stretches that have weight. The ratio over the logged
     goodput is done in the same way on the difference of both relative errors, so that luck which both share cancels.
 
-    Sources: Horvitz and Thompson 1952; Swaminathan and Joachims 2015, "The Self-Normalized Estimator for
-    Counterfactual Learning"; Ionides 2008, "Truncated Importance Sampling"; Cochran 1977, ch. 6 (ratio estimates).
-
-    Raises:
-        ValueError: nothing matches, or fewer than two stretches do.
+    Sources: Horvitz and Thompson 1952; Swaminathan and Joachims 2015, "The Self-Normalized Estimator for Counterfactual
+    Learning"; Ionides 2008, "Truncated Importance Sampling"; Cochran 1977, ch. 6 (ratio estimates). Raises ValueError:
+    nothing matches, or fewer than two stretches do.
     """
     weights = np.where(matched, np.minimum(1.0 / propensity, clip), 0.0)
     spent, logged = float(weights @ seconds), float(tokens.sum() / seconds.sum())

@@ -34,9 +34,8 @@ class LoggedRound:
 
 @dataclass
 class JournalLog:
-    """A journal that is being read: `rounds` goes through it once, and fills in the rest on the way.
-
-    Rows whose request began before the oldest line that is left belong to nobody known; they are counted in `strays`.
+    """A journal that is being read: `rounds` goes through it once, and fills in the rest on the way. Rows whose request
+    began before the oldest line that is left belong to nobody known; they are counted in `strays`.
     """
 
     path: Path
@@ -48,16 +47,11 @@ class JournalLog:
 
     @property
     def policies(self) -> Counter[str]:
-        """Policies by the requests that they served."""
         return Counter(started.policy for started in self.requests.values() if started.policy)
 
     @property
     def known_header(self) -> JournalHeader:
-        """The header.
-
-        Raises:
-            JournalError: no line says what the rounds ran on.
-        """
+        """The header. Raises JournalError: no line says what the rounds ran on."""
         if self.header is None:
             raise JournalError(f"{self.path}: it has no header; give the file that --journal wrote, from its beginning")
         return self.header
@@ -72,10 +66,8 @@ class JournalLog:
         return CostTable.from_json(json.dumps(self.known_header.costs))
 
     def rounds(self, policy: str | None) -> Iterator[LoggedRound]:
-        """Rounds in which a policy decided rows, oldest first; None: any policy.
-
-        Raises:
-            JournalError: it is no journal, or the models changed within it.
+        """Rounds in which a policy decided rows, oldest first; None: any policy. Raises JournalError: it is no journal,
+        or the models changed within it.
         """
         for entry in read_entries(self.path):
             match entry:
@@ -107,10 +99,8 @@ class JournalLog:
 
 
 def named_policy(name: str) -> tuple[str, PolicySpec | None]:
-    """A policy as users name one: its name in journals, and its spec if there is a file of it.
-
-    Raises:
-        PolicyError: it is a path, and there is no such file, or it is not valid.
+    """A policy as users name one: its name in journals, and its spec if there is a file of it. Raises PolicyError: it
+    is a path, and there is no such file, or it is not valid.
     """
     shipped = {path.stem for path in shipped_policies()}
     if name not in shipped and Path(name).parent == Path() and not name.endswith((".yaml", ".yml")):
@@ -120,10 +110,8 @@ def named_policy(name: str) -> tuple[str, PolicySpec | None]:
 
 
 def served_policy(path: Path, request: str | None = None) -> str:
-    """The policy that a journal is about: that of a request, else its default, else the one with most requests.
-
-    Raises:
-        JournalError: it cannot be read, or nobody was served.
+    """The policy that a journal is about: that of a request, else its default, else the one with most requests. Raises
+    JournalError: it cannot be read, or nobody was served.
     """
     log = JournalLog(path)
     for _ in log.rounds(None):

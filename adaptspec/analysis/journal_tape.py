@@ -35,9 +35,8 @@ _Pool = dict[tuple[str, int], list[tuple[int, float, float]]]
 
 @dataclass(frozen=True)
 class JournalTape:
-    """The tape, what rounds cost as the journal's own tell, and the share of positions that the journal knew.
-
-    Of its `rounds`, `plain` ones ran without drafts: with none, what plain decoding takes is the server's first guess.
+    """The tape, what rounds cost as the journal's own tell, and the share of positions that the journal knew. Of its
+    `rounds`, `plain` ones ran without drafts: with none, what plain decoding takes is the server's first guess.
     """
 
     tape: Tape
@@ -48,10 +47,8 @@ class JournalTape:
 
 
 def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
-    """Read a journal; requests that it does not hold from beginning to end are left out.
-
-    Raises:
-        JournalError: it is no journal, holds no whole request that the draft model drafted for, or knows too little.
+    """Read a journal; requests that it does not hold from beginning to end are left out. Raises JournalError: it is no
+    journal, holds no whole request that the draft model drafted for, or knows too little.
     """
     log, requests, costs = JournalLog(path), dict[str, _Request](), None
     rounds = plain = 0
@@ -85,10 +82,8 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
 
 
 def narrowed(spec: PolicySpec, known: Sequence[str]) -> PolicySpec:
-    """The policy with those of its drafters that are on a journal's tape: `known` ones can be replayed.
-
-    Raises:
-        ConfigError: none of its drafters can.
+    """The policy with those of its drafters that are on a journal's tape: `known` ones can be replayed. Raises
+    ConfigError: none of its drafters can.
     """
     drafters = tuple(name for name in spec.drafters if name in known)
     if drafters == tuple(spec.drafters) or not spec.drafts:

@@ -53,7 +53,6 @@ class OffPolicyEstimate:
         return lost / (self.rounds + self.left_out["overruled"])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         found = self.result
         return {
             "policy": self.policy,
@@ -77,10 +76,9 @@ def exploring_policies(log: JournalLog) -> Counter[str]:
     for logged in log.rounds(None):
         told = logged.own.provenance
         if told is not None:
-            for i in np.flatnonzero(told.propensities < _SURE).tolist():
-                started = log.requests.get(logged.own.request_ids[i])
-                if started is not None and started.policy:
-                    found[started.policy] += 1
+            drawn = np.flatnonzero(told.propensities < _SURE).tolist()
+            policies = (log.requests[logged.own.request_ids[i]].policy for i in drawn)
+            found.update(name for name in policies if name)
     return found
 
 
@@ -89,19 +87,17 @@ def estimate(
 ) -> OffPolicyEstimate:
     """Estimate a policy from the rounds that the policy named `logged` decided; see `weighted_goodput`.
 
-    A round counts where `spec` decides the depths and drafters that were really run. Only such rounds teach it, as
-    if it had run them (Li et al. 2011, "Unbiased Offline Evaluation of Contextual-bandit-based News Article
-    Recommendation Algorithms"). Rows that share a draw count it once; rows that drew by themselves multiply, so large
-    batches with draws per request soon overlap with nothing.
+    A round counts where `spec` decides the depths and drafters that were really run. Only such rounds teach it, as if
+    it had run them (Li et al. 2011, "Unbiased Offline Evaluation of Contextual-bandit-based News Article Recommendation
+    Algorithms"). Rows that share a draw count it once; rows that drew by themselves multiply, so large batches with
+    draws per request soon overlap with nothing.
 
     What it cannot see: choices change the rounds after them (where the text is, who lags); these are as the logged
     policy left them. A policy that learns learns slowly here: what it would try next is seldom what was done, so one
     that tries arms for a few rounds at a time may never find out what they are worth. `OffPolicyEstimate.learns` says
-    which estimates to take with that caution; simulate such policies on a tape.
-
-    Raises:
-        JournalError: no rounds of that policy, no propensities, or no overlap: says which, and what to do.
-        ConfigError, PolicyError: the policy cannot be judged by its depths, or cannot be built.
+    which estimates to take with that caution; simulate such policies on a tape. Raises JournalError: no rounds of that
+    policy, no propensities, or no overlap: says which, and what to do; ConfigError, PolicyError: the policy cannot be
+    judged by its depths, or cannot be built.
     """
     _refuse_stops(spec)
     seen = _Seen()
@@ -113,14 +109,12 @@ def estimate(
         raise log.nothing_of(logged)
     where = f"{log.path}: policy {logged!r}"
     _refuse_what_says_nothing(where, seen)
-    rounds, matched = len(seen.tokens), np.array(seen.matched)
-    tokens, seconds, propensity = (
-        np.array(part, dtype=np.float64) for part in (seen.tokens, seen.seconds, seen.propensity)
-    )
+    rounds = len(seen.rounds)
+    tokens, seconds, propensity, alike = np.array(seen.rounds, dtype=np.float64).reshape(rounds, 4).T
     try:
-        result = weighted_goodput(tokens, seconds, propensity, matched, clip=clip, level=level)
+        result = weighted_goodput(tokens, seconds, propensity, alike > 0.0, clip=clip, level=level)
     except ValueError as error:
-        raise _no_overlap(where, spec, f"they agree in {int(matched.sum())} of {rounds} rounds") from error
+        raise _no_overlap(where, spec, f"they agree in {int(alike.sum())} of {rounds} rounds") from error
     found = OffPolicyEstimate(
         spec.name, logged, rounds, result, seen.left_out, spec.spec.choose.algorithm not in ("static", "batch-table")
     )
@@ -134,10 +128,7 @@ def estimate(
 
 @dataclass
 class _Seen:
-    tokens: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    propensity: list[float] = field(default_factory=list)
-    matched: list[bool] = field(default_factory=list)
+    rounds: list[tuple[int, float, float, bool]] = field(default_factory=list)  # tokens, seconds, propensity, alike
     left_out: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(
             ("reads a prompt", "shared with other policies", "near an answer's end", "overruled", "impossible"), 0
@@ -166,13 +157,10 @@ class _Seen:
             chances = told.propensities
             self.random += bool((chances < _SURE).any())
             self.left_out["impossible"] += bool((~same & (chances >= _SURE)).any())
-            self.tokens.append(int(own.emitted.sum()))
-            self.seconds.append(own.total_seconds)
             draws, of_row = np.unique(told.draws, return_inverse=True)
             by_draw = np.ones(len(draws))
             np.minimum.at(by_draw, of_row, chances)
-            self.propensity.append(float(by_draw.prod()))
-            self.matched.append(bool(same.all()))
+            self.rounds.append((int(own.emitted.sum()), own.total_seconds, float(by_draw.prod()), bool(same.all())))
         models = replica.runs_model[own.drafter] & (own.drafted > 0) & (own.depths <= limits)
         went_on = models & (own.accepted == own.drafted) & (own.emitted > own.drafted)
         self.went_on += int(went_on.sum())
@@ -262,7 +250,6 @@ class _Replica:
         return np.asarray((decision.depths == record.depths) & drafter), limits
 
     def learn(self, record: RoundRecord) -> None:
-        """It decided this round as it was."""
         self._controller.learn(replace(record, decision=self._decided))
 
     def _begin(self, record: RoundRecord) -> None:

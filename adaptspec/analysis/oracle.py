@@ -43,7 +43,7 @@ class References:
     """Goodputs in tokens per second of what a policy is compared with, over one stream.
 
     `per_request_best` is None where requests share rounds; `clairvoyant` is the exact optimum at batch 1, an upper
-    bound on any policy's goodput at larger fixed batch sizes (see `row_costs.shares`), None where the size varies.
+    bound on any policy's goodput at larger fixed batch sizes (see `shares`), None where the size varies.
     `per_phase_best` is each phase at its own best tier; None where traffic does not shift. `phase_seconds` [N] are what
     the requests of the stream then take, where they have rounds to themselves.
     """
@@ -56,7 +56,6 @@ class References:
 
     @property
     def off(self) -> float:
-        """Plain decoding."""
         return next(goodput for tier, goodput in self.tiers.items() if not tier.depth)
 
     @property
@@ -66,7 +65,6 @@ class References:
 
     @property
     def best_static(self) -> float:
-        """Its goodput."""
         return self.tiers[self.best]
 
     def gap_closed(self, goodput: float) -> float | None:
@@ -115,9 +113,8 @@ def references(
 
 
 def tier_seconds(tape: Tape, request: int, tier: Tier, row: RowCosts, catch_up_tokens: int = 512) -> float:
-    """Decoding one request alone at one depth throughout, after its first token: exactly what the simulator counts.
-
-    A draft model reads the prompt first, at most `catch_up_tokens` a round, and drafts in the round that ends it.
+    """Decoding one request alone at one depth throughout, after its first token: exactly what the simulator counts. A
+    draft model reads the prompt first, at most `catch_up_tokens` a round, and drafts in the round that ends it.
     """
     view = tape.views[tier.drafter]
     start, length = int(tape.offsets[request]), int(tape.lengths[request])
@@ -147,7 +144,7 @@ def _all_replayed(
     """Each tier's goodput over the stream, and that of each phase at its best one, served by itself."""
     known = {tier: _replayed(tier, stream, costs, settings) for tier in tiers}
     phases = phases_of(stream)
-    if not phases:
+    if not phases or any(phase.end - phase.start < phase.rows for phase in phases):  # too short to fill its batch
         return known, None
     seconds, tokens = 0.0, 0.0
     for phase in phases:
@@ -256,11 +253,9 @@ def plan_seconds(tape: Tape, request: int, rows: Mapping[str, RowCosts]) -> floa
 
     A draft model's cache falls behind in each round that it does not draft in, which it pays for when it drafts again.
     That price is linear in the tokens missed, so three values per position carry it: `coming` is the least time if the
-    model will draft again, each missed token paid at once; `never`, if it will not; `fresh`, if the round
-    before was the model's and ended in a miss, when one more token may pass before any is missed.
-
-    Raises:
-        ConfigError: there is more than one draft model.
+    model will draft again, each missed token paid at once; `never`, if it will not; `fresh`, if the round before was
+    the model's and ended in a miss, when one more token may pass before any is missed. Raises ConfigError: there is
+    more than one draft model.
     """
     models = [name for name, row in rows.items() if row.runs_model]
     if len(models) > 1:
@@ -287,7 +282,6 @@ def plan_seconds(tape: Tape, request: int, rows: Mapping[str, RowCosts]) -> floa
 
 def _drafts(tape: Tape, request: int, drafter: str, row: RowCosts) -> Iterator[list[tuple[float, int, bool]]]:
     """By position: seconds, next position, and whether the draft ended in a miss, for every depth that may be worth it.
-
     One token past the run may be worth it only to a model, which reads it meanwhile.
     """
     start, length = int(tape.offsets[request]), int(tape.lengths[request])

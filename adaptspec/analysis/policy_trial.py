@@ -54,10 +54,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Trial:
-    """The outcome. `known` is the share of positions that the journal saw drafts for; the others are drawn.
-
-    `left_out` are drafters that a policy asks for and a journal cannot replay. `current` and its error: what serves now
-    may be something that no journal can replay, where the new policy can be.
+    """The outcome. `known` is the share of positions that the journal saw drafts for; the others are drawn. `left_out`
+    are drafters that a policy asks for and a journal cannot replay. `current` and its error: what serves now may be
+    something that no journal can replay, where the new policy can be.
     """
 
     edited: Run
@@ -72,21 +71,16 @@ class Trial:
     left_out: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
 
 def try_policy(
     journal: Path, text: str, against: str | None, served: Mapping[str, str] = MappingProxyType({})
 ) -> Trial:
-    """Replay the policy in `text` and the one in `against` over the newest `RECENT_BYTES` of a journal.
-
-    `served` are texts of policies that they may use, by name.
-
-    Raises:
-        PolicyError, ConfigError: the policy cannot be used.
-        JournalError: the journal holds no request from beginning to end, or knows too little of them.
-        TapeError: the policy verifies in a way that no tape can follow.
+    """Replay the policy in `text` and the one in `against` over the newest `RECENT_BYTES` of a journal. `served` are
+    texts of policies that they may use, by name. Raises PolicyError, ConfigError: the policy cannot be used;
+    JournalError: the journal holds no request from beginning to end, or knows too little of them; TapeError: the policy
+    verifies in a way that no tape can follow.
     """
 
     def find(name: str) -> PolicySpec:

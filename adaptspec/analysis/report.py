@@ -35,11 +35,9 @@ class CellResult:
     recovery: Mapping[str, tuple[float, ...]]  # by policy, tokens until it is near the best after each shift
 
     def over_off(self, policy: str) -> float:
-        """Goodput over plain decoding's."""
         return self.policies[policy].goodput / self.references.off
 
     def over_best_static(self, policy: str) -> float:
-        """Goodput over that of the best fixed setting in hindsight."""
         return self.policies[policy].goodput / self.references.best_static
 
     def to_json(self) -> dict[str, Any]:
@@ -87,9 +85,7 @@ class Report:
 
     def check(self) -> None:
         """Refuse what cannot be: depth k earns k + 1 tokens a round at most, wrong drafts one, and no round is cheaper.
-
-        Raises:
-            ConfigError: costs have it otherwise.
+        Raises ConfigError: costs have it otherwise.
         """
         for cell in self.cells:
             for tier, goodput in cell.references.tiers.items():
@@ -122,7 +118,6 @@ class Report:
         return table
 
     def summary(self) -> Table:
-        """One line per policy."""
         columns = {
             "over off": ("mean_ratio", ".3f"),
             "over best static": ("mean_over_best_static", ".3f"),
@@ -168,13 +163,9 @@ def simulate(
     depths: Sequence[int] = TIERS,
     tick: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Run every policy in every scenario on every machine. `tick` is called after each scenario.
-
-    References use the drafters that the policies use, each at all of `depths`.
-
-    Raises:
-        TapeError: tape and costs have no drafter in common.
-        ConfigError, PolicyError: a policy wants a drafter that is not on the tape, or cannot be built.
+    """Run every policy in every scenario on every machine. `tick` is called after each scenario. References use the
+    drafters that the policies use, each at all of `depths`. Raises TapeError: tape and costs have no drafter in common;
+    ConfigError, PolicyError: a policy wants a drafter that is not on the tape, or cannot be built.
     """
     results = []
     wanted = {drafter for spec in policies if spec.drafts for drafter in spec.drafters}
@@ -217,11 +208,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def plotting() -> Any:
-    """The figures of matplotlib.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """The figures of matplotlib. Raises ConfigError: matplotlib is not installed."""
     try:
         return importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -229,10 +216,8 @@ def plotting() -> Any:
 
 
 def plot_report(report: Report, path: Path) -> None:
-    """Draw one panel per machine into a file; its suffix (.png, .svg, .pdf) says which kind.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the file cannot be written.
+    """Draw one panel per machine into a file; its suffix (.png, .svg, .pdf) says which kind. Raises ConfigError:
+    matplotlib is not installed, or the file cannot be written.
     """
     figures = plotting()
     machines = list(dict.fromkeys(cell.machine for cell in report.cells))

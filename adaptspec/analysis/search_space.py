@@ -28,9 +28,8 @@ _DIGITS = 4
 
 @dataclass(frozen=True)
 class Range:
-    """A number between `low` and `high`, both included. Searched on a log scale where that makes sense:
-
-    of its distance from `anchor` (0, or 1 for shares near 1 such as discounts), evenly where there is no anchor.
+    """A number between `low` and `high`, both included. Searched on a log scale where that makes sense: of its distance
+    from `anchor` (0, or 1 for shares near 1 such as discounts), evenly where there is no anchor.
     """
 
     path: Path
@@ -40,7 +39,6 @@ class Range:
     anchor: float | None = None
 
     def draw(self, rng: np.random.Generator) -> Value:
-        """A value at random."""
         if self.anchor is None:
             value = rng.uniform(self.low, self.high)
         else:
@@ -62,7 +60,6 @@ class OneOf:
     values: tuple[Value, ...]
 
     def draw(self, rng: np.random.Generator) -> Value:
-        """A value at random."""
         return self.values[int(rng.integers(len(self.values)))]
 
     def __str__(self) -> str:
@@ -85,10 +82,8 @@ def parameters_of(spec: PolicySpec) -> list[Parameter]:
 
 
 def parse_parameter(text: str) -> Parameter:
-    """What a user says: `spec.choose.optimism=0..1`, or `spec.choose.scope=request|task`.
-
-    Raises:
-        ConfigError: it is neither.
+    """What a user says: `spec.choose.optimism=0..1`, or `spec.choose.scope=request|task`. Raises ConfigError: it is
+    neither.
     """
     name, found, values = text.partition("=")
     path = tuple(name.strip().split("."))
@@ -125,7 +120,8 @@ def _numbers(model: Part, path: Path) -> Iterator[Range]:
 
 def _near(path: Path, value: float, field: FieldInfo) -> Range | None:
     """The range of a number around its value; None where it has no bounds, or nothing is left between them."""
-    lowest, highest, whole = _bounds(field, integer=isinstance(value, int))
+    whole = isinstance(value, int)
+    lowest, highest = _bounds(field, 1.0 if whole else 1e-4)
     if lowest is None:
         return None
     if highest == 1.0 and 0.9 <= value < 1.0:  # a discount or its like: what counts is how far from 1 it is
@@ -139,16 +135,13 @@ def _near(path: Path, value: float, field: FieldInfo) -> Range | None:
     return Range(path, lowest, min(top, 1.0), whole) if lowest < min(top, 1.0) else None
 
 
-def _bounds(field: FieldInfo, *, integer: bool) -> tuple[float | None, float | None, bool]:
-    """The least and the greatest value that the schema allows; a strict bound is moved by a little."""
+def _bounds(field: FieldInfo, step: float) -> tuple[float | None, float | None]:
+    """The least and the greatest value that the schema allows; a strict bound is moved by `step`."""
     least, above, most, below = (
         next((float(getattr(rule, name)) for rule in field.metadata if getattr(rule, name, None) is not None), None)
         for name in ("ge", "gt", "le", "lt")
     )
-    step = 1.0 if integer else 1e-4
-    low = least if above is None else above + step
-    high = most if below is None else below - step
-    return low, high, integer
+    return least if above is None else above + step, most if below is None else below - step
 
 
 def _rounded(value: float, anchor: float, low: float, high: float) -> float:
@@ -161,11 +154,9 @@ def _rounded(value: float, anchor: float, low: float, high: float) -> float:
 
 
 def with_values(text: str, values: Mapping[Path, Value], name: str = "<policy>") -> str:
-    """The text with these values in place, by path. A key that is not there yet is put first in its mapping.
-
-    Raises:
-        PolicyError: the text cannot be read, or a path leads through something that is no mapping, or that an alias
-            repeats elsewhere.
+    """The text with these values in place, by path. A key that is not there yet is put first in its mapping. Raises
+    PolicyError: the text cannot be read, or a path leads through something that is no mapping, or that an alias repeats
+    elsewhere.
     """
     for path, value in values.items():
         before = parse_yaml(text, name).data
@@ -210,7 +201,6 @@ def _scalar(value: Value) -> str:
 
 
 def _changed(data: object, path: Path, value: Value) -> object:
-    """The data with one value changed."""
     if not path:
         return value
     below: dict[Any, object] = dict(data) if isinstance(data, dict) else {}

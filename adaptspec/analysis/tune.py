@@ -63,7 +63,6 @@ class Tuned:
         return bool(self.best.values) and self.low > 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return {
             "improves": self.improves,
             "values": _named(self.best.values),
@@ -109,10 +108,8 @@ def tune(
     geometric mean, over streams, machines and batch sizes, of its goodput over the original's. Deterministic.
 
     Source: Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization".
-
-    Raises:
-        TapeError: too few prompts for both halves.
-        PolicyError: a parameter does not exist, or cannot take its values.
+    Raises TapeError: too few prompts for both halves; PolicyError: a parameter does not exist, or cannot take its
+    values.
     """
     halves = split(tape, 2)
     if len(halves) < 2 or any(len(split(half, FOLDS)) < FOLDS for half in halves):
@@ -147,7 +144,6 @@ def tune(
 
 def split(tape: Tape, parts: int) -> list[Tape]:
     """The tape's prompts dealt out in turn, task by task; one that was recorded at several temperatures stays whole.
-
     Parts that would be empty are left out.
     """
     prompts: dict[str, dict[str, list[int]]] = {}

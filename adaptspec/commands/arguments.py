@@ -7,56 +7,58 @@ where they take time, so that help and completion in a shell need none of it.
 from __future__ import annotations
 
 import argparse
+import json
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from argcomplete.completers import FilesCompleter
 
-from adaptspec.command_line import given_values
+from adaptspec.command_line import TEXT, given_values
 from adaptspec.control.language.library import shipped_policies
 
 if TYPE_CHECKING:
     from adaptspec.engine.assembly import EngineConfig
+    from adaptspec.tables import Table
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
     """Which models and policies to load, and where."""
     group = parser.add_argument_group("models")
-    group.add_argument("--model", default="bundled", help="directory or hub id of the target (default: %(default)s)")
-    group.add_argument(
+    add = group.add_argument
+    add("--model", default="bundled", help="directory or hub id of the target (default: %(default)s)")
+    add(
         "--draft",
         default="auto",
         help="directory or hub id of the draft model, or 'none' (default: the bundled one "
         "for the bundled target, none for any other)",
     )
-    complete_policies(
-        group.add_argument(
-            "--policy",
-            action="append",
-            default=[],
-            metavar="NAME|FILE",
-            help="a shipped policy or a YAML file; may be given again, the first is the default (default: goodput)",
-        )
+    add_policy(
+        group,
+        "--policy",
+        action="append",
+        default=[],
+        help="a shipped policy or a YAML file; may be given again, the first is the default (default: goodput)",
     )
-    group.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: %(default)s)")
-    group.add_argument(
+    add("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: %(default)s)")
+    add(
         "--dtype",
         default="auto",
         choices=["auto", "float32", "bfloat16", "float16"],
         help="of weights and caches (default: %(default)s, what suits device and model)",
     )
-    group.add_argument(
+    add(
         "--context",
         "--max-model-len",
         type=positive,
         metavar="TOKENS",
         help="tokens per request (default: the model's own limit)",
     )
-    group.add_argument(
+    add(
         "--no-task-detection", action="store_true", help="take a request's task from its hint only, not from its prompt"
     )
-    group.add_argument(
+    add(
         "--max-rows",
         "--max-num-seqs",
         type=positive,
@@ -66,34 +68,43 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def complete_policies(action: argparse.Action) -> None:
-    """Let shells complete an argument that names policies: with those that ship, and with YAML files."""
+def add_policy(parser: argparse._ActionsContainer, *names: str, **more: Any) -> None:
+    """An argument that names policies; shells complete it with those that ship, and with YAML files."""
+    action = parser.add_argument(*names, **{"metavar": "NAME|FILE", "help": "a shipped policy or a YAML file", **more})
 
-    def names(prefix: str, **more: Any) -> list[str]:
+    def known(prefix: str, **more: Any) -> list[str]:
         files = FilesCompleter(("yaml", "yml"))(prefix, **more)
         return [path.stem for path in shipped_policies()] + list(files)
 
-    action.completer = names  # type: ignore[attr-defined]
+    action.completer = known  # type: ignore[attr-defined]
 
 
 def engine_config(arguments: argparse.Namespace, base: EngineConfig | None = None) -> EngineConfig:
     """What `add_models` was given, over `base` or the defaults."""
     from adaptspec.engine.assembly import EngineConfig
 
-    given = given_values(arguments)
-    config = replace(
-        base or EngineConfig(),
-        **{name: given[name] for name in ("model", "device", "dtype", "context") if name in given},
-    )
+    given, config = given_values(arguments), base or EngineConfig()
+    changes: dict[str, Any] = {name: given[name] for name in ("model", "device", "dtype", "context") if name in given}
     if "draft" in given:
-        config = replace(config, draft=None if given["draft"] == "none" else given["draft"])
+        changes["draft"] = None if given["draft"] == "none" else given["draft"]
     if "policy" in given:
-        config = replace(config, policies=tuple(given["policy"]))
+        changes["policies"] = tuple(given["policy"])
     if "max_rows" in given:
-        config = replace(config, limits=replace(config.limits, max_rows=given["max_rows"]))
+        changes["limits"] = replace(config.limits, max_rows=given["max_rows"])
     if "no_task_detection" in given:
-        config = replace(config, detect_tasks=not given["no_task_detection"])
-    return config
+        changes["detect_tasks"] = not given["no_task_detection"]
+    return replace(config, **changes)
+
+
+def tell(arguments: argparse.Namespace, result: Any, parts: Iterable[Table | str]) -> int:
+    """Print what a command found: one JSON object, or sentences and tables in the form that was asked for."""
+    from adaptspec.tables import show
+
+    if arguments.json:
+        print(json.dumps(result, indent=1, allow_nan=False))
+    else:
+        show(parts, getattr(arguments, "form", TEXT))
+    return 0
 
 
 def positive(text: str) -> int:

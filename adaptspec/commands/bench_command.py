@@ -6,7 +6,6 @@ Nothing but results goes to standard output (`--json`: one object), progress to 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import add_table_forms
-from adaptspec.commands.arguments import add_models, complete_policies, engine_config
+from adaptspec.commands.arguments import add_models, add_policy, engine_config, tell
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from adaptspec.tables import Table
+    pass
 
 Result = dict[str, Any]
 
@@ -33,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     quick.add_argument(
         "--disturb", action="store_true", help="also beside two busy processes, the models loaded anew beside them"
     )
-    complete_policies(
-        quick.add_argument("--policy", default="goodput", metavar="NAME|FILE", help="(default: %(default)s)")
-    )
+    add_policy(quick, "--policy", default="goodput", help="(default: %(default)s)")
     exact = commands.add_parser("exactness", help="greedy output against transformers, token for token")
     exact.add_argument("--prompts", type=int, default=20, help="prompts per task (default: %(default)s)")
     exact.add_argument("--policies", action="store_true", help="not only fixed depths but every shipped policy, too")
@@ -46,11 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to compute in (default: %(default)s)",
     )
     decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
-    complete_policies(
-        decisions.add_argument(
-            "--policy", action="append", metavar="NAME|FILE", help="may be repeated (default: all shipped)"
-        )
-    )
+    add_policy(decisions, "--policy", action="append", help="may be repeated (default: all shipped)")
     decisions.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
     decisions.add_argument("--cost", default="cpu-2-cores", metavar="NAME|FILE", help="(default: %(default)s)")
     telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
@@ -75,15 +68,14 @@ def _add_record_arguments(parser: argparse.ArgumentParser) -> None:
         "Record tapes: answer the prompts by plain decoding and note, for every position of every answer, what each "
         "drafter would have proposed. `adaptspec policy simulate` replays them."
     )
-    parser.add_argument("--out", type=Path, help="file to write, such as tape.npz")
-    parser.add_argument(
-        "--costs-out", type=Path, help="measure this machine's cost table anew, several times, and write its medians"
-    )
+    add = parser.add_argument
+    add("--out", type=Path, help="file to write, such as tape.npz")
+    add("--costs-out", type=Path, help="measure this machine's cost table anew, several times, and write its medians")
     _add_workloads(parser)
-    parser.add_argument("--prompts", type=int, default=16, help="prompts per task (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")
-    parser.add_argument("--temperatures", default="0,0.8", help="comma-separated; 0 is greedy (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="what the requests' seeds are made of")
+    add("--prompts", type=int, default=16, help="prompts per task (default: %(default)s)")
+    add("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")
+    add("--temperatures", default="0,0.8", help="comma-separated; 0 is greedy (default: %(default)s)")
+    add("--seed", type=int, default=0, help="what the requests' seeds are made of")
     add_table_forms(parser, json=True)
 
 
@@ -105,7 +97,7 @@ def _quick(arguments: argparse.Namespace) -> int:
             with disturbed():
                 again = run_quick(config, workloads, settings, tick)
             result["disturbed"] = {name: again[name] for name in ("milliseconds_per_token", "mean", "worst", "tasks")}
-    return _told(arguments, result, quick_report)
+    return tell(arguments, result, quick_report(result))
 
 
 def _exactness(arguments: argparse.Namespace) -> int:
@@ -120,7 +112,7 @@ def _exactness(arguments: argparse.Namespace) -> int:
     total = sum(map(len, workloads.values())) + 4 * (len(DEPTHS) + 1) + 2 * count
     with _progress("exactness", total) as tick:
         result = run_exactness(config, workloads, arguments.tokens, tick, policies=arguments.policies)
-    _told(arguments, result, exactness_report)
+    tell(arguments, result, exactness_report(result))
     return 1 if result["unexplained"] else 0
 
 
@@ -137,7 +129,7 @@ def _decisions(arguments: argparse.Namespace) -> int:
     with _progress("decisions", len(policies) * len(settings.batches)) as tick:
         result = run_decisions(policies, tape, costs, settings, tick)
     title = "decide + learn per round; simulated rounds of " + costs.name
-    return _told(arguments, result, lambda result: [table_of(result["policies"], title)])
+    return tell(arguments, result, [table_of(result["policies"], title)])
 
 
 def _telemetry(arguments: argparse.Namespace) -> int:
@@ -149,7 +141,7 @@ def _telemetry(arguments: argparse.Namespace) -> int:
     settings = TelemetrySettings(load=Load(arguments.requests, tokens=arguments.tokens))
     with _progress("telemetry", settings.steps) as tick:
         result = run_telemetry(workloads, settings, tick)
-    return _told(arguments, result, telemetry_report)
+    return tell(arguments, result, telemetry_report(result))
 
 
 def _record(arguments: argparse.Namespace) -> int:
@@ -175,7 +167,7 @@ def _record(arguments: argparse.Namespace) -> int:
         write_costs(built, config.limits.max_rows, arguments.costs_out)
     title = "recorded; drafters: share of positions where they agree"
     result = {"tape": os.fspath(arguments.out), "recorded": summarise(tape)}
-    return _told(arguments, result, lambda result: [table_of(result["recorded"], title, keys=2)])
+    return tell(arguments, result, [table_of(result["recorded"], title, keys=2)])
 
 
 @contextmanager
@@ -187,16 +179,6 @@ def _progress(what: str, total: int) -> Iterator[Callable[..., None]]:
     with Progress(console=Console(stderr=True)) as progress:
         work = progress.add_task(what, total=total)
         yield lambda said=what: progress.update(work, advance=1, description=said)
-
-
-def _told(arguments: argparse.Namespace, result: Result, report: Callable[[Result], list[Table | str]]) -> int:
-    from adaptspec.tables import show
-
-    if arguments.json:
-        print(json.dumps(result, indent=1, allow_nan=False))
-    else:
-        show(report(result), arguments.form)
-    return 0
 
 
 def _temperatures(text: str) -> tuple[float, ...]:

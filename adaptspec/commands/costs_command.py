@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -11,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adaptspec.command_line import add_table_forms
-from adaptspec.commands.arguments import add_models, engine_config
+from adaptspec.commands.arguments import add_models, engine_config, tell
 from adaptspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from adaptspec.control.cost import CostProfile
     from adaptspec.engine.cost_files import CostFile
     from adaptspec.tables import Table
 
@@ -50,8 +48,7 @@ def _show(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{arguments.file}: cannot be used ({error}); give a cost table") from error
     for line in bad:
         sys.stderr.write(f"{line}\n")
-    _print(files, arguments)
-    return 0
+    return _print(files, arguments)
 
 
 def _measure(arguments: argparse.Namespace) -> int:
@@ -72,58 +69,42 @@ def _measure(arguments: argparse.Namespace) -> int:
     if kept is None or kept.table.profile != built.costs.profile:
         sys.stderr.write(f"{path}: the table was not kept, see above; measure again when the machine is quiet\n")
         return 1
-    _print([kept], arguments)
-    return 0
+    return _print([kept], arguments)
 
 
-def _print(files: Sequence[CostFile], arguments: argparse.Namespace) -> None:
+def _print(files: Sequence[CostFile], arguments: argparse.Namespace) -> int:
     from adaptspec.engine.cost_files import costs_folder
-    from adaptspec.tables import show
 
     now = datetime.now(timezone.utc)
-    if arguments.json:
-        body = {"folder": str(costs_folder()), "tables": [file.to_json(now) for file in files]}
-        sys.stdout.write(json.dumps(body, indent=1) + "\n")
-        return
+    body = {"folder": str(costs_folder()), "tables": [file.to_json(now) for file in files]}
     parts: list[Table | str] = [part for file in files for part in _report(file, now)]
     if not parts:
         parts = [
             f"{costs_folder()}: no costs were measured yet. `adaptspec serve` does at its first start with a model, "
             "`adaptspec costs measure` does now."
         ]
-    show(parts, arguments.form)
+    return tell(arguments, body, parts)
 
 
 def _report(file: CostFile, now: datetime) -> list[Table | str]:
+    from adaptspec.tables import Table
+
     profile = file.table.profile
-    said: list[Table | str] = [str(file.path), file.origin(now), _passes(profile)]
-    drafting = _drafting(profile)
-    if drafting.rows:
-        said.append(drafting)
-    said.append(
-        f"Beside its passes a round takes {profile.overhead * 1e3:.3g} ms, and "
-        f"{profile.per_cached_token * 1e6:.3g} us for each token that its requests hold."
-    )
-    return said
-
-
-def _passes(profile: CostProfile) -> Table:
-    from adaptspec.tables import Table
-
     columns = (f"{tokens} token{'s' if tokens > 1 else ''}" for tokens in profile.tokens)
-    table = Table("rows", *columns, title="milliseconds of a pass of the target, by rows and tokens of each row")
+    passes = Table("rows", *columns, title="milliseconds of a pass of the target, by rows and tokens of each row")
     for rows, line in zip(profile.rows, profile.verify, strict=True):
-        table.add_row(str(rows), *(f"{seconds * 1e3:.3f}" for seconds in line))
-    return table
-
-
-def _drafting(profile: CostProfile) -> Table:
-    from adaptspec.tables import Table
-
-    columns = ("rows", "step", "first step beyond that", "reading a token")
-    table = Table("drafter", *columns, title="milliseconds of drafting", keys=2)
+        passes.add_row(str(rows), *(f"{seconds * 1e3:.3f}" for seconds in line))
+    times_of = ("rows", "step", "first step beyond that", "reading a token")
+    drafting = Table("drafter", *times_of, title="milliseconds of drafting", keys=2)
     for name, cost in sorted(profile.drafters.items()):
         for rows, seconds in zip(cost.rows, cost.step_seconds, strict=True):
             times = (seconds, cost.start_seconds, cost.catch_up_per_token)
-            table.add_row(name, str(rows), *(f"{one * 1e3:.3f}" for one in times))
-    return table
+            drafting.add_row(name, str(rows), *(f"{one * 1e3:.3f}" for one in times))
+    return [
+        str(file.path),
+        file.origin(now),
+        passes,
+        *([drafting] if drafting.rows else []),
+        f"Beside its passes a round takes {profile.overhead * 1e3:.3g} ms, and "
+        f"{profile.per_cached_token * 1e6:.3g} us for each token that its requests hold.",
+    ]

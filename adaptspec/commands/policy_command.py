@@ -9,19 +9,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adaptspec.command_line import add_table_forms
-from adaptspec.commands.arguments import complete_policies
-from adaptspec.commands.policy_analysis import (
-    add_estimate_arguments,
-    add_explain_arguments,
-    add_simulate_arguments,
-    add_tune_arguments,
-)
+from adaptspec.command_line import add_table_forms, later
+from adaptspec.commands.arguments import add_policy
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.errors import ConfigError, PolicyError
 
 if TYPE_CHECKING:
     from adaptspec.control.language.spec import PolicySpec
+
+MACHINES = "cpu-2-cores, gpu-8b"  # whose costs ship
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,32 +27,161 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_table_forms(one)
     one.set_defaults(run=_list)
     one = actions.add_parser("show", help="print a policy file")
-    complete_policies(one.add_argument("policy", metavar="NAME|FILE", help="a shipped policy or a YAML file"))
+    add_policy(one, "policy")
     one.set_defaults(run=_show)
     one = actions.add_parser("validate", help="check policy files: says what is wrong, and where")
-    complete_policies(
-        one.add_argument("policies", metavar="NAME|FILE", nargs="+", help="a shipped policy or a YAML file")
-    )
+    add_policy(one, "policies", nargs="+")
     one.set_defaults(run=_validate)
     one = actions.add_parser("schema", help="print the JSON Schema of policy files, for editors")
     one.set_defaults(run=_schema)
     one = actions.add_parser("diff", help="what differs between two policies, defaults filled in")
-    complete_policies(one.add_argument("left", metavar="A", help="a shipped policy or a YAML file"))
-    complete_policies(one.add_argument("right", metavar="B", help="a shipped policy or a YAML file"))
+    add_policy(one, "left", metavar="A")
+    add_policy(one, "right", metavar="B")
     one.set_defaults(run=_diff)
     add_simulate_arguments(actions.add_parser("simulate", help="what policies would have earned on recorded requests"))
-    add_explain_arguments(actions.add_parser("explain", help="why a policy chose what it did, from a server's journal"))
-    add_estimate_arguments(
+    _add_explain(actions.add_parser("explain", help="why a policy chose what it did, from a server's journal"))
+    _add_estimate(
         actions.add_parser("estimate", help="what a policy would have earned, from the journal of one that explores")
     )
-    add_tune_arguments(
-        actions.add_parser("tune", help="search a policy's parameters on tapes; held-out prompts decide")
-    )
+    _add_tune(actions.add_parser("tune", help="search a policy's parameters on tapes; held-out prompts decide"))
     one = actions.add_parser("import", help="make a policy of another engine's configuration")
     one.add_argument("engine", choices=["sglang", "vllm"], help="whose configuration it is")
     one.add_argument("file", type=Path, help="its JSON file")
     one.add_argument("-o", "--output", type=Path, help="file to write; an existing one is kept (default: print it)")
     one.set_defaults(run=_import)
+
+
+def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `policy simulate`."""
+    parser.description = (
+        "Replay policies over tapes of recorded requests, round by round, and compare what they would have earned with "
+        "plain decoding, every fixed depth and an oracle that knows every agreement. Deterministic; needs no model."
+    )
+    source = parser.add_mutually_exclusive_group()
+    _add_tape(source)
+    source.add_argument(
+        "--journal",
+        type=Path,
+        metavar="FILE",
+        help="the journal of a server (`serve --journal`) in place of a tape, with costs as its rounds tell. A journal "
+        "knows only what was drafted: where the server drafted less than a policy would, agreement is drawn from like "
+        "positions, so results for deeper drafts are guesses; a tape knows them all",
+    )
+    # All of the bundled tape at batch sizes 1, 4, 16 and 64 takes minutes; the defaults take under half a minute.
+    cost = "all that ship; with --journal, what its rounds took"
+    _add_recorded(parser, cost=cost, batch="1,16", requests=20)
+    add = parser.add_argument
+    add_policy(
+        parser,
+        "--policy",
+        action="append",
+        default=[],
+        help="a shipped policy or a YAML file; may be given again (default: goodput)",
+    )
+    add("--mixed", action="store_true", help="only streams that mix all tasks, not each task by itself")
+    add("--temperature", type=float, help="only requests recorded at this temperature")
+    add("--prefill", type=int, default=0, metavar="TOKENS", help="prompt tokens read per round; 0: free")
+    add("--noise", type=float, default=0.0, help="sigma of log-normal noise on times (default: none)")
+    add("--seed", type=int, default=0, help="of the noise, and of draws under rejection")
+    add_table_forms(parser, json=True)
+    add("--plot", type=Path, metavar="FILE", help="draw the cells into a .png, .svg or .pdf")
+    parser.set_defaults(run=later("adaptspec.commands.run_simulation:run_simulate"))
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Say why a policy chose the depths it did, from the journal of a server (`serve --journal FILE`), summed up or "
+        "round by round. Only rounds that this policy decided are explained, where the journal has others too."
+    )
+    add = parser.add_argument
+    add(
+        "policy",
+        nargs="?",
+        metavar="NAME|FILE",
+        help="a policy that was served: its name or its YAML file (default: the request's with --request, else the "
+        "journal's default policy, or who served most requests where that one served none)",
+    )
+    add("--journal", type=Path, required=True, metavar="FILE", help="the file given to serve --journal")
+    add("--request", metavar="ID", help="only this request (the id in its response), round by round")
+    add("--rounds", type=int, metavar="N", help="also print the last N rounds")
+    add_table_forms(parser, json=True)
+    parser.set_defaults(run=later("adaptspec.commands.run_journal_analysis:run_explain"))
+
+
+def _add_estimate(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Estimate what a policy would have earned on the traffic of a journal, from rounds in which the policy that "
+        "served did by chance what this one would have done, each weighted by one over the probability of that "
+        "(importance weighting). Measured times and tokens only: no tape, no model of costs. Needs the journal of a "
+        "policy that explores, best one made for it (examples/logging_policy.yaml), and no guard that overrules it."
+    )
+    add = parser.add_argument
+    add_policy(parser, "policy", help="the policy to judge: one without stop rules")
+    add("--journal", type=Path, required=True, metavar="FILE", help="the file given to serve --journal")
+    add("--logged", metavar="NAME", help="the policy whose rounds to use (default: who explored most)")
+    add("--clip", type=float, default=50.0, metavar="W", help="the largest weight of a round (default: %(default)s)")
+    add("--level", type=float, default=0.95, metavar="P", help="of the confidence interval (default: %(default)s)")
+    add("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=later("adaptspec.commands.run_journal_analysis:run_estimate"))
+
+
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Search a policy's parameters on tapes. Half of the prompts are searched on, the others decide: what they do "
+        "not confirm is not claimed, and the original is kept. Deterministic for a seed."
+    )
+    add = parser.add_argument
+    add_policy(parser, "policy", help="the policy to start from")
+    _add_tape(parser)
+    _add_recorded(parser, cost="cpu-2-cores", batch="1", requests=24)
+    add(
+        "--set",
+        action="append",
+        default=[],
+        dest="space",
+        metavar="PATH=LOW..HIGH",
+        help="what to search, such as spec.choose.optimism=0..1 or spec.choose.scope=request|task; may be given again "
+        "(default: every number but the guards', within a factor of four of its value and the schema's bounds)",
+    )
+    add("--budget", type=int, default=24, help="candidates to try (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the search (default: %(default)s)")
+    add("--out", type=Path, metavar="FILE", help="write the policy here, comments kept")
+    add("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=later("adaptspec.commands.run_simulation:run_tune"))
+
+
+def _add_recorded(parser: argparse.ArgumentParser, *, cost: str, batch: str, requests: int) -> None:
+    """What traffic is replayed, and what it costs; `cost` is what the default is called."""
+    add = parser.add_argument
+    add(
+        "--cost",
+        action="append",
+        default=[],
+        metavar="NAME|FILE",
+        help=f"what rounds cost: {MACHINES}, or a JSON file; may be given again (default: {cost})",
+    )
+    add(
+        "--batch",
+        default=batch,
+        help="batch sizes, comma-separated; dashes for stages of one stream, as in 1-16-1 (default: %(default)s)",
+    )
+    add(
+        "--requests",
+        type=int,
+        default=requests,
+        metavar="N",
+        help="at most so many requests of each task, spread over the tape; 0: all (default: %(default)s)",
+    )
+
+
+def _add_tape(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--tape",
+        nargs="+",
+        default=["bundled"],
+        metavar="NAME|FILE",
+        help="tapes, as `bench record` writes them; 'bundled' is of the bundled pair (default: %(default)s)",
+    )
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -44,7 +44,6 @@ class _Margins(_Foreign):
         return value
 
     def ladder(self, steps: Sequence[int]) -> dict[str, Any]:
-        """One of the policy's ladders."""
         margins = {"down-hysteresis": self.down_hysteresis, "up-hysteresis": self.up_hysteresis}
         return {"tiers": sorted(set(steps)), **{name: margin for name, margin in margins.items() if margin}}
 
@@ -103,7 +102,6 @@ class _Vllm(_Foreign):
 
     @property
     def lengths(self) -> bool:
-        """Whether it says how long n-grams are."""
         return self.prompt_lookup_max is not None or self.prompt_lookup_min is not None
 
     @property
@@ -122,10 +120,8 @@ class _Vllm(_Foreign):
 
 
 def import_sglang(path: Path) -> str:
-    """The policy that decides as SGLang does with this file.
-
-    Raises:
-        PolicyError: `file:line:column: path: what is wrong`, a line for each thing that is.
+    """The policy that decides as SGLang does with this file. Raises PolicyError: `file:line:column: path: what is
+    wrong`, a line for each thing that is.
     """
     source, data = _read(path)
     sizes = {key: value for key, value in data.items() if str(key).isdecimal()}

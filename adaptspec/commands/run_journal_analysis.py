@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from adaptspec.analysis.explain import explain
-from adaptspec.analysis.explain_report import depths_table, reasons_table, rounds_table, sentences, tasks_table
+from adaptspec.analysis.explain import Explanation, Group, RowRound, explain
 from adaptspec.analysis.importance_weighting import Interval
 from adaptspec.analysis.journal_rounds import JournalLog, named_policy, served_policy
 from adaptspec.analysis.off_policy import OffPolicyEstimate, estimate, exploring_policies
+from adaptspec.commands.arguments import tell
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError, JournalError
-from adaptspec.tables import Table, show
+from adaptspec.tables import Table
+from adaptspec.types import REASON_WORDS
 
 _ROUNDS = 40  # that are shown of a request where nobody says how many
 
 
 def run_explain(arguments: argparse.Namespace) -> int:
-    """Say why a policy chose what it did.
-
-    Raises:
-        JournalError: it cannot be read, or has no rounds of the policy or request.
-        ConfigError, PolicyError: an argument cannot be used.
+    """Say why a policy chose what it did. Raises JournalError: it cannot be read, or has no rounds of the policy or
+    request; ConfigError, PolicyError: an argument cannot be used.
     """
     rounds = arguments.rounds
     if rounds is not None and rounds < 0:
@@ -35,27 +34,157 @@ def run_explain(arguments: argparse.Namespace) -> int:
     name, spec = named_policy(policy)
     log = JournalLog(arguments.journal)
     found = explain(log, name, request=arguments.request, rounds=rounds)
-    if arguments.json:
-        print(json.dumps(found.to_json(), indent=1, allow_nan=False))
-        return 0
-    said: list[Table | str] = [*sentences(found, spec)]
+    said: list[Table | str] = [*_sentences(found, spec)]
     others = [f"{other} ({count} requests)" for other, count in log.policies.most_common() if other != name]
     if arguments.policy is None and others:
         said.append(f"The journal has rounds of other policies, too: {', '.join(others)}; name one to explain it.")
     if found.total.rows:
-        said += [reasons_table(found), depths_table(found), tasks_table(found)]
+        said += [_reasons_table(found), _depths_table(found), _tasks_table(found)]
     if found.lines:
-        said.append(rounds_table(found.lines))
-    show(said, arguments.form)
-    return 0
+        said.append(_rounds_table(found.lines))
+    return tell(arguments, found.to_json(), said)
+
+
+def _sentences(found: Explanation, spec: PolicySpec | None) -> Iterator[str]:
+    """The gist: what it did, what that earned, how well it knew, what overruled it."""
+    total = found.total
+    yield (
+        f"{found.policy}: {len(found.requests)} requests, {found.rounds:,} rounds. Rounds that also read a prompt are "
+        "left out below; where requests share a round, so they do its time."
+    )
+    if not total.rows:
+        yield "There is no round without a prompt being read: nothing to say of its choices."
+        return
+    earned = total.over_plain(found.pace)
+    times = "an unknown multiple of" if earned is None else f"{earned:.2f} x"
+    yield (
+        f"It drafted in {total.drafting / total.rows:.0%} of a request's rounds, had {total.accepted:,} of "
+        f"{total.drafted:,} drafted tokens accepted, and delivered {times} the tokens per second of plain decoding."
+    )
+    yield from _estimates(found)
+    yield from _overruling(found)
+    yield f"Requests changed their depth {1e3 * found.switches / total.rows:.0f} times per 1,000 rounds."
+    other = sorted(found.chosen - {0, *spec.tiers}) if spec is not None and spec.spec.choose.takes_tiers else []
+    if other:
+        yield (
+            f"Note: it chose depths {', '.join(map(str, other))}, which the policy as it is now does not allow: "
+            "the file has changed since the journal was written."
+        )
+    if found.missing_lines:
+        yield f"{found.missing_lines:,} lines of the journal were dropped when it was written: counts are low."
+    if found.strays:
+        yield f"{found.strays:,} row-rounds belong to requests that began before the oldest line that is left."
+
+
+def _reasons_table(found: Explanation) -> Table:
+    groups = {f"{reason.name.lower()}: {REASON_WORDS[reason]}": group for reason, group in found.reasons.items()}
+    return _shares(found, groups, "why", "why depths were chosen")
+
+
+def _depths_table(found: Explanation) -> Table:
+    """What each depth earned, and what was expected of it."""
+    columns = ("depth", "share", "first token", "accepted", "expected", "tokens", "over plain", "expected over plain")
+    table = Table(*columns, title="what each depth earned (per request and round)")
+    for depth in sorted(found.depths):
+        group = found.depths[depth]
+        drafting = max(group.drafting, 1)
+        table.add_row(
+            str(depth) if depth else "off",
+            f"{group.rows / found.total.rows:.0%}",
+            f"{group.first / drafting:.0%}" if group.drafting else "-",
+            f"{group.accepted / drafting:.2f}" if group.drafting else "-",
+            f"{group.expected / drafting:.2f}" if group.expected else "-",
+            f"{group.emitted / group.rows:.2f}",
+            _ratio(group.over_plain(found.pace)),
+            _ratio(group.expected_over_plain),
+        )
+    return table
+
+
+def _tasks_table(found: Explanation) -> Table:
+    return _shares(found, found.tasks, "task", "by task")
+
+
+def _shares(found: Explanation, groups: Mapping[str, Group], what: str, title: str) -> Table:
+    table = Table(what, "share", "depth", "accepted", "over plain", title=title)
+    for name, group in sorted(groups.items(), key=lambda item: -item[1].rows):
+        table.add_row(
+            name,
+            f"{group.rows / found.total.rows:.0%}",
+            f"{group.depth / group.rows:.1f}",
+            f"{group.accepted / group.drafted:.0%}" if group.drafted else "-",
+            _ratio(group.over_plain(found.pace)),
+        )
+    return table
+
+
+def _rounds_table(lines: Sequence[RowRound]) -> Table:
+    several = len({line.request for line in lines}) > 1
+    names = ["round", "request"] if several else ["round"]
+    figures = ("rows", "depth", "drafted", "accepted", "expected", "ms")
+    table = Table(*names, *figures, "why", title="rounds" if several else lines[0].request, keys=len(names))
+    for line in lines:
+        table.add_row(
+            str(line.number),
+            *([line.request if len(line.request) <= 8 else f"..{line.request[-6:]}"] if several else []),
+            str(line.size),
+            str(line.depth),
+            str(line.drafted),
+            str(line.accepted),
+            "-" if line.expected is None or not line.depth else f"{line.expected:.2f}",
+            f"{line.seconds * line.size * 1e3:.1f}",
+            _why(line),
+        )
+    return table
+
+
+def _why(line: RowRound) -> str:
+    words = line.reason.name.lower()
+    if line.propensity is not None and line.propensity < 1.0:
+        words += f", p {line.propensity:.2f}"
+    return words if line.worth is None else f"{words}, expected {line.worth:.2f} x"
+
+
+def _estimates(found: Explanation) -> Iterator[str]:
+    total, ratio, worth = found.total, found.goodput_expected_over_came, found.total.expected_over_plain
+    if total.expected:
+        yield (
+            f"Where it drafted it expected {total.expected / total.drafting:.2f} accepted tokens and got "
+            f"{total.came / total.drafting:.2f} (the first is for the whole depth; a stop rule may end drafts early)."
+        )
+    if ratio is not None:
+        yield f"It expected {ratio:.2f} x the tokens per second that came."
+    if worth is not None:
+        yield f"When it picked depths it expected {worth:.2f} x plain decoding of them, on average."
+
+
+def _overruling(found: Explanation) -> Iterator[str]:
+    guard = found.guarding
+    if guard.baselines:
+        yield (
+            f"Its guard took {_count(guard.baselines, 'round')} without drafts, one at a time, to renew what it "
+            "measures drafting against."
+        )
+    if guard.switched_off or guard.probes:
+        yield (
+            f"Its guard switched speculation off {_count(guard.switched_off, 'time')}, tried again "
+            f"{_count(guard.probes, 'time')}, and {guard.came_back} of these tries won."
+        )
+    else:
+        yield "No guard switched speculation off."
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def run_estimate(arguments: argparse.Namespace) -> int:
-    """Estimate a policy from the journal of another.
-
-    Raises:
-        JournalError: it cannot be read, has no propensities, or too little overlap with the policy.
-        ConfigError, PolicyError: an argument or the policy cannot be used.
+    """Estimate a policy from the journal of another. Raises JournalError: it cannot be read, has no propensities, or
+    too little overlap with the policy; ConfigError, PolicyError: an argument or the policy cannot be used.
     """
     if not arguments.clip >= 1.0:
         raise ConfigError(f"--clip {arguments.clip:g}: the largest weight is at least 1")
@@ -64,11 +193,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
     spec = load_policy_spec(find_policy(arguments.policy))
     logged = arguments.logged or _explored_most(arguments.journal)
     found = estimate(JournalLog(arguments.journal), spec, logged, clip=arguments.clip, level=arguments.level)
-    if arguments.json:
-        print(json.dumps(found.to_json(), indent=1, allow_nan=False))
-        return 0
-    print("\n".join(_estimated(found, arguments.level)))
-    return 0
+    return tell(arguments, found.to_json(), _estimated(found, arguments.level))
 
 
 def _explored_most(path: Path) -> str:
@@ -83,32 +208,31 @@ def _explored_most(path: Path) -> str:
     return explored.most_common(1)[0][0]
 
 
-def _estimated(found: OffPolicyEstimate, level: float) -> list[str]:
+def _estimated(found: OffPolicyEstimate, level: float) -> Iterator[str]:
     result = found.result
-    said = [
+    yield from (
         f"{found.policy} would have delivered {result.goodput.value:,.0f} tokens per second "
         f"({level:.0%}: {_range(result.goodput, 0)}),",
         f"{result.over_logged.value:.3f} x ({_range(result.over_logged, 3)}) the {result.logged:,.0f} of "
         f"{found.logged}, which served.",
         f"From {found.rounds:,} rounds: it decides alike in {result.matched:,}, which weigh as much as "
         f"{result.effective:,.0f} equal ones.",
-    ]
+    )
     if result.clipped > 0.0:
-        said.append(f"{result.clipped:.1%} of the weight was clipped, which draws the estimate towards {found.logged}.")
+        yield f"{result.clipped:.1%} of the weight was clipped, which draws the estimate towards {found.logged}."
     gone = [f"{count:,} {why}" for why, count in found.left_out.items() if count and why != "impossible"]
     if gone:
-        said.append(f"Left out: {', '.join(gone)}.")
+        yield f"Left out: {', '.join(gone)}."
     if found.learns:
-        said.append(
+        yield (
             f"{found.policy} learns as it goes: here it learned from those {result.matched:,} rounds only, and was "
             "judged meanwhile. Where it serves it may do better; simulate it on a tape to know."
         )
     if found.uncovered > 0.1:
-        said.append(
+        yield (
             f"In {found.uncovered:.0%} of the rounds {found.logged} could not have done what {found.policy} would do: "
             "the estimate is for the others, which may be unlike them."
         )
-    return said
 
 
 def _range(interval: Interval, digits: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from adaptspec.analysis.journal_tape import narrowed, tape_of_journal
 from adaptspec.analysis.report import plot_report, plotting, simulate
 from adaptspec.analysis.search_space import Parameter, parameters_of, parse_parameter
 from adaptspec.analysis.tune import Tuned, tune
+from adaptspec.commands.arguments import tell
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
@@ -24,14 +24,11 @@ from adaptspec.simulation.scenarios import Schedule, mixed_scenarios, task_scena
 from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.simulation.tape import Tape, join
 from adaptspec.simulation.tape_file import find_tape, load_tape
-from adaptspec.tables import show
 
 
 def run_simulate(arguments: argparse.Namespace) -> int:
-    """Compare policies on recorded traffic.
-
-    Raises:
-        TapeError, ConfigError, PolicyError: an argument cannot be used, or costs have impossible results.
+    """Compare policies on recorded traffic. Raises TapeError, ConfigError, PolicyError: an argument cannot be used, or
+    costs have impossible results.
     """
     if arguments.plot is not None:
         plotting()  # missing, it should not cost a whole simulation to find out
@@ -50,11 +47,7 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     report.check()
     if arguments.plot is not None:
         plot_report(report, arguments.plot)
-    if arguments.json:
-        print(json.dumps(report.to_json(), indent=1, allow_nan=False))
-    else:
-        show([report.table(), report.summary()], arguments.form)
-    return 0
+    return tell(arguments, report.to_json(), [report.table(), report.summary()])
 
 
 def _policies(arguments: argparse.Namespace, tape: Tape) -> list[PolicySpec]:
@@ -77,7 +70,6 @@ def _policies(arguments: argparse.Namespace, tape: Tape) -> list[PolicySpec]:
 
 
 def _recorded(arguments: argparse.Namespace) -> tuple[Tape, list[MachineCosts]]:
-    """What is replayed, and what it costs."""
     costs = [load_costs(name) for name in arguments.cost]
     if arguments.journal is None:
         return _tapes(arguments.tape), costs or [load_costs(name) for name in shipped_costs()]
@@ -92,10 +84,8 @@ def _recorded(arguments: argparse.Namespace) -> tuple[Tape, list[MachineCosts]]:
 
 
 def run_tune(arguments: argparse.Namespace) -> int:
-    """Search parameters, and write what the held-out prompts confirm.
-
-    Raises:
-        TapeError, ConfigError, PolicyError: an argument cannot be used.
+    """Search parameters, and write what the held-out prompts confirm. Raises TapeError, ConfigError, PolicyError: an
+    argument cannot be used.
     """
     if arguments.budget < 1 or arguments.requests < 0 or arguments.seed < 0:
         raise ConfigError("--budget is at least 1, --requests and --seed at least 0")
@@ -125,11 +115,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
         except OSError as error:
             said = f"--out {arguments.out}: cannot be written ({error.strerror}); choose another file"
             raise ConfigError(said) from error
-    if arguments.json:
-        print(json.dumps(found.to_json(), indent=1, allow_nan=False))
-    else:
-        print("\n".join(_tuned(found, space, arguments.out)))
-    return 0
+    return tell(arguments, found.to_json(), _tuned(found, space, arguments.out))
 
 
 def _tuned(found: Tuned, space: list[Parameter], out: Path | None) -> list[str]:

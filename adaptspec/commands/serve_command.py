@@ -17,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Serve. Every flag can be given as the environment variable in brackets (lists with commas), too, and --config "
         "reads what --show-config prints: flags win over variables, variables over the file."
     )
-    _add_configuration(parser.add_argument_group("configuration"))
+    group = parser.add_argument_group("configuration")
+    group.add_argument("--config", type=Path, metavar="FILE", help="a configuration, as --show-config prints it")
+    group.add_argument("--show-config", action="store_true", help="print the whole configuration and exit")
     add_models(parser)
     _add_server(parser.add_argument_group("server"))
     _add_telemetry(parser.add_argument_group("traces and metrics (OTEL_* variables work, too)"))
@@ -25,74 +27,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_serve)
 
 
-def _add_configuration(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--config", type=Path, metavar="FILE", help="a configuration, as --show-config prints it")
-    group.add_argument("--show-config", action="store_true", help="print the whole configuration and exit")
-
-
 def _add_server(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    group.add_argument("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
-    group.add_argument("--served-model-name", metavar="NAME", help="the name clients use (default: the model's own)")
-    group.add_argument(
+    add = group.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
+    add("--served-model-name", metavar="NAME", help="the name clients use (default: the model's own)")
+    add(
         "--max-waiting", type=positive, default=1024, metavar="N", help="requests that may queue (default: %(default)s)"
     )
-    group.add_argument(
+    add(
         "--drain-seconds",
         type=seconds,
         default=30.0,
         metavar="S",
         help="grace for running requests at shutdown (default: %(default)s)",
     )
-    group.add_argument("--state-dir", type=Path, metavar="DIR", help="keep what policies learn here, across restarts")
-    group.add_argument("--journal", type=Path, metavar="FILE", help="write every round down, as JSON lines")
-    group.add_argument(
+    add("--state-dir", type=Path, metavar="DIR", help="keep what policies learn here, across restarts")
+    add("--journal", type=Path, metavar="FILE", help="write every round down, as JSON lines")
+    add(
         "--journal-megabytes",
         type=positive,
         default=64,
         metavar="MB",
         help="a fuller journal goes on in a new file; FILE.1 is then the one before (default: %(default)s)",
     )
-    group.add_argument(
+    add(
         "--journal-files",
         type=positive,
         default=4,
         metavar="N",
         help="files kept, FILE included (default: %(default)s)",
     )
-    group.add_argument(
+    add(
         "--watch-policies",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="reload a policy when its file changes (default: yes; SIGHUP always does)",
     )
-    group.add_argument("--metrics-compat", choices=["vllm"], help="serve vLLM's metric names as well")
+    add("--metrics-compat", choices=["vllm"], help="serve vLLM's metric names as well")
 
 
 def _add_telemetry(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--otlp-endpoint",
         metavar="URL",
         help="collector to send traces to, such as http://localhost:4318 (default: none)",
     )
-    group.add_argument(
+    add(
         "--trace-level",
         choices=["off", "request", "phase", "round"],
         default="phase",
         help="how much a trace says (default: %(default)s)",
     )
-    group.add_argument(
-        "--trace-slow-seconds", type=seconds, metavar="S", help="requests that take longer get a span per round"
-    )
-    group.add_argument(
+    add("--trace-slow-seconds", type=seconds, metavar="S", help="requests that take longer get a span per round")
+    add(
         "--trace-round-share",
         type=share,
         default=1.0,
         metavar="P",
         help="share of traces that level round is for (default: %(default)s)",
     )
-    group.add_argument("--trace-content", action="store_true", help="send prompts and answers as well")
-    group.add_argument("--otlp-metrics", action="store_true", help="send metrics to the collector, too")
+    add("--trace-content", action="store_true", help="send prompts and answers as well")
+    add("--otlp-metrics", action="store_true", help="send metrics to the collector, too")
 
 
 def _add_security(group: argparse._ArgumentGroup) -> None:
@@ -111,29 +108,28 @@ def _add_security(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="the same with keys in a file, one per line; KEY # NAME gives one a name that policies can go by",
     )
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--admin-key-file",
         type=Path,
         metavar="FILE",
         help="the key for /admin routes is this file's text (default: the environment's ADAPTSPEC_ADMIN_KEY; without, "
         "no such routes)",
     )
-    group.add_argument(
-        "--insecure", action="store_true", help="listen on an address that others reach, without any key"
-    )
-    group.add_argument(
+    add("--insecure", action="store_true", help="listen on an address that others reach, without any key")
+    add(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
         help="without keys: a name by which this server may be called, beside localhost and addresses; may be repeated",
     )
-    group.add_argument(
+    add(
         "--pad-stream",
         action="store_true",
         help="stream in packets of one size and pace, which do not show what speculation did",
     )
-    group.add_argument(
+    add(
         "--limit",
         action="append",
         default=[],

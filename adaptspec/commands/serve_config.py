@@ -54,10 +54,8 @@ _Settings = TypeVar("_Settings")
 
 
 def serve_config(arguments: argparse.Namespace) -> ServeConfig:
-    """The file of `--config`, or the defaults, and over it what flags and variables say.
-
-    Raises:
-        ConfigError: a file or a limit cannot be used, or keys that the file speaks of are missing.
+    """The file of `--config`, or the defaults, and over it what flags and variables say. Raises ConfigError: a file or
+    a limit cannot be used, or keys that the file speaks of are missing.
     """
     file = None if arguments.config is None else read_config(arguments.config)
     base, given = ServeConfig() if file is None else file.config, given_values(arguments)
@@ -85,10 +83,8 @@ class ConfigFile:
     secrets: Mapping[str, Any]
 
     def check_keys(self, config: ServeConfig) -> None:
-        """Refuse a server that the file wants closed, and that nobody gave keys to.
-
-        Raises:
-            ConfigError: keys are missing; says where the file speaks of them.
+        """Refuse a server that the file wants closed, and that nobody gave keys to. Raises ConfigError: keys are
+        missing; says where the file speaks of them.
         """
         for name, has, how in (
             ("api_keys", bool(config.api_keys), "ADAPTSPEC_API_KEY or --api-key-file"),
@@ -99,10 +95,8 @@ class ConfigFile:
 
 
 def read_config(path: Path) -> ConfigFile:
-    """Read a configuration; what it does not say is as by default.
-
-    Raises:
-        ConfigError: it cannot be read, or has keys or values that cannot be used; says where.
+    """Read a configuration; what it does not say is as by default. Raises ConfigError: it cannot be read, or has keys
+    or values that cannot be used; says where.
     """
     source = read_yaml(path)
     model = _model(ServeConfig, {**_BOUNDS, **_SECRETS})
@@ -164,7 +158,6 @@ def _without_login(url: str | None) -> str | None:
 
 
 def _given_settings(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of these settings that flags and variables set."""
     named = {_NAMES.get(flag, flag): value for flag, value in given.items()}
     return {one.name: _VALUES.get(one.name, _same)(named[one.name]) for one in fields(kind) if one.name in named}
 

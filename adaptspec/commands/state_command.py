@@ -51,10 +51,8 @@ def _file(path: Path) -> Path:
 
 
 def merged(states: Sequence[LearnedState]) -> LearnedState:
-    """The states of several replicas as one: decayed counts add.
-
-    Raises:
-        StateError: they are of different models, or a policy has other arms in one than in another.
+    """The states of several replicas as one: decayed counts add. Raises StateError: they are of different models, or a
+    policy has other arms in one than in another.
     """
     pairs = {state.pair for state in states}
     if len(pairs) != 1:

@@ -20,10 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Watch a server: tokens per second against the estimate without speculation, running requests with a bar per "
         "round, acceptance and entropy by task, depths, reasons and the policy in force. q quits."
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
-    parser.add_argument("--api-key", metavar="KEY", help="its key, if it asks for one")
-    parser.add_argument("--once", action="store_true", help="print it once and end; what a pipe gets anyway")
-    parser.add_argument("--json", action="store_true", help="print the figures once, as one JSON object")
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    add("--api-key", metavar="KEY", help="its key, if it asks for one")
+    add("--once", action="store_true", help="print it once and end; what a pipe gets anyway")
+    add("--json", action="store_true", help="print the figures once, as one JSON object")
     parser.set_defaults(run=_top)
 
 

@@ -23,14 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with its rounds (tier, drafted, accepted, reason, policy), and curves of tokens per second, batch and "
         "acceptance length. Open it with ui.perfetto.dev (nothing is uploaded) or chrome://tracing."
     )
-    one.add_argument("--journal", type=Path, required=True, metavar="FILE", help="the file given to serve --journal")
-    one.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="file to write, packed if it ends in .gz (default: print it)"
-    )
-    one.add_argument(
-        "--request", action="append", metavar="ID", help="only this request's track; may be given again (default: all)"
-    )
-    one.add_argument("--last", type=seconds, metavar="SECONDS", help="only the last so many seconds (default: all)")
+    add = one.add_argument
+    add("--journal", type=Path, required=True, metavar="FILE", help="the file given to serve --journal")
+    add("-o", "--output", type=Path, metavar="FILE", help="file to write, packed if it ends in .gz (default: print it)")
+    add("--request", action="append", metavar="ID", help="only this request's track; may be given again (default: all)")
+    add("--last", type=seconds, metavar="SECONDS", help="only the last so many seconds (default: all)")
     one.set_defaults(run=_export)
 
 

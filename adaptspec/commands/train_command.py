@@ -22,14 +22,13 @@ def _add_train_pair(parser: argparse.ArgumentParser) -> None:
         "Train a tokenizer and a target on a corpus, distil a draft from the target, measure both and write a model "
         "card. Run the same command again to go on where it stopped."
     )
-    parser.add_argument(
-        "--corpus", type=Path, required=True, help="JSONL, plain or .xz: task, src, and prompt + completion or text"
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/pair"), help="work directory (default: %(default)s)")
-    parser.add_argument("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
-    parser.add_argument("--preset", choices=["auto", "cpu", "gpu"], default="auto", help="sizes and times")
-    parser.add_argument("--target-minutes", type=float, help="training time of the target (default: the preset's)")
-    parser.add_argument("--draft-minutes", type=float, help="training time of the draft (default: the preset's)")
+    add = parser.add_argument
+    add("--corpus", type=Path, required=True, help="JSONL, plain or .xz: task, src, and prompt + completion or text")
+    add("--out", type=Path, default=Path("runs/pair"), help="work directory (default: %(default)s)")
+    add("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
+    add("--preset", choices=["auto", "cpu", "gpu"], default="auto", help="sizes and times")
+    add("--target-minutes", type=float, help="training time of the target (default: the preset's)")
+    add("--draft-minutes", type=float, help="training time of the draft (default: the preset's)")
     for flag, kind, what in (
         ("--target-learning-rate", float, "peak learning rate of the target"),
         ("--draft-learning-rate", float, "peak learning rate of the draft"),
@@ -38,8 +37,8 @@ def _add_train_pair(parser: argparse.ArgumentParser) -> None:
         ("--window", int, "tokens per window"),
         ("--device", str, "cpu, cuda or cuda:N"),
     ):
-        parser.add_argument(flag, type=kind, help=f"{what} (default: the preset's)")
-    parser.add_argument(
+        add(flag, type=kind, help=f"{what} (default: the preset's)")
+    add(
         "--source-weight",
         action="append",
         default=[],
@@ -54,11 +53,10 @@ def _add_train_tasks(parser: argparse.ArgumentParser) -> None:
         "Train the task detector on a corpus, choose its settings by sources left out, report how often it is "
         "right, and write a card beside it. Takes a few minutes on a CPU."
     )
-    parser.add_argument(
-        "--corpus", type=Path, required=True, help="JSONL, plain or .xz: task, src, and prompt + completion or text"
-    )
-    parser.add_argument("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
-    parser.add_argument("--out", type=Path, default=SHIPPED, help="file to write (default: the one that is used)")
+    add = parser.add_argument
+    add("--corpus", type=Path, required=True, help="JSONL, plain or .xz: task, src, and prompt + completion or text")
+    add("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
+    add("--out", type=Path, default=SHIPPED, help="file to write (default: the one that is used)")
     add_table_forms(parser)
     parser.set_defaults(run=_train_tasks)
 

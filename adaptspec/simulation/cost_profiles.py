@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from adaptspec.files import read_text
 _ROWS, _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128), (1, 2, 4, 8)
 # What an n-gram drafter takes for each row that it drafts for: a measured profile has no entry for it.
 _NGRAM_SECONDS = 1e-5
+_SHIPPED = Path(__file__).parent / "profiles"
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,6 @@ class Curve:
     seconds: tuple[float, ...]
 
     def at(self, count: float) -> float:
-        """Seconds at one count."""
         xs, ys = self.counts, self.seconds
         if xs[0] <= count <= xs[-1]:
             return float(np.interp(count, xs, ys))
@@ -45,7 +46,6 @@ class Curve:
 @dataclass(frozen=True)
 class DraftCosts:
     """One drafter. `step` is over active rows (None: it runs no model); the rest are seconds per token or row.
-
     `per_cached_token` is for each token that the active rows of a step attend to, `per_row` for each drafting row of a
     round, whatever its depth; `start` is what the first step of a round takes beyond the others.
     """
@@ -77,27 +77,24 @@ class MachineCosts:
         self.drafters = dict(drafters)
         self.overhead = overhead
         self.per_cached_token = per_cached_token
-        self._verify = verify
+        self._verify = cache(verify)
+        self._step = cache(self._step_seconds)
         self._profile = profile
-        self._passes: dict[tuple[int, int], float] = {}
-        self._steps: dict[tuple[str, int], float] = {}
 
     def verify_seconds(self, rows: int, tokens: int, cached: float) -> float:
         """The target's pass over `tokens` packed tokens of `rows` rows that attend to `cached` tokens in all."""
-        known = self._passes.get((rows, tokens))
-        if known is None:
-            known = self._passes[rows, tokens] = self._verify(rows, tokens)
-        return known + self.per_cached_token * cached
+        return self._verify(rows, tokens) + self.per_cached_token * cached
 
     def step_seconds(self, drafter: str, rows: int, cached: float) -> float:
         """One draft step of `rows` rows; 0 for a drafter that runs no model."""
-        known, own = self._steps.get((drafter, rows)), self.drafters[drafter]
-        if known is None:
-            known = self._steps[drafter, rows] = own.step.at(rows) if own.step is not None and rows else 0.0
-        return known + own.per_cached_token * cached
+        own = self.drafters[drafter]
+        return self._step(drafter, rows) + own.per_cached_token * cached
+
+    def _step_seconds(self, drafter: str, rows: int) -> float:
+        step = self.drafters[drafter].step
+        return step.at(rows) if step is not None and rows else 0.0
 
     def profile(self) -> CostProfile:
-        """What the engine's profiler would write down of this machine."""
         if self._profile is not None:
             return self._profile
         return CostProfile(
@@ -116,16 +113,14 @@ class MachineCosts:
 
 def shipped_costs() -> list[str]:
     """Names of the cost tables that ship."""
-    return sorted(path.stem for path in _folder().glob("*.json"))
+    return sorted(path.stem for path in _SHIPPED.glob("*.json"))
 
 
 def load_costs(name: str) -> MachineCosts:
-    """A cost table: the name of one that ships, or a file (its own kind, or a profile that an engine measured).
-
-    Raises:
-        ConfigError: there is no such table, or it cannot be used.
+    """A cost table: the name of one that ships, or a file (its own kind, or a profile that an engine measured). Raises
+    ConfigError: there is no such table, or it cannot be used.
     """
-    path = _folder() / f"{name}.json" if name in shipped_costs() else Path(name)
+    path = _SHIPPED / f"{name}.json" if name in shipped_costs() else Path(name)
     try:
         text = read_text(path, MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
@@ -135,11 +130,7 @@ def load_costs(name: str) -> MachineCosts:
 
 
 def parse_costs(text: str, name: str) -> MachineCosts:
-    """The same from JSON text.
-
-    Raises:
-        ConfigError: it is not a cost table.
-    """
+    """The same from JSON text. Raises ConfigError: it is not a cost table."""
     try:
         body = json.loads(text)
         if "version" in body:
@@ -189,18 +180,17 @@ def of_table(name: str, table: CostTable) -> MachineCosts:
     before = table.profile
     more = table.overhead_seconds(1, drafting=True) - table.overhead_seconds(1, drafting=False)
     drafters = {
-        own: DrafterCost(
-            cost.rows,
-            tuple(table.draft_step_seconds(own, rows) for rows in cost.rows),
-            table.catch_up_seconds(own, 1.0),
-            table.start_seconds(own) + more,
+        own: replace(
+            cost,
+            step_seconds=tuple(table.draft_step_seconds(own, rows) for rows in cost.rows),
+            catch_up_per_token=table.catch_up_seconds(own, 1.0),
+            start_seconds=table.start_seconds(own) + more,
         )
         for own, cost in before.drafters.items()
         if cost.step_seconds
     }
-    profile = CostProfile(
-        rows=before.rows,
-        tokens=before.tokens,
+    profile = replace(
+        before,
         verify=tuple(
             tuple(table.verify_seconds(rows, rows * width) for width in before.tokens) for rows in before.rows
         ),
@@ -209,10 +199,6 @@ def of_table(name: str, table: CostTable) -> MachineCosts:
         overhead=table.overhead_seconds(1, drafting=False),
     )
     return of_profile(name, profile)
-
-
-def _folder() -> Path:
-    return Path(__file__).parent / "profiles"
 
 
 def _verify_curve(fields: Mapping[str, Any]) -> Curve:

@@ -21,10 +21,9 @@ from adaptspec.types import IntArray, Reason, RoundRecord
 
 @dataclass
 class Tally:
-    """What a run added up to. Row-rounds are rounds of single requests.
-
-    `switches` counts row-rounds whose decided depth differs from the one before of the same request; `tries` are
-    row-rounds that explored or probed. A row's share of a round's time is one over its rows.
+    """What a run added up to. Row-rounds are rounds of single requests. `switches` counts row-rounds whose decided
+    depth differs from the one before of the same request; `tries` are row-rounds that explored or probed. A row's share
+    of a round's time is one over its rows.
     """
 
     tokens: int = 0
@@ -45,27 +44,23 @@ class Tally:
 
     @property
     def goodput(self) -> float:
-        """Tokens per simulated second."""
         return self.tokens / self.seconds
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted per drafting row-round: the bonus token counts."""
+        """The bonus token counts."""
         return 1.0 + (self.accepted / self.drafting if self.drafting else 0.0)
 
     @property
     def duty(self) -> float:
-        """Share of row-rounds that drafted."""
         return self.drafting / self.row_rounds if self.row_rounds else 0.0
 
     @property
     def switches_per_1000(self) -> float:
-        """Changes of a request's depth per 1,000 of its rounds."""
         return 1e3 * self.switches / self.row_rounds if self.row_rounds else 0.0
 
     @property
     def switches_per_1000_tokens(self) -> float:
-        """Changes of a request's depth per 1,000 tokens."""
         return 1e3 * self.switches / self.tokens if self.tokens else 0.0
 
     @property
@@ -79,18 +74,15 @@ class Tally:
         return (self.tried_seconds - self.tried_tokens * seconds / tokens) / self.seconds
 
     def add(self, record: RoundRecord) -> None:
-        """Count one round."""
         self.rounds += 1
         self.seconds += record.total_seconds
         self.tokens += int(record.emitted.sum())
         depths = record.depths.tolist()
         share = record.total_seconds / max(len(depths), 1)
         tries = (record.reasons == Reason.EXPLORE) | (record.reasons == Reason.PROBE)
-        if tries.any():
-            count = int(np.count_nonzero(tries))
-            self.tries += count
-            self.tried_tokens += int(record.emitted[tries].sum())
-            self.tried_seconds += share * count
+        self.tries += int(tries.sum())
+        self.tried_tokens += int(record.emitted[tries].sum())
+        self.tried_seconds += share * int(tries.sum())
         self.row_rounds += len(depths)
         self.drafting += int(np.count_nonzero(record.drafted))
         self.drafted += int(record.drafted.sum())
@@ -113,17 +105,14 @@ def replay(
     keep: bool = False,
     controller: Callable[..., Controller] = Controller,
 ) -> Tally:
-    """Serve a stream under a policy. `profile` is what the policy believes of costs at the start (default: the truth
-    at the points that a profiler measures); `keep` keeps the round records; `controller` makes one.
+    """Serve a stream under a policy. `profile` is what the policy believes of costs at the start (default: the truth at
+    the points that a profiler measures); `keep` keeps the round records; `controller` makes one.
 
     The verification method is the policy's: under `rejection` (and `block`, which never does worse) agreement is drawn
     by chance, from the settings' seed. A draft temperature is left alone: what other tokens it would lead to, a tape
-    does not know.
-
-    Raises:
-        TapeError: tape and costs have no drafter in common with the settings, or the verification is lossy,
-            or coupled for some tasks only.
-        PolicyError, ConfigError: the policy cannot be built, or wants a drafter that is not here.
+    does not know. Raises TapeError: tape and costs have no drafter in common with the settings, or the verification is
+    lossy, or coupled for some tasks only; PolicyError, ConfigError: the policy cannot be built, or wants a drafter that
+    is not here.
     """
     if _by_rejection(spec):
         stream = replace(stream, tape=stream.tape.under_rejection(settings.seed))

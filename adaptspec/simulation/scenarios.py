@@ -30,7 +30,6 @@ class Schedule:
 
     @property
     def fixed(self) -> int | None:
-        """The batch size, if it never changes."""
         return self.stages[0] if len(set(self.stages)) == 1 else None
 
     def __str__(self) -> str:
@@ -38,11 +37,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """From "16" or "1-16-1".
-
-        Raises:
-            TapeError: it is neither.
-        """
+        """From "16" or "1-16-1". Raises TapeError: it is neither."""
         try:
             return cls(tuple(int(part) for part in text.split("-")))
         except ValueError:
@@ -59,7 +54,6 @@ class Stream:
 
     @property
     def most_rows(self) -> int:
-        """The largest batch."""
         return max(self.schedule.stages)
 
     def rows_at(self, started: int) -> int:
@@ -99,12 +93,10 @@ class Scenario:
 
     @property
     def batch(self) -> str:
-        """The batch size, or its stages with dashes."""
         return str(self.stream.schedule)
 
     @property
     def mixed(self) -> bool:
-        """Whether several tasks share the stream."""
         return self.work in (IN_TURN, IN_PHASES)
 
 
@@ -133,7 +125,6 @@ class Phase:
     rows: int
 
     def of(self, stream: Stream) -> Stream:
-        """The phase as a stream of its own."""
         return Stream(stream.tape, stream.order[self.start : self.end], Schedule((self.rows,)))
 
 
@@ -148,9 +139,8 @@ def phases_of(stream: Stream) -> tuple[Phase, ...]:
 
 
 def recovery_tokens(phases: Sequence[Phase], spent: FloatArray, best: FloatArray, tokens: FloatArray) -> list[float]:
-    """For each phase but the first: output tokens until what is left of it takes at most 5 % more than it could.
-
-    By whole requests, one at a time: `spent` and `best` [N] are their seconds under the policy and at the phase's best
+    """For each phase but the first: output tokens until what is left of it takes at most 5 % more than it could. By
+    whole requests, one at a time: `spent` and `best` [N] are their seconds under the policy and at the phase's best
     fixed setting, `tokens` [N] what they emit. A phase that ends before counts in full.
     """
     found = []

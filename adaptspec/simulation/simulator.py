@@ -30,10 +30,9 @@ from adaptspec.verification import make_method
 
 @dataclass(frozen=True)
 class SimulatorSettings:
-    """How the simulated engine is set up; defaults are the engine's.
-
-    `prefill_tokens` of prompt are read per round; 0: prompts have been read when a request starts, and its first token
-    is there. `noise` is the sigma of log-normal factors on each part of a round.
+    """How the simulated engine is set up; defaults are the engine's. `prefill_tokens` of prompt are read per round; 0:
+    prompts have been read when a request starts, and its first token is there. `noise` is the sigma of log-normal
+    factors on each part of a round.
     """
 
     drafters: tuple[str, ...] = at_hand(draft=True)
@@ -65,10 +64,8 @@ class Simulator:
         settings: SimulatorSettings = SimulatorSettings(),
         pace: Callable[[int], float] | None = None,
     ) -> None:
-        """`pace(round)` multiplies that round's time: a machine's bad moments.
-
-        Raises:
-            TapeError: neither tape nor costs know any of the drafters.
+        """`pace(round)` multiplies that round's time: a machine's bad moments. Raises TapeError: neither tape nor costs
+        know any of the drafters.
         """
         tape, rows = stream.tape, stream.most_rows
         self.drafters = drafters_of(tape, costs, settings)

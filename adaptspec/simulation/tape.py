@@ -18,20 +18,20 @@ from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # A draft that never runs out of proposals reaches this far: deeper than any policy may draft.
 FAR = 255
+_COLUMNS = ("ids", "tasks", "sources", "prompt_tokens", "lengths", "max_tokens", "temperatures", "seeds")
+_VIEW_COLUMNS = ("run", "reach", "confidence", "entropy", "rejection")
 
 
 @dataclass(frozen=True)
 class AfterMiss:
-    """How sure a drafter is of the 1st, 2nd ... S-th token that it drafts after its own wrong one, [P, S].
-
-    NaN where its token is right, and where nobody asked it. Stop rules look at these tokens, though none is accepted.
+    """How sure a drafter is of the 1st, 2nd ... S-th token that it drafts after its own wrong one, [P, S]. NaN where
+    its token is right, and where nobody asked it. Stop rules look at these tokens, though none is accepted.
     """
 
     confidence: FloatArray
     entropy: FloatArray
 
     def take(self, index: IntArray) -> AfterMiss:
-        """The same for some positions."""
         return AfterMiss(self.confidence[index], self.entropy[index])
 
 
@@ -62,14 +62,8 @@ class DraftView:
 
     def take(self, index: IntArray) -> DraftView:
         """The same for some positions, whole requests at a time (runs must not be cut)."""
-        return DraftView(
-            self.run[index],
-            self.reach[index],
-            self.confidence[index],
-            self.entropy[index],
-            self.rejection[index],
-            None if self.after_miss is None else self.after_miss.take(index),
-        )
+        columns = {name: getattr(self, name)[index] for name in _VIEW_COLUMNS}
+        return DraftView(**columns, after_miss=None if self.after_miss is None else self.after_miss.take(index))
 
     @classmethod
     def of_agreement(
@@ -99,13 +93,9 @@ def run_lengths(agreed: BoolArray) -> IntArray:
     return runs
 
 
-_COLUMNS = ("ids", "tasks", "sources", "prompt_tokens", "lengths", "max_tokens", "temperatures", "seeds")
-
-
 @dataclass(frozen=True)
 class Tape:
     """R recorded requests, their positions one after another: request r has positions offsets[r] to offsets[r + 1].
-
     `about` says what was recorded (models, precision, sampling), for people.
     """
 
@@ -131,15 +121,10 @@ class Tape:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Names of the drafters that were recorded."""
         return tuple(self.views)
 
     def of_task(self, task: str) -> Tape:
-        """The requests of one task.
-
-        Raises:
-            TapeError: there are none.
-        """
+        """The requests of one task. Raises TapeError: there are none."""
         found = [r for r, own in enumerate(self.tasks) if own == task]
         if not found:
             known = ", ".join(sorted(set(self.tasks)))
@@ -147,11 +132,7 @@ class Tape:
         return self.take(found)
 
     def at_temperature(self, temperature: float) -> Tape:
-        """The requests recorded at one temperature.
-
-        Raises:
-            TapeError: there are none.
-        """
+        """The requests recorded at one temperature. Raises TapeError: there are none."""
         found = np.flatnonzero(np.isclose(self.temperatures, temperature)).tolist()
         if not found:
             known = ", ".join(f"{value:g}" for value in np.unique(self.temperatures).tolist())
@@ -177,15 +158,8 @@ class Tape:
     @property
     def emitted_positions(self) -> IntArray:
         """Indices of the positions where a round may start: all that are emitted, but each request's first."""
-        starts: IntArray = np.repeat(self.offsets[:-1], self.lengths - 1)
-        return starts + self.emitted_within
-
-    @property
-    def emitted_within(self) -> IntArray:
-        """The same positions counted within their requests: 1, 2, ... length - 1 of each, one after another."""
-        counts = self.lengths - 1
-        before = np.repeat(counts.cumsum() - counts, counts)  # in the requests before
-        return np.asarray(np.arange(1, len(before) + 1) - before)
+        spans = zip(self.offsets[:-1].tolist(), self.lengths.tolist(), strict=True)
+        return np.concatenate([np.arange(start + 1, start + length) for start, length in spans])
 
     def always_wrong(self) -> Tape:
         """The same requests with drafts that are sure of themselves as before and never right: the worst case."""
@@ -197,7 +171,6 @@ class Tape:
 
     def under_rejection(self, seed: int = 0) -> Tape:
         """The same requests under `rejection` verification: agreement is drawn from its chance, once per position.
-
         Rejected tokens are replaced by other ones there, which no tape can follow: take it as a likely stand-in.
         """
         rng = np.random.default_rng(seed)
@@ -226,7 +199,6 @@ def recorded(
     seed: int = 0,
 ) -> Tape:
     """One request, with views of P >= `length` positions of it; `max_tokens` is what it asked for (0: `length`).
-
     Position 0 is the token that reading the prompt yields; drafts start at position 1 at the earliest. Positions from
     `length` on come after the token that ended the request: drafts may reach into them, nothing there is emitted.
     """
@@ -246,9 +218,7 @@ def recorded(
 
 def join(tapes: Sequence[Tape], about: Mapping[str, str] | None = None) -> Tape:
     """Several tapes as one, in this order; only drafters that all of them know are kept. `about`: the first one's.
-
-    Raises:
-        TapeError: there is no tape.
+    Raises TapeError: there is no tape.
     """
     if not tapes:
         raise TapeError("a tape needs at least one request")
@@ -276,8 +246,7 @@ def _offsets(sizes: Sequence[int]) -> IntArray:
 
 
 def _joined(views: Sequence[DraftView]) -> DraftView:
-    names = ("run", "reach", "confidence", "entropy", "rejection")
-    columns: dict[str, Any] = {name: np.concatenate([getattr(view, name) for view in views]) for name in names}
+    columns = {name: np.concatenate([getattr(view, name) for view in views]) for name in _VIEW_COLUMNS}
     return DraftView(**columns, after_miss=_joined_after_miss([view.after_miss for view in views]))
 
 
@@ -306,8 +275,7 @@ def _checks(tape: Tape) -> dict[str, bool]:
         return checks
     total = int(offsets[-1])
     for name, view in tape.views.items():
-        columns = (view.run, view.reach, view.confidence, view.entropy, view.rejection)
-        fits = all(column.shape == (total,) for column in columns)
+        fits = all(getattr(view, name).shape == (total,) for name in _VIEW_COLUMNS)
         if view.after_miss is not None:
             beyond = view.after_miss.confidence
             fits &= beyond.ndim == 2 and beyond.shape == view.after_miss.entropy.shape and len(beyond) == total

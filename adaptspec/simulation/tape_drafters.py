@@ -34,10 +34,8 @@ class TapeJob:
 
 
 class TapeModel:
-    """A draft model: reads what it missed, at most so many tokens a round, then drafts step by step.
-
-    Where the tape does not know how sure the model is behind a wrong token, it is taken to be as sure as it is of the
-    true text.
+    """A draft model: reads what it missed, at most so many tokens a round, then drafts step by step. Where the tape
+    does not know how sure the model is behind a wrong token, it is taken to be as sure as it is of the true text.
     """
 
     def __init__(self, name: str, view: DraftView, costs: MachineCosts, max_rows: int, catch_up_tokens: int) -> None:
@@ -66,10 +64,7 @@ class TapeModel:
             seconds += self._step(job, fed, 0)
         else:
             seconds += self._step(job, active, 0, len(fed))
-            if job.stop is None:
-                steps, more = self._draft_all(job, active, counts, certainty)
-            else:
-                steps, more = self._draft_until(job, job.stop, active, counts, certainty)
+            steps, more = self._draft(job, active, counts, certainty)
             seconds += more
             # The last token drafted was never fed.
             self._cached[job.rows[active]] = job.context[active] + counts[active] - 1
@@ -81,41 +76,24 @@ class TapeModel:
         self._cached[rows] = np.minimum(self._cached[rows], lengths)
 
     def free(self, row: int) -> None:
-        """The request in `row` has ended."""
         self._cached[row] = 0
 
-    def _draft_all(self, job: TapeJob, active: IntArray, counts: IntArray, certainty: FloatArray) -> tuple[int, float]:
-        """Draft to the full depth, all steps at once: steps, and seconds of those after the first."""
-        own = job.depths[active]
-        counts[active] = own
-        steps = int(own.max())
-        ahead = np.arange(steps)
-        drafted = ahead < own[:, None]
-        certainty[:, active, :steps] = np.where(drafted, self._certainty(job, active[:, None], ahead), np.nan)
+    def _draft(self, job: TapeJob, active: IntArray, counts: IntArray, certainty: FloatArray) -> tuple[int, float]:
+        """Draft until depth or stop rule end it, all steps at once: steps, and seconds of those after the first."""
+        depths = job.depths[active]
+        ahead = np.arange(int(depths.max()))
+        known = np.stack(self._certainty(job, active[:, None], ahead))  # [2, rows, depth]
+        if job.stop is not None:
+            depths = _stopped(job.stop, active, depths, known)
+        counts[active] = depths
+        steps = int(depths.max())
+        drafted = ahead[:steps] < depths[:, None]
+        certainty[:, active, :steps] = np.where(drafted, known[:, :, :steps], np.nan)
         rows = np.count_nonzero(drafted, axis=0).tolist()
-        cached = [0.0] * steps
-        if self._own.per_cached_token:
-            cached = (drafted * (job.context[active, None] + ahead)).sum(axis=0).tolist()
+        cached = (drafted * (job.context[active, None] + ahead[:steps])).sum(axis=0).tolist()
         return steps, sum(self._costs.step_seconds(self._name, rows[i], cached[i]) for i in range(1, steps))
 
-    def _draft_until(
-        self, job: TapeJob, table: StopTable, active: IntArray, counts: IntArray, certainty: FloatArray
-    ) -> tuple[int, float]:
-        """Draft step by step until depth or stop rule end it: steps, and seconds of those after the first."""
-        steps, seconds, stop = 0, 0.0, table.begin(active)
-        while True:
-            sure, spread = certainty[:, active, steps] = self._certainty(job, active, steps)
-            steps += 1
-            counts[active] = steps
-            going = job.depths[active] > steps
-            if going.any():
-                going &= stop(steps, active, sure, spread)
-            active = active[going]
-            if not len(active):
-                return steps, seconds
-            seconds += self._step(job, active, steps)
-
-    def _certainty(self, job: TapeJob, rows: IntArray, ahead: IntArray | int) -> tuple[FloatArray, FloatArray]:
+    def _certainty(self, job: TapeJob, rows: IntArray, ahead: IntArray) -> tuple[FloatArray, FloatArray]:
         """Confidence and entropy of the token that comes `ahead` drafted ones, in these rows of the batch."""
         view, at, last = self.view, job.at[rows], job.last[rows]
         where = np.minimum(at + ahead, last)
@@ -154,6 +132,18 @@ class TapeModel:
         return fed, parts, fed[parts == missing]
 
 
+def _stopped(table: StopTable, active: IntArray, depths: IntArray, certainty: FloatArray) -> IntArray:
+    """How many tokens rows draft under a stop rule, [rows]; `certainty` [2, rows, depth] is of all they could."""
+    drafted, left, stop = np.zeros_like(depths), np.arange(len(depths)), table.begin(active)
+    for step in range(1, certainty.shape[2] + 1):
+        drafted[left] = step
+        going = depths[left] > step
+        if going.any():
+            going &= stop(step, active[left], *certainty[:, left, step - 1])
+        left = left[going]
+    return drafted
+
+
 class TapeNGram:
     """An n-gram drafter: never lags, ends where it finds nothing, and asks no stop rule."""
 
@@ -171,7 +161,7 @@ class TapeNGram:
         return draft, self._seconds_per_row * int(np.count_nonzero(job.depths))
 
     def keep(self, rows: IntArray, lengths: IntArray) -> None:
-        """See `TapeModel.keep`."""
+        pass
 
     def free(self, row: int) -> None:
-        """See `TapeModel.free`."""
+        pass

@@ -102,7 +102,6 @@ class TapeCache:
 
 class TapeExecutor:
     """An `Executor` over a tape. `now` are the seconds that have passed, `firsts` the first tokens of prompts read.
-
     `factors()` multiply a round's drafting, its verify pass and its overhead.
     """
 

@@ -27,10 +27,8 @@ _Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def save_tape(tape: Tape, path: Path) -> None:
-    """Write a tape; confidence, entropy and chances are kept to three digits (float16).
-
-    Raises:
-        TapeError: the file cannot be written.
+    """Write a tape; confidence, entropy and chances are kept to three digits (float16). Raises TapeError: the file
+    cannot be written.
     """
     header = {"format": FORMAT, "version": VERSION, "drafters": list(tape.views), "about": dict(tape.about)}
     arrays: dict[str, npt.NDArray[Any]] = {
@@ -62,10 +60,8 @@ def find_tape(name: str) -> Path:
 
 
 def load_tape(path: Path) -> Tape:
-    """Read a tape.
-
-    Raises:
-        TapeError: there is no such file, it is not a tape, it is damaged, or it is of another version.
+    """Read a tape. Raises TapeError: there is no such file, it is not a tape, it is damaged, or it is of another
+    version.
     """
     try:
         return _tape(read_arrays(path))
@@ -100,8 +96,6 @@ def _tape(arrays: _Arrays) -> Tape:
 def _view(arrays: _Arrays, i: int) -> DraftView:
     run, reach = (arrays[f"{i}.{name}"].astype(np.int64) for name in ("run", "reach"))
     confidence, entropy, rejection = (arrays[f"{i}.{name}"].astype(np.float64) for name in _SHARES)
-    if f"{i}.{_AFTER_MISS}" not in arrays:
-        return DraftView(run, reach, confidence, entropy, rejection)
-    return DraftView(
-        run, reach, confidence, entropy, rejection, AfterMiss(*arrays[f"{i}.{_AFTER_MISS}"].astype(np.float64))
-    )
+    beyond = arrays.get(f"{i}.{_AFTER_MISS}")
+    after_miss = None if beyond is None else AfterMiss(*beyond.astype(np.float64))
+    return DraftView(run, reach, confidence, entropy, rejection, after_miss)

@@ -70,6 +70,12 @@ def test_the_best_of_each_phase_is_no_worse_than_the_best_of_all(batch: int) -> 
     assert references(stream(tape.of_task("code"), Schedule((batch,))), costs).per_phase_best is None
 
 
+def test_phases_shorter_than_their_batch_are_not_served_alone() -> None:
+    tape = made_tape()
+    one = stream(tape, Schedule((16,)), in_phases(tape))
+    assert references(one, load_costs("cpu-2-cores")).per_phase_best is None
+
+
 def test_with_drafts_that_are_always_wrong_nothing_beats_off() -> None:
     tape = made_tape(count=2).always_wrong()
     known = references(stream(tape, Schedule((1,))), load_costs("cpu-2-cores"), BOTH)

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from adaptspec.command_line import Parser
-from adaptspec.commands.arguments import add_models, complete_policies, engine_config, positive, seconds, share
+from adaptspec.commands.arguments import add_models, add_policy, engine_config, positive, seconds, share
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import Limits
@@ -15,8 +15,9 @@ from adaptspec.engine.core import Limits
 
 def test_policies_are_completed_by_name() -> None:
     """Those that ship; files are the shell's own."""
-    action = argparse.ArgumentParser().add_argument("policy")
-    complete_policies(action)
+    parser = argparse.ArgumentParser()
+    add_policy(parser, "policy")
+    (action,) = (one for one in parser._actions if one.dest == "policy")
     assert {path.stem for path in shipped_policies()} <= set(action.completer("g"))  # type: ignore[attr-defined]
 
 

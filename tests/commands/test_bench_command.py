@@ -14,6 +14,7 @@ from adaptspec.engine.assembly import EngineConfig
 
 def _exactness(monkeypatch: pytest.MonkeyPatch, unexplained: int) -> int:
     result: dict[str, Any] = {"unexplained": unexplained, "settings": [], "prompts": 10, "tokens": 8}
+    result |= {"dtype": "float32", "changed_share": {}}
     monkeypatch.setattr(exactness, "run_exactness", lambda *_, **__: result)
     return main(["bench", "exactness", "--json"])
 

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.commands.policy_command import differences
+from adaptspec.command_line import Parser
+from adaptspec.commands.policy_command import MACHINES, add_arguments, differences
+from adaptspec.commands.policy_import import IMPORTERS
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.simulation.cost_profiles import shipped_costs
+from adaptspec.simulation.tape_file import BUNDLED
 
 
 def test_policy_list_shows_what_ships(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,3 +107,12 @@ def test_changes_additions_and_removals_are_told_by_path() -> None:
         "spec.max-depth: - 3",
         "spec.guard.never-slower.margin: 0.03 -> 0.1",
     ]
+
+
+def test_what_arguments_say_without_loading_it_is_true() -> None:
+    assert ", ".join(shipped_costs()) == MACHINES
+    parser = Parser()
+    add_arguments(parser)
+    assert parser.parse_args(["simulate"]).tape == parser.parse_args(["tune", "off"]).tape == [BUNDLED]
+    for engine in IMPORTERS:
+        assert parser.parse_args(["import", engine, "f.json"]).engine == engine

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.commands.policy_analysis import add_simulate_arguments
+from adaptspec.commands.policy_command import add_simulate_arguments
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.errors import AdaptSpecError, ConfigError
 from adaptspec.simulation.tape_file import save_tape
