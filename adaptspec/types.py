@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from math import nan
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -168,6 +168,11 @@ def nobody() -> IntArray:
     return np.zeros(0, dtype=np.int64)
 
 
+# Fields of `RoundRecord` by their shape: [B] and [drafters, B].
+PER_ROW = ("rows", "depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
+PER_DRAFTER = ("shadow", "shadow_drafted")
+
+
 @dataclass(frozen=True)
 class RoundRecord:
     """What one round decided, did and cost. Row-wise arrays have the batch's order; B rows, D = deepest draft.
@@ -233,29 +238,23 @@ class RoundRecord:
 
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch; what the whole round cost stays."""
-        drafted = self.drafted[index]
-        deepest = int(drafted.max(initial=0))  # of these rows: others may have drafted deeper than their policy can
-        return replace(
-            self,
-            request_ids=tuple(self.request_ids[i] for i in index.tolist()),
-            rows=self.rows[index],
-            depths=self.depths[index],
-            reasons=self.reasons[index],
-            drafter=self.drafter[index],
-            drafted=drafted,
-            accepted=self.accepted[index],
-            emitted=self.emitted[index],
-            context=self.context[index],
-            confidence=self.confidence[index, :deepest],
-            entropy=self.entropy[index, :deepest],
-            temperature_scores=None if self.temperature_scores is None else self.temperature_scores[index, :deepest],
-            provenance=None if self.provenance is None else self.provenance.take(index),
-            shadow=None if self.shadow is None else self.shadow[:, index],
-            shadow_drafted=None if self.shadow_drafted is None else self.shadow_drafted[:, index],
-            expected=None if self.expected is None else self.expected.take(index),
-            tasks=self.tasks[index] if len(self.tasks) else self.tasks,
-            policies=self.policies[index] if len(self.policies) else self.policies,
-        )
+        deepest = int(self.drafted[index].max(initial=0))  # others may have drafted deeper than their policy can
+        taken: dict[str, Any] = vars(self) | {name: getattr(self, name)[index] for name in PER_ROW}
+        taken.pop("_drafting", None)
+        taken["request_ids"] = tuple(self.request_ids[i] for i in index.tolist())
+        for name in ("confidence", "entropy", "temperature_scores"):
+            if (value := getattr(self, name)) is not None:
+                taken[name] = value[index, :deepest]
+        for name in PER_DRAFTER:
+            if (value := getattr(self, name)) is not None:
+                taken[name] = value[:, index]
+        for name in ("tasks", "policies"):
+            if len(value := getattr(self, name)):
+                taken[name] = value[index]
+        for name in ("provenance", "expected"):
+            if (value := getattr(self, name)) is not None:
+                taken[name] = value.take(index)
+        return RoundRecord(**taken)  # `replace` takes half as long again
 
 
 @dataclass(frozen=True)
