@@ -154,7 +154,6 @@ class _Monitor:
         self._task = self.bar.add_task(name, total=settings.minutes * 60, figures="starting")
 
     def stepped(self, loss: float, progress: Progress) -> None:
-        """Take note of one step."""
         self._sum, self._steps = self._sum + loss, self._steps + 1
         self.bar.update(self._task, completed=progress.seconds)
         if self._steps == self._settings.log_steps:
@@ -166,7 +165,6 @@ class _Monitor:
             self._sum, self._steps = 0.0, 0
 
     def saved(self, progress: Progress) -> None:
-        """Say so where there is no progress bar to look at."""
         if not self._console.is_terminal:
             figures = self.bar.tasks[self._task].fields["figures"]
             self._console.print(f"{self._name}: {progress.seconds / 60:.1f} min, {figures}, checkpoint saved")

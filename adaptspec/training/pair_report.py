@@ -60,11 +60,9 @@ class PairReport:
     samples: tuple[Sample, ...]
 
     def to_json(self) -> str:
-        """The report as one JSON object."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False)
 
     def to_markdown(self) -> str:
-        """The report as Markdown, with a heading."""
         return render("pair_report", report=self, temperature=TEMPERATURE, depths=DEPTHS)
 
 

@@ -95,7 +95,6 @@ class Windows:
         return (len(self.tokens) - 1) // self.window - 1
 
     def tokens_after(self, steps: int) -> int:
-        """Tokens trained on in so many steps."""
         return steps * self.batch * self.window
 
     def at(self, step: int) -> torch.Tensor:
