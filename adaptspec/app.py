@@ -102,12 +102,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
             metrics = Metrics(store, compat_vllm=config.compat_vllm, model_name=config.shown_name)
             earnings = Earnings(store)
             live = LiveFeed(store, earnings.snapshot)
-            journal = (
-                None
-                if config.journal is None
-                else Journal(store, config.journal, max_bytes=config.journal_bytes, files=config.journal_files)
-            )
-            traced = _tracing(config, store, metrics)
+            journal, traced = _journal(config, store, metrics), _tracing(config, store, metrics)
             for writer in (journal, traced):
                 if writer is not None:
                     closing.push_async_callback(asyncio.to_thread, writer.close)
@@ -132,9 +127,6 @@ async def serve(config: ServeConfig, console: Console) -> None:
         _check_key_names(config, built)
         if journal is not None:
             journal.begin(_header(built, engine))
-            metrics.watch_count(
-                "adaptspec_journal_dropped_lines", "Lines of the journal that were not written", lambda: journal.dropped
-            )
         store.start(limits.max_rows, drafters)
         keeper: Checkpointer | None = None
         if config.state_dir is not None:
@@ -220,6 +212,15 @@ def _watching(watch: Coroutine[Any, Any, None], what: str, closing: AsyncExitSta
     task = asyncio.create_task(watch)
     task.add_done_callback(stopped)
     closing.callback(task.cancel)
+
+
+def _journal(config: ServeConfig, store: RequestStore, metrics: Metrics) -> Journal | None:
+    if config.journal is None:
+        return None
+    journal = Journal(store, config.journal, max_bytes=config.journal_bytes, files=config.journal_files)
+    lost = "Lines of the journal that were not written"
+    metrics.watch_count("adaptspec_journal_dropped_lines", lost, lambda: journal.dropped)
+    return journal
 
 
 def _tracing(config: ServeConfig, store: RequestStore, metrics: Metrics) -> Tracing | None:

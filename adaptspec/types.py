@@ -1,7 +1,7 @@
 """The nouns everything shares: requests, their outcomes, and what one round did. Plain data, no torch.
 
-A round is one draft, one verify and one commit over the running batch; `RoundRecord` is what it left
-behind, and the only thing the control plane and the sinks learn from.
+A round is one draft, one verify and one commit over the running batch; the control plane and the sinks learn from its
+`RoundRecord` alone.
 """
 
 from __future__ import annotations
@@ -222,7 +222,6 @@ class RoundRecord:
 
     @property
     def drafting(self) -> bool:
-        """Whether anybody drafted."""
         if len(self.drafted) == 1:
             return self.drafted.item() > 0
         # `functools.cached_property` takes a lock, which is longer than looking at one row.
@@ -272,7 +271,6 @@ class Provenance:
     worth: FloatArray  # [B]
 
     def take(self, index: IntArray) -> Provenance:
-        """The same for some of the rows, by position in the batch."""
         return Provenance(self.arms[index], self.propensities[index], self.draws[index], self.worth[index])
 
 
@@ -290,7 +288,6 @@ class Expected:
     other: float = nan
 
     def take(self, index: IntArray) -> Expected:
-        """The same for some of the rows, by position in the batch."""
         return replace(self, accepted=self.accepted[index])
 
 

@@ -48,7 +48,6 @@ async def run_collectors(workloads: Workloads, load: Load, tick: Callable[[], No
         ModelError, ConfigError: the bundled pair cannot be served.
     """
     seconds: dict[str, list[float]] = {name: [] for name in COLLECTORS}
-    closing: dict[str, float] = {}
     built = await asyncio.to_thread(build, EngineConfig())
     servers = {name: _Server(name, built) for name in COLLECTORS}
     longest = built.target.info.context - load.tokens
@@ -66,8 +65,7 @@ async def run_collectors(workloads: Workloads, load: Load, tick: Callable[[], No
                 await servers[name].settle()
                 tick()
     finally:
-        for name, server in servers.items():
-            closing[name] = server.close()
+        closing = {name: server.close() for name, server in servers.items()}
     return {
         name: {
             "p50_ms": 1e3 * float(np.quantile(times, 0.5)),

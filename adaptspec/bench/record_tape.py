@@ -61,12 +61,8 @@ def record(built: Built, workloads: Workloads, settings: RecordSettings, tick: C
     for job in jobs:
         tapes.append(_recorded(built, judge, job, texts[job.request.id]))
         tick()
-    about = {
-        "target": built.target.info.fingerprint,
-        "models": built.pair,
-        "dtype": built.target.info.dtype,
-        "verification": "coupled",
-    }
+    info = built.target.info
+    about = {"target": info.fingerprint, "models": built.pair, "dtype": info.dtype, "verification": "coupled"}
     return join(tapes, about)
 
 

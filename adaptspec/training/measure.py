@@ -201,9 +201,8 @@ def conditional_acceptance(outputs: Sequence[BoolArray], depth: int) -> tuple[fl
     accepted, reached = np.zeros(depth), np.zeros(depth)
     for agreed in outputs:
         for start, kept in _rounds(agreed, depth):
-            drafted = min(depth, len(agreed) - start)
             accepted[:kept] += 1
-            reached[: min(kept + 1, drafted)] += 1
+            reached[: min(kept + 1, len(agreed) - start)] += 1
     return tuple(float(a / r) if r else None for a, r in zip(accepted, reached, strict=True))
 
 

@@ -64,8 +64,7 @@ def train_pair(
     except OSError as error:
         raise ConfigError(f"{work}: cannot be made a directory ({error}); give another --out") from error
     record.save(work)
-    recipe = _Recipe(work, settings, console, corpus)
-    record = dataclasses.replace(record, stages=recipe.run())
+    record = dataclasses.replace(record, stages=_Recipe(work, settings, console, corpus).run())
     record.save(work)
     console.print("measuring the pair")
     report = report_pair(work / TARGET, work / DRAFT, corpus.held_out, questions, console, device=settings.device)

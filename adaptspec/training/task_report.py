@@ -9,7 +9,7 @@ import hashlib
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,10 +78,11 @@ def score_sources(detector: TaskDetector, prompts: Sequence[Prompt], trained_on:
     found: defaultdict[tuple[str, str], list[str | None]] = defaultdict(list)
     for prompt in prompts:
         found[prompt.task, _collection(prompt.source)].append(detector.detect(prompt.text).task)
-    return [
-        SourceScore(task, source, _kind(source, known), len(said), said.count(task), said.count(None))
-        for (task, source), said in sorted(found.items())
-    ]
+    scores = []
+    for (task, source), said in sorted(found.items()):
+        kind = KINDS[0 if source == SYNTHETIC else 1 if _origin(source) in known else 2]
+        scores.append(SourceScore(task, source, kind, len(said), said.count(task), said.count(None)))
+    return scores
 
 
 def measure_tasks(detector: TaskDetector, prompts: Sequence[Prompt], trained_on: Collection[str]) -> TaskFigures:
@@ -92,12 +93,6 @@ def measure_tasks(detector: TaskDetector, prompts: Sequence[Prompt], trained_on:
         detector.detect(prompt.text)
         took.append(time.perf_counter() - start)
     return TaskFigures(tuple(score_sources(detector, prompts, trained_on)), statistics.median(took))
-
-
-def _kind(source: str, known: Set[str]) -> str:
-    if source == SYNTHETIC:
-        return KINDS[0]
-    return KINDS[1] if _origin(source) in known else KINDS[2]
 
 
 def _collection(source: str) -> str:
@@ -112,17 +107,15 @@ def _origin(source: str) -> str:
 
 @dataclass(frozen=True)
 class TaskTraining:
-    """How a detector came about. `examples` counts them by source; `left_out` is the accuracy on sources left out,
-    by strength (inverse regularisation), the `strength` chosen and the temperature that divides scores.
-    """
+    """How a detector came about: `examples` by source, `left_out` the accuracy on sources left out by strength."""
 
     command: str
     date: str
     corpus: str  # its fingerprint
     examples: Mapping[str, int]
     left_out: Mapping[float, float]
-    strength: float
-    temperature: float
+    strength: float  # inverse regularisation, as chosen
+    temperature: float  # divides scores
 
 
 def card_path(weights: Path) -> Path:
