@@ -147,4 +147,4 @@ def _temperature(scores: FloatArray, truth: npt.NDArray[np.int64], weights: Floa
         likely = log_softmax(scores / temperature, axis=1)
         return -float(np.average(likely[np.arange(len(truth)), truth], weights=weights))
 
-    return min(TEMPERATURES.tolist(), key=surprise)
+    return min(map(float, TEMPERATURES), key=surprise)
