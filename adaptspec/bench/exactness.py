@@ -103,12 +103,12 @@ def run_exactness(
 
 def exactness_report(result: dict[str, Any]) -> list[Table | str]:
     """The result for people."""
-    columns = [name for name in result["settings"][0] if name != "divergences"]
+    where = ("depth", "drafter", "batch")
+    columns = (*where, "changed", "divergent", "unexplained", "prompts_with_rejections", "drafted", "accepted")
     title = f"{result['prompts']} prompts x {result['tokens']} tokens in {result['dtype']} against transformers"
     table = Table(*(column.replace("_", " ") for column in columns), title=title, keys=3)
     for row in result["settings"]:
         table.add_row(*(str(row[column]) for column in columns))
-    where = ("depth", "drafter", "batch")
     differing = [
         json.dumps({name: row[name] for name in where} | divergence, default=str)
         for row in result["settings"]
