@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from math import nan
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,19 +45,17 @@ class Reason(IntEnum):
     DWELL = 9  # kept because the last switch was too recent (8 was never given, and stays free)
 
 
-REASON_WORDS: Mapping[Reason, str] = MappingProxyType(
-    {
-        Reason.POLICY: "its own choice: what earns most, by what it has seen",
-        Reason.FIXED: "it knows only this depth",
-        Reason.EXPLORE: "to learn: it was not sure how this depth does",
-        Reason.PROBE: "off, and tried again to see whether drafting pays by now",
-        Reason.OFF: "no drafts: they were expected to lose",
-        Reason.GUARD: "drafting measured slower than plain decoding, or too little was accepted",
-        Reason.CEILING: "no room for more: the answer's end, the batch, memory, or the task's own bound",
-        Reason.REQUEST: "the request's own max_depth",
-        Reason.DWELL: "kept: the last change was too recent",
-    }
-)
+REASON_WORDS: Mapping[Reason, str] = {
+    Reason.POLICY: "its own choice: what earns most, by what it has seen",
+    Reason.FIXED: "it knows only this depth",
+    Reason.EXPLORE: "to learn: it was not sure how this depth does",
+    Reason.PROBE: "off, and tried again to see whether drafting pays by now",
+    Reason.OFF: "no drafts: they were expected to lose",
+    Reason.GUARD: "drafting measured slower than plain decoding, or too little was accepted",
+    Reason.CEILING: "no room for more: the answer's end, the batch, memory, or the task's own bound",
+    Reason.REQUEST: "the request's own max_depth",
+    Reason.DWELL: "kept: the last change was too recent",
+}
 
 
 @dataclass(frozen=True)

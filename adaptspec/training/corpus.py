@@ -9,10 +9,9 @@ import lzma
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 from adaptspec.errors import CorpusError
 from adaptspec.files import open_file
@@ -106,7 +105,11 @@ def read_objects(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
         CorpusError: the file is missing or damaged, or a line is not a JSON object.
     """
     try:
-        with _open(path) as lines:
+        with (
+            open(open_file(path), "rb") as file,
+            lzma.LZMAFile(file) if path.suffix == ".xz" else file as plain,
+            io.TextIOWrapper(plain, encoding="utf-8") as lines,
+        ):
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield f"{path}:{number}", _object(line, f"{path}:{number}")
@@ -133,12 +136,6 @@ def strings(where: str, fields: Mapping[str, object], names: Sequence[str]) -> l
             raise CorpusError(f"{where}: {name} holds {code}, half of a character; repair or delete the line")
         values.append(value)
     return values
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[TextIO]:
-    with open(open_file(path), "rb") as file, lzma.LZMAFile(file) if path.suffix == ".xz" else file as plain:
-        yield io.TextIOWrapper(plain, encoding="utf-8")
 
 
 def _object(line: str, where: str) -> Mapping[str, object]:

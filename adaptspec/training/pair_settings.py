@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -67,7 +66,7 @@ class PairSettings:
     draft_learning_rate: float = 8e-3
     batch: int = 8
     window: int = 512
-    source_weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({SYNTHETIC: 0.6}))
+    source_weights: Mapping[str, float] = field(default_factory=lambda: {SYNTHETIC: 0.6})
     named_sources: tuple[str, ...] = ()  # whose share was asked for: they must be in the corpus
     device: str = "cpu"
     mixed_precision: bool = False
