@@ -80,7 +80,7 @@ class ServeConfig:
 
     @property
     def name(self) -> str | None:
-        """What clients call the model; None for the model's own name."""
+        """What clients call the model; None for its own name."""
         return self.served_model_name or (BUNDLED if self.engine.model == BUNDLED else None)
 
     @property
@@ -102,27 +102,32 @@ async def serve(config: ServeConfig, console: Console) -> None:
             metrics = Metrics(store, compat_vllm=config.compat_vllm, model_name=config.shown_name)
             earnings = Earnings(store)
             live = LiveFeed(store, earnings.snapshot)
-            journal, traced = _journal(config, store), _tracing(config, store, metrics)
+            journal, traced = _journal(config, store, metrics), _tracing(config, store, metrics)
             for writer in (journal, traced):
                 if writer is not None:
                     closing.push_async_callback(asyncio.to_thread, writer.close)
             closing.push_async_callback(asyncio.to_thread, store.close)
+            labels = Labels()
+            if config.state_dir is not None:  # what was learned of tasks is by number: those of before stay
+                labels.tasks.follow(tasks_in(config.state_dir))
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            built = await asyncio.to_thread(build, config.engine, [store], labels=_labels(config))
+            built = await asyncio.to_thread(build, config.engine, [store], labels=labels)
         engine = AsyncEngine(built.core, config.name, config.max_waiting)
         closing.push_async_callback(asyncio.to_thread, engine.close)
-        watchdog = Watchdog(engine, max(config.limits.hang_seconds, SLOWEST_ROUNDS * _longest_round(built, config)))
+        limits = built.core.limits
+        # Of this machine, with every row decoding and a full share of prompt tokens.
+        longest = built.costs.verify_seconds(limits.max_rows, limits.max_rows + limits.prefill_tokens)
+        watchdog = Watchdog(engine, max(config.limits.hang_seconds, SLOWEST_ROUNDS * longest))
         _watching(watchdog.run(), "the engine is", closing)
         drafters = [drafter.name for drafter in built.drafters]
-        earnings.begin(built.costs, drafters, built.core.limits.max_rows, built.core.controller.labels.tasks.size)
+        earnings.begin(built.costs, drafters, limits.max_rows, built.core.controller.labels.tasks.size)
         desk = PolicyManager(engine, built.core, built.costs, built.specs, built.files, most=config.limits.policies)
         if traced is not None:
             desk.listen(traced.reloaded)
         _check_key_names(config, built)
         if journal is not None:
             journal.begin(_header(built, engine))
-            _watch_journal(metrics, journal)
-        store.start(built.core.limits.max_rows, drafters)
+        store.start(limits.max_rows, drafters)
         keeper: Checkpointer | None = None
         if config.state_dir is not None:
             keeper = await _keep_state(StateStore(config.state_dir, built.pair), desk, metrics, closing)
@@ -132,8 +137,8 @@ async def serve(config: ServeConfig, console: Console) -> None:
         metrics.watch(lambda: shadow_families(desk.estimates()))
         metrics.watch(lambda: reload_families(desk.reloads))
         _push(config, metrics, closing)
-        # A quarter of a million objects stand by now, and will to the end: looking through them again for garbage would
-        # stop all requests for 0.15 s at a time.
+        # A quarter of a million objects stand to the end: looking through them for garbage would stop all requests
+        # for 0.15 s at a time.
         gc.collect()
         gc.freeze()
         await serve_app(
@@ -148,7 +153,8 @@ async def serve(config: ServeConfig, console: Console) -> None:
                 facts=_facts(built, config),
                 journal=config.journal,
                 api_keys=config.api_keys,
-                hosts=_hosts(config),
+                # With keys, or open to the network on purpose, any name will do.
+                hosts=None if config.api_keys or not is_loopback(config.host) else Hosts(config.allowed_hosts),
                 limits=config.limits,
                 padding=Padding() if config.pad_stream else None,
                 operations=Operations(keeper, store, drafters),
@@ -161,19 +167,14 @@ async def serve(config: ServeConfig, console: Console) -> None:
         )
 
 
-def _labels(config: ServeConfig) -> Labels:
-    """Names of tasks as they were numbered before: what was learned of them is by number."""
-    labels = Labels()
-    if config.state_dir is not None:
-        labels.tasks.follow(tasks_in(config.state_dir))
-    return labels
-
-
 async def _keep_state(
     store: StateStore, desk: PolicyManager, metrics: Metrics, closing: AsyncExitStack
 ) -> Checkpointer:
     """Go on from what was learned before, and keep what is learned from now on."""
-    _watch_store(metrics, store)
+    bad = "Files of learned state that could not be trusted and were put aside"
+    metrics.watch_count("adaptspec_state_quarantined_files", bad, lambda: store.quarantined)
+    failed = "Times that learned state could not be written"
+    metrics.watch_count("adaptspec_state_failed_saves", failed, lambda: store.failed_saves)
     keeper = Checkpointer(desk, store)
     await asyncio.to_thread(keeper.start)
     closing.push_async_callback(asyncio.to_thread, keeper.close)
@@ -213,10 +214,13 @@ def _watching(watch: Coroutine[Any, Any, None], what: str, closing: AsyncExitSta
     closing.callback(task.cancel)
 
 
-def _journal(config: ServeConfig, store: RequestStore) -> Journal | None:
+def _journal(config: ServeConfig, store: RequestStore, metrics: Metrics) -> Journal | None:
     if config.journal is None:
         return None
-    return Journal(store, config.journal, max_bytes=config.journal_bytes, files=config.journal_files)
+    journal = Journal(store, config.journal, max_bytes=config.journal_bytes, files=config.journal_files)
+    lost = "Lines of the journal that were not written"
+    metrics.watch_count("adaptspec_journal_dropped_lines", lost, lambda: journal.dropped)
+    return journal
 
 
 def _tracing(config: ServeConfig, store: RequestStore, metrics: Metrics) -> Tracing | None:
@@ -224,11 +228,9 @@ def _tracing(config: ServeConfig, store: RequestStore, metrics: Metrics) -> Trac
     if not config.traces.enabled:
         return None
     tracing = Tracing(store, config.traces, SpanQueue(config.traces.exporter()), config.shown_name)
-    for name, help_text, count in (
-        ("adaptspec_trace_exported_spans", "Spans that a collector has taken", lambda: tracing.exported),
-        ("adaptspec_trace_dropped_spans", "Spans and rounds that did not get through", lambda: tracing.dropped),
-    ):
-        metrics.watch_count(name, help_text, count)
+    taken, lost = "Spans that a collector has taken", "Spans and rounds that did not get through"
+    metrics.watch_count("adaptspec_trace_exported_spans", taken, lambda: tracing.exported)
+    metrics.watch_count("adaptspec_trace_dropped_spans", lost, lambda: tracing.dropped)
     return tracing
 
 
@@ -236,24 +238,10 @@ def _push(config: ServeConfig, metrics: Metrics, closing: AsyncExitStack) -> Non
     """Send metrics, if that is wanted."""
     if config.push.enabled:
         push = MetricsPush(metrics.families, config.push.exporter())
-        metrics.watch_count(
-            "adaptspec_metrics_failed_pushes", "Times that metrics could not be sent", lambda: push.failed
-        )
+        failed = "Times that metrics could not be sent"
+        metrics.watch_count("adaptspec_metrics_failed_pushes", failed, lambda: push.failed)
         push.start()
         closing.push_async_callback(asyncio.to_thread, push.close)
-
-
-def _longest_round(built: Built, config: ServeConfig) -> float:
-    """Seconds of a round of this machine with every row decoding and a full share of prompt tokens."""
-    limits = config.engine.limits
-    return built.costs.verify_seconds(limits.max_rows, limits.max_rows + limits.prefill_tokens)
-
-
-def _hosts(config: ServeConfig) -> Hosts | None:
-    """Names to be called by: with keys, or open to the network on purpose, any will do."""
-    if config.api_keys or not is_loopback(config.host):
-        return None
-    return Hosts(config.allowed_hosts)
 
 
 def _exit_soon() -> None:
@@ -261,23 +249,6 @@ def _exit_soon() -> None:
     timer = threading.Timer(HURRY_SECONDS, os._exit, (1,))
     timer.daemon = True
     timer.start()
-
-
-def _watch_journal(metrics: Metrics, journal: Journal) -> None:
-    metrics.watch_count(
-        "adaptspec_journal_dropped_lines", "Lines of the journal that were not written", lambda: journal.dropped
-    )
-
-
-def _watch_store(metrics: Metrics, store: StateStore) -> None:
-    metrics.watch_count(
-        "adaptspec_state_quarantined_files",
-        "Files of learned state that could not be trusted and were put aside",
-        lambda: store.quarantined,
-    )
-    metrics.watch_count(
-        "adaptspec_state_failed_saves", "Times that learned state could not be written", lambda: store.failed_saves
-    )
 
 
 def _header(built: Built, engine: AsyncEngine) -> JournalHeader:

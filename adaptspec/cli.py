@@ -71,7 +71,3 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
         if given[:1] == [name]:
             import_module(f"adaptspec.commands.{name}_command").add_arguments(command)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,6 @@
 """Tables a decision hands to drafters: when a row stops drafting, and at what temperature it draws its tokens.
 
-Arrays alone, so that numpy evaluates them here and a kernel may elsewhere. The rules that write them are in
-`control.stopping` and `control.draft_temperature`.
+Arrays alone, so that numpy evaluates them here and a kernel may elsewhere.
 """
 
 from __future__ import annotations
@@ -21,15 +20,7 @@ ENTROPY_BINS = len(ENTROPY_EDGES) + 1
 CANDIDATES = (0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 _EDGES: FloatArray = np.array(ENTROPY_EDGES)
 # What a column holds for a row that has no such bound.
-_UNBOUND = {
-    "confidence": 0.0,
-    "entropy": np.inf,
-    "survival": 0.0,
-    "calibration": 1.0,
-    "unstated": 1.0,
-    "worth": 0.0,
-    "step": -1.0,
-}
+_UNBOUND = {"entropy": np.inf, "calibration": 1.0, "unstated": 1.0, "step": -1.0}  # others: 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +65,9 @@ class StopTable:
         widths: dict[str, int] = {}
         for name, values in (column for _, table in known for column in table.columns().items()):
             widths[name] = max(widths.get(name, 0), values.shape[1])
-        whole: dict[str, FloatArray] = {name: np.full((rows, width), _UNBOUND[name]) for name, width in widths.items()}
+        whole: dict[str, FloatArray] = {
+            name: np.full((rows, width), _UNBOUND.get(name, 0.0)) for name, width in widths.items()
+        }
         for at, table in known:
             for name, values in table.columns().items():
                 own = values if len(values) == len(at) else values[at]

@@ -1,21 +1,4 @@
-"""Every error AdaptSpec raises on purpose. Each message says what to do next.
-
-AdaptSpecError
- +-- ConfigError            a setting or command-line value that cannot be used
- |    +-- PolicyError       a policy file that cannot be used (carries file:line:column)
- +-- ModelError             a model directory that cannot be loaded
- |    +-- PairError         target and draft that cannot work together
- +-- RequestError           a request that cannot be served; harms no other request
- |    +-- UnknownModelError a request that names a model or policy that is not served
- |    +-- PromptTooLongError
- |    +-- OverloadedError   the queue is full or the server is draining
- +-- EngineError            the engine failed while serving
- +-- CorpusError            a training corpus that cannot be read
- +-- StateError             learned state that cannot be used: damaged, or of other models
- +-- JournalError           a journal that cannot be read
- +-- ServerError            a server, asked as a client, that does not answer as one
- +-- TapeError              a tape of recorded requests that cannot be read or does not fit
-"""
+"""Every error AdaptSpec raises on purpose. Each message says what to do next."""
 
 from __future__ import annotations
 

@@ -36,13 +36,8 @@ DAMAGE = (
     zlib.error,
 )
 
-_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+# By what `ls -l` tells them with.
+_KINDS = {"d": "a directory", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
@@ -87,7 +82,8 @@ def read_bytes(path: Path, most: int) -> bytes:
     with open(open_file(path), "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise FileError(path, f"it is larger than {_size(most)}")
+        size = f"{most // 2**20} MiB" if most >= 2**20 else f"{most // 2**10} KiB"
+        raise FileError(path, f"it is larger than {size}")
     return content
 
 
@@ -143,10 +139,9 @@ def write_file(path: Path, data: bytes | memoryview, *, alone: bool = True) -> N
 
 
 def _refuse_irregular(path: Path, mode: int) -> None:
-    if stat.S_ISREG(mode):
-        return
-    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no file")
-    raise FileError(path, f"it is {kind}, not a regular file")
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.filemode(mode)[0], "no file")
+        raise FileError(path, f"it is {kind}, not a regular file")
 
 
 def _array(content: bytes) -> npt.NDArray[Any]:
@@ -156,7 +151,3 @@ def _array(content: bytes) -> npt.NDArray[Any]:
     if file.read(1):
         raise ValueError("there is more than the array that its header tells of")
     return array
-
-
-def _size(count: int) -> str:
-    return f"{count // 2**20} MiB" if count >= 2**20 else f"{count // 2**10} KiB"

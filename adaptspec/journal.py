@@ -1,7 +1,6 @@
 """The lines of a journal: round records and the little that is said of requests, as plain data and back, exactly.
 
-A journal is JSON lines, one entry each, told apart by `type`. Knows the shape of a line and how files of a rotated
-journal follow each other; it does not know who writes them, nor what anybody concludes from them.
+A journal is JSON lines, one entry each, told apart by `type`.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
 from adaptspec.draft_tables import CANDIDATES
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
-from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRecord
+from adaptspec.types import PER_DRAFTER, PER_ROW, Expected, FloatArray, IntArray, Provenance, RoundRecord
 
 # 3: rounds and requests say when.
 JOURNAL_VERSION = 3
@@ -98,9 +98,7 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, ki
 _LONGEST = 2**24  # characters of a line
 _DEEPEST = 2**12  # tokens of a draft
 
-_PER_ROW = ("rows", "depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
-_PER_DRAFTER = ("shadow", "shadow_drafted")
-_COUNTS = ("number", "prefill_tokens", "draft_steps", "caught_up", "verify_tokens")
+_COUNTS = ("number", "prefill_tokens", "draft_steps", "caught_up", "verify_tokens", "decision")
 _SECONDS = ("draft_seconds", "verify_seconds", "total_seconds")
 
 
@@ -116,31 +114,24 @@ def to_line(entry: Entry) -> str:
 def round_to_plain(record: RoundRecord) -> dict[str, Any]:
     """A round as lists and numbers: NaN is null, and nulls at the end of a row are left out."""
     plain: dict[str, Any] = {name: getattr(record, name) for name in _COUNTS + _SECONDS}
-    plain["ended"] = _null(record.ended)
-    plain["decision"] = record.decision
-    plain["request_ids"] = list(record.request_ids)
-    plain |= {name: getattr(record, name).tolist() for name in _PER_ROW}
-    plain["deepest"] = record.confidence.shape[1]
-    plain["confidence"], plain["entropy"] = _ragged(record.confidence), _ragged(record.entropy)
+    plain |= {name: getattr(record, name).tolist() for name in PER_ROW}
+    plain |= {name: value.tolist() for name in PER_DRAFTER if (value := getattr(record, name)) is not None}
+    plain |= {
+        "ended": _nulled(record.ended),
+        "request_ids": list(record.request_ids),
+        "deepest": record.confidence.shape[1],
+        "confidence": _ragged(record.confidence),
+        "entropy": _ragged(record.entropy),
+    }
     if record.provenance is not None:
-        plain["arms"] = record.provenance.arms.tolist()
-        plain["draws"] = record.provenance.draws.tolist()
-        for name in ("propensities", "worth"):
-            plain[name] = [_null(value) for value in getattr(record.provenance, name).tolist()]
-    for name in _PER_DRAFTER:
-        value = getattr(record, name)
-        if value is not None:
-            plain[name] = value.tolist()
+        plain |= {name: _nulled(value.tolist()) for name, value in vars(record.provenance).items()}
     if record.expected is not None:
-        accepted = [_null(value) for value in record.expected.accepted.tolist()]
-        plain["expected"] = {"goodput": _null(record.expected.goodput), "accepted": accepted}
+        accepted = _nulled(record.expected.accepted.tolist())
+        plain["expected"] = {"goodput": _nulled(record.expected.goodput), "accepted": accepted}
         if not math.isnan(record.expected.other):
             plain["expected"]["other"] = record.expected.other
-    scores = record.temperature_scores
-    if scores is not None:
-        told = scores.astype(object)
-        told[np.isnan(scores)] = None
-        plain["temperature_scores"] = told.tolist()
+    if record.temperature_scores is not None:
+        plain["temperature_scores"] = _nulled(record.temperature_scores.tolist())
     return plain
 
 
@@ -154,22 +145,22 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
         rows, deepest = len(plain["request_ids"]), int(plain["deepest"])
         if not 0 <= deepest <= _DEEPEST:
             raise ValueError(f"a depth of {deepest}")
-        values: dict[str, Any] = {name: _integers(plain[name], (rows,)) for name in _PER_ROW}
-        values |= {name: _integers(plain[name], (-1, rows)) for name in _PER_DRAFTER if name in plain}
+        values: dict[str, Any] = {name: _integers(plain[name], rows) for name in PER_ROW}
+        values |= {name: _integers(plain[name], len(plain[name]), rows) for name in PER_DRAFTER if name in plain}
         values |= {name: int(plain[name]) for name in _COUNTS} | {name: float(plain[name]) for name in _SECONDS}
-        return RoundRecord(
-            request_ids=tuple(map(str, plain["request_ids"])),
-            confidence=_filled(plain["confidence"], rows, deepest),
-            entropy=_filled(plain["entropy"], rows, deepest),
-            provenance=_provenance(plain, rows) if "arms" in plain else None,
-            expected=_expected(plain["expected"], rows) if "expected" in plain else None,
-            decision=int(plain.get("decision", 0)),
-            temperature_scores=_scores(plain["temperature_scores"], rows, deepest)
-            if "temperature_scores" in plain
-            else None,
-            ended=_number(plain["ended"]),
-            **values,
-        )
+        values |= {name: _filled(plain[name], rows, deepest) for name in ("confidence", "entropy")}
+        values["ended"] = float(_floats(plain["ended"]))
+        if "arms" in plain:
+            arms, draws = (_integers(plain[name], rows) for name in ("arms", "draws"))
+            propensities, worth = (_floats(plain[name], rows) for name in ("propensities", "worth"))
+            values["provenance"] = Provenance(arms, propensities, draws, worth)
+        if "expected" in plain:
+            told = plain["expected"]
+            goodput, other = (float(_floats(value)) for value in (told["goodput"], told.get("other")))
+            values["expected"] = Expected(goodput, _floats(told["accepted"], rows), other)
+        if "temperature_scores" in plain:
+            values["temperature_scores"] = _floats(plain["temperature_scores"], rows, deepest, len(CANDIDATES))
+        return RoundRecord(request_ids=tuple(map(str, plain["request_ids"])), **values)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise JournalError(f"not a round ({error!r}); it was written by something else, or changed since") from error
 
@@ -242,53 +233,36 @@ def _finite(text: str) -> float:
     return value
 
 
-def _null(value: float) -> float | None:
-    return None if np.isnan(value) else value
-
-
-def _number(value: float | None) -> float:
-    return np.nan if value is None else float(value)
+def _nulled(value: Any) -> Any:
+    """A number, or lists of them, with None in place of NaN."""
+    if isinstance(value, list):
+        return list(map(_nulled, value))
+    return value if value == value else None  # noqa: PLR0124
 
 
 def _ragged(values: FloatArray) -> list[list[float | None]]:
     """[B, D] as lists without what is unknown at their ends."""
-    known = ~np.isnan(values)
-    lengths = np.where(known.any(axis=1), values.shape[1] - np.argmax(known[:, ::-1], axis=1), 0) if known.size else ()
-    rows = [values[i, :length].tolist() for i, length in enumerate(lengths)] or [[] for _ in values]
-    return [[_null(value) for value in row] for row in rows]
+    rows: list[list[float | None]] = _nulled(values.tolist())
+    for row in rows:
+        while row and row[-1] is None:
+            row.pop()
+    return rows
 
 
 def _filled(rows: Sequence[Sequence[float | None]], size: int, deepest: int) -> FloatArray:
-    if len(rows) != size:
-        raise ValueError(f"{len(rows)} rows, not {size}")
-    filled: FloatArray = np.full((size, deepest), np.nan)
-    for i, row in enumerate(rows):
-        if len(row) > deepest:
-            raise ValueError(f"{len(row)} values in a row, not {deepest}")
-        filled[i, : len(row)] = [_number(value) for value in row]
-    return filled
+    return _floats([[*row, *[None] * (deepest - len(row))] for row in rows], size, deepest)
 
 
-def _integers(values: Sequence[Any], shape: tuple[int, ...]) -> IntArray:
-    whole: IntArray = np.array(values, dtype=np.int64)
-    # Of no rows at all there can still be several lists.
-    return whole.reshape(len(values) if shape[0] < 0 else shape[0], *shape[1:])
+def _floats(values: Any, *shape: int) -> FloatArray:
+    """Numbers, or lists of them; None is NaN."""
+    return _shaped(np.array(values, dtype=np.float64), shape)
 
 
-def _provenance(plain: Mapping[str, Any], rows: int) -> Provenance:
-    arms, draws = (_integers(plain[name], (rows,)) for name in ("arms", "draws"))
-    return Provenance(arms, _floats(plain["propensities"], rows), draws, _floats(plain["worth"], rows))
+def _integers(values: Any, *shape: int) -> IntArray:
+    return _shaped(np.array(values, dtype=np.int64), shape)
 
 
-def _scores(plain: Any, rows: int, deepest: int) -> FloatArray:
-    scores: FloatArray = np.array(plain, dtype=np.float64).reshape(rows, deepest, len(CANDIDATES))
-    return scores
-
-
-def _expected(plain: Mapping[str, Any], rows: int) -> Expected:
-    return Expected(_number(plain["goodput"]), _floats(plain["accepted"], rows), _number(plain.get("other")))
-
-
-def _floats(values: Sequence[float | None], rows: int) -> FloatArray:
-    read: FloatArray = np.array([_number(value) for value in values], dtype=np.float64)
-    return read.reshape(rows)
+def _shaped(read: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    if read.size and read.shape != shape:
+        raise ValueError(f"values of shape {read.shape}, not {shape}")
+    return read.reshape(shape)  # lists of nothing say less of their shape

@@ -71,7 +71,7 @@ class Table:
 
     def _parts(self, room: int) -> list[list[int]]:
         """Columns by part: as many as fit with no word broken, at least one beside the keys."""
-        least = [min(_LONGEST_WORD, max(map(_longest_word, self._column(i)))) for i in range(len(self.columns))]
+        least = [self._least(i) for i in range(len(self.columns))]
         keys = list(range(min(self._keys, len(self.columns))))
         parts = [keys]
         for i in range(len(keys), len(least)):
@@ -83,7 +83,7 @@ class Table:
     def _widths(self, part: Sequence[int], room: int) -> list[int]:
         """What cells need, or less: the widest column gives way first, and no word is broken before it has to be."""
         widths = [max(map(cell_len, self._column(i))) for i in part]
-        least = [min(_LONGEST_WORD, max(map(_longest_word, self._column(i)))) for i in part]
+        least = [self._least(i) for i in part]
         while _outer(widths) > room and max(widths) > 1:
             spare = [width if width > low else 0 for width, low in zip(widths, least, strict=True)]
             giving = spare if any(spare) else widths
@@ -92,6 +92,10 @@ class Table:
 
     def _column(self, i: int) -> list[str]:
         return [self.columns[i], *(row[i] for row in self.rows)]
+
+    def _least(self, i: int) -> int:
+        """Width of a column in which no word is broken."""
+        return min(_LONGEST_WORD, max(cell_len(word) for cell in self._column(i) for word in (*cell.split(), "")))
 
     def _figures(self) -> list[bool]:
         """Which columns hold numbers: those are aligned right."""
@@ -117,7 +121,10 @@ def show(parts: Iterable[Table | str], form: str = TEXT) -> None:
     title above it (`# title`).
     """
     if form == TEXT:
-        console = text_console()
+        # As wide as the terminal, or as `COLUMNS` says; without a terminal as wide as lines are.
+        console = Console(highlight=False, emoji=False)
+        if not (console.is_terminal or os.environ.get("COLUMNS", "").isdigit()):
+            console.width = _ENDLESS
         for part in parts:
             console.print(part, markup=False, soft_wrap=isinstance(part, str))  # a path is not broken in two
         return
@@ -133,21 +140,9 @@ def show(parts: Iterable[Table | str], form: str = TEXT) -> None:
             sys.stderr.write(f"{part}\n")
 
 
-def text_console() -> Console:
-    """Standard output as wide as the terminal, or as `COLUMNS` says; without a terminal as wide as lines are."""
-    console = Console(highlight=False, emoji=False)
-    if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
-        return console
-    return Console(highlight=False, emoji=False, width=_ENDLESS)
-
-
 def _outer(widths: Iterable[int]) -> int:
     """Width of a drawing with its lines and spaces."""
     return sum(width + 3 for width in widths) + 1
-
-
-def _longest_word(text: str) -> int:
-    return max(map(cell_len, text.split()), default=0)
 
 
 def _in_markdown(text: str) -> str:

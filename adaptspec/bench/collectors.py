@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from adaptspec.bench.workloads import Workloads, encode
-from adaptspec.engine.assembly import EngineConfig, build
+from adaptspec.engine.assembly import Built, EngineConfig, assemble, build
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.request import Request, SamplingParams
 from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings
 from adaptspec.telemetry.request_store import RequestStore
-from adaptspec.telemetry.tracing import Tracing
-from adaptspec.types import Completion, Delta, RoundRecord, Sink
+from adaptspec.telemetry.tracing import Trace, Tracing
 
 COLLECTORS = ("none", "well", "dead", "slow", "refusing")
 _SLOW_SECONDS = 5.0
@@ -49,39 +48,31 @@ async def run_collectors(workloads: Workloads, load: Load, tick: Callable[[], No
         ModelError, ConfigError: the bundled pair cannot be served.
     """
     seconds: dict[str, list[float]] = {name: [] for name in COLLECTORS}
-    closing: dict[str, float] = {}
-    relay = _Relay()
-    built = await asyncio.to_thread(build, EngineConfig(), [relay])
-    engine = AsyncEngine(built.core)
-    drafters = [drafter.name for drafter in built.drafters]
-    watching = {name: _Watching(name, built.core.limits.max_rows, drafters) for name in COLLECTORS}
+    built = await asyncio.to_thread(build, EngineConfig())
+    servers = {name: _Server(name, built) for name in COLLECTORS}
     longest = built.target.info.context - load.tokens
     prompts = [
         encode(built.tokenizer, prompt, longest) for turn in zip(*workloads.values(), strict=False) for prompt in turn
     ]
     try:
-        await _serve(engine, None, prompts, load.tokens)  # warm
+        for server in servers.values():  # warm
+            await server.answer(prompts, load.tokens)
         rng = np.random.default_rng(0)
         for begun in range(0, load.requests, load.block):
             asked = [prompts[n % len(prompts)] for n in range(begun, min(begun + load.block, load.requests))]
             for name in rng.permutation(COLLECTORS).tolist():
-                watch = watching[name]
-                relay.sink = None if watch.tracing is None else watch.tracing.store
-                seconds[name] += await _serve(engine, watch.tracing, asked, load.tokens)
-                await watch.settle()
+                seconds[name] += await servers[name].answer(asked, load.tokens)
+                await servers[name].settle()
                 tick()
     finally:
-        relay.sink = None
-        for name, watch in watching.items():
-            closing[name] = watch.close()
-        engine.close()
+        closing = {name: server.close() for name, server in servers.items()}
     return {
         name: {
             "p50_ms": 1e3 * float(np.quantile(times, 0.5)),
             "p99_ms": 1e3 * float(np.quantile(times, 0.99)),
             "p99_over_none": p99_over(times, seconds["none"]),
             "p99_over_well": p99_over(times, seconds["well"]),
-            "dropped_spans": watching[name].dropped,
+            "dropped_spans": servers[name].dropped,
             "closing_seconds": closing[name],
         }
         for name, times in seconds.items()
@@ -98,80 +89,74 @@ def p99_over(mine: Sequence[float], others: Sequence[float]) -> dict[str, float]
     return {"median": float(np.median(ratios)), "lowest": float(ratios.min()), "highest": float(ratios.max())}
 
 
-async def _serve(
-    engine: AsyncEngine, tracing: Tracing | None, prompts: Sequence[tuple[int, ...]], tokens: int
-) -> list[float]:
-    """Requests one after the other; seconds to the first token of each."""
-    sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
-    firsts = []
-    for number, prompt in enumerate(prompts):
-        request = Request(f"b{time.monotonic_ns()}-{number}", prompt, sampling)
-        began = time.perf_counter()
-        trace = None if tracing is None else tracing.begin("chat", {})
-        if trace is not None:
-            trace.asked([request], request.id, ())
-        deltas: list[Delta] = []
-        async for delta in engine.stream(request):
-            if not deltas:
-                firsts.append(time.perf_counter() - began)
-            deltas.append(delta)
-        if trace is not None:
-            trace.end(200, None)
-    return firsts
+def begun(tracing: Tracing, request: Request) -> Trace:
+    """The trace of a request that has just come in."""
+    trace = tracing.begin("chat", {})
+    trace.asked([request], request.id, ())
+    return trace
 
 
-class _Relay:
-    """A sink that hands on to another, which may change between requests."""
+class _Server:
+    """An engine, traced towards one kind of collector; not traced for `none`. All share models, and take turns."""
 
-    def __init__(self) -> None:
-        self.sink: Sink | None = None
-
-    def started(self, request: Request) -> None:
-        if self.sink is not None:
-            self.sink.started(request)
-
-    def emit(self, record: RoundRecord) -> None:
-        if self.sink is not None:
-            self.sink.emit(record)
-
-    def finished(self, request: Request, completion: Completion) -> None:
-        if self.sink is not None:
-            self.sink.finished(request, completion)
-
-
-class _Watching:
-    """Tracing towards one kind of collector; none for `none`."""
-
-    def __init__(self, kind: str, rows: int, drafters: Sequence[str]) -> None:
+    def __init__(self, kind: str, built: Built) -> None:
         self._collector = collector(kind)
-        url = self._collector.__enter__()
-        self.tracing: Tracing | None = None
+        url, sinks = self._collector.__enter__(), []
+        self._tracing: Tracing | None = None
         if kind != "none":
             settings = TraceSettings(TraceLevel.PHASE, url)
             self._spans = SpanQueue(settings.exporter(), _PAUSE)
-            self.tracing = Tracing(RequestStore(), settings, self._spans, "bench")
-            self.tracing.store.start(rows, drafters)
+            self._tracing = Tracing(RequestStore(), settings, self._spans, "bench")
+            self._tracing.store.start(built.core.limits.max_rows, [drafter.name for drafter in built.drafters])
+            sinks.append(self._tracing.store)
+        core = assemble(
+            built.target,
+            built.drafters,
+            built.tokenizer,
+            specs=built.specs,
+            costs=built.costs,
+            limits=built.core.limits,
+            sinks=sinks,
+        )
+        self._engine = AsyncEngine(core)
 
     @property
     def dropped(self) -> int:
-        return 0 if self.tracing is None else self.tracing.dropped
+        return 0 if self._tracing is None else self._tracing.dropped
+
+    async def answer(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> list[float]:
+        """Requests one after the other; seconds to the first token of each."""
+        sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
+        firsts = []
+        for number, prompt in enumerate(prompts):
+            request = Request(f"b{time.monotonic_ns()}-{number}", prompt, sampling)
+            began, first = time.perf_counter(), 0.0
+            trace = None if self._tracing is None else begun(self._tracing, request)
+            async for _ in self._engine.stream(request):
+                first = first or time.perf_counter() - began
+            firsts.append(first)
+            if trace is not None:
+                trace.end(200, None)
+        return firsts
 
     async def settle(self) -> None:
         """Let it do what is left of a block's work, which is not to fall into another's.
 
         What a collector does not answer in time goes on beside the others: waiting takes nothing from them.
         """
-        if self.tracing is not None:
-            await asyncio.to_thread(self.tracing.store.settle)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.store.settle)
             flushing = asyncio.create_task(asyncio.to_thread(self._spans.force_flush))
             await asyncio.wait([flushing], timeout=_FLUSHING_SECONDS)
         await asyncio.sleep(_SETTLING_SECONDS)
 
     def close(self) -> float:
+        """End everything; the seconds that tracing took to end."""
+        self._engine.close()
         began = time.perf_counter()
-        if self.tracing is not None:
-            self.tracing.store.close()
-            self.tracing.close()
+        if self._tracing is not None:
+            self._tracing.store.close()
+            self._tracing.close()
         took = time.perf_counter() - began
         self._collector.__exit__(None, None, None)
         return took

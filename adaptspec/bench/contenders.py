@@ -8,16 +8,15 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
 from adaptspec.engine.core import EngineCore
 from adaptspec.models.draft import Draft
 from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.training.measure import load_transformers
 from adaptspec.types import Completion
 
 
@@ -32,20 +31,6 @@ class Run:
     drafted: int = 0
 
 
-class Contender(Protocol):
-    """Completes one prompt greedily, alone: up to a number of tokens, or to the end that the model itself finds.
-
-    What a model writes beyond its end token is like nothing it was trained on, and so is what its draft makes of it.
-    """
-
-    @property
-    def name(self) -> str:
-        """As it appears in results."""
-
-    def run(self, prompt: tuple[int, ...], tokens: int) -> Run:
-        """Complete with at most `tokens` tokens, and time it."""
-
-
 class OwnEngine:
     """Our engine under one of its policies. Several contenders may share an engine: they take turns."""
 
@@ -57,6 +42,11 @@ class OwnEngine:
         self._policy = policy
 
     def run(self, prompt: tuple[int, ...], tokens: int) -> Run:
+        """Complete one prompt greedily, alone, with at most `tokens` tokens, and time it.
+
+        It ends where the model itself finds an end: what a model writes beyond that is like nothing it was trained on,
+        and so is what its draft makes of it.
+        """
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
         request = Request(f"bench-{next(self._ids)}", prompt, sampling, SpeculationParams(policy=self._policy))
         started = time.perf_counter()
@@ -71,12 +61,6 @@ class OwnEngine:
         return Run(done.tokens, total, done.timings.finished - first, done.stats.accepted, done.stats.drafted)
 
 
-def load_transformers(place: str, dtype: torch.dtype, device: torch.device) -> Any:
-    """A model as `transformers` runs it: what our own is compared with."""
-    model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
-    return model.to(device).eval()
-
-
 class TransformersGenerate:
     """The same weights through `transformers` `generate`, in the same data type and threads."""
 
@@ -89,7 +73,7 @@ class TransformersGenerate:
         self._ends = list(ends) or None
 
     def run(self, prompt: tuple[int, ...], tokens: int) -> Run:
-        """See `Contender.run`. `decode` is the total: generate does not tell its first token apart."""
+        """As `OwnEngine.run`. `decode` is the total: generate does not tell its first token apart."""
         ids = torch.tensor([prompt], device=self._device)
         started = time.perf_counter()
         with torch.inference_mode():
@@ -103,6 +87,9 @@ class TransformersGenerate:
             )
         total = time.perf_counter() - started
         return Run(tuple(out[0, len(prompt) :].tolist()), total, total)
+
+
+Contender = OwnEngine | TransformersGenerate
 
 
 class WrongDrafter:

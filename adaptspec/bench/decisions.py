@@ -5,11 +5,11 @@ Real times of the control plane on this machine, beside simulated times of the r
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -80,13 +80,12 @@ def run_decisions(
 
 
 def _measure(spec: PolicySpec, tape: Tape, costs: MachineCosts, batch: int, requests: int) -> dict[str, float]:
-    turn = in_turn(tape)
-    order = tuple(turn[i % len(turn)] for i in range(requests))
+    order = tuple(islice(cycle(in_turn(tape)), requests))
     work = stream(tape, Schedule((batch,)), order)
     seconds: list[float] = []
     tally = replay(spec, work, costs, controller=partial(TimedController, seconds))
     spent = np.array(seconds) * 1e6
-    median = statistics.median(spent.tolist())
+    median = float(np.median(spent))
     return {
         "rounds": tally.rounds,
         "median_us": median,

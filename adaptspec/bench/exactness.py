@@ -1,9 +1,8 @@
 """Does speculation change the text? Greedy output against `transformers` `generate`, token for token.
 
-Every prompt runs at each fixed depth, at a depth that changes every round, with the draft model and
-with n-gram lookup, alone and in batches with random arrivals and aborts. A divergence counts as
-rounding only where the target's two best logits lie within the data type's tie; each one is listed. Where one text
-goes on after the other has ended there are no two logits to compare: the gap is None, and that is no rounding.
+Every prompt runs at each fixed depth and at one that changes every round, with each drafter, alone and in batches with
+random arrivals and aborts. A divergence counts as rounding only where the target's two best logits lie within the data
+type's tie; each one is listed. Where one text goes on after the other has ended the gap is None: that is no rounding.
 Where 16 bits round passes of one and of several tokens differently, the report says how many texts speculation changed.
 """
 
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from adaptspec.bench.contenders import load_transformers
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision, Policy
@@ -32,6 +30,7 @@ from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.models.runner import Runner
 from adaptspec.request import Request, SamplingParams
 from adaptspec.tables import Table
+from adaptspec.training.measure import load_transformers
 from adaptspec.types import Completion, IntArray, Reason
 from adaptspec.verification import make_method
 
@@ -52,7 +51,6 @@ class Schedule(Policy):
         self._random = np.random.default_rng(0)
 
     def decide(self, signals: BatchSignals) -> Decision:
-        """The constant, or a draw."""
         size = signals.batch_size
         drawn = self._random.integers(0, self.max_depth + 1, size)
         wanted = drawn if self._depth is None else np.full(size, self._depth)
@@ -69,12 +67,8 @@ class Reference:
     gaps: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One way to decode, as the report names it, and an engine that does it."""
-
-    names: Mapping[str, str]
-    core: Callable[[], EngineCore]
+# Ways to decode: their names in the report, and an engine that does it.
+Way = tuple[Mapping[str, str], Callable[[], EngineCore]]
 
 
 def run_exactness(
@@ -109,22 +103,12 @@ def run_exactness(
 
 def exactness_report(result: dict[str, Any]) -> list[Table | str]:
     """The result for people."""
-    columns = (
-        "depth",
-        "drafter",
-        "batch",
-        "changed",
-        "divergent",
-        "unexplained",
-        "prompts_with_rejections",
-        "drafted",
-        "accepted",
-    )
+    where = ("depth", "drafter", "batch")
+    columns = (*where, "changed", "divergent", "unexplained", "prompts_with_rejections", "drafted", "accepted")
     title = f"{result['prompts']} prompts x {result['tokens']} tokens in {result['dtype']} against transformers"
     table = Table(*(column.replace("_", " ") for column in columns), title=title, keys=3)
     for row in result["settings"]:
         table.add_row(*(str(row[column]) for column in columns))
-    where = ("depth", "drafter", "batch")
     differing = [
         json.dumps({name: row[name] for name in where} | divergence, default=str)
         for row in result["settings"]
@@ -135,18 +119,22 @@ def exactness_report(result: dict[str, Any]) -> list[Table | str]:
 
 
 def _settings(
-    ways: Sequence[Setting], references: Sequence[Reference], tokens: int, tie: float, tick: Callable[[str], None]
+    ways: Sequence[Way], references: Sequence[Reference], tokens: int, tie: float, tick: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """What came of each way to decode, alone and batched. The first, alone, is plain decoding: see `_fixed`."""
     plain: list[Completion] = []
-    for way in ways:
+    for names, core in ways:
         for batched in (False, True):
-            done = (_batched if batched else _alone)(way.core(), references, tokens)
+            done = (_batched if batched else _alone)(core(), references, tokens)
             plain = plain or done
             changed = sum(a.tokens != b.tokens for a, b in zip(plain, done, strict=True))
-            names = {**way.names, "batch": BATCH if batched else 1, "changed": changed}
-            yield {**names, **_compare(references, done, tie)}
-            tick(f"{', '.join(way.names.values())}, {'batched' if batched else 'alone'}")
+            yield {
+                **names,
+                "batch": BATCH if batched else 1,
+                "changed": changed,
+                **_compare(references, done, tie),
+            }
+            tick(f"{', '.join(names.values())}, {'batched' if batched else 'alone'}")
 
 
 def _changed_share(settings: Sequence[Mapping[str, Any]], prompts: int) -> dict[str, float]:
@@ -178,13 +166,13 @@ def _references(place: str, target: Runner, prompts: Sequence[tuple[int, ...]], 
         )
 
 
-def _fixed(built: Built, config: EngineConfig) -> Iterator[Setting]:
+def _fixed(built: Built, config: EngineConfig) -> Iterator[Way]:
     for name, depth in [*((str(d), d) for d in DEPTHS), ("changing", None)]:
         for drafter in built.drafters:
-            yield Setting({"depth": name, "drafter": drafter.name}, partial(_core, built, drafter, depth, config))
+            yield {"depth": name, "drafter": drafter.name}, partial(_core, built, drafter, depth, config)
 
 
-def _policies(built: Built, config: EngineConfig) -> Iterator[Setting]:
+def _policies(built: Built, config: EngineConfig) -> Iterator[Way]:
     for spec in built.specs:
         core = partial(
             assemble,
@@ -195,7 +183,7 @@ def _policies(built: Built, config: EngineConfig) -> Iterator[Setting]:
             costs=built.costs,
             limits=config.limits,
         )
-        yield Setting({"depth": spec.name, "drafter": ", ".join(spec.drafters)}, core)
+        yield {"depth": spec.name, "drafter": ", ".join(spec.drafters)}, core
 
 
 def _core(built: Built, drafter: Drafter, depth: int | None, config: EngineConfig) -> EngineCore:
@@ -246,7 +234,9 @@ def _compare(references: Sequence[Reference], done: Sequence[Completion], tie: f
     divergences: list[dict[str, Any]] = []
     for i, (reference, completion) in enumerate(zip(references, done, strict=True)):
         if completion.tokens != reference.tokens:
-            at = _first_difference(reference.tokens, completion.tokens)
+            pairs = enumerate(zip(reference.tokens, completion.tokens, strict=False))
+            shorter = min(len(reference.tokens), len(completion.tokens))
+            at = next((j for j, (a, b) in pairs if a != b), shorter)
             gap = reference.gaps[at] if at < len(reference.gaps) else None
             divergences.append({"prompt": i, "position": at, "gap": gap})
     rejected = sum(c.stats.accepted < c.stats.drafted for c in done)
@@ -258,7 +248,3 @@ def _compare(references: Sequence[Reference], done: Sequence[Completion], tie: f
         "accepted": sum(c.stats.accepted for c in done),
         "divergences": divergences,
     }
-
-
-def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -53,14 +54,8 @@ class QuickSettings:
             raise ConfigError("a timing needs at least 2 tokens (--tokens) and 1 repeat (--repeats)")
 
 
-@dataclass(frozen=True)
-class Timed:
-    """One contender on one prompt in one repeat."""
-
-    contender: str
-    task: str
-    repeat: int
-    run: Run
+# By contender and task: the runs of each repeat.
+Runs = dict[tuple[str, str], list[list[Run]]]
 
 
 def run_quick(
@@ -75,17 +70,19 @@ def run_quick(
     settings = replace(settings, policy=built.core.controller.default)
     contenders = _contenders(config, built, settings.policy)
     longest = built.target.info.context - settings.tokens
-    timed: list[Timed] = []
-    _warm_up(contenders, built, workloads, longest)
+    runs: Runs = {(c.name, task): [[] for _ in range(settings.repeats)] for c in contenders for task in workloads}
+    for contender in contenders:  # warm
+        contender.run(encode(built.tokenizer, next(iter(workloads.values()))[0], longest), 16)
     for repeat in range(settings.repeats):
         for task, prompts in workloads.items():
             for prompt in prompts:
                 ids = encode(built.tokenizer, prompt, longest)
                 # Whoever goes first meets a colder machine: take turns.
                 order = contenders[repeat % len(contenders) :] + contenders[: repeat % len(contenders)]
-                timed += [Timed(c.name, task, repeat, c.run(ids, settings.tokens)) for c in order]
+                for contender in order:
+                    runs[contender.name, task][repeat].append(contender.run(ids, settings.tokens))
                 tick()
-    return _result(timed, workloads, settings, built)
+    return _result(runs, workloads, settings, built)
 
 
 def _contenders(config: EngineConfig, built: Built, policy: str) -> list[Contender]:
@@ -130,12 +127,12 @@ def _drafter(built: Built) -> str:
 def _fixed(built: Built) -> list[PolicySpec]:
     """Every fixed depth of the policy's drafters."""
     first = _drafter(built)
+    lookups = [name for name in built.specs[0].drafters if kind_of(name) is Kind.LOOKUP and name != first]
     depths = LOOKUP_DEPTHS if kind_of(first) is Kind.LOOKUP else STATIC_DEPTHS
-    specs = [_static(f"fixed-{depth}", depth, first) for depth in depths]
-    for name in built.specs[0].drafters:
-        if kind_of(name) is Kind.LOOKUP and name != first:
-            specs += [_static(f"fixed-{name}-{depth}", depth, name) for depth in LOOKUP_DEPTHS]
-    return specs
+    return [
+        *(_static(f"fixed-{depth}", depth, first) for depth in depths),
+        *(_static(f"fixed-{name}-{depth}", depth, name) for name in lookups for depth in LOOKUP_DEPTHS),
+    ]
 
 
 def _static(name: str, depth: int, drafter: str) -> PolicySpec:
@@ -147,14 +144,8 @@ def _static(name: str, depth: int, drafter: str) -> PolicySpec:
     )
 
 
-def _warm_up(contenders: Sequence[Contender], built: Built, workloads: Workloads, longest: int) -> None:
-    prompt = next(iter(workloads.values()))[0]
-    for contender in contenders:
-        contender.run(encode(built.tokenizer, prompt, longest), 16)
-
-
-def _result(timed: Sequence[Timed], workloads: Workloads, settings: QuickSettings, built: Built) -> dict[str, Any]:
-    tasks = {task: _task_ratios(timed, task, settings) for task in workloads}
+def _result(runs: Runs, workloads: Workloads, settings: QuickSettings, built: Built) -> dict[str, Any]:
+    tasks = {task: _task_ratios(runs, task, settings.policy) for task in workloads}
     mean = {key: statistics.fmean(row[key]["median"] for row in tasks.values()) for key in next(iter(tasks.values()))}
     return {
         "benchmark": "quick",
@@ -173,35 +164,33 @@ def _result(timed: Sequence[Timed], workloads: Workloads, settings: QuickSetting
             "drafter": _drafter(built),
             "prompts": {task: len(prompts) for task, prompts in workloads.items()},
         },
-        "milliseconds_per_token": _speeds(timed),
-        "acceptance_length": {task: _acceptance(timed, task, settings.policy) for task in workloads},
+        "milliseconds_per_token": _speeds(runs),
+        "acceptance_length": {task: _acceptance(runs[settings.policy, task]) for task in workloads},
         "mean": mean,
         "worst": {key: min(row[key]["median"] for row in tasks.values()) for key in mean},
         "tasks": tasks,
     }
 
 
-def _task_ratios(timed: Sequence[Timed], task: str, settings: QuickSettings) -> dict[str, dict[str, float]]:
+def _task_ratios(runs: Runs, task: str, policy: str) -> dict[str, dict[str, float]]:
     """Median, lowest and highest ratio over the repeats; each repeat's times are summed over its prompts."""
-    mine = [t for t in timed if t.task == task]
 
-    def seconds(name: str, part: str) -> list[float]:
-        return [
-            sum(getattr(t.run, part) for t in mine if t.contender == name and t.repeat == repeat)
-            for repeat in range(settings.repeats)
-        ]
+    def decode(name: str) -> list[float]:
+        return [sum(run.decode for run in repeat) for repeat in runs[name, task]]
 
-    plain, policy = seconds("off", "decode"), seconds(settings.policy, "decode")
-    names = sorted({t.contender for t in mine if t.contender.startswith("fixed-")})
-    fixed = {name: seconds(name, "decode") for name in names}
-    best = min(["off", *fixed], key=lambda name: statistics.median(fixed.get(name, plain)))
+    def total(name: str) -> list[float]:
+        return [sum(run.total for run in repeat) for repeat in runs[name, task]]
+
+    plain = decode("off")
+    fixed = {name: decode(name) for name, of in sorted(runs) if of == task and name.startswith("fixed-")}
+    best = min([plain, *fixed.values()], key=statistics.median)
     return {
-        "plain_over_transformers": _ratio(seconds("transformers", "total"), seconds("off", "total")),
-        "policy_over_plain": _ratio(plain, policy),
-        "policy_over_plain_whole_request": _ratio(seconds("off", "total"), seconds(settings.policy, "total")),
-        "policy_over_best_fixed": _ratio(fixed.get(best, plain), policy),
-        "wrong_draft_over_plain": _ratio(plain, seconds("wrong-draft", "decode")),
-        **{f"{name}_over_plain": _ratio(plain, fixed[name]) for name in fixed},
+        "plain_over_transformers": _ratio(total("transformers"), total("off")),
+        "policy_over_plain": _ratio(plain, decode(policy)),
+        "policy_over_plain_whole_request": _ratio(total("off"), total(policy)),
+        "policy_over_best_fixed": _ratio(best, decode(policy)),
+        "wrong_draft_over_plain": _ratio(plain, decode("wrong-draft")),
+        **{f"{name}_over_plain": _ratio(plain, seconds) for name, seconds in fixed.items()},
     }
 
 
@@ -210,21 +199,19 @@ def _ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
 
 
-def _speeds(timed: Sequence[Timed]) -> dict[str, float]:
-    names = dict.fromkeys(t.contender for t in timed)
-    return {
-        name: 1e3 * statistics.median(t.run.decode / max(1, len(t.run.tokens)) for t in timed if t.contender == name)
-        for name in names
-    }
+def _speeds(runs: Runs) -> dict[str, float]:
+    spent: dict[str, list[float]] = {}
+    for (name, _), repeats in runs.items():
+        spent.setdefault(name, []).extend(run.decode / max(1, len(run.tokens)) for run in chain(*repeats))
+    return {name: 1e3 * statistics.median(seconds) for name, seconds in spent.items()}
 
 
-def _acceptance(timed: Sequence[Timed], task: str, policy: str) -> dict[str, float]:
-    """Accepted and drafted tokens per emitted token, under the policy."""
-    runs = [t.run for t in timed if t.task == task and t.contender == policy]
-    emitted = sum(len(run.tokens) for run in runs)
+def _acceptance(repeats: Sequence[Sequence[Run]]) -> dict[str, float]:
+    """Accepted and drafted tokens per emitted token."""
+    emitted = sum(len(run.tokens) for run in chain(*repeats))
     return {
-        "accepted_per_token": sum(run.accepted for run in runs) / emitted,
-        "drafted_per_token": sum(run.drafted for run in runs) / emitted,
+        "accepted_per_token": sum(run.accepted for run in chain(*repeats)) / emitted,
+        "drafted_per_token": sum(run.drafted for run in chain(*repeats)) / emitted,
     }
 
 

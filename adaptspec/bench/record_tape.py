@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -59,14 +59,23 @@ def record(built: Built, workloads: Workloads, settings: RecordSettings, tick: C
     judge = Judge(built.target, built.drafters)
     tapes = []
     for job in jobs:
-        tapes.append(_recorded(built, judge, job, texts[job.request.id]))
+        sampling, tokens = job.request.sampling, texts[job.request.id]
+        text = Written(job.request.prompt, tuple(tokens), _length(tokens, built.target.info.eos_token_ids), sampling)
+        one = recorded(
+            name=job.request.id,
+            prompt_tokens=len(text.prompt),
+            length=text.length,
+            views=judge.views(text),
+            task=job.task,
+            source=job.source,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            seed=sampling.seed or 0,
+        )
+        tapes.append(one)
         tick()
-    about = {
-        "target": built.target.info.fingerprint,
-        "models": built.pair,
-        "dtype": built.target.info.dtype,
-        "verification": "coupled",
-    }
+    info = built.target.info
+    about = {"target": info.fingerprint, "models": built.pair, "dtype": info.dtype, "verification": "coupled"}
     return join(tapes, about)
 
 
@@ -92,7 +101,7 @@ def _jobs(built: Built, workloads: Workloads, settings: RecordSettings, longest:
 
 def _write(built: Built, requests: Sequence[Request], tick: Callable[[], None]) -> dict[str, list[int]]:
     """What the target writes without any drafts, by request: past its end, so far as a draft may reach."""
-    core, ends = built.core, set(built.target.info.eos_token_ids)
+    core, ends = built.core, built.target.info.eos_token_ids
     texts: dict[str, list[int]] = {request.id: [] for request in requests}
     for request in requests:
         core.check(request)
@@ -109,26 +118,9 @@ def _write(built: Built, requests: Sequence[Request], tick: Callable[[], None]) 
     return texts
 
 
-def _length(tokens: Sequence[int], ends: set[int]) -> int:
+def _length(tokens: Sequence[int], ends: Collection[int]) -> int:
     """How many of the tokens are emitted: up to the first that ends a text."""
     return next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
-
-
-def _recorded(built: Built, judge: Judge, job: _Job, tokens: Sequence[int]) -> Tape:
-    sampling = job.request.sampling
-    length = _length(tokens, set(built.target.info.eos_token_ids))
-    text = Written(job.request.prompt, tuple(tokens), length, sampling)
-    return recorded(
-        name=job.request.id,
-        prompt_tokens=len(text.prompt),
-        length=length,
-        views=judge.views(text),
-        task=job.task,
-        source=job.source,
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        seed=sampling.seed or 0,
-    )
 
 
 def summarise(tape: Tape) -> list[dict[str, str | int | float]]:

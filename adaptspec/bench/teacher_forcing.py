@@ -58,10 +58,7 @@ class Judge:
         """
         size = len(text.output)
         # A batch whose one row stands at the end of the prompt: position t of the output is t drafted tokens on.
-        row = SamplingRow(
-            text.sampling, text.sampling.seed or 0, list(text.prompt), len(text.prompt), self._target.info.eos_token_ids
-        )
-        sampling = SamplingBatch([row], self._target.info.vocab_size, self._target.device)
+        sampling = self._sampling(text, list(text.prompt), self._target.device)
         scores = self._scores(self._target, text, sampling, size)
         shares = sampling.probabilities(scores, np.zeros(size, dtype=np.int64))
         return {
@@ -70,6 +67,12 @@ class Judge:
             else _of_lookup(drafter, text, sampling, shares)
             for drafter in self._drafters
         }
+
+    def _sampling(self, text: Written, tokens: list[int], device: torch.device) -> SamplingBatch:
+        """A batch whose one row stands behind these tokens."""
+        info = self._target.info
+        row = SamplingRow(text.sampling, text.sampling.seed or 0, tokens, len(text.prompt), info.eos_token_ids)
+        return SamplingBatch([row], info.vocab_size, device)
 
     def _of_model(
         self, drafter: ModelDrafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor
@@ -107,39 +110,27 @@ class Judge:
         confidence, entropy = np.full((2, len(text.output), _AFTER_MISS), np.nan)
         try:
             if len(wrong):
-                _fill(runner, text.tokens[: prompt + int(wrong[-1])])
+                _read(runner, text.tokens[: prompt + int(wrong[-1])], 1)
             # Backwards: what the cache holds of the text before is never spoilt.
             for at in wrong[::-1].tolist():
                 tokens = text.tokens[: prompt + at]
                 drafter.commit(0, len(tokens) - 1)
-                row = SamplingRow(
-                    text.sampling, text.sampling.seed or 0, tokens, prompt, self._target.info.eos_token_ids
-                )
-                batch = SamplingBatch([row], self._target.info.vocab_size, runner.device)
+                batch = self._sampling(text, tokens, runner.device)
                 job = DraftJob(np.zeros(1, dtype=np.int64), [tokens], np.array([1 + _AFTER_MISS]), batch)
                 draft = drafter.propose(job)
                 count = max(0, int(draft.counts[0]) - 1)
                 if draft.counts[0] and int(draft.tokens[0, count]) in drafter.ends:
                     ended[at] = 1 + count
-                confidence[at, :count], entropy[at, :count] = (
-                    draft.confidence[0, 1 : 1 + count],
-                    draft.entropy[0, 1 : 1 + count],
-                )
+                confidence[at, :count] = draft.confidence[0, 1 : 1 + count]
+                entropy[at, :count] = draft.entropy[0, 1 : 1 + count]
         finally:
             drafter.free(0)
         return AfterMiss(confidence, entropy), ended
 
     def _scores(self, runner: Runner, text: Written, sampling: SamplingBatch, count: int) -> torch.Tensor:
         """Scores [count, V] of the first `count` positions of the output, given the true text before each."""
-        fed = len(text.prompt) + count - 1
-        if not runner.reserve(0, fed):
-            raise ConfigError(
-                f"{runner.info.name} has no room for {fed} tokens; give more cache tokens, or fewer --tokens"
-            )
         try:
-            tokens = np.array(text.tokens[:fed], dtype=np.int64)
-            counts = np.array([fed], dtype=np.int64)
-            logits = runner.forward(Packed(np.zeros(1, dtype=np.int64), counts, tokens, np.array([count])))
+            logits = _read(runner, text.tokens[: len(text.prompt) + count - 1], count)
             drafted = np.array([text.output], dtype=np.int64)
             scores = sampling.process(logits, np.zeros(count, dtype=np.int64), np.arange(count), drafted)
             return scores.clone()  # the runner may use its buffer again
@@ -182,12 +173,14 @@ def _of_lookup(drafter: Drafter, text: Written, sampling: SamplingBatch, shares:
     return DraftView(run, reach, unknown, unknown, np.minimum(chance, 1.0))
 
 
-def _fill(runner: Runner, tokens: Sequence[int]) -> None:
+def _read(runner: Runner, tokens: Sequence[int], count: int) -> torch.Tensor:
+    """Have row 0 read the tokens: logits [count, V] after the last of them."""
     if not runner.reserve(0, len(tokens)):
-        raise ConfigError(f"{runner.info.name} has no room for {len(tokens)} tokens; give more cache tokens")
-    read = np.array(tokens, dtype=np.int64)
+        raise ConfigError(
+            f"{runner.info.name} has no room for {len(tokens)} tokens; give more cache tokens, or fewer --tokens"
+        )
     one = np.ones(1, dtype=np.int64)
-    runner.forward(Packed(0 * one, len(read) * one, read, one))
+    return runner.forward(Packed(0 * one, len(tokens) * one, np.array(tokens, dtype=np.int64), count * one))
 
 
 def _readable(runner: Runner, text: Written) -> int:

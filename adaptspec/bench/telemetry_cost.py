@@ -1,8 +1,7 @@
 """What watching costs: microseconds per round by trace level, and first tokens beside collectors that misbehave.
 
-The first is what the engine thread pays to tell the store of a round, and what all threads together do. The second
-serves requests with the bundled pair while spans go to a collector that is well, dead, slow or refuses (see
-`collectors`).
+The first is what the engine thread pays to tell the store of a round, and what all threads together do; for the second
+see `collectors`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptspec.bench.collectors import COLLECTORS, Load, collector, run_collectors
+from adaptspec.bench.collectors import COLLECTORS, Load, begun, collector, run_collectors
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.drafters import at_hand
@@ -27,11 +26,13 @@ from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings
 from adaptspec.telemetry.request_store import RequestStore
-from adaptspec.telemetry.tracing import Trace, Tracing
+from adaptspec.telemetry.tracing import Tracing
 from adaptspec.types import Completion, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
 
 BATCHES = (1, 16)
 DRAFTERS = at_hand(draft=True)
+# Who reads the store. Rows but the last say what one reader costs.
+READERS = ("metrics", "earnings", "live", *(f"traces: {level.value}" for level in TraceLevel), "all")
 _TINY = CostProfile((1, 16), (1, 8), ((1e-3, 2e-3), (3e-3, 9e-3)), overhead=1e-4)
 
 
@@ -46,7 +47,7 @@ class TelemetrySettings:
     @property
     def steps(self) -> int:
         """How often progress is told."""
-        return len(BATCHES) * len(_READERS) + len(COLLECTORS) * -(-self.load.requests // self.load.block)
+        return len(BATCHES) * len(READERS) + len(COLLECTORS) * -(-self.load.requests // self.load.block)
 
 
 def run_telemetry(workloads: Workloads, settings: TelemetrySettings, tick: Callable[[], None]) -> dict[str, Any]:
@@ -57,9 +58,9 @@ def run_telemetry(workloads: Workloads, settings: TelemetrySettings, tick: Calla
     """
     rows = []
     for batch in BATCHES:
-        for name, make in _READERS.items():
+        for reader in READERS:
             with collector("well") as url:
-                rows.append({"batch": batch, "reader": name, **_cost(make, url, batch, settings)})
+                rows.append({"batch": batch, "reader": reader, **_cost(reader, url, batch, settings)})
             tick()
     return {
         "benchmark": "telemetry",
@@ -68,55 +69,30 @@ def run_telemetry(workloads: Workloads, settings: TelemetrySettings, tick: Calla
     }
 
 
-_Reader = Callable[[RequestStore, str], Tracing | None]
+def _start(reader: str, store: RequestStore, url: str) -> Tracing | None:
+    """Have it read the store."""
+    if reader in ("metrics", "all"):
+        Metrics(store)
+    if reader in ("earnings", "all"):
+        Earnings(store).begin(CostTable(_TINY), DRAFTERS, max(BATCHES), 1)
+    if reader in ("live", "all"):
+        LiveFeed(store)
+    kind, _, level = reader.partition(": ")
+    if kind not in ("traces", "all"):
+        return None
+    settings = TraceSettings(TraceLevel(level or TraceLevel.PHASE), url)
+    return Tracing(store, settings, SpanQueue(settings.exporter()), "bench") if settings.enabled else None
 
 
-def _metrics(store: RequestStore, _: str) -> None:
-    Metrics(store)
-
-
-def _earnings(store: RequestStore, _: str) -> None:
-    Earnings(store).begin(CostTable(_TINY), DRAFTERS, max(BATCHES), 1)
-
-
-def _live(store: RequestStore, _: str) -> None:
-    LiveFeed(store)
-
-
-def _traces(level: TraceLevel) -> _Reader:
-    def make(store: RequestStore, url: str) -> Tracing | None:
-        settings = TraceSettings(level, url)
-        return Tracing(store, settings, SpanQueue(settings.exporter()), "bench") if settings.enabled else None
-
-    return make
-
-
-def _all(store: RequestStore, url: str) -> Tracing | None:
-    _metrics(store, url)
-    _earnings(store, url)
-    _live(store, url)
-    return _traces(TraceLevel.PHASE)(store, url)
-
-
-# Who reads the store. Rows but the last say what one reader costs.
-_READERS: dict[str, _Reader] = {
-    "metrics": _metrics,
-    "earnings": _earnings,
-    "live": _live,
-    **{f"traces: {level.value}": _traces(level) for level in TraceLevel},
-    "all": _all,
-}
-
-
-def _cost(make: _Reader, url: str, batch: int, settings: TelemetrySettings) -> dict[str, float]:
+def _cost(reader: str, url: str, batch: int, settings: TelemetrySettings) -> dict[str, float]:
     """Microseconds per round of the thread that emits, and of all work that follows, per row of the round."""
     records, emitting, working = _rounds(batch, settings.rounds), [], 0.0
     requests = [Request(name, (1,) * 64) for name in records[0].request_ids]
     store = RequestStore(pause=3600.0)
-    tracing = make(store, url)
+    tracing = _start(reader, store, url)
     store.start(batch, DRAFTERS)
     for lot in range(settings.lots):
-        traces = [_begun(tracing, request) for request in requests if tracing is not None]
+        traces = [begun(tracing, request) for request in requests if tracing is not None]
         for request in requests:
             store.started(request)
         began = time.perf_counter()
@@ -139,12 +115,6 @@ def _cost(make: _Reader, url: str, batch: int, settings: TelemetrySettings) -> d
         "engine_us_per_row": statistics.median(emitting) * 1e6 / batch,
         "elsewhere_us_per_row": working / rounds / batch * 1e6,
     }
-
-
-def _begun(tracing: Tracing, request: Request) -> Trace:
-    trace = tracing.begin("chat", {})
-    trace.asked([request], request.id, ())
-    return trace
 
 
 def _rounds(batch: int, count: int) -> list[RoundRecord]:

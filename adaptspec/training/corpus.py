@@ -6,19 +6,19 @@ import hashlib
 import io
 import json
 import lzma
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 from adaptspec.errors import CorpusError
 from adaptspec.files import open_file
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 SPECIAL_TOKENS = ("<|pad|>", END, USER, ASSISTANT)
-SYNTHETIC = "synthetic"  # the source tag of text made by a program
+SYNTHETIC = "synthetic"  # the source tag of text made by a program: held-out records share templates with the others
 T = TypeVar("T")
 BUILT_IN = Path(__file__).parent / "prompts.jsonl"  # a prompt of each task, in the form that users give theirs
 
@@ -34,7 +34,6 @@ class Record:
 
     @property
     def synthetic(self) -> bool:
-        """Whether a program wrote it: held-out records of that kind share templates with the training text."""
         return self.source == SYNTHETIC
 
     @property
@@ -59,7 +58,6 @@ class Corpus:
 
     @property
     def sources(self) -> dict[str, int]:
-        """Number of training records of each source, by its tag."""
         return dict(sorted(Counter(record.source for record in self.train).items()))
 
 
@@ -107,7 +105,11 @@ def read_objects(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
         CorpusError: the file is missing or damaged, or a line is not a JSON object.
     """
     try:
-        with _open(path) as lines:
+        with (
+            open(open_file(path), "rb") as file,
+            lzma.LZMAFile(file) if path.suffix == ".xz" else file as plain,
+            io.TextIOWrapper(plain, encoding="utf-8") as lines,
+        ):
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield f"{path}:{number}", _object(line, f"{path}:{number}")
@@ -124,24 +126,16 @@ def strings(where: str, fields: Mapping[str, object], names: Sequence[str]) -> l
     missing = [name for name in names if name not in fields]
     if missing:
         raise CorpusError(f"{where}: a line needs {', '.join(missing)}")
-    return [_string(where, name, fields[name]) for name in names]
-
-
-def _string(where: str, name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise CorpusError(f"{where}: {name} must be a string, not {type(value).__name__}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        code = f"\\u{ord(value[error.start]):04x}"
-        raise CorpusError(f"{where}: {name} holds {code}, half of a character; repair or delete the line") from error
-    return value
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[TextIO]:
-    with open(open_file(path), "rb") as file, lzma.LZMAFile(file) if path.suffix == ".xz" else file as plain:
-        yield io.TextIOWrapper(plain, encoding="utf-8")
+    values = []
+    for name in names:
+        value = fields[name]
+        if not isinstance(value, str):
+            raise CorpusError(f"{where}: {name} must be a string, not {type(value).__name__}")
+        if half := re.search("[\ud800-\udfff]", value):
+            code = f"\\u{ord(half[0]):04x}"
+            raise CorpusError(f"{where}: {name} holds {code}, half of a character; repair or delete the line")
+        values.append(value)
+    return values
 
 
 def _object(line: str, where: str) -> Mapping[str, object]:
@@ -164,12 +158,11 @@ class Prompt:
 
     @property
     def synthetic(self) -> bool:
-        """Whether a program wrote it; such prompts flatter a pair that was trained on their templates."""
         return self.source == SYNTHETIC
 
 
 def choose_prompts(path: Path | None, held_out: Sequence[Record]) -> list[Prompt]:
-    """The prompts in `path`, or without one those of the held-out records that have a prompt."""
+    """The prompts in `path`, or else those of the held-out records."""
     if path is not None:
         return read_prompts(path)
     return [Prompt(r.task, r.source, r.prompt) for r in held_out if r.prompt is not None]

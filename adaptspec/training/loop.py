@@ -7,18 +7,19 @@ import io
 import math
 import pickle
 import signal
+import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 from torch import nn
 
@@ -80,16 +81,24 @@ def train(
     if path.exists() and not progress.step:
         console.print(f"{path.stem}: {path} was trained on another model's answers, so training starts anew")
     if progress.seconds < settings.minutes * 60:
-        monitor = _Monitor(path.stem, path.with_suffix(".log"), settings, windows, console)
-        run = _Run(loss, windows, settings, optimizer, progress, next(model.parameters()).device, clock)
-        with monitor.bar:
-            run.until_time_is_up(monitor, lambda: save(path, model, optimizer, progress, origin))
+        columns = (
+            TextColumn("{task.description:>7}"),
+            BarColumn(),
+            TextColumn("{task.percentage:3.0f} %  {task.fields[figures]}"),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        with ProgressBar(*columns, console=console) as bar:
+            run = _Run(loss, windows, settings, optimizer, progress, next(model.parameters()).device, clock, path, bar)
+            run.until_time_is_up(lambda: save(path, model, optimizer, progress, origin))
     return progress
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What the steps of one call of `train` share."""
+    """What the steps of one call of `train` share. They are told by the bar, or by lines where nobody watches, and in
+    the log beside the checkpoint's `path`.
+    """
 
     loss: Loss
     windows: Windows
@@ -98,78 +107,58 @@ class _Run:
     progress: Progress
     device: torch.device
     clock: Clock
+    path: Path
+    bar: ProgressBar
+    losses: list[float] = field(default_factory=list)  # since the log's last line
 
-    def until_time_is_up(self, monitor: _Monitor, save: Callable[[], None]) -> None:
+    def until_time_is_up(self, save: Callable[[], None]) -> None:
         """Take steps, saving now and then, at the end and before a Ctrl-C is passed on."""
         progress, settings = self.progress, self.settings
+        shown = self.bar.add_task(self.path.stem, total=settings.minutes * 60, figures="starting")
         last_save = progress.seconds
         try:
             # torch.compile's minute is not training time: one batch of which nothing is learned.
             float(self._backward())  # waits for a GPU
             self.optimizer.clear()
             while progress.seconds < settings.minutes * 60:
-                monitor.stepped(self._step(), progress)
+                self._step()
+                self._tell(shown)
                 if progress.seconds - last_save > settings.checkpoint_minutes * 60:
                     save()
-                    monitor.saved(progress)
                     last_save = progress.seconds
+                    if not self.bar.console.is_terminal:
+                        done = f"{progress.seconds / 60:.1f} min, {self.bar.tasks[shown].fields['figures']}"
+                        self.bar.console.print(f"{self.path.stem}: {done}, checkpoint saved")
         except KeyboardInterrupt:
             if progress.seconds > last_save:
                 save()
             raise
         save()
 
-    def _step(self) -> float:
-        """Take one step; return its loss."""
+    def _step(self) -> None:
         started = self.clock()
         value = self._backward()
         with interrupts_held_back():  # half an update must not be saved
             self.optimizer.step(self.settings.schedule(self.progress))
-            number = _finite(float(value), self.progress.step)
+            self.losses.append(_finite(float(value), self.progress.step))
             self.progress.step += 1
             self.progress.seconds += self.clock() - started
-        return number
 
     def _backward(self) -> torch.Tensor:
         value = self.loss(self.windows.at(self.progress.step).to(self.device))
         value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
 
-
-class _Monitor:
-    """What the run tells the outside: a progress bar, or lines where nobody watches, and the log file."""
-
-    def __init__(self, name: str, log: Path, settings: LoopSettings, windows: Windows, console: Console) -> None:
-        self._name, self._log, self._settings, self._windows = name, log, settings, windows
-        self._console = console
-        self._sum, self._steps = 0.0, 0
-        columns = (
-            TextColumn("{task.description:>7}"),
-            BarColumn(),
-            TextColumn("{task.percentage:3.0f} %  {task.fields[figures]}"),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-        )
-        self.bar = ProgressBar(*columns, console=console)
-        self._task = self.bar.add_task(name, total=settings.minutes * 60, figures="starting")
-
-    def stepped(self, loss: float, progress: Progress) -> None:
-        """Take note of one step."""
-        self._sum, self._steps = self._sum + loss, self._steps + 1
-        self.bar.update(self._task, completed=progress.seconds)
-        if self._steps == self._settings.log_steps:
-            seen = self._windows.tokens_after(progress.step)
-            figures = f"{seen / 1e6:.2f}M loss {self._sum / self._steps:.4f} {seen / progress.seconds:.0f} tok/s"
-            self.bar.update(self._task, figures=figures)
-            with self._log.open("a") as out:
-                out.write(f"{self._name} step {progress.step} tokens {figures}\n")
-            self._sum, self._steps = 0.0, 0
-
-    def saved(self, progress: Progress) -> None:
-        """Say so where there is no progress bar to look at."""
-        if not self._console.is_terminal:
-            figures = self.bar.tasks[self._task].fields["figures"]
-            self._console.print(f"{self._name}: {progress.seconds / 60:.1f} min, {figures}, checkpoint saved")
+    def _tell(self, shown: TaskID) -> None:
+        self.bar.update(shown, completed=self.progress.seconds)
+        if len(self.losses) == self.settings.log_steps:
+            seen = self.windows.tokens_after(self.progress.step)
+            speed = f"{seen / self.progress.seconds:.0f} tok/s"
+            figures = f"{seen / 1e6:.2f}M loss {statistics.fmean(self.losses):.4f} {speed}"
+            self.bar.update(shown, figures=figures)
+            with self.path.with_suffix(".log").open("a") as out:
+                out.write(f"{self.path.stem} step {self.progress.step} tokens {figures}\n")
+            self.losses.clear()
 
 
 def save(path: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, origin: str = "") -> None:

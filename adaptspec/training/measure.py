@@ -28,10 +28,10 @@ NOISE_DRAWS = 4  # per position; over a task's thousands of positions the error 
 class Trace:
     """One output of the target and, for each of its n tokens, how the draft did on the true prefix.
 
-    `agreed`: the draft's most likely token is the target's. `confidence` is the draft's probability of
-    that token, `entropy` (nats) that of its distribution. The last three are acceptance
-    probabilities at TEMPERATURE: by rejection sampling, sum(min(p, q)); with coupled noise; and for a
-    greedy draft under rejection, p(argmax q). `synthetic`: a program wrote the prompt.
+    `agreed`: the draft's most likely token is the target's. `confidence` is the draft's probability of that token,
+    `entropy` (nats) that of its distribution. The last three are acceptance probabilities at TEMPERATURE: by rejection
+    sampling, sum(min(p, q)); with coupled noise; and for a greedy draft under rejection, p(argmax q). `synthetic`: a
+    program wrote the prompt.
     """
 
     agreed: BoolArray
@@ -49,8 +49,7 @@ class MeasuredPair:
     def __init__(self, target: Path, draft: Path, device: str = "cpu") -> None:
         self._device = torch.device(device)
         self._tokenizer = AutoTokenizer.from_pretrained(target)
-        self._target = _load(target, self._device)
-        self._draft = _load(draft, self._device)
+        self._target, self._draft = (load_transformers(place, torch.float32, self._device) for place in (target, draft))
         self.context = int(self._target.config.max_position_embeddings)
 
     @property
@@ -70,7 +69,6 @@ class MeasuredPair:
         return ids[: self.context]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids, without special tokens."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     @torch.inference_mode()
@@ -125,8 +123,9 @@ class MeasuredPair:
         )
 
 
-def _load(folder: Path, device: torch.device) -> Any:  # transformers' annotations refuse `.to(device)` and `.generate`
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+def load_transformers(place: str | Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """A model as `transformers` runs it, whose annotations refuse `.to(device)` and `.generate`."""
+    model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
     return model.to(device).eval()
 
 
@@ -148,9 +147,8 @@ def _numbers(values: torch.Tensor) -> FloatArray:
 class AcceptanceFigures:
     """Acceptance on one task's greedy outputs. None where it cannot be said (no such prompts, no variation).
 
-    `lengths` is by depth (DEPTHS), with the bonus token; `by_position[j]` is the conditional acceptance
-    at position j + 1 of depth-7 rounds; the correlations are those of agreement with the draft's
-    confidence and entropy.
+    `lengths` is by depth (DEPTHS), with the bonus token; `by_position[j]` is the conditional acceptance at position
+    j + 1 of depth-7 rounds; the correlations are those of agreement with the draft's confidence and entropy.
     """
 
     task: str
@@ -186,9 +184,7 @@ def task_figures(task: str, traces: Sequence[Trace]) -> AcceptanceFigures:
         agreement_real=_mean(agreed[~synthetic]),
         lengths={depth: acceptance_length(outputs, depth) for depth in DEPTHS},
         by_position=conditional_acceptance(outputs, DEPTHS[-1]),
-        rejection=float(joined("rejection").mean()),
-        coupled=float(joined("coupled").mean()),
-        greedy_draft=float(joined("greedy_draft").mean()),
+        **{name: float(joined(name).mean()) for name in ("rejection", "coupled", "greedy_draft")},
         confidence_correlation=_correlation(joined("confidence"), agreed),
         entropy_correlation=_correlation(joined("entropy"), agreed),
     )
@@ -205,9 +201,8 @@ def conditional_acceptance(outputs: Sequence[BoolArray], depth: int) -> tuple[fl
     accepted, reached = np.zeros(depth), np.zeros(depth)
     for agreed in outputs:
         for start, kept in _rounds(agreed, depth):
-            drafted = min(depth, len(agreed) - start)
             accepted[:kept] += 1
-            reached[: min(kept + 1, drafted)] += 1
+            reached[: min(kept + 1, len(agreed) - start)] += 1
     return tuple(float(a / r) if r else None for a, r in zip(accepted, reached, strict=True))
 
 

@@ -1,9 +1,8 @@
 """What a training step minimises, and how: the recipe's two losses, and Muon with AdamW behind one optimizer.
 
-Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) orthogonalises the momentum of
-each matrix; with updates scaled to AdamW's root mean square (Liu et al. 2025, "Muon is scalable for
-LLM training") both share one learning rate. On two CPU cores tokens are the scarce thing, and it
-needs clearly fewer of them.
+Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) orthogonalises the momentum of each matrix; with
+updates scaled to AdamW's root mean square (Liu et al. 2025, "Muon is scalable for LLM training") both share one
+learning rate. On two CPU cores tokens are the scarce thing, and it needs clearly fewer of them.
 """
 
 from __future__ import annotations
@@ -48,16 +47,13 @@ class Optimizer:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the gathered gradients."""
         for part in self._parts:
             part.zero_grad(set_to_none=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Both parts' state, for a checkpoint."""
         return {str(i): part.state_dict() for i, part in enumerate(self._parts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the state that `state_dict` gave."""
         for i, part in enumerate(self._parts):
             part.load_state_dict(state[str(i)])
 

@@ -51,14 +51,20 @@ def train_pair(
     disable_progress_bar()  # type: ignore[no-untyped-call]  # those of transformers run into ours
     console.print(f"reading {corpus_path}")
     corpus = read_corpus(corpus_path, settings.source_weights)
-    _check_sources(settings, corpus)
+    # A share of a source that is not there is a slip of the pen, and would go unnoticed.
+    unknown = [source for source in settings.named_sources if source not in corpus.tags]
+    if unknown:
+        has = ", ".join(corpus.tags)
+        raise ConfigError(f"--source-weight {unknown[0]}: the corpus has no such source; it has: {has}")
     questions = choose_prompts(prompts, corpus.held_out)
     record = RunRecord(settings.identity, corpus.fingerprint, corpus.sources, hardware(settings.device))
     record.check(work)
-    _directory(work)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{work}: cannot be made a directory ({error}); give another --out") from error
     record.save(work)
-    recipe = _Recipe(work, settings, console, corpus)
-    record = dataclasses.replace(record, stages=recipe.run())
+    record = dataclasses.replace(record, stages=_Recipe(work, settings, console, corpus).run())
     record.save(work)
     console.print("measuring the pair")
     report = report_pair(work / TARGET, work / DRAFT, corpus.held_out, questions, console, device=settings.device)
@@ -76,15 +82,6 @@ def hardware(device: str) -> str:
     return f"CPU ({torch.get_num_threads()} threads)"
 
 
-def _check_sources(settings: PairSettings, corpus: Corpus) -> None:
-    """A share of a source that is not there is a slip of the pen, and would go unnoticed."""
-    unknown = [source for source in settings.named_sources if source not in corpus.tags]
-    if unknown:
-        raise ConfigError(
-            f"--source-weight {unknown[0]}: the corpus has no such source; it has: {', '.join(corpus.tags)}"
-        )
-
-
 class _Recipe:
     """The stages up to the two models, and what they share."""
 
@@ -98,7 +95,6 @@ class _Recipe:
             keep_freed_pages()
 
     def run(self) -> dict[str, Stage]:
-        """Train and export both models."""
         settings = self._settings
         target = _build(settings.target, settings, self._tokenizer)
         loss = next_token_loss(target, settings.mixed_precision)
@@ -133,13 +129,6 @@ def weights_hash(model: nn.Module) -> str:
         digest.update(f"{name} {list(weights.shape)} {weights.dtype} ".encode())
         digest.update(weights.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _directory(work: Path) -> None:
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{work}: cannot be made a directory ({error}); give another --out") from error
 
 
 def _can_compile(console: Console) -> bool:

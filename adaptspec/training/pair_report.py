@@ -60,11 +60,9 @@ class PairReport:
     samples: tuple[Sample, ...]
 
     def to_json(self) -> str:
-        """The report as one JSON object."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False)
 
     def to_markdown(self) -> str:
-        """The report as Markdown, with a heading."""
         return render("pair_report", report=self, temperature=TEMPERATURE, depths=DEPTHS)
 
 
@@ -84,14 +82,20 @@ def report_pair(
     traces: dict[str, list[Trace]] = {}
     for task in track(tasks, "acceptance", console=console):
         chosen = spread([prompt for prompt in prompts if prompt.task == task], size.prompts_per_task)
-        traces[task] = _traces(pair, chosen, size.max_tokens)
+        traces[task] = [
+            replace(pair.trace(ids, output, seed), synthetic=prompt.synthetic)
+            for seed, (prompt, ids, output) in enumerate(_answers(pair, chosen, size.max_tokens))
+        ]
     acceptance = [task_figures(task, items) for task, items in traces.items() if items]
     pooled = [item for items in traces.values() for item in items]
     if pooled:
         acceptance.append(task_figures(ALL, pooled))
     losses = _losses(pair, held_out, size.records_per_task, console)
-    samples = _samples(pair, size.sample_tokens)
-    return PairReport(*pair.parameters, size, tuple(losses), tuple(acceptance), tuple(samples))
+    samples = tuple(
+        Sample(prompt.task, prompt.text, pair.decode(output))
+        for prompt, _, output in _answers(pair, read_prompts(BUILT_IN), size.sample_tokens)
+    )
+    return PairReport(*pair.parameters, size, tuple(losses), tuple(acceptance), samples)
 
 
 def model_card(record: RunRecord, report: PairReport) -> str:
@@ -107,16 +111,6 @@ def _answers(
     usable = [(prompt, ids) for prompt, ids in encoded if len(ids) + max_tokens <= pair.context]
     outputs = pair.generate([ids for _, ids in usable], max_tokens)
     yield from ((prompt, ids, output) for (prompt, ids), output in zip(usable, outputs, strict=True))
-
-
-def _traces(pair: MeasuredPair, prompts: Sequence[Prompt], max_tokens: int) -> list[Trace]:
-    answers = enumerate(_answers(pair, prompts, max_tokens))
-    return [replace(pair.trace(ids, out, seed), synthetic=prompt.synthetic) for seed, (prompt, ids, out) in answers]
-
-
-def _samples(pair: MeasuredPair, max_tokens: int) -> list[Sample]:
-    answers = _answers(pair, read_prompts(BUILT_IN), max_tokens)
-    return [Sample(prompt.task, prompt.text, pair.decode(output)) for prompt, _, output in answers]
 
 
 def _losses(pair: MeasuredPair, records: Sequence[Record], count: int, console: Console) -> list[LossFigures]:

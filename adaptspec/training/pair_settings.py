@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -53,8 +52,8 @@ class Shape:
 class PairSettings:
     """Everything that decides what the recipe makes. The defaults are for two CPU cores.
 
-    `source_weights` maps a record's source to the share of its records to train on. `compile` needs
-    a C++ compiler. `mixed_precision` computes in bfloat16 and keeps the weights in float32.
+    `source_weights` maps a record's source to the share of its records to train on. `compile` needs a C++ compiler.
+    `mixed_precision` computes in bfloat16 and keeps the weights in float32.
     """
 
     target: Shape = Shape(hidden=256, layers=6, heads=4, mlp=704)
@@ -67,7 +66,7 @@ class PairSettings:
     draft_learning_rate: float = 8e-3
     batch: int = 8
     window: int = 512
-    source_weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({SYNTHETIC: 0.6}))
+    source_weights: Mapping[str, float] = field(default_factory=lambda: {SYNTHETIC: 0.6})
     named_sources: tuple[str, ...] = ()  # whose share was asked for: they must be in the corpus
     device: str = "cpu"
     mixed_precision: bool = False
@@ -109,7 +108,7 @@ class PairSettings:
         Time may be added, and device, precision and compilation may change.
         """
         names = ("vocab_size", "context", "target_learning_rate", "draft_learning_rate", "batch", "window")
-        shapes = {name: vars(shape) for name, shape in (("target", self.target), ("draft", self.draft))}
+        shapes = {"target": vars(self.target), "draft": vars(self.draft)}
         weights = dict(sorted(self.source_weights.items()))
         return {**shapes, **{name: getattr(self, name) for name in names}, "source_weights": weights}
 
@@ -120,27 +119,23 @@ def preset(name: str) -> PairSettings:
     Raises:
         ConfigError: there is no such preset, or no GPU for it.
     """
-    if name == "auto":
-        name = "gpu" if torch.cuda.is_available() else "cpu"
-    if name == "cpu":
+    _check("preset", repr(name), name in PRESETS, f"one of {', '.join(PRESETS)}")
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return PairSettings()
-    if name == "gpu":
-        if not torch.cuda.is_available():
-            raise ConfigError("--preset gpu needs a CUDA device and torch finds none; use --preset cpu")
-        return PairSettings(
-            target=Shape(hidden=384, layers=8, heads=6, mlp=1024),
-            draft=Shape(hidden=128, layers=1, heads=2, mlp=352),
-            vocab_size=8192,
-            target_minutes=8.0,
-            draft_minutes=2.0,
-            target_learning_rate=4e-3,
-            draft_learning_rate=6e-3,
-            batch=64,
-            source_weights={},
-            device="cuda",
-            mixed_precision=True,
-        )
-    raise ConfigError(f"preset is {name!r}; it must be one of {', '.join(PRESETS)}")
+    if not torch.cuda.is_available():
+        raise ConfigError("--preset gpu needs a CUDA device and torch finds none; use --preset cpu")
+    return PairSettings(
+        target=Shape(hidden=384, layers=8, heads=6, mlp=1024),
+        vocab_size=8192,
+        target_minutes=8.0,
+        draft_minutes=2.0,
+        target_learning_rate=4e-3,
+        draft_learning_rate=6e-3,
+        batch=64,
+        source_weights={},
+        device="cuda",
+        mixed_precision=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -162,7 +157,6 @@ class RunRecord:
     stages: Mapping[str, Stage] = field(default_factory=dict)
 
     def save(self, work: Path) -> None:
-        """Write it into `work`, whole or not at all."""
         write_file(work / RECORD, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     def check(self, work: Path) -> None:
@@ -186,11 +180,7 @@ class RunRecord:
 
 
 def load_record(work: Path) -> RunRecord:
-    """The record in `work`.
-
-    Raises:
-        ConfigError: there is none, or it cannot be read.
-    """
+    """The record in `work`. Raises ConfigError: there is none, or it cannot be read."""
     path = work / RECORD
     try:
         fields = json.loads(read_text(path, 2**20))

@@ -6,13 +6,12 @@ The card is tied to the weights by their digest: one beside other weights can be
 from __future__ import annotations
 
 import hashlib
+import statistics
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.tables import Table
@@ -36,14 +35,7 @@ class SourceScore:
 
     @property
     def accuracy(self) -> float:
-        """Share of prompts whose task was named rightly; unknown is not right."""
         return self.right / self.prompts
-
-    @property
-    def shares(self) -> tuple[float, float, float]:
-        """Of its prompts: named rightly, named wrongly, not named."""
-        wrong = self.prompts - self.right - self.unknown
-        return self.right / self.prompts, wrong / self.prompts, self.unknown / self.prompts
 
 
 @dataclass(frozen=True)
@@ -56,20 +48,27 @@ class TaskFigures:
     @property
     def summaries(self) -> list[str]:
         """A line for each kind of source: the mean over its sources."""
-        of_kind = {kind: [score for score in self.scores if score.kind == kind] for kind in KINDS}
-        return [_summary(kind, scores) for kind, scores in of_kind.items() if scores]
+        lines = []
+        for kind in KINDS:
+            scores = [score for score in self.scores if score.kind == kind]
+            if scores:
+                named = sum(score.prompts - score.unknown for score in scores)
+                precision = sum(score.right for score in scores) / max(named, 1)
+                mean = statistics.fmean(score.accuracy for score in scores)
+                over = f"mean over {len(scores)} sources"
+                lines.append(f"{kind}: {mean:.3f} right ({over}); of tasks named, {precision:.3f} right")
+        return lines
 
     @property
     def table(self) -> Table:
-        """A row for every source."""
         table = Table("task", "source", "kind", "prompts", "right", "wrong", "unknown", keys=2)
         for score in self.scores:
-            shares = (f"{share:.2f}" for share in score.shares)
+            counts = (score.right, score.prompts - score.right - score.unknown, score.unknown)
+            shares = (f"{count / score.prompts:.2f}" for count in counts)
             table.add_row(score.task, score.source, score.kind, str(score.prompts), *shares)
         return table
 
     def report(self) -> list[Table | str]:
-        """All of it, for people."""
         return [self.table, *self.summaries, f"time per prompt: {self.seconds * 1e3:.3f} ms (median)"]
 
 
@@ -79,38 +78,21 @@ def score_sources(detector: TaskDetector, prompts: Sequence[Prompt], trained_on:
     found: defaultdict[tuple[str, str], list[str | None]] = defaultdict(list)
     for prompt in prompts:
         found[prompt.task, _collection(prompt.source)].append(detector.detect(prompt.text).task)
-    return [
-        SourceScore(task, source, _kind(source, known), len(said), said.count(task), said.count(None))
-        for (task, source), said in sorted(found.items())
-    ]
+    scores = []
+    for (task, source), said in sorted(found.items()):
+        kind = KINDS[0 if source == SYNTHETIC else 1 if _origin(source) in known else 2]
+        scores.append(SourceScore(task, source, kind, len(said), said.count(task), said.count(None)))
+    return scores
 
 
 def measure_tasks(detector: TaskDetector, prompts: Sequence[Prompt], trained_on: Collection[str]) -> TaskFigures:
     """How often it names the task of these prompts rightly, and what a prompt costs."""
-    scores = score_sources(detector, prompts, trained_on)
-    return TaskFigures(tuple(scores), _median_seconds(detector, [prompt.text for prompt in prompts]))
-
-
-def _summary(kind: str, scores: Sequence[SourceScore]) -> str:
-    named = sum(score.prompts - score.unknown for score in scores)
-    precision = sum(score.right for score in scores) / max(named, 1)
-    mean = float(np.mean([score.accuracy for score in scores]))
-    return f"{kind}: {mean:.3f} right (mean over {len(scores)} sources); of tasks named, {precision:.3f} right"
-
-
-def _median_seconds(detector: TaskDetector, texts: Sequence[str]) -> float:
     took = []
-    for text in texts:
+    for prompt in prompts:
         start = time.perf_counter()
-        detector.detect(text)
+        detector.detect(prompt.text)
         took.append(time.perf_counter() - start)
-    return float(np.median(took))
-
-
-def _kind(source: str, known: Set[str]) -> str:
-    if source == SYNTHETIC:
-        return KINDS[0]
-    return KINDS[1] if _origin(source) in known else KINDS[2]
+    return TaskFigures(tuple(score_sources(detector, prompts, trained_on)), statistics.median(took))
 
 
 def _collection(source: str) -> str:
@@ -125,17 +107,15 @@ def _origin(source: str) -> str:
 
 @dataclass(frozen=True)
 class TaskTraining:
-    """How a detector came about. `examples` counts them by source; `left_out` is the accuracy on sources left out,
-    by strength (inverse regularisation), the `strength` chosen and the temperature that divides scores.
-    """
+    """How a detector came about: `examples` by source, `left_out` the accuracy on sources left out by strength."""
 
     command: str
     date: str
     corpus: str  # its fingerprint
     examples: Mapping[str, int]
     left_out: Mapping[float, float]
-    strength: float
-    temperature: float
+    strength: float  # inverse regularisation, as chosen
+    temperature: float  # divides scores
 
 
 def card_path(weights: Path) -> Path:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 from scipy.sparse import csr_matrix
+from scipy.special import log_softmax
 from sklearn.linear_model import LogisticRegression
 
 from adaptspec.command_line import TEXT
@@ -43,9 +44,9 @@ class LeftOut:
 def train_tasks(
     corpus: Path, out: Path, console: Console, prompts: Path | None = None, form: str = TEXT
 ) -> TaskDetector:
-    """Train on a corpus, write the detector to `out` and its card beside it, both measured on `prompts`.
+    """Train on a corpus, write the detector to `out` and its card beside it, measured on `prompts` or held-out records.
 
-    Without them on records held out. Progress goes to the console, figures in a `form` of tables to standard output.
+    Progress goes to the console, figures in a `form` of tables to standard output.
 
     Raises:
         CorpusError: corpus or prompts cannot be used.
@@ -117,11 +118,12 @@ def quantised(model: LogisticRegression, temperature: float) -> TaskDetector:
 
 
 def _folds(examples: Sequence[Example]) -> list[set[tuple[str, str]]]:
-    sources: defaultdict[str, list[str]] = defaultdict(list)
+    folds: defaultdict[int, set[tuple[str, str]]] = defaultdict(set)
+    met: Counter[str] = Counter()
     for task, source in sorted({(e.task, e.source) for e in examples if e.source != PHRASINGS}):
-        sources[task].append(source)
-    deepest = max(len(names) for names in sources.values())
-    return [{(task, names[i]) for task, names in sources.items() if i < len(names)} for i in range(deepest)]
+        folds[met[task]].add((task, source))
+        met[task] += 1
+    return list(folds.values())
 
 
 def _one_fold(
@@ -132,7 +134,7 @@ def _one_fold(
     inside, outside = np.flatnonzero(kept & ~left).tolist(), np.flatnonzero(kept & left).tolist()
     model = fit([examples[i] for i in inside], features[inside], strength)
     asked = [examples[i] for i in outside]
-    sizes = {key: sum((e.task, e.source) == key for e in asked) for key in out}
+    sizes = Counter((e.task, e.source) for e in asked)
     weights = np.array([1.0 / sizes[e.task, e.source] for e in asked])
     truth = np.array([TASKS.index(e.task) for e in asked], dtype=np.int64)
     return np.asarray(model.decision_function(features[outside])), truth, weights
@@ -142,9 +144,7 @@ def _temperature(scores: FloatArray, truth: npt.NDArray[np.int64], weights: Floa
     """The temperature under which the true tasks are likeliest."""
 
     def surprise(temperature: float) -> float:
-        scaled = scores / temperature
-        top = scaled.max(axis=1)
-        total = top + np.log(np.exp(scaled - top[:, None]).sum(axis=1))
-        return float(np.average(total - scaled[np.arange(len(truth)), truth], weights=weights))
+        likely = log_softmax(scores / temperature, axis=1)
+        return -float(np.average(likely[np.arange(len(truth)), truth], weights=weights))
 
-    return min((float(t) for t in TEMPERATURES), key=surprise)
+    return min(map(float, TEMPERATURES), key=surprise)

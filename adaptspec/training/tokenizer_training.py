@@ -60,11 +60,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreT
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str], chunk: int = 20_000) -> npt.NDArray[np.uint16]:
     """All texts, one after another, as one flat array of token ids (which must be below 65,536)."""
-    parts: list[npt.NDArray[np.uint16]] = []
-    for start in range(0, len(texts), chunk):
-        encodings = tokenizer.backend_tokenizer.encode_batch_fast(texts[start : start + chunk])
-        parts.append(np.concatenate([np.asarray(e.ids, dtype=np.uint16) for e in encodings]))
-    return np.concatenate(parts)
+    batches = (texts[start : start + chunk] for start in range(0, len(texts), chunk))
+    encodings = (one for batch in batches for one in tokenizer.backend_tokenizer.encode_batch_fast(batch))
+    return np.concatenate([np.asarray(encoding.ids, dtype=np.uint16) for encoding in encodings])
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,6 @@ class Windows:
         return (len(self.tokens) - 1) // self.window - 1
 
     def tokens_after(self, steps: int) -> int:
-        """Tokens trained on in so many steps."""
         return steps * self.batch * self.window
 
     def at(self, step: int) -> torch.Tensor:
@@ -103,8 +100,7 @@ class Windows:
         first = step * self.batch
         rng = np.random.default_rng((self.seed, first // self._count))
         offset = int(rng.integers(self.window))
-        order = _permutation(rng, self._count)
-        picks = order[np.arange(first, first + self.batch) % self._count]
+        picks = _permutation(rng, self._count)[np.arange(first, first + self.batch) % self._count]
         rows = [self.tokens[p * self.window + offset :][: self.window + 1] for p in picks]
         return torch.from_numpy(np.stack(rows).astype(np.int64))
 

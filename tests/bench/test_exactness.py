@@ -11,12 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from adaptspec.bench import contenders, exactness
+from adaptspec.bench import exactness
 from adaptspec.bench.exactness import TIES, Reference, run_exactness
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import Limits
+from adaptspec.training import measure
 from adaptspec.types import Completion, FinishReason, SpeculationStats, Timings
 from adaptspec.verification.coupled import Coupled
 from adaptspec.verification.method import VerifyResult
@@ -85,7 +86,7 @@ def test_the_reference_has_the_engines_data_type(config: EngineConfig, monkeypat
             seen.append(dtype)
             return AutoModelForCausalLM.from_pretrained(*arguments, dtype=dtype, **options)
 
-    monkeypatch.setattr(contenders, "AutoModelForCausalLM", Noted)
+    monkeypatch.setattr(measure, "AutoModelForCausalLM", Noted)
     monkeypatch.setattr(exactness, "DEPTHS", (1,))
     workloads = {"chat": read_workloads(None, 1)["chat"]}
     run_exactness(replace(config, dtype="bfloat16"), workloads, 2, lambda _: None)
