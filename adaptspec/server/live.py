@@ -47,7 +47,6 @@ class Watcher:
             self.events.put_nowait(event)
 
     def end(self) -> None:
-        """Nothing more will come."""
         if not self.gone:
             self.gone = True
             self.events.put_nowait(None)
@@ -79,12 +78,10 @@ class Watchers:
             self._all.discard(watcher)
 
     def tell(self, event: bytes) -> None:
-        """Send an event to all of them."""
         for watcher in self._all:
             watcher.put(event)
 
     def end(self) -> None:
-        """Send them home."""
         for watcher in self._all:
             watcher.end()
 
@@ -135,7 +132,6 @@ class LiveDesk:
             return self.snapshot()
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything as of now."""
         service, target = self._service, self._service.engine.target
         return {
             "now": round(time.time(), 3),

@@ -35,7 +35,6 @@ class PageFile:
 
     @classmethod
     def read(cls, path: Path) -> PageFile:
-        """From the package."""
         body = path.read_bytes()
         return cls(body, _TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:16]}"')
 

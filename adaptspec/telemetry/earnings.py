@@ -28,7 +28,6 @@ class Estimate:
     high: float
 
     def to_json(self) -> dict[str, float]:
-        """Plain data."""
         return {name: round(value, 4) for name, value in asdict(self).items()}
 
 
@@ -79,7 +78,6 @@ class Switches:
         self.guarding = GuardEvents()
 
     def start(self, row: int) -> None:
-        """A request begins in `row`."""
         self._depth[row] = self._drafter[row] = -1
 
     def add(self, records: Sequence[RoundRecord], rows: IntArray) -> None:
@@ -136,7 +134,6 @@ class EarningsSnapshot:
 
     @property
     def wasted_tokens(self) -> int:
-        """Drafted tokens that were not."""
         return self.totals.drafted_tokens - self.totals.accepted_tokens
 
     @property
@@ -175,7 +172,6 @@ class EarningsSnapshot:
         return {depth: n / count for depth, n in self.totals.labelled_depths if n}
 
     def compared_since(self, before: EarningsSnapshot) -> Compared:
-        """What this has over an earlier one."""
         earlier = {one.tier: one for one in before.tiers}
 
         def more(one: TierEarnings | None, *fields: str) -> list[float]:
@@ -229,7 +225,6 @@ class Earnings:
         self._tiers = StaticTiers(drafters, rows, tasks, reading=costs.profile.drafters)
 
     def snapshot(self) -> EarningsSnapshot:
-        """All that is known now."""
         tiers, switches, costs = self._tiers, self._switches, self._costs
         if tiers is None or switches is None or costs is None:
             return EarningsSnapshot()

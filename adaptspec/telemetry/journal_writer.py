@@ -34,10 +34,7 @@ class RotatedFile:
     """
 
     def __init__(self, path: Path, max_bytes: int, files: int) -> None:
-        """
-        Raises:
-            JournalError: the file cannot be written.
-        """
+        """Raises JournalError: the file cannot be written."""
         self._path = path
         self._max_bytes = max_bytes
         self._files = files
@@ -82,7 +79,6 @@ class RotatedFile:
             self._append(self._header)
 
     def close(self) -> None:
-        """No more lines."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
@@ -139,10 +135,7 @@ class Journal:
     _CHUNK = 256  # entries made into lines at once
 
     def __init__(self, store: RequestStore, path: Path, *, max_bytes: int = 64 * 2**20, files: int = 4) -> None:
-        """
-        Raises:
-            JournalError: the file cannot be written.
-        """
+        """Raises JournalError: the file cannot be written."""
         self._file = RotatedFile(path, max_bytes, files)
         self._path = path
         self._store = store
@@ -152,7 +145,6 @@ class Journal:
 
     @property
     def dropped(self) -> int:
-        """Lines that were not written, so far."""
         return self._store.missing(self._take) + self._lost
 
     def begin(self, header: JournalHeader) -> None:
@@ -163,7 +155,6 @@ class Journal:
             raise JournalError(f"--journal {self._path}: cannot be written ({error.strerror})") from error
 
     def close(self) -> None:
-        """No more lines: the store is closed."""
         if self.dropped:
             _log.warning("%d lines of %s were dropped in all", self.dropped, self._path)
         self._file.close()

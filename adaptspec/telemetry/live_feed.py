@@ -50,7 +50,6 @@ class Second:
     compared: list[float] | None = None  # by columns of Compared; None: nothing was estimated
 
     def add(self, rounds: Sequence[RoundEnded]) -> None:
-        """Take rounds into account, in vectorised passes."""
         records = [one.round for one in rounds]
         depths, reasons, drafter, drafted, emitted = (
             gathered(records, name) for name in ("depths", "reasons", "drafter", "drafted", "emitted")
@@ -72,11 +71,9 @@ class Second:
         self._add_tasks([_task(one) for each in rounds for one in each.requests], sums)
 
     def compare(self, more: Sequence[float]) -> None:
-        """Take more of what was estimated into account."""
         self.compared = [round(a + b, 6) for a, b in zip(self.compared or [0.0] * len(more), more, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         told = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
         tasks = {name: np.round(sums, 4).tolist() for name, sums in self.tasks.items()}
         return told | {"busy": round(self.busy, 6), "tasks": tasks}
@@ -114,7 +111,6 @@ class Changes:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has happened."""
         return not (self.seconds or self.started or self.finished)
 
 
@@ -135,7 +131,6 @@ class LiveFeed:
     """
 
     def __init__(self, store: RequestStore, earnings: Callable[[], EarningsSnapshot] = EarningsSnapshot) -> None:
-        """`earnings` tells what was earned so far."""
         self._store = store
         self.lock = store.lock
         self._earnings = earnings
@@ -157,7 +152,6 @@ class LiveFeed:
         self._store.settle()
 
     def changes(self) -> Changes:
-        """What has happened since the last call."""
         with self.lock:
             news, self._news = self._news, _News()
             return Changes(
@@ -170,7 +164,6 @@ class LiveFeed:
             )
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything as of now, as plain data."""
         with self.lock:
             bars = bars_of(self._store.rounds)
 

@@ -31,7 +31,6 @@ class Asked(Collector):
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Ask now."""
         return self._families()
 
 

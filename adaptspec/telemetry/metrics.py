@@ -115,7 +115,6 @@ class Metrics:
         self._responses.labels(route, str(status)).inc()
 
     def families(self) -> list[Metric]:
-        """Everything as it is now, in prometheus_client's own words."""
         self._store.settle()
         return list(self._registry.collect())
 
@@ -163,7 +162,6 @@ class GenAIHistograms:
         )
 
     def note(self, request: Request, completion: Completion) -> None:
-        """One request has ended."""
         timings, finish = completion.timings, completion.finish
         operation = request.operation if request.operation in OPERATIONS else "_OTHER"
         labels = (operation, PROVIDER, self._model)

@@ -50,7 +50,6 @@ class TraceSettings:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is traced."""
         return self.level is not TraceLevel.OFF and _wanted("TRACES", self.endpoint)
 
     def exporter(self) -> OTLPSpanExporter:
@@ -71,7 +70,6 @@ class PushSettings:
 
     @property
     def enabled(self) -> bool:
-        """Whether metrics are sent."""
         asked = self.wanted or os.environ.get("OTEL_METRICS_EXPORTER", "") == "otlp"
         return asked and not _disabled()
 
@@ -122,12 +120,10 @@ class SpanQueue(SpanProcessor):
         """Nothing happens before it ends."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue what is sampled."""
         if span.context is not None and span.context.trace_flags.sampled:
             self._queue.put(span)
 
     def close(self, seconds: float) -> None:
-        """Send what is left, in `seconds` at most."""
         self._queue.close(seconds)
         self._giving_up = True
         self._exporter.shutdown()
@@ -136,7 +132,6 @@ class SpanQueue(SpanProcessor):
         self.close(1.0)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 (the SDK's protocol)
-        """Send what is there now."""
         self._queue.work()
         return True
 

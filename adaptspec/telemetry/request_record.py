@@ -104,7 +104,6 @@ class Forecast:
     other_tokens: float = 0.0
 
     def add(self, goodput: float, other: float, seconds: float, came: int) -> None:
-        """One more round."""
         self.seconds += seconds
         self.tokens += goodput * seconds
         self.came += came
@@ -131,7 +130,6 @@ class RoundSums:
     plain: Forecast = field(default_factory=Forecast)
 
     def add(self, rounds: Columns) -> None:
-        """Some more rounds."""
         depths, reasons, drafted = rounds["depth"], rounds["reason"], rounds["drafted"]
         self.rounds += len(depths)
         self.draft_rounds += len(depths) - drafted.count(0)
@@ -173,11 +171,9 @@ class RoundHistory:
 
     @property
     def truncated(self) -> bool:
-        """Whether not all rounds were kept."""
         return self.sums.rounds > len(self.kept)
 
     def add(self, row: Row) -> None:
-        """One more round."""
         if len(self.kept) < ROUNDS_KEPT:
             self.kept.append(row)
             return
@@ -186,7 +182,6 @@ class RoundHistory:
             self._sum_later()
 
     def happened(self, when: float, name: str, detail: str) -> None:
-        """Note something rare."""
         if len(self.events) < EVENTS_KEPT:
             self.events.append(RareEvent(when, name, detail))
         else:
@@ -205,7 +200,6 @@ class RoundHistory:
         self._later = []
 
     def _note_changes(self, drafters: Sequence[str]) -> None:
-        """What differs from one round to the next."""
         decisions = zip(*(self.columns[name] for name in ("depth", "reason", "drafter")), strict=True)
         for i, ((was, before, who), (depth, reason, drafter)) in enumerate(pairwise(decisions), start=1):
             if reason != before:
@@ -239,7 +233,6 @@ class RequestRecord:
     history: RoundHistory = field(default_factory=RoundHistory)
 
     def card(self) -> dict[str, Any]:
-        """What is said of it, whatever became of it, as plain data."""
         wishes = self.request.speculation
         return {
             "id": self.request.id,
@@ -255,7 +248,6 @@ class RequestRecord:
         return self.card() | {"admitted": round(self.admitted + clock, 4), "tokens": self.tokens}
 
     def ended(self, clock: float) -> dict[str, Any]:
-        """As plain data once it has ended."""
         assert self.completion is not None
         stats, timings = self.completion.stats, self.completion.timings
         times = {name: getattr(timings, name) for name in ("arrived", "admitted", "first_token", "finished")}

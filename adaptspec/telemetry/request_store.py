@@ -35,7 +35,6 @@ class Clock:
     """Monotonic seconds; `offset` makes them seconds since 1970."""
 
     def now(self) -> float:
-        """Now."""
         return time.monotonic()
 
     def offset(self) -> float:
@@ -90,12 +89,10 @@ class Batch:
 
     @cached_property
     def rounds(self) -> Sequence[RoundEnded]:
-        """Its rounds."""
         return [event for event in self.events if isinstance(event, RoundEnded)]
 
     @cached_property
     def records(self) -> Sequence[RoundRecord]:
-        """What they did."""
         return [event.round for event in self.rounds]
 
 
@@ -139,7 +136,6 @@ class RequestStore:
 
     @property
     def stray(self) -> int:
-        """The row of requests that nobody announced."""
         return self.rows - 1
 
     def counts(self, reader: Reader) -> None:
@@ -178,7 +174,6 @@ class RequestStore:
             self._queue.work(_PATIENCE)
 
     def close(self) -> None:
-        """Handle what is waiting, and end the worker."""
         if self._started:
             self._queue.close()
 

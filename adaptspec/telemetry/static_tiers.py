@@ -59,7 +59,6 @@ class TierEarnings:
 
     @property
     def known(self) -> bool:
-        """Whether it says anything."""
         return self.observed and self.against > 0.0 and self.guessed <= _MOST_GUESSED
 
 
@@ -102,7 +101,6 @@ class StaticTiers:
 
     @property
     def earnings(self) -> tuple[TierEarnings, ...]:
-        """Of each tier, plain decoding first."""
         seen = (True, *(n >= KNOWN_FROM for n in self.observed for _ in self._depths))
         return tuple(
             TierEarnings(tier, seconds, against, error, int(tokens), guessed / max(tokens, 1.0), sure)

@@ -56,7 +56,6 @@ class Timeline:
         self.rounds = 0
 
     def events(self, entries: Iterable[Entry]) -> Iterator[Event]:
-        """All events of a journal."""
         yield from process_name(ENGINE, "engine")
         yield from track_name(_ROUNDS, "rounds")
         yield from process_name(REQUESTS, "requests")

@@ -41,17 +41,14 @@ class Totals:
 
     @property
     def drafts(self) -> int:
-        """Row-rounds in which something was drafted."""
         return int(self.drafted[1:].sum())
 
     @property
     def drafted_tokens(self) -> int:
-        """Tokens submitted for verification."""
         return _weighted(self.drafted)
 
     @property
     def accepted_tokens(self) -> int:
-        """Drafted tokens that were emitted."""
         return _weighted(self.accepted)
 
     @property
@@ -64,7 +61,6 @@ class Totals:
 
     @property
     def labelled_depths(self) -> list[tuple[str, int]]:
-        """Row-rounds by decided depth, under labels of which there are few."""
         pairs = [(str(depth), int(count)) for depth, count in enumerate(self.depths[:DEPTH_LABELS])]
         if len(self.depths) > DEPTH_LABELS:
             pairs.append((f"{DEPTH_LABELS}+", int(self.depths[DEPTH_LABELS:].sum())))

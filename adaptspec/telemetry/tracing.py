@@ -124,12 +124,10 @@ class Tracing:
 
     @property
     def dropped(self) -> int:
-        """Spans that nobody received, and entries that came too fast."""
         return self._queue.dropped + self.store.missing(self._take)
 
     @property
     def exported(self) -> int:
-        """Spans that a collector has taken."""
         return self._queue.exported
 
     def begin(self, operation: str, headers: Mapping[str, str]) -> Trace:
@@ -139,7 +137,6 @@ class Tracing:
         return Trace(self._tracer.start_span(name, parent, SpanKind.SERVER, said), self)
 
     def reloaded(self, policy: str) -> None:
-        """A policy came anew."""
         self.store.note(_Reloaded(policy))
 
     def close(self) -> None:

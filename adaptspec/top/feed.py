@@ -54,7 +54,6 @@ class SeenRequest:
 
     @property
     def id(self) -> str:
-        """Its id, unique among the running ones."""
         return str(self.told["id"])
 
 
@@ -74,7 +73,6 @@ class LiveState:
 
     @classmethod
     def of(cls, told: Json) -> LiveState:
-        """From a snapshot."""
         state = cls(
             server=told["server"],
             reasons={reason["code"]: reason for reason in told["reasons"]},
@@ -92,7 +90,6 @@ class LiveState:
         return state
 
     def update(self, told: Json) -> None:
-        """Take in what has happened since."""
         self.clock = told["now"] - time.time()
         self.load, self.missed = told["load"], told["missed_rounds"]
         self.earnings = told.get("earnings") or self.earnings
@@ -141,7 +138,6 @@ class Feed:
 
     @property
     def connection(self) -> Connection:
-        """How it goes."""
         return self._connection
 
     async def once(self) -> None:
@@ -180,7 +176,6 @@ class Feed:
                 wait = min(2 * wait, _LONGEST_WAIT)
 
     async def follow_policy(self) -> None:
-        """Look at the policy in force again and again."""
         async with self._session() as session:
             while True:
                 await asyncio.sleep(_POLICY_SECONDS)

@@ -65,7 +65,6 @@ class Summary:
     since_start: Json | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
 

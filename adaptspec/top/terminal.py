@@ -88,12 +88,10 @@ class Page:
     def __init__(
         self, url: str, state: LiveState | None, connection: Connection, policy: Policy | None, hint: str = ""
     ) -> None:
-        """`hint` says what keys do."""
         self._url, self._state, self._connection = url, state, connection
         self._policy, self._hint = policy, hint
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Rich's protocol."""
         state, blocks = self._state, _has_blocks(console)
         yield _headline(self._url, state, self._connection)
         if state is None:
