@@ -8,6 +8,7 @@ for GenAI servers: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-met
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily
@@ -49,32 +50,31 @@ class Metrics:
         # vLLM's own: its name for the model, and which of several engines (here always the first).
         vllm_labels = {"model_name": model_name, "engine": "0"} if compat_vllm else None
         self.watch(lambda: round_families(self._store.totals, vllm_labels))
-        self._responses = self._counter(
-            "adaptspec_http_responses", "HTTP answers, by route and status", "route", "status"
-        )
-        self._requests = self._counter("adaptspec_requests", "Requests that ended, by finish reason", "finish_reason")
+        count, time = partial(Counter, registry=self._registry), partial(Histogram, registry=self._registry)
+        self._responses = count("adaptspec_http_responses", "HTTP answers, by route and status", ("route", "status"))
+        self._requests = count("adaptspec_requests", "Requests that ended, by finish reason", ("finish_reason",))
         for reason in FinishReason:
             self._requests.labels(reason.value)  # from the start at 0, so that rates see the first one
-        self._prompt = self._counter("adaptspec_prompt_tokens", "Prompt tokens of requests that ended")
-        self._generated = self._counter("adaptspec_generation_tokens", "Output tokens of requests that ended")
-        self._lossy = self._counter(
-            "adaptspec_lossy_requests", "Requests that ended under a lossy verification method, by policy", "policy"
-        )
+        self._prompt = count("adaptspec_prompt_tokens", "Prompt tokens of requests that ended")
+        self._generated = count("adaptspec_generation_tokens", "Output tokens of requests that ended")
         # What a canary is judged by: tokens after the first over the seconds they took, beside the default's.
-        self._by_policy = self._counter("adaptspec_policy_requests", "Requests that ended, by policy", "policy")
-        self._decoded = self._counter(
-            "adaptspec_policy_decode_tokens", "Output tokens after the first of each request, by policy", "policy"
+        self._lossy, self._by_policy, self._decoded, self._decoding = (
+            count(f"adaptspec_{name}", f"{help_text}, by policy", ("policy",))
+            for name, help_text in (
+                ("lossy_requests", "Requests that ended under a lossy verification method"),
+                ("policy_requests", "Requests that ended"),
+                ("policy_decode_tokens", "Output tokens after the first of each request"),
+                ("policy_decode_seconds", "From the first token to the end of each request"),
+            )
         )
-        self._decoding = self._counter(
-            "adaptspec_policy_decode_seconds", "From the first token to the end of each request, by policy", "policy"
+        self._first_token, self._per_token, self._whole = (
+            time(f"adaptspec_{name}_seconds", help_text, buckets=bounds)
+            for name, help_text, bounds in (
+                ("time_to_first_token", "From arrival to the first token", _FIRST_TOKEN),
+                ("inter_token", "Mean time between two output tokens, one value per request", _PER_TOKEN),
+                ("request", "From arrival to the end of a request", _WHOLE),
+            )
         )
-        self._first_token = self._histogram(
-            "adaptspec_time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN
-        )
-        self._per_token = self._histogram(
-            "adaptspec_inter_token_seconds", "Mean time between two output tokens, one value per request", _PER_TOKEN
-        )
-        self._whole = self._histogram("adaptspec_request_seconds", "From arrival to the end of a request", _WHOLE)
         self._genai = GenAIHistograms(self._registry, model_name)
 
     def watch_count(self, name: str, help_text: str, count: Callable[[], int]) -> None:
@@ -124,12 +124,6 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
-    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
-        return Counter(name, help_text, labels, registry=self._registry)
-
-    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, help_text, registry=self._registry, buckets=buckets)
-
 
 class GenAIHistograms:
     """`gen_ai.server.*`. The model is the served one: names that clients make up are refused, and never become labels.
@@ -139,26 +133,13 @@ class GenAIHistograms:
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self._model = model_name
-        self._duration = Histogram(
-            "gen_ai_server_request_duration_seconds",
-            "From arrival to the last token",
-            (*_GENAI_LABELS, "error_type"),
-            registry=registry,
-            buckets=GENAI_DURATION,
-        )
-        self._per_token = Histogram(
-            "gen_ai_server_time_per_output_token_seconds",
-            "Time per output token after the first",
-            _GENAI_LABELS,
-            registry=registry,
-            buckets=GENAI_PER_TOKEN,
-        )
-        self._first_token = Histogram(
-            "gen_ai_server_time_to_first_token_seconds",
-            "From arrival to the first token",
-            _GENAI_LABELS,
-            registry=registry,
-            buckets=GENAI_FIRST_TOKEN,
+        self._duration, self._per_token, self._first_token = (
+            Histogram(f"gen_ai_server_{name}_seconds", help_text, labels, registry=registry, buckets=bounds)
+            for name, help_text, labels, bounds in (
+                ("request_duration", "From arrival to the last token", (*_GENAI_LABELS, "error_type"), GENAI_DURATION),
+                ("time_per_output_token", "Time per output token after the first", _GENAI_LABELS, GENAI_PER_TOKEN),
+                ("time_to_first_token", "From arrival to the first token", _GENAI_LABELS, GENAI_FIRST_TOKEN),
+            )
         )
 
     def note(self, request: Request, completion: Completion) -> None:

@@ -64,9 +64,7 @@ def of_request(request: Request, answer: str) -> Attributes:
 
 def of_answers(completions: Sequence[Completion]) -> Attributes:
     """What the answers to one HTTP request came to, together; times are the longest of any."""
-    prompt, output = (
-        sum(counts) for counts in zip(*((one.prompt_tokens, len(one.tokens)) for one in completions), strict=True)
-    )
+    prompt, output = sum(one.prompt_tokens for one in completions), sum(len(one.tokens) for one in completions)
     said: Attributes = {
         "gen_ai.usage.input_tokens": prompt,
         "gen_ai.usage.output_tokens": output,
@@ -81,21 +79,8 @@ def of_answers(completions: Sequence[Completion]) -> Attributes:
     }
     if completions[0].stats.task is not None:
         said["adaptspec.task"] = completions[0].stats.task
-    for name in _LATENCIES:
-        known = [times[name] for one in completions if name in (times := latencies(one.timings))]
-        if known:
-            said[name] = max(known)
-    return said
-
-
-_LATENCIES = (
-    "gen_ai.latency.time_in_queue",
-    "gen_ai.latency.time_in_model_prefill",
-    "gen_ai.latency.time_to_first_token",
-    "gen_ai.latency.time_in_model_decode",
-    "gen_ai.latency.time_in_model_inference",
-    "gen_ai.latency.e2e",
-)
+    times = [latencies(one.timings) for one in completions]
+    return said | {name: max(one[name] for one in times if name in one) for name in set().union(*times)}
 
 
 def latencies(timings: Timings) -> dict[str, float]:
@@ -134,16 +119,17 @@ def of_decoding(record: RequestRecord, drafters: Sequence[str]) -> Attributes:
 
 
 def _rounds(history: RoundHistory, drafters: Sequence[str]) -> Attributes:
+    """Arrays are attributes of JSON: of OpenTelemetry's own, viewers make a row per element."""
     rounds = history.columns
     depths, reasons, who = rounds["depth"], rounds["reason"], rounds["drafter"]
     used = [drafter_name(drafters, which) if depth else "" for which, depth in zip(who, depths, strict=True)]
     said: Attributes = {
         "adaptspec.spec.rounds": history.sums.rounds,
-        "adaptspec.spec.drafted": _array(rounds["drafted"]),
-        "adaptspec.spec.accepted": _array(rounds["accepted"]),
-        "adaptspec.spec.tier": _array(depths),
-        "adaptspec.spec.reason": _array([_NAMES[code] for code in reasons]),
-        "adaptspec.spec.drafter": _array(used),
+        "adaptspec.spec.drafted": json.dumps(rounds["drafted"]),
+        "adaptspec.spec.accepted": json.dumps(rounds["accepted"]),
+        "adaptspec.spec.tier": json.dumps(depths),
+        "adaptspec.spec.reason": json.dumps([_NAMES[code] for code in reasons]),
+        "adaptspec.spec.drafter": json.dumps(used),
         "adaptspec.spec.truncated": history.truncated,
         "adaptspec.spec.switches": history.switches,
         "adaptspec.events.dropped": history.events_dropped,
@@ -157,15 +143,10 @@ def _rounds(history: RoundHistory, drafters: Sequence[str]) -> Attributes:
     arms = rounds["arm"]
     if any(arm >= 0 for arm in arms):
         chances = rounds["propensity"]
-        said["adaptspec.decision.arms"] = _array(arms)
-        said["adaptspec.decision.propensities"] = _array([None if math.isnan(one) else one for one in chances])
+        said["adaptspec.decision.arms"] = json.dumps(arms)
+        said["adaptspec.decision.propensities"] = json.dumps([None if math.isnan(one) else one for one in chances])
         said["adaptspec.decision.propensity"] = chances[-1]
     return said
-
-
-def _array(values: Sequence[int | float | str | None]) -> str:
-    """One attribute of JSON: of OpenTelemetry's arrays viewers make a row per element."""
-    return json.dumps(values)
 
 
 def _forecast(sums: RoundSums) -> Attributes:

@@ -72,7 +72,7 @@ class Trace:
         # What it says waits for its end: the first token is on its way now.
         self.answer, self.content = answer, content
         self.requests = {request.id: request for request in requests}
-        self.tracing.store.note(_Asked(self))
+        self.tracing.store.note(self)
 
     def end(self, status: int, error: str | None) -> None:
         """The answer is over; an `error` after a good status is that of a stream that broke off."""
@@ -86,11 +86,6 @@ class Trace:
         elif error is None:
             self.span.set_status(_OK)
         self.tracing.store.note(_Over(self, time.time_ns(), time.monotonic()))
-
-
-@dataclass(frozen=True)
-class _Asked:
-    trace: Trace
 
 
 @dataclass(frozen=True)
@@ -156,8 +151,8 @@ class Tracing:
 
     def _heed(self, noted: Noted, clock: float) -> None:
         what = noted.what
-        if isinstance(what, _Asked):
-            self._traces |= dict.fromkeys(what.trace.requests, what.trace)
+        if isinstance(what, Trace):
+            self._traces |= dict.fromkeys(what.requests, what)
         elif isinstance(what, _Over):
             self._over.append(what)
         elif isinstance(what, _Reloaded):
@@ -171,14 +166,11 @@ class Tracing:
         guarding = self._guarding
         off, on = guarding.switched_off, guarding.came_back
         guarding.add(event.round.reasons.tolist())
-        for name, happened in (
-            ("speculation off", guarding.switched_off > off),
-            ("speculation on", guarding.came_back > on),
-        ):
-            if happened:
-                said = {"adaptspec.detail": "a guard's measurement"}
-                concerned = [one for one in event.requests if one is not None]
-                self._link(name, said, concerned, nanoseconds(event.when + clock))
+        switches = {"speculation off": guarding.switched_off > off, "speculation on": guarding.came_back > on}
+        for name in (name for name, happened in switches.items() if happened):
+            concerned = [one for one in event.requests if one is not None]
+            said = {"adaptspec.detail": "a guard's measurement"}
+            self._link(name, said, concerned, nanoseconds(event.when + clock))
 
     def _finish(self, record: RequestRecord, clock: float) -> None:
         trace = self._traces.pop(record.request.id, None)
