@@ -1,7 +1,6 @@
 """What every fixed depth would have taken for the text that was served: the references that a policy is judged by.
 
-Rounds of fixed depths follow from tokens that were observed; what they take, from rounds that were run. Knows rounds as
-numbers; it does not know who decided them, by which cost table, nor who shows the result.
+Rounds of fixed depths follow from tokens that were observed; what they take, from rounds that were run.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from adaptspec.control.acceptance import Acceptance
 from adaptspec.control.cost import batch_bucket
 from adaptspec.control.shadow import Counterfactual
 from adaptspec.telemetry.round_seconds import RoundSeconds, features
+from adaptspec.telemetry.totals import gathered
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 
 TIERS = (1, 2, 3, 5, 7)
@@ -24,9 +24,9 @@ KNOWN_FROM = 64
 _PLAIN_FROM, _KNOWN_WITHIN = 3, 0.25
 # Where more of its text than this is guessed, a tier is no reference.
 _MOST_GUESSED = 0.5
+_PER_ROW = ("depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
 # What is added up of each tier: its seconds, those of the rounds it is compared with, tokens, and those guessed. While
 # it waits, seconds are those of the rounds without hiccups.
-_PER_ROW = ("depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
 _SUMS = ("seconds", "against", "tokens", "guessed")
 
 
@@ -87,12 +87,12 @@ class StaticTiers:
         self._drafters = tuple(drafters)
         self._reads = np.array([name in reading for name in self._drafters], dtype=np.float64)
         self._depths: IntArray = np.array(tiers, dtype=np.int64)
+        self._deepest = max(tiers)
         self._tiers = (
             StaticTier(0),
             *(StaticTier(depth, drafter) for drafter in self._drafters for depth in self._depths.tolist()),
         )
-        deepest = int(self._depths.max())
-        self._signals = [Acceptance(max_rows, tasks, deepest) for _ in self._drafters]
+        self._signals = [Acceptance(max_rows, tasks, self._deepest) for _ in self._drafters]
         self.observed = [0] * len(self._drafters)  # row-rounds of each drafter
         self._unread = [0.0] * len(self._drafters)  # prompt tokens that each would have to read
         self._known: FloatArray = np.zeros((len(self._tiers), len(_SUMS)))
@@ -155,13 +155,12 @@ class StaticTiers:
     def _rounds(self, which: int, rows: RoundRecord) -> _Rounds:
         """How many rounds of each tier of a drafter the rows' [N] tokens take."""
         emitted = rows.emitted[:, None]
-        deepest = int(self._depths.max())
-        known = Counterfactual.of(rows, np.full(len(rows.rows), which, dtype=np.int64), deepest)
+        known = Counterfactual.of(rows, np.full(len(rows.rows), which, dtype=np.int64), self._deepest)
         ran = (rows.drafter == which) & (rows.depths > 0)
         ended = rows.emitted < rows.accepted + 1
         certain = ran & (ended | ~known.open)
         kept = np.where(ended, np.minimum(known.kept, rows.emitted - 1), known.kept)
-        positions = np.arange(deepest)
+        positions = np.arange(self._deepest)
         beyond = (known.open & ~certain)[:, None] & (positions >= known.seen[:, None])
         beyond &= positions < known.most[:, None]
         survival = np.where(beyond, self._signals[which].acceptance(rows.rows, rows.tasks), 1.0).cumprod(axis=1)
@@ -189,8 +188,7 @@ class StaticTiers:
                 seen = np.where(scored, rows.shadow_drafted[which], seen)
                 kept = np.where(scored, rows.shadow[which], kept)
                 ran = ran | scored
-            deepest = int(self._depths.max())
-            signals.observe(rows.rows, rows.tasks, np.minimum(seen, deepest), np.minimum(kept, deepest))
+            signals.observe(rows.rows, rows.tasks, *(np.minimum(one, self._deepest) for one in (seen, kept)))
             self.observed[which] += int(np.count_nonzero(ran))
 
     def _columns(self, which: int) -> slice:
@@ -236,28 +234,19 @@ def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
     Who they belong to is left out, and what whole rounds cost is left as it was in the first.
     """
     first_token = np.concatenate([_first_token(record) for record in records])
-    depths, reasons, drafter, drafted, accepted, emitted, context = (
-        np.concatenate([getattr(record, name) for record in records]) for name in _PER_ROW
-    )
     return replace(
         records[0],
         request_ids=("",) * len(rows),
         rows=rows,
-        depths=depths,
-        reasons=reasons,
-        drafter=drafter,
-        drafted=drafted,
-        accepted=accepted,
-        emitted=emitted,
-        context=context,
         confidence=first_token,
         entropy=first_token,
         tasks=np.concatenate([r.tasks if len(r.tasks) else np.zeros_like(r.rows) for r in records]),
         policies=rows[:0],
         provenance=None,
         expected=None,
-        shadow=_scores([record.shadow for record in records], records),
-        shadow_drafted=_scores([record.shadow_drafted for record in records], records),
+        shadow=_scores("shadow", records),
+        shadow_drafted=_scores("shadow_drafted", records),
+        **{name: gathered(records, name) for name in _PER_ROW},  # type: ignore[arg-type]
     )
 
 
@@ -268,13 +257,11 @@ def _first_token(record: RoundRecord) -> FloatArray:
     return np.full((len(record.rows), 1), np.nan)
 
 
-def _scores(scores: Sequence[IntArray | None], records: Sequence[RoundRecord]) -> IntArray | None:
+def _scores(name: str, records: Sequence[RoundRecord]) -> IntArray | None:
     """[drafters, N], -1 where a round has none; None where no round has."""
+    scores: list[IntArray | None] = [getattr(record, name) for record in records]
     count = next((len(score) for score in scores if score is not None), None)
     if count is None:
         return None
-    parts = [
-        np.full((count, len(record.rows)), -1) if score is None else score
-        for score, record in zip(scores, records, strict=True)
-    ]
-    return np.concatenate(parts, axis=1)
+    missing = (np.full((count, len(record.rows)), -1) for record in records)
+    return np.concatenate([no if score is None else score for score, no in zip(scores, missing, strict=True)], axis=1)
