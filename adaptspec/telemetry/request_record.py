@@ -19,7 +19,7 @@ from adaptspec.types import Completion, Reason, RoundRecord
 # So many rounds of a request are kept one by one, so many of its rare events; sums go on.
 ROUNDS_KEPT = 512
 EVENTS_KEPT = 32
-_GUARDED, _PROBING, _OFF = int(Reason.GUARD), int(Reason.PROBE), (int(Reason.GUARD), int(Reason.OFF))
+_OFF = (Reason.GUARD, Reason.OFF)
 
 
 class RareEvent(NamedTuple):
@@ -202,23 +202,15 @@ class RoundHistory:
     def _note_changes(self, drafters: Sequence[str]) -> None:
         decisions = zip(*(self.columns[name] for name in ("depth", "reason", "drafter")), strict=True)
         for i, ((was, before, who), (depth, reason, drafter)) in enumerate(pairwise(decisions), start=1):
-            if reason != before:
-                self._note_reason(i, before, reason)
+            began = self.columns["ended"][i] - self.columns["seconds"][i]
+            if reason == Reason.PROBE and before != reason:
+                self.happened(began, "probe", "speculation is tried again")
+            elif reason in _OFF and before not in _OFF:
+                why = "drafting measured slower" if reason == Reason.GUARD else "drafts are expected to lose"
+                self.happened(began, "off", why)
             if depth and (not was or drafter != who):
                 self.switches += 1
-                self.happened(self._began(i), "switch", f"to {drafter_name(drafters, drafter)} at {depth}")
-
-    def _note_reason(self, i: int, before: int, reason: int) -> None:
-        if reason == _PROBING:
-            self.happened(self._began(i), "probe", "speculation is tried again")
-        elif reason in _OFF and before not in _OFF:
-            guarded = reason == _GUARDED
-            why = "drafting measured slower" if guarded else "drafts are expected to lose"
-            self.happened(self._began(i), "off", why)
-
-    def _began(self, i: int) -> float:
-        began: float = self.columns["ended"][i] - self.columns["seconds"][i]
-        return began
+                self.happened(began, "switch", f"to {drafter_name(drafters, drafter)} at {depth}")
 
 
 @dataclass

@@ -62,7 +62,6 @@ class Trace:
 
     @property
     def wants_content(self) -> bool:
-        """Whether prompts may be told."""
         return self.tracing.settings.content and self.span.is_recording()
 
     def asked(self, requests: Sequence[Request], answer: str, content: Sequence[Mapping[str, str]]) -> None:
@@ -193,8 +192,7 @@ class Tracing:
         waiting = []
         for over in self._over:
             trace = over.trace
-            late = last or time.monotonic() - over.when > _PATIENCE
-            if len(trace.records) < len(trace.requests) and not late:
+            if len(trace.records) < len(trace.requests) and not last and time.monotonic() - over.when <= _PATIENCE:
                 waiting.append(over)
                 continue
             for name in trace.requests:
