@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from adaptspec.errors import JournalError
@@ -64,10 +65,10 @@ class RotatedFile:
         if self._descriptor >= 0:
             ours = os.fstat(self._descriptor)
             try:
-                named = self._path.stat()
+                kept = os.path.samestat(ours, self._path.stat())
             except FileNotFoundError:
-                named = None
-            if named is not None and (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino):
+                kept = False
+            if kept:
                 self._size = ours.st_size
             else:
                 _log.info("%s was moved or removed; the journal goes on in a new file of that name", self._path)
@@ -90,17 +91,10 @@ class RotatedFile:
 
     def _cut(self, descriptor: int) -> None:
         """Remove a line that a crash has left unfinished, so that the next one does not run into it."""
-        end = self._size
-        while end:
-            start = max(0, end - 2**16)
-            found = os.pread(descriptor, end - start, start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
-                break
-            end = start
-        if end != self._size:
-            os.ftruncate(descriptor, end)
-            self._size = end
+        if self._size:
+            with mmap(descriptor, self._size, access=ACCESS_READ) as text:
+                self._size = text.rfind(b"\n") + 1
+            os.ftruncate(descriptor, self._size)
 
     def _append(self, data: bytes) -> None:
         left = memoryview(data)
