@@ -121,13 +121,13 @@ def earning_families(seen: EarningsSnapshot) -> Iterator[Metric]:
         ("adaptspec_costs_remeasured", "Times that rounds had costs measured again", seen.doubts),
     ):
         yield CounterMetricFamily(name, help_text, count)
-    for name, help_text, count in (
+    for name, help_text, tokens in (
         ("predicted_tokens", "Tokens by predicted goodput over the time rounds took", told.predicted_tokens),
         ("realised_tokens", "Tokens that came of rounds with a prediction", told.realised_tokens),
         ("predicted_accepted_tokens", "Drafted tokens expected to be accepted", told.predicted_accepted),
         ("realised_accepted_tokens", "Drafted tokens accepted where some number was expected", told.realised_accepted),
     ):
-        yield CounterMetricFamily(f"adaptspec_{name}", help_text, count)
+        yield CounterMetricFamily(f"adaptspec_{name}", help_text, tokens)
     pairs = seen.drafts_by_drafter.items()
     yield _counter(f"{_SPEC}_drafter_drafts", "Row-rounds that drafted, by drafter", ["drafter"], pairs)
     name, help_text = "adaptspec_goodput_calibration_ratio", "Predicted goodput over realised; above 1: too hopeful"

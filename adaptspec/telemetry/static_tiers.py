@@ -18,6 +18,7 @@ from adaptspec.telemetry.totals import gathered
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 
 TIERS = (1, 2, 3, 5, 7)
+_DEPTHS, _DEEPEST = np.array(TIERS), max(TIERS)
 # A drafter that was seen at work, or scored, in fewer row-rounds says nothing of its tiers.
 KNOWN_FROM = 64
 # Plain decoding is known from so many plain rounds on, and any tier where its seconds are known this well.
@@ -74,25 +75,15 @@ class StaticTiers:
     be priced yet waits until enough rounds have run: plain ones, ones as deep. Hiccups take the same share of any tier.
     """
 
-    def __init__(
-        self,
-        drafters: Sequence[str],
-        max_rows: int,
-        tasks: int,
-        tiers: Sequence[int] = TIERS,
-        *,
-        reading: Collection[str] = (),
-    ) -> None:
+    def __init__(self, drafters: Sequence[str], max_rows: int, tasks: int, reading: Collection[str] = ()) -> None:
         """`drafters` are the engine's, of which those `reading` read prompts; `tasks` counts also task 0, unknown."""
         self._drafters = tuple(drafters)
         self._reads = np.array([name in reading for name in self._drafters], dtype=np.float64)
-        self._depths: IntArray = np.array(tiers, dtype=np.int64)
-        self._deepest = max(tiers)
         self._tiers = (
             StaticTier(0),
-            *(StaticTier(depth, drafter) for drafter in self._drafters for depth in self._depths.tolist()),
+            *(StaticTier(depth, drafter) for drafter in self._drafters for depth in TIERS),
         )
-        self._signals = [Acceptance(max_rows, tasks, self._deepest) for _ in self._drafters]
+        self._signals = [Acceptance(max_rows, tasks, _DEEPEST) for _ in self._drafters]
         self.observed = [0] * len(self._drafters)  # row-rounds of each drafter
         self._unread = [0.0] * len(self._drafters)  # prompt tokens that each would have to read
         self._known: FloatArray = np.zeros((len(self._tiers), len(_SUMS)))
@@ -101,7 +92,7 @@ class StaticTiers:
 
     @property
     def earnings(self) -> tuple[TierEarnings, ...]:
-        seen = (True, *(n >= KNOWN_FROM for n in self.observed for _ in self._depths))
+        seen = (True, *(n >= KNOWN_FROM for n in self.observed for _ in TIERS))
         return tuple(
             TierEarnings(tier, seconds, against, error, int(tokens), guessed / max(tokens, 1.0), sure)
             for tier, (seconds, against, tokens, guessed), error, sure in zip(
@@ -139,7 +130,7 @@ class StaticTiers:
         bucket.work[0] += rows.emitted.sum() / size * features(more, nothing, nothing, nothing)
         for drafter in range(len(self._drafters)):
             took = self._rounds(drafter, rows)
-            drafted = took.drafted.reshape(-1, size, len(self._depths))
+            drafted = took.drafted.reshape(-1, size, len(TIERS))
             rounds = took.rounds.reshape(drafted.shape).mean(axis=1)  # each of all rows
             only = np.eye(len(self._drafters))[drafter]
             drafts, steps = (one[..., None] * only for one in (drafted.mean(axis=1), drafted.max(axis=1)))
@@ -155,21 +146,21 @@ class StaticTiers:
     def _rounds(self, which: int, rows: RoundRecord) -> _Rounds:
         """How many rounds of each tier of a drafter the rows' [N] tokens take."""
         emitted = rows.emitted[:, None]
-        known = Counterfactual.of(rows, np.full(len(rows.rows), which, dtype=np.int64), self._deepest)
+        known = Counterfactual.of(rows, np.full(len(rows.rows), which, dtype=np.int64), _DEEPEST)
         ran = (rows.drafter == which) & (rows.depths > 0)
         ended = rows.emitted < rows.accepted + 1
         certain = ran & (ended | ~known.open)
         kept = np.where(ended, np.minimum(known.kept, rows.emitted - 1), known.kept)
-        positions = np.arange(self._deepest)
+        positions = np.arange(_DEEPEST)
         beyond = (known.open & ~certain)[:, None] & (positions >= known.seen[:, None])
         beyond &= positions < known.most[:, None]
         survival = np.where(beyond, self._signals[which].acceptance(rows.rows, rows.tasks), 1.0).cumprod(axis=1)
-        guesses = np.where(beyond, survival, 0.0).cumsum(axis=1)[:, self._depths - 1]
-        tokens = 1.0 + np.minimum(kept[:, None], self._depths) + guesses
+        guesses = np.where(beyond, survival, 0.0).cumsum(axis=1)[:, _DEPTHS - 1]
+        tokens = 1.0 + np.minimum(kept[:, None], _DEPTHS) + guesses
         tokens = np.where(ended[:, None], np.minimum(tokens, emitted), tokens)
         rounds = emitted / np.maximum(tokens, 1.0)  # a row that failed emits nothing
         rounds = np.where(certain[:, None], np.ceil(rounds), rounds)
-        drafted = np.minimum(self._depths, known.most[:, None])
+        drafted = np.minimum(_DEPTHS, known.most[:, None])
         return _Rounds(rounds, drafted.astype(np.float64), (guesses * rounds).sum(axis=0))
 
     def _as_run(self, rows: RoundRecord, records: Sequence[RoundRecord], size: int, more: float) -> FloatArray:
@@ -188,12 +179,12 @@ class StaticTiers:
                 seen = np.where(scored, rows.shadow_drafted[which], seen)
                 kept = np.where(scored, rows.shadow[which], kept)
                 ran = ran | scored
-            signals.observe(rows.rows, rows.tasks, *(np.minimum(one, self._deepest) for one in (seen, kept)))
+            signals.observe(rows.rows, rows.tasks, *(np.minimum(one, _DEEPEST) for one in (seen, kept)))
             self.observed[which] += int(np.count_nonzero(ran))
 
     def _columns(self, which: int) -> slice:
-        first = 1 + which * len(self._depths)
-        return slice(first, first + len(self._depths))
+        first = 1 + which * len(TIERS)
+        return slice(first, first + len(TIERS))
 
 
 class _Bucket:
