@@ -1,6 +1,6 @@
 """The journal: what was decided and observed, round by round, as JSON lines in files of bounded size.
 
-What a line says is `records`' affair. Never writes text or token ids.
+Never writes text or token ids.
 """
 
 from __future__ import annotations
@@ -13,14 +13,7 @@ from pathlib import Path
 
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
-from adaptspec.journal import (
-    Entry,
-    JournalHeader,
-    LinesDropped,
-    RequestFinished,
-    RequestStarted,
-    to_line,
-)
+from adaptspec.journal import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted, to_line
 from adaptspec.request import Request
 from adaptspec.telemetry.request_store import Batch, Event, Finished, RequestStore, RoundEnded, Started
 from adaptspec.types import Completion
@@ -58,6 +51,7 @@ class RotatedFile:
         self._follow()
         if self._size and self._size + len(lines) > self._max_bytes:
             self._rotate()
+            self._follow()
         self._append(lines)
 
     def _follow(self) -> None:
@@ -72,8 +66,7 @@ class RotatedFile:
                 self._size = ours.st_size
             else:
                 _log.info("%s was moved or removed; the journal goes on in a new file of that name", self._path)
-                os.close(self._descriptor)
-                self._descriptor = -1
+                self.close()
         if self._descriptor < 0:
             self._descriptor = self._open()
         if not self._size:
@@ -82,19 +75,17 @@ class RotatedFile:
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
+        self._descriptor = -1  # a number that the system may give to another file must not be written to
 
     def _open(self) -> int:
         descriptor = open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._size = os.fstat(descriptor).st_size
-        self._cut(descriptor)
-        return descriptor
-
-    def _cut(self, descriptor: int) -> None:
-        """Remove a line that a crash has left unfinished, so that the next one does not run into it."""
         if self._size:
+            # A line that a crash has left unfinished: the next one must not run into it.
             with mmap(descriptor, self._size, access=ACCESS_READ) as text:
                 self._size = text.rfind(b"\n") + 1
             os.ftruncate(descriptor, self._size)
+        return descriptor
 
     def _append(self, data: bytes) -> None:
         left = memoryview(data)
@@ -108,19 +99,13 @@ class RotatedFile:
         self._size += len(data)
 
     def _rotate(self) -> None:
-        os.close(self._descriptor)
-        self._descriptor = -1  # a number that the system may give to another file must not be written to
-        try:
-            for number in range(self._files - 1, 0, -1):
-                older = self._path if number == 1 else self._path.with_name(f"{self._path.name}.{number - 1}")
-                if older.exists():
-                    os.replace(older, self._path.with_name(f"{self._path.name}.{number}"))
-            if self._files == 1:
-                self._path.unlink()
-        finally:
-            self._descriptor = self._open()
-        if not self._size:
-            self._append(self._header)
+        self.close()
+        for number in range(self._files - 1, 0, -1):
+            older = self._path if number == 1 else self._path.with_name(f"{self._path.name}.{number - 1}")
+            if older.exists():
+                os.replace(older, self._path.with_name(f"{self._path.name}.{number}"))
+        if self._files == 1:
+            self._path.unlink()
 
 
 class Journal:

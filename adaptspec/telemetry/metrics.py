@@ -38,8 +38,8 @@ _GENAI_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_reques
 class Metrics:
     """Counters that can be scraped; a scrape has everything up to now.
 
-    `compat_vllm` also serves the speculative decoding counters under vLLM's names, so that dashboards and
-    load tools made for it work unchanged; `model_name` is the label they pick a model by.
+    `compat_vllm` also serves the speculative decoding counters under vLLM's names, as dashboards and load tools made
+    for it ask for them; `model_name` is the label they pick a model by.
     """
 
     def __init__(self, store: RequestStore | None = None, *, compat_vllm: bool = False, model_name: str = "") -> None:

@@ -14,14 +14,7 @@ from collections.abc import Mapping, Sequence
 from adaptspec.control.tasks import OTHER
 from adaptspec.request import Request
 from adaptspec.telemetry.metrics import PROVIDER
-from adaptspec.telemetry.request_record import (
-    Forecast,
-    RequestRecord,
-    RoundHistory,
-    RoundSums,
-    RowRound,
-    drafter_name,
-)
+from adaptspec.telemetry.request_record import Forecast, RequestRecord, RoundHistory, RoundSums, RowRound, drafter_name
 from adaptspec.types import REASON_WORDS, Completion, Reason, Timings
 
 _NAMES = {reason.value: reason.name.lower() for reason in Reason}
@@ -245,8 +238,7 @@ def messages(texts: Sequence[Mapping[str, str]]) -> str:
 
     Of the latter, readers need a `finish_reason` as well, and show none of those that have none.
     """
-    shaped = []
-    for one in texts:
-        rest = {name: value for name, value in one.items() if name != "content"}
-        shaped.append({**rest, "parts": [{"type": "text", "content": one["content"]}]})
+    shaped = [{**one, "parts": [{"type": "text", "content": one["content"]}]} for one in texts]
+    for one in shaped:
+        del one["content"]
     return json.dumps(shaped, ensure_ascii=False)

@@ -108,9 +108,7 @@ class RequestStore:
     def __init__(self, *, limit: int = 20_000, pause: float = 0.25, clock: Clock | None = None) -> None:
         """`limit` entries wait at most, for `pause` seconds or little more."""
         self._clock = clock or Clock()
-        self._queue: BoundedQueue[tuple[float, object]] = BoundedQueue(
-            "telemetry", self._handle, limit=limit, pause=pause
-        )
+        self._queue = BoundedQueue[tuple[float, object]]("telemetry", self._handle, limit=limit, pause=pause)
         self._others = min(_OTHERS, limit // 10)
         self._started = False
         self._counting: list[Reader] = [self._add_up]
@@ -194,10 +192,10 @@ class RequestStore:
 
     def _handle(self, entries: Sequence[tuple[float, object]]) -> None:
         parts = list(_parts(entries))
-        for number, part in enumerate(parts, start=1):
+        for part in parts:
             with self.lock:
                 events = [self._event(when, what) for when, what in part]
-                last = self._queue.closing and number == len(parts)
+                last = self._queue.closing and part is parts[-1]
                 batch = Batch(events, self._clock.offset(), self._queue.dropped, last)
                 self._tell(self._counting, batch)
             self._tell(self._writing, batch)

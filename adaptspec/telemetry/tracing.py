@@ -94,11 +94,6 @@ class _Over:
     when: float
 
 
-@dataclass(frozen=True)
-class _Reloaded:
-    policy: str
-
-
 class Tracing:
     """Where traces begin, and who writes them from what the store says."""
 
@@ -131,7 +126,7 @@ class Tracing:
         return Trace(self._tracer.start_span(name, parent, SpanKind.SERVER, said), self)
 
     def reloaded(self, policy: str) -> None:
-        self.store.note(_Reloaded(policy))
+        self.store.note(policy)
 
     def close(self) -> None:
         """Send what is left, in three seconds at most: the store is closed."""
@@ -154,12 +149,12 @@ class Tracing:
             self._traces |= dict.fromkeys(what.requests, what)
         elif isinstance(what, _Over):
             self._over.append(what)
-        elif isinstance(what, _Reloaded):
-            concerned = [one for one in noted.running if one.request.speculation.policy == what.policy]
+        elif isinstance(what, str):  # a policy that came anew
+            concerned = [one for one in noted.running if one.request.speculation.policy == what]
             for one in concerned:
-                one.history.happened(noted.when, "reload", f"policy {what.policy} came anew")
-            said = {"adaptspec.policy": what.policy}
-            self._link(f"reload {what.policy}", said, concerned, nanoseconds(noted.when + clock))
+                one.history.happened(noted.when, "reload", f"policy {what} came anew")
+            said = {"adaptspec.policy": what}
+            self._link(f"reload {what}", said, concerned, nanoseconds(noted.when + clock))
 
     def _round(self, event: RoundEnded, clock: float) -> None:
         guarding = self._guarding
