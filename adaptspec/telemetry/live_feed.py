@@ -17,7 +17,7 @@ from adaptspec.telemetry.earnings import EarningsSnapshot
 from adaptspec.telemetry.live_schema import Bar, DrafterSums
 from adaptspec.telemetry.request_record import RequestRecord, bars_of
 from adaptspec.telemetry.request_store import Batch, Finished, RequestStore, RoundEnded, Started
-from adaptspec.telemetry.totals import gathered, tallied
+from adaptspec.telemetry.totals import Totals, gathered, tallied
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 HISTORY_SECONDS = 300
@@ -34,37 +34,21 @@ class Second:
     """
 
     at: int
-    rounds: int = 0
-    rows: int = 0
-    emitted: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    prefill_tokens: int = 0
-    busy: float = 0.0
+    totals: Totals = field(default_factory=Totals)
     ended: int = 0  # requests
-    depths: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))  # row-rounds by decided depth
-    reasons: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))  # and by why
-    off: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))  # those of depth 0
+    off: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))  # depth 0, by reason
     drafters: IntArray = field(default_factory=lambda: np.zeros((0, len(DrafterSums._fields)), dtype=np.int64))
     tasks: dict[str, FloatArray] = field(default_factory=dict)  # by columns of TaskSums
     compared: list[float] | None = None  # by columns of Compared; None: nothing was estimated
 
     def add(self, rounds: Sequence[RoundEnded]) -> None:
         records = [one.round for one in rounds]
-        depths, reasons, drafter, drafted, emitted = (
-            gathered(records, name) for name in ("depths", "reasons", "drafter", "drafted", "emitted")
+        depths, drafter, drafted, emitted = (
+            gathered(records, name) for name in ("depths", "drafter", "drafted", "emitted")
         )
         accepted = np.minimum(gathered(records, "accepted"), emitted)
-        self.rounds += len(records)
-        self.prefill_tokens += sum(record.prefill_tokens for record in records)
-        self.busy += sum(record.total_seconds for record in records)
-        self.rows += len(depths)
-        self.emitted += int(emitted.sum())
-        self.drafted += int(drafted.sum())
-        self.accepted += int(accepted.sum())
-        self.depths = tallied(self.depths, depths)
-        self.reasons = tallied(self.reasons, reasons)
-        self.off = tallied(self.off, reasons[depths == 0])
+        self.totals = self.totals.plus(records)
+        self.off = tallied(self.off, gathered(records, "reasons")[depths == 0])
         used = drafted > 0
         unseen = max(0, int(drafter[used].max(initial=-1)) + 1 - len(self.drafters))
         self.drafters = np.pad(self.drafters, ((0, unseen), (0, 0)))
@@ -80,9 +64,22 @@ class Second:
         self.compared = [round(a + b, 6) for a, b in zip(self.compared or [0.0] * len(more), more, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
-        told = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
-        tasks = {name: np.round(sums, 4).tolist() for name, sums in self.tasks.items()}
-        return told | {"busy": round(self.busy, 6), "tasks": tasks}
+        totals = self.totals
+        return {
+            "at": self.at,
+            "rounds": totals.rounds,
+            "rows": int(totals.depths.sum()),
+            "emitted": totals.emitted,
+            "drafted": totals.drafted_tokens,
+            "accepted": totals.accepted_tokens,
+            "prefill_tokens": totals.prefill_tokens,
+            "busy": round(totals.total_seconds, 6),
+            "ended": self.ended,
+            **{name: getattr(totals, name).tolist() for name in ("depths", "reasons")},
+            **{name: getattr(self, name).tolist() for name in ("off", "drafters")},
+            "tasks": {name: np.round(sums, 4).tolist() for name, sums in self.tasks.items()},
+            "compared": self.compared,
+        }
 
 
 @dataclass

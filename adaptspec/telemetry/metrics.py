@@ -39,7 +39,9 @@ class Metrics:
     """Counters that can be scraped; a scrape has everything up to now.
 
     `compat_vllm` also serves the speculative decoding counters under vLLM's names, as dashboards and load tools made
-    for it ask for them; `model_name` is the label they pick a model by.
+    for it ask for them; `model_name` is the label they pick a model by. Those of `gen_ai_server_*` have it, too: names
+    that clients make up never become labels. Of those, tokens and first tokens are of answers that were
+    given; durations of all, with the kind of error if there was one.
     """
 
     def __init__(self, store: RequestStore | None = None, *, compat_vllm: bool = False, model_name: str = "") -> None:
@@ -75,7 +77,15 @@ class Metrics:
                 ("request", "From arrival to the end of a request", _WHOLE),
             )
         )
-        self._genai = GenAIHistograms(self._registry, model_name)
+        self._model = model_name
+        self._genai_whole, self._genai_per_token, self._genai_first_token = (
+            time(f"gen_ai_server_{name}_seconds", help_text, labels, buckets=bounds)
+            for name, help_text, labels, bounds in (
+                ("request_duration", "From arrival to the last token", (*_GENAI_LABELS, "error_type"), GENAI_DURATION),
+                ("time_per_output_token", "Time per output token after the first", _GENAI_LABELS, GENAI_PER_TOKEN),
+                ("time_to_first_token", "From arrival to the first token", _GENAI_LABELS, GENAI_FIRST_TOKEN),
+            )
+        )
 
     def watch_count(self, name: str, help_text: str, count: Callable[[], int]) -> None:
         """Also serve a count that somebody else keeps."""
@@ -91,24 +101,31 @@ class Metrics:
                 self._finished(event.record.request, event.record.completion)
 
     def _finished(self, request: Request, completion: Completion) -> None:
-        self._genai.note(request, completion)
-        timings, tokens = completion.timings, len(completion.tokens)
-        self._requests.labels(completion.finish.value).inc()
+        timings, finish, tokens = completion.timings, completion.finish, len(completion.tokens)
+        policy = completion.stats.policy
+        operation = request.operation if request.operation in OPERATIONS else "_OTHER"
+        labels, failed = (operation, PROVIDER, self._model), finish in (FinishReason.ABORT, FinishReason.ERROR)
+        took = timings.finished - timings.arrived
+        self._requests.labels(finish.value).inc()
         self._prompt.inc(completion.prompt_tokens)
         self._generated.inc(tokens)
-        policy = completion.stats.policy
         self._by_policy.labels(policy).inc()
         if completion.stats.lossy:
             self._lossy.labels(policy).inc()
-        self._whole.observe(timings.finished - timings.arrived)
+        self._whole.observe(took)
+        self._genai_whole.labels(*labels, finish.value if failed else "").observe(took)
         if timings.first_token is None:
             return
-        self._first_token.observe(timings.first_token - timings.arrived)
+        first, seconds = timings.first_token - timings.arrived, timings.finished - timings.first_token
+        self._first_token.observe(first)
+        if not failed:
+            self._genai_first_token.labels(*labels).observe(first)
         if tokens > 1:
-            seconds = timings.finished - timings.first_token
             self._per_token.observe(seconds / (tokens - 1))
             self._decoded.labels(policy).inc(tokens - 1)
             self._decoding.labels(policy).inc(seconds)
+            if not failed:
+                self._genai_per_token.labels(*labels).observe(seconds / (tokens - 1))
 
     def responded(self, route: str, status: int) -> None:
         """One HTTP answer was made. `route` becomes a label: it must be one of few."""
@@ -123,34 +140,3 @@ class Metrics:
         self._store.settle()
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
-
-
-class GenAIHistograms:
-    """`gen_ai.server.*`. The model is the served one: names that clients make up are refused, and never become labels.
-
-    Tokens and first tokens are of answers that were given; durations of all, with the kind of error if there was one.
-    """
-
-    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        self._model = model_name
-        self._duration, self._per_token, self._first_token = (
-            Histogram(f"gen_ai_server_{name}_seconds", help_text, labels, registry=registry, buckets=bounds)
-            for name, help_text, labels, bounds in (
-                ("request_duration", "From arrival to the last token", (*_GENAI_LABELS, "error_type"), GENAI_DURATION),
-                ("time_per_output_token", "Time per output token after the first", _GENAI_LABELS, GENAI_PER_TOKEN),
-                ("time_to_first_token", "From arrival to the first token", _GENAI_LABELS, GENAI_FIRST_TOKEN),
-            )
-        )
-
-    def note(self, request: Request, completion: Completion) -> None:
-        timings, finish = completion.timings, completion.finish
-        operation = request.operation if request.operation in OPERATIONS else "_OTHER"
-        labels = (operation, PROVIDER, self._model)
-        failed = finish in (FinishReason.ABORT, FinishReason.ERROR)
-        self._duration.labels(*labels, finish.value if failed else "").observe(timings.finished - timings.arrived)
-        if failed or timings.first_token is None:
-            return
-        self._first_token.labels(*labels).observe(timings.first_token - timings.arrived)
-        if len(completion.tokens) > 1:
-            each = (timings.finished - timings.first_token) / (len(completion.tokens) - 1)
-            self._per_token.labels(*labels).observe(each)
