@@ -17,10 +17,7 @@ from adaptspec.telemetry.static_tiers import StaticTiers, TierEarnings
 from adaptspec.telemetry.totals import Totals, gathered
 from adaptspec.types import IntArray, RoundRecord
 
-_COUNTS = (
-    *("saved_tokens", "wasted_tokens", "depth_switches", "drafter_switches", "guard_switches"),
-    *("probes", "probes_won"),
-)
+_SWITCHES = ("depth_switches", "drafter_switches", "guard_switches", "probes", "probes_won")
 
 
 @dataclass(frozen=True)
@@ -192,7 +189,7 @@ class EarningsSnapshot:
             "best_static": best and {"depth": best.tier.depth, "drafter": best.tier.drafter},
             "regret": regret and regret.to_json(),
             "costs_unsure": self.unsure,
-            **{name: getattr(self, name) for name in _COUNTS},
+            **{name: getattr(self, name) for name in ("saved_tokens", "wasted_tokens", *_SWITCHES)},
             "predicted_over_realised": round(self.forecast.goodput_ratio, 4),
         }
 

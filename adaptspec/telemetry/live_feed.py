@@ -53,11 +53,12 @@ class Second:
         unseen = max(0, int(drafter[used].max(initial=-1)) + 1 - len(self.drafters))
         self.drafters = np.pad(self.drafters, ((0, unseen), (0, 0)))
         np.add.at(self.drafters, drafter[used], np.stack((used, drafted, accepted), axis=1)[used])
-        own = np.stack((np.ones(len(depths)), used, drafted, accepted, emitted, *_entropies(records)), axis=1)
-        names, which = np.unique([_task(one) for each in rounds for one in each.requests], return_inverse=True)
-        sums = np.zeros((len(names), own.shape[1]))
-        np.add.at(sums, which, own)
-        for name, more in zip(names.tolist(), sums, strict=True):
+        sums = (np.ones(len(depths)), used, drafted, accepted, emitted, *_entropies(records))
+        tasks = [_task(one) for each in rounds for one in each.requests]
+        known = {name: i for i, name in enumerate(dict.fromkeys(tasks))}
+        which = np.array([known[name] for name in tasks], dtype=np.int64)
+        told = np.stack([np.bincount(which, column, minlength=len(known)) for column in sums], axis=1)
+        for name, more in zip(known, told, strict=True):
             self.tasks[name] = self.tasks.get(name, 0.0) + more
 
     def compare(self, more: Sequence[float]) -> None:

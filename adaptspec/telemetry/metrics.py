@@ -39,9 +39,9 @@ class Metrics:
     """Counters that can be scraped; a scrape has everything up to now.
 
     `compat_vllm` also serves the speculative decoding counters under vLLM's names, as dashboards and load tools made
-    for it ask for them; `model_name` is the label they pick a model by. Those of `gen_ai_server_*` have it, too: names
-    that clients make up never become labels. Of those, tokens and first tokens are of answers that were
-    given; durations of all, with the kind of error if there was one.
+    for it ask for them; `model_name` is the label they pick a model by. `gen_ai_server_*` have it as well: names that
+    clients make up never become labels. Their tokens and first tokens are of answers that were given; their durations
+    of all, with the kind of error if there was one.
     """
 
     def __init__(self, store: RequestStore | None = None, *, compat_vllm: bool = False, model_name: str = "") -> None:

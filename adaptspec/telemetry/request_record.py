@@ -247,10 +247,7 @@ class RequestRecord:
             "policy": stats.policy,
             "finish": self.completion.finish.value,
             "tokens": len(self.completion.tokens),
-            "rounds": stats.rounds,
-            "draft_rounds": stats.draft_rounds,
-            "drafted": stats.drafted,
-            "accepted": stats.accepted,
+            **{name: getattr(stats, name) for name in ("rounds", "draft_rounds", "drafted", "accepted")},
             **{name: None if at is None else round(at + clock, 4) for name, at in times.items()},
         }
 

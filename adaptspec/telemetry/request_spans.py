@@ -18,6 +18,7 @@ from adaptspec.telemetry.request_record import Forecast, RequestRecord, RoundHis
 from adaptspec.types import REASON_WORDS, Completion, Reason, Timings
 
 _NAMES = {reason.value: reason.name.lower() for reason in Reason}
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
 Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 Attributes = dict[str, Value]
 
@@ -39,12 +40,7 @@ def of_request(request: Request, answer: str) -> Attributes:
     said: Attributes = {
         "gen_ai.request.id": answer,
         "gen_ai.response.id": answer,
-        "gen_ai.request.max_tokens": sampling.max_tokens,
-        "gen_ai.request.temperature": sampling.temperature,
-        "gen_ai.request.top_p": sampling.top_p,
-        "gen_ai.request.top_k": sampling.top_k,
-        "gen_ai.request.presence_penalty": sampling.presence_penalty,
-        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        **{f"gen_ai.request.{name}": getattr(sampling, name) for name in _SAMPLING},
     }
     if sampling.seed is not None:
         said["gen_ai.request.seed"] = sampling.seed
