@@ -41,5 +41,5 @@ def _top(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(summary(feed.state).to_json(), indent=1) + "\n")
     else:
-        console.print(Page(feed.url, feed.state, feed.connection, feed.policy))
+        console.print(Page(feed))
     return 0

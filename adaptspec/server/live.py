@@ -47,7 +47,6 @@ class Watcher:
             self.events.put_nowait(event)
 
     def end(self) -> None:
-        """Nothing more will come."""
         if not self.gone:
             self.gone = True
             self.events.put_nowait(None)
@@ -62,15 +61,11 @@ class Watchers:
     def __len__(self) -> int:
         return len(self._all)
 
-    def check_room(self) -> None:
-        """Raise OverloadedError if there are as many as there may be."""
-        if len(self._all) >= MOST_WATCHERS:
-            raise OverloadedError(f"{MOST_WATCHERS} clients watch already; close a page, or poll /live/snapshot")
-
     @contextmanager
     def one_more(self) -> Iterator[Watcher]:
-        """A watcher for as long as the context lasts. Raises as `check_room` does."""
-        self.check_room()
+        """A watcher for as long as the context lasts. Raises OverloadedError if there are as many as there may be."""
+        if len(self._all) >= MOST_WATCHERS:
+            raise OverloadedError(f"{MOST_WATCHERS} clients watch already; close a page, or poll /live/snapshot")
         watcher = Watcher()
         self._all.add(watcher)
         try:
@@ -79,12 +74,10 @@ class Watchers:
             self._all.discard(watcher)
 
     def tell(self, event: bytes) -> None:
-        """Send an event to all of them."""
         for watcher in self._all:
             watcher.put(event)
 
     def end(self) -> None:
-        """Send them home."""
         for watcher in self._all:
             watcher.end()
 
@@ -135,7 +128,6 @@ class LiveDesk:
             return self.snapshot()
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything as of now."""
         service, target = self._service, self._service.engine.target
         return {
             "now": round(time.time(), 3),
@@ -178,7 +170,6 @@ async def snapshot(http: web.Request) -> web.Response:
 async def events(http: web.Request) -> web.StreamResponse:
     """GET /live/events: until the client leaves, cannot keep up, or the server ends."""
     desk = http.app[LIVE]
-    desk.watchers.check_room()
     await desk.settle()
     opening = event("snapshot", desk.opening())
     # Nothing may be awaited between the snapshot and here: what happens then would be in neither.

@@ -1,12 +1,10 @@
 """The live page: files that ship with the package, sent under a policy that lets them load nothing from elsewhere.
 
-Knows files and headers; what the page shows comes from other routes, and needs their keys. The files hold no data.
+What the page shows comes from other routes, and needs their keys: the files hold no data.
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
@@ -25,51 +23,31 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True)
-class PageFile:
-    """One file as it is sent; `tag` changes with its content."""
-
-    body: bytes
-    content_type: str
-    tag: str
-
-    @classmethod
-    def read(cls, path: Path) -> PageFile:
-        """From the package."""
-        body = path.read_bytes()
-        return cls(body, _TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:16]}"')
-
-    def answer(self, http: web.Request) -> web.Response:
-        """The file, or 304 where the browser has it."""
-        headers = {
-            "Content-Security-Policy": CONTENT_POLICY,
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-            "Cache-Control": "no-cache",
-            "ETag": self.tag,
-        }
-        if http.headers.get("If-None-Match") == self.tag:
-            return web.Response(status=304, headers=headers)
-        return web.Response(body=self.body, headers=headers | {"Content-Type": self.content_type})
-
-
-FILES = web.AppKey("page_files", dict[str, PageFile])
+_HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 
 
 def add_page(app: web.Application) -> None:
     """Add the page at `/` and `/dashboard`; it asks for its own files at `/page/NAME`."""
-    app[FILES] = {path.name: PageFile.read(path) for path in sorted(FOLDER.iterdir()) if path.suffix in _TYPES}
     app.add_routes([web.get("/", index), web.get("/dashboard", index), web.get("/page/{name}", file)])
 
 
-async def index(http: web.Request) -> web.Response:
+async def index(_: web.Request) -> web.FileResponse:
     """GET / and /dashboard."""
-    return http.app[FILES]["index.html"].answer(http)
+    return _sent(FOLDER / "index.html")
 
 
-async def file(http: web.Request) -> web.Response:
+async def file(http: web.Request) -> web.FileResponse:
     """GET /page/{name}: what the page consists of, and nothing else."""
-    found = http.app[FILES].get(http.match_info["name"])
-    if found is None:
+    found = next((path for path in FOLDER.iterdir() if path.name == http.match_info["name"]), None)
+    if found is None or found.suffix not in _TYPES:
         raise web.HTTPNotFound
-    return found.answer(http)
+    return _sent(found)
+
+
+def _sent(path: Path) -> web.FileResponse:
+    return web.FileResponse(path, headers=_HEADERS | {"Content-Type": _TYPES[path.suffix]})

@@ -41,7 +41,6 @@ class BoundedQueue(Generic[T]):
 
     @property
     def closing(self) -> bool:
-        """Whether what is handled now is the last."""
         return self._closing.is_set()
 
     def start(self) -> None:

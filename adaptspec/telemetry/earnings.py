@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,12 @@ import numpy as np
 from adaptspec.control.cost import CostTable
 from adaptspec.control.guard import GuardEvents
 from adaptspec.telemetry.live_schema import Compared
-from adaptspec.telemetry.request_store import Batch, RequestStore, RoundEnded, Started, row_count
+from adaptspec.telemetry.request_store import Batch, RequestStore, Started, row_count
 from adaptspec.telemetry.static_tiers import StaticTiers, TierEarnings
 from adaptspec.telemetry.totals import Totals, gathered
 from adaptspec.types import IntArray, RoundRecord
+
+_SWITCHES = ("depth_switches", "drafter_switches", "guard_switches", "probes", "probes_won")
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,6 @@ class Estimate:
     high: float
 
     def to_json(self) -> dict[str, float]:
-        """Plain data."""
         return {name: round(value, 4) for name, value in asdict(self).items()}
 
 
@@ -79,7 +79,6 @@ class Switches:
         self.guarding = GuardEvents()
 
     def start(self, row: int) -> None:
-        """A request begins in `row`."""
         self._depth[row] = self._drafter[row] = -1
 
     def add(self, records: Sequence[RoundRecord], rows: IntArray) -> None:
@@ -117,7 +116,7 @@ class EarningsSnapshot:
 
     totals: Totals = field(default_factory=Totals)
     tiers: tuple[TierEarnings, ...] = ()
-    drafts_by_drafter: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    drafts_by_drafter: Mapping[str, int] = field(default_factory=dict)
     depth_switches: int = 0
     drafter_switches: int = 0
     guard_switches: int = 0
@@ -136,7 +135,6 @@ class EarningsSnapshot:
 
     @property
     def wasted_tokens(self) -> int:
-        """Drafted tokens that were not."""
         return self.totals.drafted_tokens - self.totals.accepted_tokens
 
     @property
@@ -175,14 +173,11 @@ class EarningsSnapshot:
         return {depth: n / count for depth, n in self.totals.labelled_depths if n}
 
     def compared_since(self, before: EarningsSnapshot) -> Compared:
-        """What this has over an earlier one."""
         earlier = {one.tier: one for one in before.tiers}
 
         def more(one: TierEarnings | None, *fields: str) -> list[float]:
-            if one is None:
-                return [0.0] * len(fields)
-            old = earlier.get(one.tier, TierEarnings(one.tier))
-            return [round(getattr(one, field) - getattr(old, field), 6) for field in fields]
+            old = earlier.get(one.tier) if one else None
+            return [round(getattr(one, field, 0.0) - getattr(old, field, 0.0), 6) for field in fields]
 
         return Compared(*more(self.off, "tokens", "against", "seconds"), *more(self.best_static, "against", "seconds"))
 
@@ -194,13 +189,7 @@ class EarningsSnapshot:
             "best_static": best and {"depth": best.tier.depth, "drafter": best.tier.drafter},
             "regret": regret and regret.to_json(),
             "costs_unsure": self.unsure,
-            "saved_tokens": self.saved_tokens,
-            "wasted_tokens": self.wasted_tokens,
-            "depth_switches": self.depth_switches,
-            "drafter_switches": self.drafter_switches,
-            "guard_switches": self.guard_switches,
-            "probes": self.probes,
-            "probes_won": self.probes_won,
+            **{name: getattr(self, name) for name in ("saved_tokens", "wasted_tokens", *_SWITCHES)},
             "predicted_over_realised": round(self.forecast.goodput_ratio, 4),
         }
 
@@ -218,10 +207,7 @@ class Earnings:
         store.counts(self._take)
 
     def begin(self, costs: CostTable, drafters: Sequence[str], max_rows: int, tasks: int) -> None:
-        """Say what the engine runs on, before the store starts. `costs` is asked for its doubts only.
-
-        `tasks` counts the known tasks and task 0, unknown.
-        """
+        """Before the store starts. `costs` is asked for its doubts only; `tasks` counts task 0, unknown, as well."""
         rows = row_count(max_rows)
         self._costs = costs
         self._drafters = tuple(drafters)
@@ -229,7 +215,6 @@ class Earnings:
         self._tiers = StaticTiers(drafters, rows, tasks, reading=costs.profile.drafters)
 
     def snapshot(self) -> EarningsSnapshot:
-        """All that is known now."""
         tiers, switches, costs = self._tiers, self._switches, self._costs
         if tiers is None or switches is None or costs is None:
             return EarningsSnapshot()
@@ -261,17 +246,8 @@ class Earnings:
         self._forecast = self._forecast.plus(batch.records)
         decoding = [one for one in batch.rounds if one.requests]
         if decoding:
-            rows = _rows(decoding, self._store.stray)
             records = [one.round for one in decoding]
+            owners = [self._store.stray if one is None else one.row for each in decoding for one in each.requests]
+            rows = np.array(owners, dtype=np.int64)
             switches.add(records, rows)
             tiers.add(records, rows)
-
-
-def _rows(rounds: Sequence[RoundEnded], stray: int) -> IntArray:
-    """The rows [N] of their requests, one round after the other."""
-    known: dict[int, IntArray] = {}
-    for one in rounds:
-        if id(one.requests) not in known:
-            rows = [stray if record is None else record.row for record in one.requests]
-            known[id(one.requests)] = np.array(rows, dtype=np.int64)
-    return np.concatenate([known[id(one.requests)] for one in rounds])

@@ -1,6 +1,6 @@
 """The journal: what was decided and observed, round by round, as JSON lines in files of bounded size.
 
-What a line says is `records`' affair. Never writes text or token ids.
+Never writes text or token ids.
 """
 
 from __future__ import annotations
@@ -8,18 +8,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
-from adaptspec.journal import (
-    Entry,
-    JournalHeader,
-    LinesDropped,
-    RequestFinished,
-    RequestStarted,
-    to_line,
-)
+from adaptspec.journal import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted, to_line
 from adaptspec.request import Request
 from adaptspec.telemetry.request_store import Batch, Event, Finished, RequestStore, RoundEnded, Started
 from adaptspec.types import Completion
@@ -34,10 +28,7 @@ class RotatedFile:
     """
 
     def __init__(self, path: Path, max_bytes: int, files: int) -> None:
-        """
-        Raises:
-            JournalError: the file cannot be written.
-        """
+        """Raises JournalError: the file cannot be written."""
         self._path = path
         self._max_bytes = max_bytes
         self._files = files
@@ -60,6 +51,7 @@ class RotatedFile:
         self._follow()
         if self._size and self._size + len(lines) > self._max_bytes:
             self._rotate()
+            self._follow()
         self._append(lines)
 
     def _follow(self) -> None:
@@ -67,44 +59,33 @@ class RotatedFile:
         if self._descriptor >= 0:
             ours = os.fstat(self._descriptor)
             try:
-                named = self._path.stat()
+                kept = os.path.samestat(ours, self._path.stat())
             except FileNotFoundError:
-                named = None
-            if named is not None and (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino):
+                kept = False
+            if kept:
                 self._size = ours.st_size
             else:
                 _log.info("%s was moved or removed; the journal goes on in a new file of that name", self._path)
-                os.close(self._descriptor)
-                self._descriptor = -1
+                self.close()
         if self._descriptor < 0:
             self._descriptor = self._open()
         if not self._size:
             self._append(self._header)
 
     def close(self) -> None:
-        """No more lines."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
+        self._descriptor = -1  # a number that the system may give to another file must not be written to
 
     def _open(self) -> int:
         descriptor = open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._size = os.fstat(descriptor).st_size
-        self._cut(descriptor)
+        if self._size:
+            # A line that a crash has left unfinished: the next one must not run into it.
+            with mmap(descriptor, self._size, access=ACCESS_READ) as text:
+                self._size = text.rfind(b"\n") + 1
+            os.ftruncate(descriptor, self._size)
         return descriptor
-
-    def _cut(self, descriptor: int) -> None:
-        """Remove a line that a crash has left unfinished, so that the next one does not run into it."""
-        end = self._size
-        while end:
-            start = max(0, end - 2**16)
-            found = os.pread(descriptor, end - start, start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
-                break
-            end = start
-        if end != self._size:
-            os.ftruncate(descriptor, end)
-            self._size = end
 
     def _append(self, data: bytes) -> None:
         left = memoryview(data)
@@ -118,19 +99,13 @@ class RotatedFile:
         self._size += len(data)
 
     def _rotate(self) -> None:
-        os.close(self._descriptor)
-        self._descriptor = -1  # a number that the system may give to another file must not be written to
-        try:
-            for number in range(self._files - 1, 0, -1):
-                older = self._path if number == 1 else self._path.with_name(f"{self._path.name}.{number - 1}")
-                if older.exists():
-                    os.replace(older, self._path.with_name(f"{self._path.name}.{number}"))
-            if self._files == 1:
-                self._path.unlink()
-        finally:
-            self._descriptor = self._open()
-        if not self._size:
-            self._append(self._header)
+        self.close()
+        for number in range(self._files - 1, 0, -1):
+            older = self._path if number == 1 else self._path.with_name(f"{self._path.name}.{number - 1}")
+            if older.exists():
+                os.replace(older, self._path.with_name(f"{self._path.name}.{number}"))
+        if self._files == 1:
+            self._path.unlink()
 
 
 class Journal:
@@ -139,10 +114,7 @@ class Journal:
     _CHUNK = 256  # entries made into lines at once
 
     def __init__(self, store: RequestStore, path: Path, *, max_bytes: int = 64 * 2**20, files: int = 4) -> None:
-        """
-        Raises:
-            JournalError: the file cannot be written.
-        """
+        """Raises JournalError: the file cannot be written."""
         self._file = RotatedFile(path, max_bytes, files)
         self._path = path
         self._store = store
@@ -152,7 +124,6 @@ class Journal:
 
     @property
     def dropped(self) -> int:
-        """Lines that were not written, so far."""
         return self._store.missing(self._take) + self._lost
 
     def begin(self, header: JournalHeader) -> None:
@@ -163,7 +134,6 @@ class Journal:
             raise JournalError(f"--journal {self._path}: cannot be written ({error.strerror})") from error
 
     def close(self) -> None:
-        """No more lines: the store is closed."""
         if self.dropped:
             _log.warning("%d lines of %s were dropped in all", self.dropped, self._path)
         self._file.close()

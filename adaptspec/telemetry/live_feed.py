@@ -14,10 +14,10 @@ import numpy as np
 
 from adaptspec.control.tasks import OTHER
 from adaptspec.telemetry.earnings import EarningsSnapshot
-from adaptspec.telemetry.live_schema import Bar, DrafterSums, TaskSums
+from adaptspec.telemetry.live_schema import Bar, DrafterSums
 from adaptspec.telemetry.request_record import RequestRecord, bars_of
 from adaptspec.telemetry.request_store import Batch, Finished, RequestStore, RoundEnded, Started
-from adaptspec.telemetry.totals import gathered, tallied
+from adaptspec.telemetry.totals import Totals, gathered, tallied
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 HISTORY_SECONDS = 300
@@ -34,68 +34,53 @@ class Second:
     """
 
     at: int
-    rounds: int = 0
-    rows: int = 0
-    emitted: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    prefill_tokens: int = 0
-    busy: float = 0.0
+    totals: Totals = field(default_factory=Totals)
     ended: int = 0  # requests
-    depths: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))  # row-rounds by decided depth
-    reasons: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))  # and by why
-    off: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))  # those of depth 0
+    off: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))  # depth 0, by reason
     drafters: IntArray = field(default_factory=lambda: np.zeros((0, len(DrafterSums._fields)), dtype=np.int64))
     tasks: dict[str, FloatArray] = field(default_factory=dict)  # by columns of TaskSums
     compared: list[float] | None = None  # by columns of Compared; None: nothing was estimated
 
     def add(self, rounds: Sequence[RoundEnded]) -> None:
-        """Take rounds into account, in vectorised passes."""
         records = [one.round for one in rounds]
-        depths, reasons, drafter, drafted, emitted = (
-            gathered(records, name) for name in ("depths", "reasons", "drafter", "drafted", "emitted")
+        depths, drafter, drafted, emitted = (
+            gathered(records, name) for name in ("depths", "drafter", "drafted", "emitted")
         )
         accepted = np.minimum(gathered(records, "accepted"), emitted)
-        self.rounds += len(records)
-        self.prefill_tokens += sum(record.prefill_tokens for record in records)
-        self.busy += sum(record.total_seconds for record in records)
-        self.rows += len(depths)
-        self.emitted += int(emitted.sum())
-        self.drafted += int(drafted.sum())
-        self.accepted += int(accepted.sum())
-        self.depths = tallied(self.depths, depths)
-        self.reasons = tallied(self.reasons, reasons)
-        self.off = tallied(self.off, reasons[depths == 0])
+        self.totals = self.totals.plus(records)
+        self.off = tallied(self.off, gathered(records, "reasons")[depths == 0])
         used = drafted > 0
-        self._add_drafters(drafter[used], drafted[used], accepted[used])
-        sums = np.stack((np.ones(len(depths)), used, drafted, accepted, emitted, *_entropies(records)))
-        self._add_tasks([_task(one) for each in rounds for one in each.requests], sums)
+        unseen = max(0, int(drafter[used].max(initial=-1)) + 1 - len(self.drafters))
+        self.drafters = np.pad(self.drafters, ((0, unseen), (0, 0)))
+        np.add.at(self.drafters, drafter[used], np.stack((used, drafted, accepted), axis=1)[used])
+        sums = (np.ones(len(depths)), used, drafted, accepted, emitted, *_entropies(records))
+        tasks = [_task(one) for each in rounds for one in each.requests]
+        known = {name: i for i, name in enumerate(dict.fromkeys(tasks))}
+        which = np.array([known[name] for name in tasks], dtype=np.int64)
+        told = np.stack([np.bincount(which, column, minlength=len(known)) for column in sums], axis=1)
+        for name, more in zip(known, told, strict=True):
+            self.tasks[name] = self.tasks.get(name, 0.0) + more
 
     def compare(self, more: Sequence[float]) -> None:
-        """Take more of what was estimated into account."""
         self.compared = [round(a + b, 6) for a, b in zip(self.compared or [0.0] * len(more), more, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        told = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
-        tasks = {name: np.round(sums, 4).tolist() for name, sums in self.tasks.items()}
-        return told | {"busy": round(self.busy, 6), "tasks": tasks}
-
-    def _add_drafters(self, which: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        size = max(int(which.max(initial=-1)) + 1, len(self.drafters))
-        grown = np.zeros((size, self.drafters.shape[1]), dtype=np.int64)
-        grown[: len(self.drafters)] = self.drafters
-        for column, values in enumerate((np.ones(len(which)), drafted, accepted)):
-            grown[:, column] += np.bincount(which, values, minlength=size).astype(np.int64)
-        self.drafters = grown
-
-    def _add_tasks(self, names: Sequence[str], sums: FloatArray) -> None:
-        """`sums` [columns, N] of rows whose tasks are these."""
-        known = {name: i for i, name in enumerate(dict.fromkeys(names))}
-        which = np.array([known[name] for name in names], dtype=np.int64)
-        each = np.stack([np.bincount(which, column, minlength=len(known)) for column in sums], axis=1)
-        for name, i in known.items():
-            self.tasks[name] = self.tasks.get(name, np.zeros(len(TaskSums._fields))) + each[i]
+        totals = self.totals
+        return {
+            "at": self.at,
+            "rounds": totals.rounds,
+            "rows": int(totals.depths.sum()),
+            "emitted": totals.emitted,
+            "drafted": totals.drafted_tokens,
+            "accepted": totals.accepted_tokens,
+            "prefill_tokens": totals.prefill_tokens,
+            "busy": round(totals.total_seconds, 6),
+            "ended": self.ended,
+            **{name: getattr(totals, name).tolist() for name in ("depths", "reasons")},
+            **{name: getattr(self, name).tolist() for name in ("off", "drafters")},
+            "tasks": {name: np.round(sums, 4).tolist() for name, sums in self.tasks.items()},
+            "compared": self.compared,
+        }
 
 
 @dataclass
@@ -105,27 +90,16 @@ class Changes:
     A second that is told again replaces what was said of it.
     """
 
-    seconds: list[dict[str, Any]] = field(default_factory=list)
-    started: list[dict[str, Any]] = field(default_factory=list)
-    finished: list[dict[str, Any]] = field(default_factory=list)
-    rounds: dict[str, list[Bar]] = field(default_factory=dict)
-    earnings: dict[str, Any] | None = None
-    missed_rounds: int = 0
+    seconds: list[dict[str, Any]]
+    started: list[dict[str, Any]]
+    finished: list[dict[str, Any]]
+    rounds: dict[str, list[Bar]]
+    earnings: dict[str, Any]
+    missed_rounds: int
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has happened."""
         return not (self.seconds or self.started or self.finished)
-
-
-@dataclass
-class _News:
-    """What is to be told of at the next `changes`."""
-
-    seconds: dict[int, Second] = field(default_factory=dict)
-    started: list[dict[str, Any]] = field(default_factory=list)
-    finished: list[dict[str, Any]] = field(default_factory=list)
-    rounds: list[RoundRecord] = field(default_factory=list)
 
 
 class LiveFeed:
@@ -135,13 +109,12 @@ class LiveFeed:
     """
 
     def __init__(self, store: RequestStore, earnings: Callable[[], EarningsSnapshot] = EarningsSnapshot) -> None:
-        """`earnings` tells what was earned so far."""
         self._store = store
         self.lock = store.lock
         self._earnings = earnings
         self._told_earnings = EarningsSnapshot()
         self._seconds: deque[Second] = deque(maxlen=HISTORY_SECONDS)
-        self._news = _News()
+        self._forget()
         self._clock = 0.0
         self._missed = 0
         self.following = False
@@ -157,31 +130,31 @@ class LiveFeed:
         self._store.settle()
 
     def changes(self) -> Changes:
-        """What has happened since the last call."""
         with self.lock:
-            news, self._news = self._news, _News()
-            return Changes(
-                [second.to_json() for second in news.seconds.values()],
-                news.started,
-                news.finished,
-                bars_of(news.rounds),
-                self._earnings().to_json(),
-                self.missed,
-            )
+            seconds = [second.to_json() for second in self._changed.values()]
+            earnings = self._earnings().to_json()
+            told = Changes(seconds, self._came, self._went, bars_of(self._rounds), earnings, self.missed)
+            self._forget()
+            return told
+
+    def _forget(self) -> None:
+        """What is new from here on."""
+        self._changed: dict[int, Second] = {}
+        self._came: list[dict[str, Any]] = []
+        self._went: list[dict[str, Any]] = []
+        self._rounds: list[RoundRecord] = []
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything as of now, as plain data."""
         with self.lock:
             bars = bars_of(self._store.rounds)
 
-            def strip(name: str) -> dict[str, Any]:
-                return {"rounds": bars.get(name, [])[-STRIP_ROUNDS:]}
+            def strip(told: dict[str, Any]) -> dict[str, Any]:
+                return told | {"rounds": bars.get(told["id"], [])[-STRIP_ROUNDS:]}
 
-            running = [one.running(self._clock) | strip(name) for name, one in self._store.running.items()]
             return {
                 "seconds": [second.to_json() for second in self._seconds],
-                "running": running,
-                "recent": [one | strip(one["id"]) for one in self._store.recent],
+                "running": [strip(one.running(self._clock)) for one in self._store.running.values()],
+                "recent": [strip(one) for one in self._store.recent],
                 "earnings": self._earnings().to_json(),
                 "missed_rounds": self.missed,
             }
@@ -205,24 +178,23 @@ class LiveFeed:
         if self.following:
             self._keep(batch)
         else:
-            self._news = _News()
+            self._forget()
 
     def _keep(self, batch: Batch) -> None:
-        news = self._news
         for event in batch.events:
             if isinstance(event, Started):
-                news.started.append(event.record.card() | {"admitted": round(event.when + batch.clock, 4), "tokens": 0})
+                self._came.append(event.record.card() | {"admitted": round(event.when + batch.clock, 4), "tokens": 0})
             elif isinstance(event, Finished):
-                news.finished.append(event.record.ended(batch.clock))
-        news.rounds += batch.records
-        self._missed += max(0, len(news.rounds) - WAITING_ROUNDS)
-        del news.rounds[WAITING_ROUNDS:]
+                self._went.append(event.record.ended(batch.clock))
+        self._rounds += batch.records
+        self._missed += max(0, len(self._rounds) - WAITING_ROUNDS)
+        del self._rounds[WAITING_ROUNDS:]
 
     def _second(self, at: int) -> Second:
         """The sums of a second; where the clock was set back, those of the newest."""
         if not self._seconds or self._seconds[-1].at < at:
             self._seconds.append(Second(at))
-        newest = self._news.seconds[self._seconds[-1].at] = self._seconds[-1]
+        newest = self._changed[self._seconds[-1].at] = self._seconds[-1]
         return newest
 
     def _compare(self) -> None:

@@ -16,12 +16,12 @@ from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.engine.async_engine import EngineStats
 from adaptspec.engine.policy_manager import Reloads
 from adaptspec.telemetry.earnings import EarningsSnapshot, Estimate
-from adaptspec.telemetry.static_tiers import TierEarnings
 from adaptspec.telemetry.totals import DEPTH_LABELS, Totals
 from adaptspec.types import Reason
 
 DEPTHS_AT_START = 7  # the deepest draft of the default policy: these positions are served before they are reached
 _SPEC = "adaptspec_spec_decode"
+Samples = Iterable[tuple[str | Sequence[str], float]]  # values of labels, and the metric's
 
 
 class Asked(Collector):
@@ -31,7 +31,6 @@ class Asked(Collector):
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Ask now."""
         return self._families()
 
 
@@ -53,9 +52,9 @@ def round_families(totals: Totals, vllm_labels: dict[str, str] | None) -> Iterat
     ):
         yield CounterMetricFamily(name, help_text, count)
     yield _per_position(f"{_SPEC}_accepted_tokens_per_pos", totals, {})
-    yield _labelled(f"{_SPEC}_depth", "Row-rounds by decided depth", "depth", totals.labelled_depths)
+    yield _counter(f"{_SPEC}_depth", "Row-rounds by decided depth", ["depth"], totals.labelled_depths)
     decisions = [(reason.name.lower(), int(totals.reasons[reason])) for reason in Reason]
-    yield _labelled(f"{_SPEC}_decisions", "Row-rounds by the reason of their depth", "reason", decisions)
+    yield _counter(f"{_SPEC}_decisions", "Row-rounds by the reason of their depth", ["reason"], decisions)
     if vllm_labels is not None:
         yield from _vllm(totals, vllm_labels)
 
@@ -67,28 +66,15 @@ def _vllm(totals: Totals, labels: dict[str, str]) -> Iterator[Metric]:
         ("draft_tokens", "Number of draft tokens", totals.drafted_tokens),
         ("accepted_tokens", "Number of accepted tokens", totals.accepted_tokens),
     ):
-        family = CounterMetricFamily(f"{prefix}_{name}", help_text, labels=list(labels))
-        family.add_metric(list(labels.values()), count)
-        yield family
+        yield _counter(f"{prefix}_{name}", help_text, list(labels), [(tuple(labels.values()), count)])
     yield _per_position(f"{prefix}_accepted_tokens_per_pos", totals, labels)
 
 
 def _per_position(name: str, totals: Totals, labels: dict[str, str]) -> Metric:
     counts = totals.accepted_per_position[:DEPTH_LABELS].tolist()
     counts += [0] * (DEPTHS_AT_START - len(counts))
-    pairs = [(str(position), count) for position, count in enumerate(counts)]
-    return _labelled(name, "Drafted tokens accepted, by position in the draft", "position", pairs, labels)
-
-
-def _labelled(
-    name: str, help_text: str, label: str, pairs: Iterable[tuple[str, int]], shared: dict[str, str] | None = None
-) -> Metric:
-    """One sample per pair; `shared` labels come first, the same for all."""
-    shared = shared or {}
-    family = CounterMetricFamily(name, help_text, labels=[*shared, label])
-    for value, count in pairs:
-        family.add_metric([*shared.values(), value], count)
-    return family
+    samples = [((*labels.values(), str(position)), count) for position, count in enumerate(counts)]
+    return _counter(name, "Drafted tokens accepted, by position in the draft", [*labels, "position"], samples)
 
 
 def load_families(load: EngineStats) -> Iterator[Metric]:
@@ -100,7 +86,7 @@ def load_families(load: EngineStats) -> Iterator[Metric]:
 def reload_families(reloads: Reloads) -> Iterator[Metric]:
     """Reloads of policies, good and bad, and when the last good one was."""
     results = (("success", reloads.applied), ("failure", reloads.refused))
-    yield _labelled("adaptspec_policy_reloads", "Policies that came anew, by outcome", "result", results)
+    yield _counter("adaptspec_policy_reloads", "Policies that came anew, by outcome", ["result"], results)
     yield GaugeMetricFamily(
         "adaptspec_policy_last_reload_success_timestamp_seconds",
         "When a policy last came anew and was served, in seconds since 1970; 0: never",
@@ -116,15 +102,13 @@ def shadow_families(estimates: Iterable[ShadowEstimate]) -> Iterator[Metric]:
         ("guessed_ratio", "Share of a shadow policy's tokens that are estimated beyond what was observed", "guessed"),
         ("rounds", "Rounds that the estimate of a shadow policy rests on", "rounds"),
     ):
-        family = GaugeMetricFamily(f"adaptspec_shadow_{name}", help_text, labels=["policy"])
-        for one in known:
-            family.add_metric([one.policy], getattr(one, attribute))
-        yield family
+        samples = [(one.policy, getattr(one, attribute)) for one in known]
+        yield _gauge(f"adaptspec_shadow_{name}", help_text, ["policy"], samples)
 
 
 def earning_families(seen: EarningsSnapshot) -> Iterator[Metric]:
     """Saved and wasted tokens, what fixed depths would have taken, switches, and how far expectations came true."""
-    forecast = seen.forecast
+    told = seen.forecast
     for name, help_text, count in (
         (f"{_SPEC}_saved_tokens", "Drafted tokens that were emitted: plain rounds not needed", seen.saved_tokens),
         (f"{_SPEC}_wasted_tokens", "Drafted tokens that were not emitted", seen.wasted_tokens),
@@ -133,35 +117,23 @@ def earning_families(seen: EarningsSnapshot) -> Iterator[Metric]:
         (f"{_SPEC}_guard_switches", "Times that a guard switched speculation off", seen.guard_switches),
         (f"{_SPEC}_probes", "Tries of speculation while it was off", seen.probes),
         (f"{_SPEC}_probes_won", "Tries after which it stayed on", seen.probes_won),
-        (
-            "adaptspec_predicted_tokens",
-            "Tokens by predicted goodput over the time rounds took",
-            forecast.predicted_tokens,
-        ),
-        ("adaptspec_realised_tokens", "Tokens that came of rounds with a prediction", forecast.realised_tokens),
-        (
-            "adaptspec_predicted_accepted_tokens",
-            "Drafted tokens expected to be accepted",
-            forecast.predicted_accepted,
-        ),
-        (
-            "adaptspec_realised_accepted_tokens",
-            "Drafted tokens accepted where some number was expected",
-            forecast.realised_accepted,
-        ),
         ("adaptspec_earnings_dropped_entries", "Rounds and requests left out of these figures", seen.dropped),
         ("adaptspec_costs_remeasured", "Times that rounds had costs measured again", seen.doubts),
     ):
         yield CounterMetricFamily(name, help_text, count)
+    for name, help_text, tokens in (
+        ("predicted_tokens", "Tokens by predicted goodput over the time rounds took", told.predicted_tokens),
+        ("realised_tokens", "Tokens that came of rounds with a prediction", told.realised_tokens),
+        ("predicted_accepted_tokens", "Drafted tokens expected to be accepted", told.predicted_accepted),
+        ("realised_accepted_tokens", "Drafted tokens accepted where some number was expected", told.realised_accepted),
+    ):
+        yield CounterMetricFamily(f"adaptspec_{name}", help_text, tokens)
     pairs = seen.drafts_by_drafter.items()
-    yield _labelled(f"{_SPEC}_drafter_drafts", "Row-rounds that drafted, by drafter", "drafter", pairs)
-    ratio = forecast.goodput_ratio
-    yield GaugeMetricFamily(
-        "adaptspec_goodput_calibration_ratio", "Predicted goodput over realised; above 1: too hopeful", ratio
-    )
-    yield _gauge(
-        f"{_SPEC}_tier_share_ratio", "Share of row-rounds by decided depth", ["depth"], seen.tier_share.items()
-    )
+    yield _counter(f"{_SPEC}_drafter_drafts", "Row-rounds that drafted, by drafter", ["drafter"], pairs)
+    name, help_text = "adaptspec_goodput_calibration_ratio", "Predicted goodput over realised; above 1: too hopeful"
+    yield GaugeMetricFamily(name, help_text, told.goodput_ratio)
+    shares, help_text = seen.tier_share.items(), "Share of row-rounds by decided depth"
+    yield _gauge(f"{_SPEC}_tier_share_ratio", help_text, ["depth"], shares)
     yield from _tier_families(seen)
     yield from _estimate(seen.speedup, "speedup", "Goodput over that of plain rounds that were run, since the start")
     yield from _estimate(seen.regret, "regret", "Time beyond that of the best fixed depth so far, over the latter")
@@ -176,8 +148,9 @@ def earning_families(seen: EarningsSnapshot) -> Iterator[Metric]:
 
 
 def _tier_families(seen: EarningsSnapshot) -> Iterator[Metric]:
-    def told(value: Callable[[TierEarnings], float]) -> list[tuple[tuple[str, str], float]]:
-        return [((one.tier.drafter or "off", str(one.tier.depth)), value(one)) for one in seen.tiers]
+    def told(values: Iterable[float]) -> Samples:
+        labels = ((one.tier.drafter or "off", str(one.tier.depth)) for one in seen.tiers)
+        return zip(labels, values, strict=True)
 
     labels = ["drafter", "depth"]
     for name, help_text, field in (
@@ -185,14 +158,12 @@ def _tier_families(seen: EarningsSnapshot) -> Iterator[Metric]:
         ("compared_seconds", "Time of rounds that are compared with a fixed depth", "against"),
         ("compared_tokens", "Tokens of rounds that are compared with a fixed depth", "tokens"),
     ):
-        family = CounterMetricFamily(f"adaptspec_{name}", help_text, labels=labels)
-        for values, value in told(lambda one, field=field: getattr(one, field) if one.known else 0.0):  # type: ignore[misc]
-            family.add_metric(values, value)
-        yield family
+        known = (getattr(one, field) if one.known else 0.0 for one in seen.tiers)
+        yield _counter(f"adaptspec_{name}", help_text, labels, told(known))
     help_text = "Share of its tokens that nothing observed vouches for"
-    yield _gauge("adaptspec_static_tier_guessed_ratio", help_text, labels, told(lambda one: one.guessed))
+    yield _gauge("adaptspec_static_tier_guessed_ratio", help_text, labels, told(one.guessed for one in seen.tiers))
     best, help_text = seen.best_static, "1 for the fixed depth that is best so far"
-    yield _gauge("adaptspec_best_static_tier", help_text, labels, told(lambda one: float(one == best)))
+    yield _gauge("adaptspec_best_static_tier", help_text, labels, told(float(one == best) for one in seen.tiers))
 
 
 def _estimate(found: Estimate | None, name: str, help_text: str) -> Iterator[Metric]:
@@ -202,10 +173,15 @@ def _estimate(found: Estimate | None, name: str, help_text: str) -> Iterator[Met
         yield _gauge(f"adaptspec_{name}{suffix}_ratio", help_text + words, [], samples)
 
 
-def _gauge(
-    name: str, help_text: str, labels: Sequence[str], samples: Iterable[tuple[str | Sequence[str], float]]
-) -> Metric:
-    family = GaugeMetricFamily(name, help_text, labels=labels)
+def _counter(name: str, help_text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    return _filled(CounterMetricFamily(name, help_text, labels=labels), samples)
+
+
+def _gauge(name: str, help_text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    return _filled(GaugeMetricFamily(name, help_text, labels=labels), samples)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: Samples) -> Metric:
     for values, value in samples:
         family.add_metric([values] if isinstance(values, str) else values, value)
     return family

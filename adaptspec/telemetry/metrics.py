@@ -8,6 +8,7 @@ for GenAI servers: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-met
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily
@@ -37,8 +38,10 @@ _GENAI_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_reques
 class Metrics:
     """Counters that can be scraped; a scrape has everything up to now.
 
-    `compat_vllm` also serves the speculative decoding counters under vLLM's names, so that dashboards and
-    load tools made for it work unchanged; `model_name` is the label they pick a model by.
+    `compat_vllm` also serves the speculative decoding counters under vLLM's names, as dashboards and load tools made
+    for it ask for them; `model_name` is the label they pick a model by. `gen_ai_server_*` have it as well: names that
+    clients make up never become labels. Their tokens and first tokens are of answers that were given; their durations
+    of all, with the kind of error if there was one.
     """
 
     def __init__(self, store: RequestStore | None = None, *, compat_vllm: bool = False, model_name: str = "") -> None:
@@ -49,33 +52,40 @@ class Metrics:
         # vLLM's own: its name for the model, and which of several engines (here always the first).
         vllm_labels = {"model_name": model_name, "engine": "0"} if compat_vllm else None
         self.watch(lambda: round_families(self._store.totals, vllm_labels))
-        self._responses = self._counter(
-            "adaptspec_http_responses", "HTTP answers, by route and status", "route", "status"
-        )
-        self._requests = self._counter("adaptspec_requests", "Requests that ended, by finish reason", "finish_reason")
+        count, time = partial(Counter, registry=self._registry), partial(Histogram, registry=self._registry)
+        self._responses = count("adaptspec_http_responses", "HTTP answers, by route and status", ("route", "status"))
+        self._requests = count("adaptspec_requests", "Requests that ended, by finish reason", ("finish_reason",))
         for reason in FinishReason:
             self._requests.labels(reason.value)  # from the start at 0, so that rates see the first one
-        self._prompt = self._counter("adaptspec_prompt_tokens", "Prompt tokens of requests that ended")
-        self._generated = self._counter("adaptspec_generation_tokens", "Output tokens of requests that ended")
-        self._lossy = self._counter(
-            "adaptspec_lossy_requests", "Requests that ended under a lossy verification method, by policy", "policy"
-        )
+        self._prompt = count("adaptspec_prompt_tokens", "Prompt tokens of requests that ended")
+        self._generated = count("adaptspec_generation_tokens", "Output tokens of requests that ended")
         # What a canary is judged by: tokens after the first over the seconds they took, beside the default's.
-        self._by_policy = self._counter("adaptspec_policy_requests", "Requests that ended, by policy", "policy")
-        self._decoded = self._counter(
-            "adaptspec_policy_decode_tokens", "Output tokens after the first of each request, by policy", "policy"
+        self._lossy, self._by_policy, self._decoded, self._decoding = (
+            count(f"adaptspec_{name}", f"{help_text}, by policy", ("policy",))
+            for name, help_text in (
+                ("lossy_requests", "Requests that ended under a lossy verification method"),
+                ("policy_requests", "Requests that ended"),
+                ("policy_decode_tokens", "Output tokens after the first of each request"),
+                ("policy_decode_seconds", "From the first token to the end of each request"),
+            )
         )
-        self._decoding = self._counter(
-            "adaptspec_policy_decode_seconds", "From the first token to the end of each request, by policy", "policy"
+        self._first_token, self._per_token, self._whole = (
+            time(f"adaptspec_{name}_seconds", help_text, buckets=bounds)
+            for name, help_text, bounds in (
+                ("time_to_first_token", "From arrival to the first token", _FIRST_TOKEN),
+                ("inter_token", "Mean time between two output tokens, one value per request", _PER_TOKEN),
+                ("request", "From arrival to the end of a request", _WHOLE),
+            )
         )
-        self._first_token = self._histogram(
-            "adaptspec_time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN
+        self._model = model_name
+        self._genai_whole, self._genai_per_token, self._genai_first_token = (
+            time(f"gen_ai_server_{name}_seconds", help_text, labels, buckets=bounds)
+            for name, help_text, labels, bounds in (
+                ("request_duration", "From arrival to the last token", (*_GENAI_LABELS, "error_type"), GENAI_DURATION),
+                ("time_per_output_token", "Time per output token after the first", _GENAI_LABELS, GENAI_PER_TOKEN),
+                ("time_to_first_token", "From arrival to the first token", _GENAI_LABELS, GENAI_FIRST_TOKEN),
+            )
         )
-        self._per_token = self._histogram(
-            "adaptspec_inter_token_seconds", "Mean time between two output tokens, one value per request", _PER_TOKEN
-        )
-        self._whole = self._histogram("adaptspec_request_seconds", "From arrival to the end of a request", _WHOLE)
-        self._genai = GenAIHistograms(self._registry, model_name)
 
     def watch_count(self, name: str, help_text: str, count: Callable[[], int]) -> None:
         """Also serve a count that somebody else keeps."""
@@ -91,31 +101,37 @@ class Metrics:
                 self._finished(event.record.request, event.record.completion)
 
     def _finished(self, request: Request, completion: Completion) -> None:
-        self._genai.note(request, completion)
-        timings, tokens = completion.timings, len(completion.tokens)
-        self._requests.labels(completion.finish.value).inc()
+        timings, finish, tokens = completion.timings, completion.finish, len(completion.tokens)
+        policy = completion.stats.policy
+        operation = request.operation if request.operation in OPERATIONS else "_OTHER"
+        labels, failed = (operation, PROVIDER, self._model), finish in (FinishReason.ABORT, FinishReason.ERROR)
+        took = timings.finished - timings.arrived
+        self._requests.labels(finish.value).inc()
         self._prompt.inc(completion.prompt_tokens)
         self._generated.inc(tokens)
-        policy = completion.stats.policy
         self._by_policy.labels(policy).inc()
         if completion.stats.lossy:
             self._lossy.labels(policy).inc()
-        self._whole.observe(timings.finished - timings.arrived)
+        self._whole.observe(took)
+        self._genai_whole.labels(*labels, finish.value if failed else "").observe(took)
         if timings.first_token is None:
             return
-        self._first_token.observe(timings.first_token - timings.arrived)
+        first, seconds = timings.first_token - timings.arrived, timings.finished - timings.first_token
+        self._first_token.observe(first)
+        if not failed:
+            self._genai_first_token.labels(*labels).observe(first)
         if tokens > 1:
-            seconds = timings.finished - timings.first_token
             self._per_token.observe(seconds / (tokens - 1))
             self._decoded.labels(policy).inc(tokens - 1)
             self._decoding.labels(policy).inc(seconds)
+            if not failed:
+                self._genai_per_token.labels(*labels).observe(seconds / (tokens - 1))
 
     def responded(self, route: str, status: int) -> None:
         """One HTTP answer was made. `route` becomes a label: it must be one of few."""
         self._responses.labels(route, str(status)).inc()
 
     def families(self) -> list[Metric]:
-        """Everything as it is now, in prometheus_client's own words."""
         self._store.settle()
         return list(self._registry.collect())
 
@@ -124,54 +140,3 @@ class Metrics:
         self._store.settle()
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
-
-    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
-        return Counter(name, help_text, labels, registry=self._registry)
-
-    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, help_text, registry=self._registry, buckets=buckets)
-
-
-class GenAIHistograms:
-    """`gen_ai.server.*`. The model is the served one: names that clients make up are refused, and never become labels.
-
-    Tokens and first tokens are of answers that were given; durations of all, with the kind of error if there was one.
-    """
-
-    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        self._model = model_name
-        self._duration = Histogram(
-            "gen_ai_server_request_duration_seconds",
-            "From arrival to the last token",
-            (*_GENAI_LABELS, "error_type"),
-            registry=registry,
-            buckets=GENAI_DURATION,
-        )
-        self._per_token = Histogram(
-            "gen_ai_server_time_per_output_token_seconds",
-            "Time per output token after the first",
-            _GENAI_LABELS,
-            registry=registry,
-            buckets=GENAI_PER_TOKEN,
-        )
-        self._first_token = Histogram(
-            "gen_ai_server_time_to_first_token_seconds",
-            "From arrival to the first token",
-            _GENAI_LABELS,
-            registry=registry,
-            buckets=GENAI_FIRST_TOKEN,
-        )
-
-    def note(self, request: Request, completion: Completion) -> None:
-        """One request has ended."""
-        timings, finish = completion.timings, completion.finish
-        operation = request.operation if request.operation in OPERATIONS else "_OTHER"
-        labels = (operation, PROVIDER, self._model)
-        failed = finish in (FinishReason.ABORT, FinishReason.ERROR)
-        self._duration.labels(*labels, finish.value if failed else "").observe(timings.finished - timings.arrived)
-        if failed or timings.first_token is None:
-            return
-        self._first_token.labels(*labels).observe(timings.first_token - timings.arrived)
-        if len(completion.tokens) > 1:
-            each = (timings.finished - timings.first_token) / (len(completion.tokens) - 1)
-            self._per_token.labels(*labels).observe(each)

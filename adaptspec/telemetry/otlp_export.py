@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
-from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from adaptspec import __version__
@@ -23,6 +23,7 @@ from adaptspec.errors import ConfigError
 from adaptspec.telemetry.bounded_queue import BoundedQueue
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class TraceLevel(str, Enum):
@@ -50,16 +51,11 @@ class TraceSettings:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is traced."""
         return self.level is not TraceLevel.OFF and _wanted("TRACES", self.endpoint)
 
     def exporter(self) -> OTLPSpanExporter:
         """What sends spans. Raises ConfigError for a variable that cannot be used."""
-        _prepare("TRACES")
-        try:
-            return OTLPSpanExporter(endpoint=_place(self.endpoint, "traces"))
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"OTEL_EXPORTER_OTLP_*: cannot be used ({error})") from error
+        return _exporter(OTLPSpanExporter, "traces", self.endpoint)
 
 
 @dataclass(frozen=True)
@@ -71,17 +67,12 @@ class PushSettings:
 
     @property
     def enabled(self) -> bool:
-        """Whether metrics are sent."""
         asked = self.wanted or os.environ.get("OTEL_METRICS_EXPORTER", "") == "otlp"
         return asked and not _disabled()
 
     def exporter(self) -> OTLPMetricExporter:
         """What sends metrics. Raises ConfigError for a variable that cannot be used."""
-        _prepare("METRICS")
-        try:
-            return OTLPMetricExporter(endpoint=_place(self.endpoint, "metrics"))
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"OTEL_EXPORTER_OTLP_*: cannot be used ({error})") from error
+        return _exporter(OTLPMetricExporter, "metrics", self.endpoint)
 
 
 class SpanQueue(SpanProcessor):
@@ -92,11 +83,7 @@ class SpanQueue(SpanProcessor):
     """
 
     def __init__(self, exporter: SpanExporter, pause: float | None = None) -> None:
-        """`pause`: seconds between two batches, in place of the variable's.
-
-        Raises:
-            ConfigError: a variable holds no positive number.
-        """
+        """`pause`: seconds between two batches, in place of the variable's. Raises ConfigError, as `number` does."""
         self._exporter = exporter
         self._size = number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
         limit = number("OTEL_BSP_MAX_QUEUE_SIZE", 2048)
@@ -118,25 +105,16 @@ class SpanQueue(SpanProcessor):
         """Spans that nobody received: no room, or refused, or nobody there."""
         return self._queue.dropped + self._failed
 
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Nothing happens before it ends."""
-
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue what is sampled."""
         if span.context is not None and span.context.trace_flags.sampled:
             self._queue.put(span)
 
     def close(self, seconds: float) -> None:
-        """Send what is left, in `seconds` at most."""
         self._queue.close(seconds)
         self._giving_up = True
         self._exporter.shutdown()
 
-    def shutdown(self) -> None:
-        self.close(1.0)
-
     def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 (the SDK's protocol)
-        """Send what is there now."""
         self._queue.work()
         return True
 
@@ -169,11 +147,7 @@ def resource() -> Resource:
 
 
 def number(variable: str, default: int) -> int:
-    """A positive whole number from the environment.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """A positive whole number from the environment. Raises ConfigError if it is none."""
     text = os.environ.get(variable, "").strip()
     if not text:
         return default
@@ -193,20 +167,20 @@ def _disabled() -> bool:
     return os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
 
 
-def _place(endpoint: str | None, signal: str) -> str | None:
-    """The URL of a signal below a collector's; None leaves it to the environment."""
-    if endpoint is None:
-        return None
-    if not endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"--otlp-endpoint {endpoint}: give a URL such as http://localhost:4318")
-    path = f"/v1/{signal}"
-    return endpoint if endpoint.endswith(path) else endpoint.rstrip("/") + path
-
-
-def _prepare(signal: str) -> None:
+def _exporter(kind: Callable[..., T], signal: str, endpoint: str | None) -> T:
+    """What sends to the URL of a signal below a collector's; `endpoint` None leaves it to the environment."""
     # It warns at every try of a collector that is away; who sends says it once, and counts.
     logging.getLogger("opentelemetry.exporter.otlp.proto.http").setLevel(logging.CRITICAL)
-    for variable in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+    for variable in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         protocol = os.environ.get(variable)
         if protocol not in (None, "", "http/protobuf"):
             _log.warning("%s is %s; only http/protobuf is spoken here, usually on port 4318", variable, protocol)
+    if endpoint is not None:
+        if not endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"--otlp-endpoint {endpoint}: give a URL such as http://localhost:4318")
+        path = f"/v1/{signal}"
+        endpoint = endpoint.removesuffix(path).rstrip("/") + path
+    try:
+        return kind(endpoint=endpoint)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"OTEL_EXPORTER_OTLP_*: cannot be used ({error})") from error

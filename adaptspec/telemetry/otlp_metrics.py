@@ -39,10 +39,7 @@ class MetricsPush:
     """Sends every `OTEL_METRIC_EXPORT_INTERVAL` milliseconds (60,000), and once more at the end."""
 
     def __init__(self, families: Callable[[], Iterable[Family]], exporter: OTLPMetricExporter) -> None:
-        """
-        Raises:
-            ConfigError: the interval is no positive number.
-        """
+        """Raises ConfigError: the interval is no positive number."""
         self._families = families
         self._exporter = exporter
         self._interval = number("OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1e3
@@ -52,7 +49,6 @@ class MetricsPush:
         self.failed = 0
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def close(self, seconds: float = 1.0) -> None:

@@ -19,7 +19,7 @@ from adaptspec.types import Completion, Reason, RoundRecord
 # So many rounds of a request are kept one by one, so many of its rare events; sums go on.
 ROUNDS_KEPT = 512
 EVENTS_KEPT = 32
-_GUARDED, _PROBING, _OFF = int(Reason.GUARD), int(Reason.PROBE), (int(Reason.GUARD), int(Reason.OFF))
+_OFF = (Reason.GUARD, Reason.OFF)
 
 
 class RareEvent(NamedTuple):
@@ -104,7 +104,6 @@ class Forecast:
     other_tokens: float = 0.0
 
     def add(self, goodput: float, other: float, seconds: float, came: int) -> None:
-        """One more round."""
         self.seconds += seconds
         self.tokens += goodput * seconds
         self.came += came
@@ -131,7 +130,6 @@ class RoundSums:
     plain: Forecast = field(default_factory=Forecast)
 
     def add(self, rounds: Columns) -> None:
-        """Some more rounds."""
         depths, reasons, drafted = rounds["depth"], rounds["reason"], rounds["drafted"]
         self.rounds += len(depths)
         self.draft_rounds += len(depths) - drafted.count(0)
@@ -173,11 +171,9 @@ class RoundHistory:
 
     @property
     def truncated(self) -> bool:
-        """Whether not all rounds were kept."""
         return self.sums.rounds > len(self.kept)
 
     def add(self, row: Row) -> None:
-        """One more round."""
         if len(self.kept) < ROUNDS_KEPT:
             self.kept.append(row)
             return
@@ -186,7 +182,6 @@ class RoundHistory:
             self._sum_later()
 
     def happened(self, when: float, name: str, detail: str) -> None:
-        """Note something rare."""
         if len(self.events) < EVENTS_KEPT:
             self.events.append(RareEvent(when, name, detail))
         else:
@@ -205,26 +200,17 @@ class RoundHistory:
         self._later = []
 
     def _note_changes(self, drafters: Sequence[str]) -> None:
-        """What differs from one round to the next."""
         decisions = zip(*(self.columns[name] for name in ("depth", "reason", "drafter")), strict=True)
         for i, ((was, before, who), (depth, reason, drafter)) in enumerate(pairwise(decisions), start=1):
-            if reason != before:
-                self._note_reason(i, before, reason)
+            began = self.columns["ended"][i] - self.columns["seconds"][i]
+            if reason == Reason.PROBE and before != reason:
+                self.happened(began, "probe", "speculation is tried again")
+            elif reason in _OFF and before not in _OFF:
+                why = "drafting measured slower" if reason == Reason.GUARD else "drafts are expected to lose"
+                self.happened(began, "off", why)
             if depth and (not was or drafter != who):
                 self.switches += 1
-                self.happened(self._began(i), "switch", f"to {drafter_name(drafters, drafter)} at {depth}")
-
-    def _note_reason(self, i: int, before: int, reason: int) -> None:
-        if reason == _PROBING:
-            self.happened(self._began(i), "probe", "speculation is tried again")
-        elif reason in _OFF and before not in _OFF:
-            guarded = reason == _GUARDED
-            why = "drafting measured slower" if guarded else "drafts are expected to lose"
-            self.happened(self._began(i), "off", why)
-
-    def _began(self, i: int) -> float:
-        began: float = self.columns["ended"][i] - self.columns["seconds"][i]
-        return began
+                self.happened(began, "switch", f"to {drafter_name(drafters, drafter)} at {depth}")
 
 
 @dataclass
@@ -239,7 +225,6 @@ class RequestRecord:
     history: RoundHistory = field(default_factory=RoundHistory)
 
     def card(self) -> dict[str, Any]:
-        """What is said of it, whatever became of it, as plain data."""
         wishes = self.request.speculation
         return {
             "id": self.request.id,
@@ -255,7 +240,6 @@ class RequestRecord:
         return self.card() | {"admitted": round(self.admitted + clock, 4), "tokens": self.tokens}
 
     def ended(self, clock: float) -> dict[str, Any]:
-        """As plain data once it has ended."""
         assert self.completion is not None
         stats, timings = self.completion.stats, self.completion.timings
         times = {name: getattr(timings, name) for name in ("arrived", "admitted", "first_token", "finished")}
@@ -263,10 +247,7 @@ class RequestRecord:
             "policy": stats.policy,
             "finish": self.completion.finish.value,
             "tokens": len(self.completion.tokens),
-            "rounds": stats.rounds,
-            "draft_rounds": stats.draft_rounds,
-            "drafted": stats.drafted,
-            "accepted": stats.accepted,
+            **{name: getattr(stats, name) for name in ("rounds", "draft_rounds", "drafted", "accepted")},
             **{name: None if at is None else round(at + clock, 4) for name, at in times.items()},
         }
 

@@ -14,17 +14,11 @@ from collections.abc import Mapping, Sequence
 from adaptspec.control.tasks import OTHER
 from adaptspec.request import Request
 from adaptspec.telemetry.metrics import PROVIDER
-from adaptspec.telemetry.request_record import (
-    Forecast,
-    RequestRecord,
-    RoundHistory,
-    RoundSums,
-    RowRound,
-    drafter_name,
-)
+from adaptspec.telemetry.request_record import Forecast, RequestRecord, RoundHistory, RoundSums, RowRound, drafter_name
 from adaptspec.types import REASON_WORDS, Completion, Reason, Timings
 
 _NAMES = {reason.value: reason.name.lower() for reason in Reason}
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
 Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 Attributes = dict[str, Value]
 
@@ -46,12 +40,7 @@ def of_request(request: Request, answer: str) -> Attributes:
     said: Attributes = {
         "gen_ai.request.id": answer,
         "gen_ai.response.id": answer,
-        "gen_ai.request.max_tokens": sampling.max_tokens,
-        "gen_ai.request.temperature": sampling.temperature,
-        "gen_ai.request.top_p": sampling.top_p,
-        "gen_ai.request.top_k": sampling.top_k,
-        "gen_ai.request.presence_penalty": sampling.presence_penalty,
-        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        **{f"gen_ai.request.{name}": getattr(sampling, name) for name in _SAMPLING},
     }
     if sampling.seed is not None:
         said["gen_ai.request.seed"] = sampling.seed
@@ -64,9 +53,7 @@ def of_request(request: Request, answer: str) -> Attributes:
 
 def of_answers(completions: Sequence[Completion]) -> Attributes:
     """What the answers to one HTTP request came to, together; times are the longest of any."""
-    prompt, output = (
-        sum(counts) for counts in zip(*((one.prompt_tokens, len(one.tokens)) for one in completions), strict=True)
-    )
+    prompt, output = sum(one.prompt_tokens for one in completions), sum(len(one.tokens) for one in completions)
     said: Attributes = {
         "gen_ai.usage.input_tokens": prompt,
         "gen_ai.usage.output_tokens": output,
@@ -81,21 +68,8 @@ def of_answers(completions: Sequence[Completion]) -> Attributes:
     }
     if completions[0].stats.task is not None:
         said["adaptspec.task"] = completions[0].stats.task
-    for name in _LATENCIES:
-        known = [times[name] for one in completions if name in (times := latencies(one.timings))]
-        if known:
-            said[name] = max(known)
-    return said
-
-
-_LATENCIES = (
-    "gen_ai.latency.time_in_queue",
-    "gen_ai.latency.time_in_model_prefill",
-    "gen_ai.latency.time_to_first_token",
-    "gen_ai.latency.time_in_model_decode",
-    "gen_ai.latency.time_in_model_inference",
-    "gen_ai.latency.e2e",
-)
+    times = [latencies(one.timings) for one in completions]
+    return said | {name: max(one[name] for one in times if name in one) for name in set().union(*times)}
 
 
 def latencies(timings: Timings) -> dict[str, float]:
@@ -134,16 +108,17 @@ def of_decoding(record: RequestRecord, drafters: Sequence[str]) -> Attributes:
 
 
 def _rounds(history: RoundHistory, drafters: Sequence[str]) -> Attributes:
+    """Arrays are attributes of JSON: of OpenTelemetry's own, viewers make a row per element."""
     rounds = history.columns
     depths, reasons, who = rounds["depth"], rounds["reason"], rounds["drafter"]
     used = [drafter_name(drafters, which) if depth else "" for which, depth in zip(who, depths, strict=True)]
     said: Attributes = {
         "adaptspec.spec.rounds": history.sums.rounds,
-        "adaptspec.spec.drafted": _array(rounds["drafted"]),
-        "adaptspec.spec.accepted": _array(rounds["accepted"]),
-        "adaptspec.spec.tier": _array(depths),
-        "adaptspec.spec.reason": _array([_NAMES[code] for code in reasons]),
-        "adaptspec.spec.drafter": _array(used),
+        "adaptspec.spec.drafted": json.dumps(rounds["drafted"]),
+        "adaptspec.spec.accepted": json.dumps(rounds["accepted"]),
+        "adaptspec.spec.tier": json.dumps(depths),
+        "adaptspec.spec.reason": json.dumps([_NAMES[code] for code in reasons]),
+        "adaptspec.spec.drafter": json.dumps(used),
         "adaptspec.spec.truncated": history.truncated,
         "adaptspec.spec.switches": history.switches,
         "adaptspec.events.dropped": history.events_dropped,
@@ -157,15 +132,10 @@ def _rounds(history: RoundHistory, drafters: Sequence[str]) -> Attributes:
     arms = rounds["arm"]
     if any(arm >= 0 for arm in arms):
         chances = rounds["propensity"]
-        said["adaptspec.decision.arms"] = _array(arms)
-        said["adaptspec.decision.propensities"] = _array([None if math.isnan(one) else one for one in chances])
+        said["adaptspec.decision.arms"] = json.dumps(arms)
+        said["adaptspec.decision.propensities"] = json.dumps([None if math.isnan(one) else one for one in chances])
         said["adaptspec.decision.propensity"] = chances[-1]
     return said
-
-
-def _array(values: Sequence[int | float | str | None]) -> str:
-    """One attribute of JSON: of OpenTelemetry's arrays viewers make a row per element."""
-    return json.dumps(values)
 
 
 def _forecast(sums: RoundSums) -> Attributes:
@@ -264,8 +234,7 @@ def messages(texts: Sequence[Mapping[str, str]]) -> str:
 
     Of the latter, readers need a `finish_reason` as well, and show none of those that have none.
     """
-    shaped = []
-    for one in texts:
-        rest = {name: value for name, value in one.items() if name != "content"}
-        shaped.append({**rest, "parts": [{"type": "text", "content": one["content"]}]})
+    shaped = [{**one, "parts": [{"type": "text", "content": one["content"]}]} for one in texts]
+    for one in shaped:
+        del one["content"]
     return json.dumps(shaped, ensure_ascii=False)

@@ -35,7 +35,6 @@ class Clock:
     """Monotonic seconds; `offset` makes them seconds since 1970."""
 
     def now(self) -> float:
-        """Now."""
         return time.monotonic()
 
     def offset(self) -> float:
@@ -90,12 +89,10 @@ class Batch:
 
     @cached_property
     def rounds(self) -> Sequence[RoundEnded]:
-        """Its rounds."""
         return [event for event in self.events if isinstance(event, RoundEnded)]
 
     @cached_property
     def records(self) -> Sequence[RoundRecord]:
-        """What they did."""
         return [event.round for event in self.rounds]
 
 
@@ -111,9 +108,7 @@ class RequestStore:
     def __init__(self, *, limit: int = 20_000, pause: float = 0.25, clock: Clock | None = None) -> None:
         """`limit` entries wait at most, for `pause` seconds or little more."""
         self._clock = clock or Clock()
-        self._queue: BoundedQueue[tuple[float, object]] = BoundedQueue(
-            "telemetry", self._handle, limit=limit, pause=pause
-        )
+        self._queue = BoundedQueue[tuple[float, object]]("telemetry", self._handle, limit=limit, pause=pause)
         self._others = min(_OTHERS, limit // 10)
         self._started = False
         self._counting: list[Reader] = [self._add_up]
@@ -139,7 +134,6 @@ class RequestStore:
 
     @property
     def stray(self) -> int:
-        """The row of requests that nobody announced."""
         return self.rows - 1
 
     def counts(self, reader: Reader) -> None:
@@ -178,7 +172,6 @@ class RequestStore:
             self._queue.work(_PATIENCE)
 
     def close(self) -> None:
-        """Handle what is waiting, and end the worker."""
         if self._started:
             self._queue.close()
 
@@ -199,10 +192,10 @@ class RequestStore:
 
     def _handle(self, entries: Sequence[tuple[float, object]]) -> None:
         parts = list(_parts(entries))
-        for number, part in enumerate(parts, start=1):
+        for part in parts:
             with self.lock:
                 events = [self._event(when, what) for when, what in part]
-                last = self._queue.closing and number == len(parts)
+                last = self._queue.closing and part is parts[-1]
                 batch = Batch(events, self._clock.offset(), self._queue.dropped, last)
                 self._tell(self._counting, batch)
             self._tell(self._writing, batch)

@@ -1,6 +1,6 @@
 """What rounds take, by what they did, as far as rounds that were run tell: estimates with errors of their own.
 
-Knows seconds and counts. It knows no cost table on purpose: what decided must not be its own judge.
+It knows no cost table on purpose: what decided must not be its own judge.
 """
 
 from __future__ import annotations
@@ -33,14 +33,9 @@ class RoundSeconds:
         self._squares = 0.0
         self._unit = 0.0  # seconds that all is counted in
         self._rounds = 0.0
-        self._plain = 0.0
+        self.plain = 0.0  # rounds among them that drafted nothing
         self._weights: FloatArray = np.zeros(self.width)
         self._covariance: FloatArray = np.zeros((self.width, self.width))
-
-    @property
-    def plain(self) -> float:
-        """Plain rounds among those that count."""
-        return self._plain
 
     def seconds(self, work: FloatArray) -> tuple[float, float]:
         """Of some work (a sum of `features`): seconds, and twice their standard error."""
@@ -59,7 +54,7 @@ class RoundSeconds:
         self._sums = kept * self._sums + work.T @ usual
         self._squares = kept * self._squares + float(usual @ usual)
         self._rounds = kept * self._rounds + len(took)
-        self._plain = kept * self._plain + float(np.count_nonzero(~work[:, 2:].any(axis=1)))
+        self.plain = kept * self.plain + float(np.count_nonzero(~work[:, 2:].any(axis=1)))
         self._solve()
         return np.asarray(self._unit * (took - usual), dtype=np.float64)
 

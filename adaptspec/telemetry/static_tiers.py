@@ -1,7 +1,6 @@
 """What every fixed depth would have taken for the text that was served: the references that a policy is judged by.
 
-Rounds of fixed depths follow from tokens that were observed; what they take, from rounds that were run. Knows rounds as
-numbers; it does not know who decided them, by which cost table, nor who shows the result.
+Rounds of fixed depths follow from tokens that were observed; what they take, from rounds that were run.
 """
 
 from __future__ import annotations
@@ -15,18 +14,20 @@ from adaptspec.control.acceptance import Acceptance
 from adaptspec.control.cost import batch_bucket
 from adaptspec.control.shadow import Counterfactual
 from adaptspec.telemetry.round_seconds import RoundSeconds, features
+from adaptspec.telemetry.totals import gathered
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 
 TIERS = (1, 2, 3, 5, 7)
+_DEPTHS, _DEEPEST = np.array(TIERS), max(TIERS)
 # A drafter that was seen at work, or scored, in fewer row-rounds says nothing of its tiers.
 KNOWN_FROM = 64
 # Plain decoding is known from so many plain rounds on, and any tier where its seconds are known this well.
 _PLAIN_FROM, _KNOWN_WITHIN = 3, 0.25
 # Where more of its text than this is guessed, a tier is no reference.
 _MOST_GUESSED = 0.5
+_PER_ROW = ("depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
 # What is added up of each tier: its seconds, those of the rounds it is compared with, tokens, and those guessed. While
 # it waits, seconds are those of the rounds without hiccups.
-_PER_ROW = ("depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
 _SUMS = ("seconds", "against", "tokens", "guessed")
 
 
@@ -59,7 +60,6 @@ class TierEarnings:
 
     @property
     def known(self) -> bool:
-        """Whether it says anything."""
         return self.observed and self.against > 0.0 and self.guessed <= _MOST_GUESSED
 
 
@@ -75,25 +75,15 @@ class StaticTiers:
     be priced yet waits until enough rounds have run: plain ones, ones as deep. Hiccups take the same share of any tier.
     """
 
-    def __init__(
-        self,
-        drafters: Sequence[str],
-        max_rows: int,
-        tasks: int,
-        tiers: Sequence[int] = TIERS,
-        *,
-        reading: Collection[str] = (),
-    ) -> None:
+    def __init__(self, drafters: Sequence[str], max_rows: int, tasks: int, reading: Collection[str] = ()) -> None:
         """`drafters` are the engine's, of which those `reading` read prompts; `tasks` counts also task 0, unknown."""
         self._drafters = tuple(drafters)
         self._reads = np.array([name in reading for name in self._drafters], dtype=np.float64)
-        self._depths: IntArray = np.array(tiers, dtype=np.int64)
         self._tiers = (
             StaticTier(0),
-            *(StaticTier(depth, drafter) for drafter in self._drafters for depth in self._depths.tolist()),
+            *(StaticTier(depth, drafter) for drafter in self._drafters for depth in TIERS),
         )
-        deepest = int(self._depths.max())
-        self._signals = [Acceptance(max_rows, tasks, deepest) for _ in self._drafters]
+        self._signals = [Acceptance(max_rows, tasks, _DEEPEST) for _ in self._drafters]
         self.observed = [0] * len(self._drafters)  # row-rounds of each drafter
         self._unread = [0.0] * len(self._drafters)  # prompt tokens that each would have to read
         self._known: FloatArray = np.zeros((len(self._tiers), len(_SUMS)))
@@ -102,8 +92,7 @@ class StaticTiers:
 
     @property
     def earnings(self) -> tuple[TierEarnings, ...]:
-        """Of each tier, plain decoding first."""
-        seen = (True, *(n >= KNOWN_FROM for n in self.observed for _ in self._depths))
+        seen = (True, *(n >= KNOWN_FROM for n in self.observed for _ in TIERS))
         return tuple(
             TierEarnings(tier, seconds, against, error, int(tokens), guessed / max(tokens, 1.0), sure)
             for tier, (seconds, against, tokens, guessed), error, sure in zip(
@@ -141,7 +130,7 @@ class StaticTiers:
         bucket.work[0] += rows.emitted.sum() / size * features(more, nothing, nothing, nothing)
         for drafter in range(len(self._drafters)):
             took = self._rounds(drafter, rows)
-            drafted = took.drafted.reshape(-1, size, len(self._depths))
+            drafted = took.drafted.reshape(-1, size, len(TIERS))
             rounds = took.rounds.reshape(drafted.shape).mean(axis=1)  # each of all rows
             only = np.eye(len(self._drafters))[drafter]
             drafts, steps = (one[..., None] * only for one in (drafted.mean(axis=1), drafted.max(axis=1)))
@@ -157,22 +146,21 @@ class StaticTiers:
     def _rounds(self, which: int, rows: RoundRecord) -> _Rounds:
         """How many rounds of each tier of a drafter the rows' [N] tokens take."""
         emitted = rows.emitted[:, None]
-        deepest = int(self._depths.max())
-        known = Counterfactual.of(rows, np.full(len(rows.rows), which, dtype=np.int64), deepest)
+        known = Counterfactual.of(rows, np.full(len(rows.rows), which, dtype=np.int64), _DEEPEST)
         ran = (rows.drafter == which) & (rows.depths > 0)
         ended = rows.emitted < rows.accepted + 1
         certain = ran & (ended | ~known.open)
         kept = np.where(ended, np.minimum(known.kept, rows.emitted - 1), known.kept)
-        positions = np.arange(deepest)
+        positions = np.arange(_DEEPEST)
         beyond = (known.open & ~certain)[:, None] & (positions >= known.seen[:, None])
         beyond &= positions < known.most[:, None]
         survival = np.where(beyond, self._signals[which].acceptance(rows.rows, rows.tasks), 1.0).cumprod(axis=1)
-        guesses = np.where(beyond, survival, 0.0).cumsum(axis=1)[:, self._depths - 1]
-        tokens = 1.0 + np.minimum(kept[:, None], self._depths) + guesses
+        guesses = np.where(beyond, survival, 0.0).cumsum(axis=1)[:, _DEPTHS - 1]
+        tokens = 1.0 + np.minimum(kept[:, None], _DEPTHS) + guesses
         tokens = np.where(ended[:, None], np.minimum(tokens, emitted), tokens)
         rounds = emitted / np.maximum(tokens, 1.0)  # a row that failed emits nothing
         rounds = np.where(certain[:, None], np.ceil(rounds), rounds)
-        drafted = np.minimum(self._depths, known.most[:, None])
+        drafted = np.minimum(_DEPTHS, known.most[:, None])
         return _Rounds(rounds, drafted.astype(np.float64), (guesses * rounds).sum(axis=0))
 
     def _as_run(self, rows: RoundRecord, records: Sequence[RoundRecord], size: int, more: float) -> FloatArray:
@@ -191,13 +179,12 @@ class StaticTiers:
                 seen = np.where(scored, rows.shadow_drafted[which], seen)
                 kept = np.where(scored, rows.shadow[which], kept)
                 ran = ran | scored
-            deepest = int(self._depths.max())
-            signals.observe(rows.rows, rows.tasks, np.minimum(seen, deepest), np.minimum(kept, deepest))
+            signals.observe(rows.rows, rows.tasks, *(np.minimum(one, _DEEPEST) for one in (seen, kept)))
             self.observed[which] += int(np.count_nonzero(ran))
 
     def _columns(self, which: int) -> slice:
-        first = 1 + which * len(self._depths)
-        return slice(first, first + len(self._depths))
+        first = 1 + which * len(TIERS)
+        return slice(first, first + len(TIERS))
 
 
 class _Bucket:
@@ -238,28 +225,19 @@ def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
     Who they belong to is left out, and what whole rounds cost is left as it was in the first.
     """
     first_token = np.concatenate([_first_token(record) for record in records])
-    depths, reasons, drafter, drafted, accepted, emitted, context = (
-        np.concatenate([getattr(record, name) for record in records]) for name in _PER_ROW
-    )
     return replace(
         records[0],
         request_ids=("",) * len(rows),
         rows=rows,
-        depths=depths,
-        reasons=reasons,
-        drafter=drafter,
-        drafted=drafted,
-        accepted=accepted,
-        emitted=emitted,
-        context=context,
         confidence=first_token,
         entropy=first_token,
         tasks=np.concatenate([r.tasks if len(r.tasks) else np.zeros_like(r.rows) for r in records]),
         policies=rows[:0],
         provenance=None,
         expected=None,
-        shadow=_scores([record.shadow for record in records], records),
-        shadow_drafted=_scores([record.shadow_drafted for record in records], records),
+        shadow=_scores("shadow", records),
+        shadow_drafted=_scores("shadow_drafted", records),
+        **{name: gathered(records, name) for name in _PER_ROW},  # type: ignore[arg-type]
     )
 
 
@@ -270,13 +248,11 @@ def _first_token(record: RoundRecord) -> FloatArray:
     return np.full((len(record.rows), 1), np.nan)
 
 
-def _scores(scores: Sequence[IntArray | None], records: Sequence[RoundRecord]) -> IntArray | None:
+def _scores(name: str, records: Sequence[RoundRecord]) -> IntArray | None:
     """[drafters, N], -1 where a round has none; None where no round has."""
+    scores: list[IntArray | None] = [getattr(record, name) for record in records]
     count = next((len(score) for score in scores if score is not None), None)
     if count is None:
         return None
-    parts = [
-        np.full((count, len(record.rows)), -1) if score is None else score
-        for score, record in zip(scores, records, strict=True)
-    ]
-    return np.concatenate(parts, axis=1)
+    missing = (np.full((count, len(record.rows)), -1) for record in records)
+    return np.concatenate([no if score is None else score for score, no in zip(scores, missing, strict=True)], axis=1)

@@ -47,16 +47,14 @@ class Timeline:
     def __init__(self, only: Callable[[str], bool] = lambda _: True) -> None:
         self._only = only
         self._running: dict[str, _Running] = {}
-        self.tracks = 0
         self._drafters: Sequence[str] = ()
         self._clock: float | None = None
         self._shift = 0  # nanoseconds added to times: a later process has another clock
         self._written_to = 0
         self._curves = Curves(ENGINE)
-        self.rounds = 0
+        self.rounds = self.tracks = 0
 
     def events(self, entries: Iterable[Entry]) -> Iterator[Event]:
-        """All events of a journal."""
         yield from process_name(ENGINE, "engine")
         yield from track_name(_ROUNDS, "rounds")
         yield from process_name(REQUESTS, "requests")
@@ -177,28 +175,20 @@ def _tier_name(depth: int) -> str:
 
 
 def _of_round(record: RoundRecord) -> dict[str, Any]:
-    told = {
-        "number": record.number,
-        "batch": len(record.request_ids),
-        "emitted": int(record.emitted.sum()),
-        "prefill_tokens": record.prefill_tokens,
-        "draft_steps": record.draft_steps,
-        "caught_up": record.caught_up,
-        "verify_tokens": record.verify_tokens,
-    }
+    told = {"number": record.number, "batch": len(record.request_ids), "emitted": int(record.emitted.sum())}
+    told |= {name: getattr(record, name) for name in ("prefill_tokens", "draft_steps", "caught_up", "verify_tokens")}
     expected = None if record.expected is None else _known(record.expected.goodput)
     return told if expected is None else {**told, "expected_goodput": expected}
 
 
 def _parts(record: RoundRecord, start: int, length: int) -> Iterator[Event]:
-    left = length
-    for name, seconds in (("draft", record.draft_seconds), ("verify", record.verify_seconds)):
-        part = min(_nanoseconds(seconds), left)  # rounding may ask for one too many
+    at, end = start, start + length
+    parts = (("draft", record.draft_seconds), ("verify", record.verify_seconds), ("host", record.total_seconds))
+    for name, seconds in parts:
+        part = min(_nanoseconds(seconds), end - at)  # what is left is the host's; rounding may ask for one too many
         if part:
-            yield slice_event(_ROUNDS, name, start + length - left, part)
-        left -= part
-    if left:
-        yield slice_event(_ROUNDS, "host", start + length - left, left)
+            yield slice_event(_ROUNDS, name, at, part)
+        at += part
 
 
 def _nanoseconds(seconds: float) -> int:

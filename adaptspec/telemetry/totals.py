@@ -12,6 +12,11 @@ from adaptspec.types import IntArray, Reason, RoundRecord
 
 DEPTH_LABELS = 64  # more depths than any sensible policy has; keeps label values bounded
 
+_COSTS = (
+    *("prefill_tokens", "verify_tokens", "draft_steps", "caught_up"),
+    *("draft_seconds", "verify_seconds", "total_seconds"),
+)
+
 
 def _empty() -> IntArray:
     return np.zeros(1, dtype=np.int64)
@@ -41,30 +46,24 @@ class Totals:
 
     @property
     def drafts(self) -> int:
-        """Row-rounds in which something was drafted."""
         return int(self.drafted[1:].sum())
 
     @property
     def drafted_tokens(self) -> int:
-        """Tokens submitted for verification."""
         return _weighted(self.drafted)
 
     @property
     def accepted_tokens(self) -> int:
-        """Drafted tokens that were emitted."""
         return _weighted(self.accepted)
 
     @property
     def accepted_per_position(self) -> IntArray:
         """[deepest draft] row-rounds whose draft was accepted at position j (0-based)."""
-        reached = np.zeros(max(len(self.drafted), len(self.accepted)) - 1, dtype=np.int64)
         beyond = self.accepted[::-1].cumsum()[::-1][1:]
-        reached[: len(beyond)] = beyond
-        return reached
+        return np.pad(beyond, (0, max(0, len(self.drafted) - len(self.accepted))))
 
     @property
     def labelled_depths(self) -> list[tuple[str, int]]:
-        """Row-rounds by decided depth, under labels of which there are few."""
         pairs = [(str(depth), int(count)) for depth, count in enumerate(self.depths[:DEPTH_LABELS])]
         if len(self.depths) > DEPTH_LABELS:
             pairs.append((f"{DEPTH_LABELS}+", int(self.depths[DEPTH_LABELS:].sum())))
@@ -76,22 +75,14 @@ class Totals:
             return self
         emitted = gathered(records, "emitted")
         more: dict[str, Any] = {
-            name: getattr(self, name) + sum(getattr(record, name) for record in records)
-            for name in (
-                *("prefill_tokens", "verify_tokens", "draft_steps", "caught_up"),
-                *("draft_seconds", "verify_seconds", "total_seconds"),
-            )
+            name: getattr(self, name) + sum(getattr(record, name) for record in records) for name in _COSTS
         }
-        more |= {
-            name: tallied(getattr(self, name), gathered(records, name)) for name in ("depths", "drafted", "reasons")
-        }
-        return replace(
-            self,
-            rounds=self.rounds + len(records),
-            emitted=self.emitted + int(emitted.sum()),
-            accepted=tallied(self.accepted, np.minimum(gathered(records, "accepted"), emitted)),
-            **more,
-        )
+        for name in ("depths", "drafted", "reasons"):
+            more[name] = tallied(getattr(self, name), gathered(records, name))
+        more["rounds"] = self.rounds + len(records)
+        more["emitted"] = self.emitted + int(emitted.sum())
+        more["accepted"] = tallied(self.accepted, np.minimum(gathered(records, "accepted"), emitted))
+        return replace(self, **more)
 
 
 def gathered(records: Sequence[RoundRecord], name: str) -> IntArray:

@@ -62,7 +62,6 @@ class Trace:
 
     @property
     def wants_content(self) -> bool:
-        """Whether prompts may be told."""
         return self.tracing.settings.content and self.span.is_recording()
 
     def asked(self, requests: Sequence[Request], answer: str, content: Sequence[Mapping[str, str]]) -> None:
@@ -72,7 +71,7 @@ class Trace:
         # What it says waits for its end: the first token is on its way now.
         self.answer, self.content = answer, content
         self.requests = {request.id: request for request in requests}
-        self.tracing.store.note(_Asked(self))
+        self.tracing.store.note(self)
 
     def end(self, status: int, error: str | None) -> None:
         """The answer is over; an `error` after a good status is that of a stream that broke off."""
@@ -89,20 +88,10 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    trace: Trace
-
-
-@dataclass(frozen=True)
 class _Over:
     trace: Trace
     ended: int  # nanoseconds since 1970
     when: float
-
-
-@dataclass(frozen=True)
-class _Reloaded:
-    policy: str
 
 
 class Tracing:
@@ -124,12 +113,10 @@ class Tracing:
 
     @property
     def dropped(self) -> int:
-        """Spans that nobody received, and entries that came too fast."""
         return self._queue.dropped + self.store.missing(self._take)
 
     @property
     def exported(self) -> int:
-        """Spans that a collector has taken."""
         return self._queue.exported
 
     def begin(self, operation: str, headers: Mapping[str, str]) -> Trace:
@@ -139,8 +126,7 @@ class Tracing:
         return Trace(self._tracer.start_span(name, parent, SpanKind.SERVER, said), self)
 
     def reloaded(self, policy: str) -> None:
-        """A policy came anew."""
-        self.store.note(_Reloaded(policy))
+        self.store.note(policy)
 
     def close(self) -> None:
         """Send what is left, in three seconds at most: the store is closed."""
@@ -159,29 +145,26 @@ class Tracing:
 
     def _heed(self, noted: Noted, clock: float) -> None:
         what = noted.what
-        if isinstance(what, _Asked):
-            self._traces |= dict.fromkeys(what.trace.requests, what.trace)
+        if isinstance(what, Trace):
+            self._traces |= dict.fromkeys(what.requests, what)
         elif isinstance(what, _Over):
             self._over.append(what)
-        elif isinstance(what, _Reloaded):
-            concerned = [one for one in noted.running if one.request.speculation.policy == what.policy]
+        elif isinstance(what, str):  # a policy that came anew
+            concerned = [one for one in noted.running if one.request.speculation.policy == what]
             for one in concerned:
-                one.history.happened(noted.when, "reload", f"policy {what.policy} came anew")
-            said = {"adaptspec.policy": what.policy}
-            self._link(f"reload {what.policy}", said, concerned, nanoseconds(noted.when + clock))
+                one.history.happened(noted.when, "reload", f"policy {what} came anew")
+            said = {"adaptspec.policy": what}
+            self._link(f"reload {what}", said, concerned, nanoseconds(noted.when + clock))
 
     def _round(self, event: RoundEnded, clock: float) -> None:
         guarding = self._guarding
         off, on = guarding.switched_off, guarding.came_back
         guarding.add(event.round.reasons.tolist())
-        for name, happened in (
-            ("speculation off", guarding.switched_off > off),
-            ("speculation on", guarding.came_back > on),
-        ):
-            if happened:
-                said = {"adaptspec.detail": "a guard's measurement"}
-                concerned = [one for one in event.requests if one is not None]
-                self._link(name, said, concerned, nanoseconds(event.when + clock))
+        switches = {"speculation off": guarding.switched_off > off, "speculation on": guarding.came_back > on}
+        for name in (name for name, happened in switches.items() if happened):
+            concerned = [one for one in event.requests if one is not None]
+            said = {"adaptspec.detail": "a guard's measurement"}
+            self._link(name, said, concerned, nanoseconds(event.when + clock))
 
     def _finish(self, record: RequestRecord, clock: float) -> None:
         trace = self._traces.pop(record.request.id, None)
@@ -204,8 +187,7 @@ class Tracing:
         waiting = []
         for over in self._over:
             trace = over.trace
-            late = last or time.monotonic() - over.when > _PATIENCE
-            if len(trace.records) < len(trace.requests) and not late:
+            if len(trace.records) < len(trace.requests) and not last and time.monotonic() - over.when <= _PATIENCE:
                 waiting.append(over)
                 continue
             for name in trace.requests:

@@ -52,11 +52,6 @@ class SeenRequest:
     bars: deque[Bar] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     ended: bool = False
 
-    @property
-    def id(self) -> str:
-        """Its id, unique among the running ones."""
-        return str(self.told["id"])
-
 
 @dataclass
 class LiveState:
@@ -74,7 +69,6 @@ class LiveState:
 
     @classmethod
     def of(cls, told: Json) -> LiveState:
-        """From a snapshot."""
         state = cls(
             server=told["server"],
             reasons={reason["code"]: reason for reason in told["reasons"]},
@@ -87,12 +81,11 @@ class LiveState:
             clock=told["now"] - time.time(),
         )
         for one in told["running"]:
-            bars = _bars(one.get("rounds", []))
-            state.running[one["id"]] = SeenRequest({**one, "rounds": None}, deque(bars, maxlen=KEPT_ROUNDS))
+            seen = state.running[one["id"]] = SeenRequest({**one, "rounds": None})
+            seen.bars.extend(_bars(one.get("rounds", [])))
         return state
 
     def update(self, told: Json) -> None:
-        """Take in what has happened since."""
         self.clock = told["now"] - time.time()
         self.load, self.missed = told["load"], told["missed_rounds"]
         self.earnings = told.get("earnings") or self.earnings
@@ -135,21 +128,12 @@ class Feed:
         self.url = url.rstrip("/")
         self.state: LiveState | None = None
         self.policy: Policy | None = None
-        self._connection = Connection("connecting")
+        self.connection = Connection("connecting")
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._changed = changed
 
-    @property
-    def connection(self) -> Connection:
-        """How it goes."""
-        return self._connection
-
     async def once(self) -> None:
-        """Ask for a snapshot and the policy, and no more.
-
-        Raises:
-            ServerError: there is no server, or it does not answer as one; the message says what to do.
-        """
+        """Ask for a snapshot and the policy, and no more. Raises ServerError where no server answers as one."""
         async with self._session() as session:
             try:
                 self.state = self._state_of(await self._json(session, "/live/snapshot"))
@@ -159,11 +143,7 @@ class Feed:
             self._say("live")
 
     async def follow(self) -> None:
-        """Follow the feed for ever, through restarts of the server.
-
-        Raises:
-            ServerError: it answers, but there is no use in asking again.
-        """
+        """Follow the feed for ever, through restarts. Raises ServerError where there is no use in asking again."""
         wait = _FIRST_WAIT
         async with self._session() as session:
             while True:
@@ -180,7 +160,6 @@ class Feed:
                 wait = min(2 * wait, _LONGEST_WAIT)
 
     async def follow_policy(self) -> None:
-        """Look at the policy in force again and again."""
         async with self._session() as session:
             while True:
                 await asyncio.sleep(_POLICY_SECONDS)
@@ -234,7 +213,7 @@ class Feed:
         return LiveState.of(told)
 
     def _say(self, state: str, text: str = "") -> None:
-        self._connection = Connection(state, text)
+        self.connection = Connection(state, text)
         self._changed()
 
 

@@ -65,7 +65,6 @@ class Summary:
     since_start: Json | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
 
@@ -87,8 +86,8 @@ def summary(state: LiveState) -> Summary:
         acceptance_length=1.0 + accepted / drafts if drafts else None,
         acceptance_rate=accepted / drafted if drafted else None,
         drafting=drafts / rows if rows else None,
-        tiers={depth: share for depth, share in enumerate(_shares(shared, "depths")) if share},
-        reasons={state.reasons[code]["name"]: share for code, share in enumerate(_shares(shared, "reasons")) if share},
+        tiers=_shares(shared, "depths"),
+        reasons={state.reasons[code]["name"]: share for code, share in _shares(shared, "reasons").items()},
         tasks=_tasks(shared),
         requests_ended=_sum(shared, "ended"),
         mostly_off=_mostly_off(state, shared),
@@ -119,19 +118,21 @@ def _sum(seconds: Sequence[Json], name: str) -> int:
     return sum(second[name] for second in seconds)
 
 
-def _shares(seconds: Sequence[Json], name: str) -> list[float]:
+def _tally(seconds: Sequence[Json], name: str) -> Counter[int]:
     tally: Counter[int] = Counter()
     for second in seconds:
         tally.update(dict(enumerate(second[name])))
-    whole = tally.total()
-    return [tally[code] / whole for code in range(max(tally, default=-1) + 1)] if whole else []
+    return tally
+
+
+def _shares(seconds: Sequence[Json], name: str) -> dict[int, float]:
+    tally = _tally(seconds, name)
+    return {code: count / tally.total() for code, count in sorted(tally.items()) if count}
 
 
 def _mostly_off(state: LiveState, seconds: Sequence[Json]) -> MostlyOff | None:
     """None where enough is drafted, and where nobody wants drafts."""
-    tally: Counter[int] = Counter()
-    for second in seconds:
-        tally.update(dict(enumerate(second["off"])))
+    tally = _tally(seconds, "off")
     unwanted = sum(tally.pop(code, 0) for code, told in state.reasons.items() if told["name"] in _NO_CHOICE)
     could, off = _sum(seconds, "rows") - unwanted, tally.total()
     if could < ENOUGH_ROUNDS or off <= MOSTLY_OFF * could:
@@ -142,17 +143,12 @@ def _mostly_off(state: LiveState, seconds: Sequence[Json]) -> MostlyOff | None:
 
 def _tasks(seconds: Sequence[Json]) -> dict[str, TaskFigures]:
     totals: dict[str, TaskSums] = {}
-    for second in seconds:
-        for task, own in second["tasks"].items():
-            more = read(TaskSums, own)
-            before = totals.get(task)
-            totals[task] = more if before is None else TaskSums._make(map(sum, zip(before, more, strict=True)))
+    for task, own in (item for second in seconds for item in second["tasks"].items()):
+        more = read(TaskSums, own)
+        totals[task] = TaskSums._make(map(sum, zip(totals[task], more, strict=True))) if task in totals else more
 
     def figures(own: TaskSums) -> TaskFigures:
-        return TaskFigures(
-            emitted=int(own.emitted),
-            acceptance_length=1.0 + own.accepted / own.drafting if own.drafting else None,
-            entropy=own.entropy_sum / own.entropy_count if own.entropy_count else None,
-        )
+        length = 1.0 + own.accepted / own.drafting if own.drafting else None
+        return TaskFigures(int(own.emitted), length, own.entropy_sum / own.entropy_count if own.entropy_count else None)
 
     return {task: figures(own) for task, own in sorted(totals.items(), key=lambda item: -item[1].emitted)}

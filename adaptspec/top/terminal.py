@@ -49,13 +49,12 @@ async def show(feed: Feed, console: Console) -> None:
     following[0].add_done_callback(lambda _: done.set())
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live, _keys(loop, done):
         while not done.is_set():
-            live.update(Page(feed.url, feed.state, feed.connection, feed.policy, "q quits"), refresh=True)
+            live.update(Page(feed, "q quits"), refresh=True)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(done.wait(), 1.0 / _FRAMES_PER_SECOND)
     for task in following:
         task.cancel()
-    ends = await asyncio.gather(*following, return_exceptions=True)
-    for end in ends:
+    for end in await asyncio.gather(*following, return_exceptions=True):
         if isinstance(end, Exception):
             raise end
 
@@ -83,19 +82,14 @@ def _keys(loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> Iterator[None
 
 
 class Page:
-    """Everything at once; `state` None: nothing has been heard yet. Rendering it asks for the figures anew."""
+    """Everything at once, as of when it is rendered; `hint` says what keys do."""
 
-    def __init__(
-        self, url: str, state: LiveState | None, connection: Connection, policy: Policy | None, hint: str = ""
-    ) -> None:
-        """`hint` says what keys do."""
-        self._url, self._state, self._connection = url, state, connection
-        self._policy, self._hint = policy, hint
+    def __init__(self, feed: Feed, hint: str = "") -> None:
+        self._feed, self._hint = feed, hint
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Rich's protocol."""
-        state, blocks = self._state, _has_blocks(console)
-        yield _headline(self._url, state, self._connection)
+        state, blocks = self._feed.state, _has_blocks(console)
+        yield _headline(self._feed.url, state, self._feed.connection)
         if state is None:
             return
         figures = summary(state)
@@ -109,8 +103,8 @@ class Page:
         yield _strips(state, options.max_width, room, blocks=blocks)
         yield legend().append(f"  {self._hint}", "dim")
         parts = [_tasks(figures), _tiers(figures, blocks=blocks), _reasons(figures, blocks=blocks)]
-        if self._policy is not None:
-            parts.append(_policy(self._policy))
+        if self._feed.policy is not None:
+            parts.append(_policy(self._feed.policy))
         yield _beside(parts, console, options)
 
 
@@ -197,23 +191,19 @@ def _strips(state: LiveState, width: int, room: int, *, blocks: bool) -> Rendera
         table.add_row(
             Text(name, "dim" if seen.ended else ""),
             Text(f"{seen.told['tokens']:>5}", "dim" if seen.ended else "bold"),
-            round_bars(_last_rounds(seen, left), blocks=blocks),
+            round_bars([(bar.depth, bar.emitted) for bar in list(seen.bars)[-max(1, left) :]], blocks=blocks),
         )
     hidden = len(state.running) - len(shown)
     return Group(table, Text(f"and {hidden} more", "dim")) if hidden > 0 else table
 
 
 def _name(seen: SeenRequest, width: int) -> str:
-    first, _, rest = seen.id.partition("-")
+    first, _, rest = seen.told["id"].partition("-")
     short = (rest or first)[:8]
     words = [short, seen.told["task"] or "-"]
     if width >= _WIDE:
         words += [seen.told["policy"] or "-", seen.told["finish"] if seen.ended else "runs"]
     return " ".join(f"{word[:13]:<{8 if i == 0 else 11}}" for i, word in enumerate(words)).rstrip()
-
-
-def _last_rounds(seen: SeenRequest, count: int) -> list[tuple[int, int]]:
-    return [(bar.depth, bar.emitted) for bar in list(seen.bars)[-max(1, count) :]]
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -235,20 +235,21 @@ def test_seconds_are_the_sums_of_their_rows(rounds: list[Any], drafters: int, lo
         for one in records
         for i, name in enumerate(one.request_ids)
     ]
-    assert (second.rounds, second.rows) == (len(records), len(rows))
-    assert second.busy == pytest.approx(float(len(records)))
-    assert (second.drafted, second.accepted) == (sum(row[1] for row in rows), sum(row[2] for row in rows))
-    assert second.emitted == sum(row[3] for row in rows)
-    assert int(second.depths.sum()) == int(second.reasons.sum()) == len(rows)
+    told = second.to_json()
+    assert (told["rounds"], told["rows"]) == (len(records), len(rows))
+    assert told["busy"] == pytest.approx(float(len(records)))
+    assert (told["drafted"], told["accepted"]) == (sum(row[1] for row in rows), sum(row[2] for row in rows))
+    assert told["emitted"] == sum(row[3] for row in rows)
+    assert sum(told["depths"]) == sum(told["reasons"]) == len(rows)
     without = [int(one.reasons[i]) for one in records for i in range(len(one.depths)) if one.depths[i] == 0]
-    assert second.off.tolist() == np.bincount(without, minlength=len(second.off)).tolist()
-    for which, (used, drafted, accepted) in enumerate(second.drafters.tolist()):
+    assert told["off"] == np.bincount(without, minlength=len(second.off)).tolist()
+    for which, (used, drafted, accepted) in enumerate(told["drafters"]):
         own = [row for row in rows if row[5] == which and row[1]]
         assert (used, drafted, accepted) == (len(own), sum(row[1] for row in own), sum(row[2] for row in own))
     assert set(second.tasks) == {row[0] for row in rows}
     for task, sums in second.tasks.items():
         own = [row for row in rows if row[0] == task]
-        told = dict(zip(TaskSums._fields, sums.tolist(), strict=True))
+        told = TaskSums._make(sums.tolist())._asdict()
         assert told["rounds"] == len(own)
         assert told["drafting"] == sum(row[1] > 0 for row in own)
         assert told["accepted"] == sum(row[2] for row in own)

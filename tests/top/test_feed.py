@@ -136,7 +136,7 @@ def test_updates_add_up_to_what_a_later_snapshot_says() -> None:
     gone = {one["id"] for update in updates for one in update["finished"]}
     came = {one["id"] for one in snapshot["running"]} | {one["id"] for update in updates for one in update["started"]}
     assert set(made.running) == came - gone
-    assert {seen.id for seen in made.recent} == gone | {one["id"] for one in snapshot["recent"]}
+    assert {seen.told["id"] for seen in made.recent} == gone | {one["id"] for one in snapshot["recent"]}
     assert [second["at"] for second in made.seconds] == sorted({second["at"] for second in made.seconds})
     newest = {second["at"]: second for update in updates for second in update["seconds"]}
     assert [second for second in made.seconds if second["at"] in newest] == [newest[at] for at in sorted(newest)]

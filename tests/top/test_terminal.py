@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from adaptspec.top.feed import Connection, LiveState, Policy
+from adaptspec.top.feed import Connection, Feed, LiveState, Policy
 from adaptspec.top.terminal import BLOCKS, TIERS, Page, curve, height, round_bars, share_bar, tier_of
 from adaptspec.types import REASON_WORDS, Reason
 from tests.top.recorded import recorded, state
@@ -28,7 +28,9 @@ def drawn(
 ) -> list[str]:
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
     console = Console(file=out, width=width, height=height, color_system=None)
-    console.print(Page("http://h:8000", made, Connection(state, text), POLICY))
+    feed = Feed("http://h:8000", None)
+    feed.state, feed.connection, feed.policy = made, Connection(state, text), POLICY
+    console.print(Page(feed))
     out.seek(0)
     return out.read().splitlines()
 
@@ -44,7 +46,7 @@ def test_everything_is_there() -> None:
     ):
         assert words in text
     for seen in made.running.values():
-        (line,) = (line for line in lines if seen.id.partition("-")[2][:8] in line)
+        (line,) = (line for line in lines if seen.told["id"].partition("-")[2][:8] in line)
         assert not seen.bars or line.rstrip()[-1] in "▁▂▃▄▅▆▇█"
 
 
