@@ -152,10 +152,9 @@ class AsyncEngine:
         return EngineStats(running, max(0, len(self._streams) - running))
 
     def submit(self, requests: Sequence[Request]) -> list[Stream]:
-        """Queue requests, all or none of them, each with a stream of its output.
+        """Queue requests that `check` lets pass, all or none of them, each with a stream of its output.
 
         Raises:
-            RequestError: one cannot be served.
             OverloadedError: there is no room for all of them now.
             EngineError: the engine has stopped.
         """
@@ -169,11 +168,12 @@ class AsyncEngine:
         return streams
 
     def stream(self, request: Request) -> Stream:
-        """The output of one request. Raises as `submit` does."""
+        """The output of one request. Raises as `check` and `submit` do."""
+        self.check(request)
         return self.submit([request])[0]
 
     async def generate(self, request: Request) -> Completion:
-        """The finished request. Raises as `submit` does."""
+        """The finished request. Raises as `stream` does."""
         async with aclosing(self.stream(request)) as pieces:
             async for delta in pieces:
                 if delta.completion is not None:
@@ -248,7 +248,6 @@ class AsyncEngine:
         for request in requests:
             if request.id in self._streams:
                 raise EngineError(f"request id {request.id} is still in use; give every request an id of its own")
-            self._core.check(request)
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
