@@ -6,10 +6,12 @@ Knows files and headers; what the page shows comes from other routes, and needs 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aiohttp import web
+
+from adaptspec.server.routes import Operation, add_operations
 
 FOLDER = Path(__file__).parent / "page"
 # Only from this server, and nothing inline: text of models and users that reached the page could not run there.
@@ -23,6 +25,7 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+_MEDIA = tuple(kind.partition(";")[0] for kind in _TYPES.values())
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,18 @@ FILES = web.AppKey("page_files", dict[str, PageFile])
 def add_page(app: web.Application) -> None:
     """Add the page at `/` and `/dashboard`; it asks for its own files at `/page/NAME`."""
     app[FILES] = {path.name: PageFile.read(path) for path in sorted(FOLDER.iterdir()) if path.suffix in _TYPES}
-    app.add_routes([web.get("/", index), web.get("/dashboard", index), web.get("/page/{name}", file)])
+    add_operations(app, (index, replace(index, path="/dashboard"), file))
 
 
+@Operation("get", "/", plain=("text/html",), cached=True)
 async def index(http: web.Request) -> web.Response:
-    """GET / and /dashboard."""
+    """The live page."""
     return http.app[FILES]["index.html"].answer(http)
 
 
+@Operation("get", "/page/{name}", plain=_MEDIA, refused=(404,), cached=True)
 async def file(http: web.Request) -> web.Response:
-    """GET /page/{name}: what the page consists of, and nothing else."""
+    """A file of the live page."""
     found = http.app[FILES].get(http.match_info["name"])
     if found is None:
         raise web.HTTPNotFound

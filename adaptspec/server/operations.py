@@ -13,6 +13,7 @@ from adaptspec.engine.checkpointer import Checkpointer
 from adaptspec.errors import RequestError
 from adaptspec.server.admin import POLICIES
 from adaptspec.server.api.answers import Answer, Listed
+from adaptspec.server.routes import Operation
 from adaptspec.server.service import SERVICE
 from adaptspec.telemetry.request_store import RequestStore
 
@@ -77,27 +78,34 @@ class Operations:
 OPERATIONS = web.AppKey("operations", Operations)
 
 
+@Operation("get", "/admin/requests", answer=DecidedRequests)
 async def requests(http: web.Request) -> web.Response:
-    """GET /admin/requests: what runs, and what was decided for it in its last rounds, and why."""
+    """Requests that run, and what was decided for them."""
     operations = http.app[OPERATIONS]
     found = await asyncio.to_thread(operations.decisions.requests, operations.drafters)
     return web.json_response(DecidedRequests.model_validate({"object": "list", "data": found}).written())
 
 
+@Operation("post", "/admin/drain", answer=Draining)
 async def drain(http: web.Request) -> web.Response:
-    """POST /admin/drain: new requests are refused from now on, those in flight go on; `DELETE` takes it back."""
+    """Refuse new requests from now on."""
     http.app[SERVICE].draining = True
     return _draining(http)
 
 
+@Operation("delete", "/admin/drain", answer=Draining)
 async def resume(http: web.Request) -> web.Response:
-    """DELETE /admin/drain: take requests again."""
+    """Take requests again."""
     http.app[SERVICE].draining = False
     return _draining(http)
 
 
+@Operation("post", "/admin/state/save", answer=SavedState, refused=(400,))
 async def save(http: web.Request) -> web.Response:
-    """POST /admin/state/save: write down what was learned, now."""
+    """Write down what was learned.
+
+    400 where the server keeps nothing, or it could not be written.
+    """
     keeper = http.app[OPERATIONS].keeper
     if keeper is None:
         raise RequestError("nothing is kept by this server; start it with --state-dir DIR")
@@ -107,8 +115,9 @@ async def save(http: web.Request) -> web.Response:
     return web.json_response(SavedState(saved=True).written())
 
 
+@Operation("post", "/admin/state/reset", answer=ResetState)
 async def reset(http: web.Request) -> web.Response:
-    """POST /admin/state/reset: every policy learns anew, from the next round on."""
+    """Have every policy learn anew."""
     names = await asyncio.to_thread(http.app[POLICIES].forget)
     return web.json_response(ResetState(reset=names).written())
 
@@ -118,10 +127,4 @@ def _draining(http: web.Request) -> web.Response:
     return web.json_response(Draining(draining=service.draining, **service.load).written())
 
 
-ROUTES = (
-    web.get("/admin/requests", requests),
-    web.post("/admin/drain", drain),
-    web.delete("/admin/drain", resume),
-    web.post("/admin/state/save", save),
-    web.post("/admin/state/reset", reset),
-)
+ROUTES = (requests, drain, resume, save, reset)
