@@ -32,10 +32,7 @@ class Codec:
     """
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        template_seconds: float = 2.0,
-        most_bytes: int = 2**22,
+        self, tokenizer: PreTrainedTokenizerFast, template_seconds: float = 2.0, most_bytes: int = 2**22
     ) -> None:
         """`template_seconds`: how long a chat template may take for one conversation; `most_bytes`: of a text."""
         self._tokenizer = tokenizer
@@ -47,7 +44,6 @@ class Codec:
 
     @cached_property
     def bytes_of(self) -> TokenBytes:
-        """Gives the bytes of a token."""
         return TokenBytes(self._tokenizer)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> tuple[int, ...]:
@@ -74,9 +70,9 @@ class Codec:
         together, encoded = sum(map(len, texts)), []
         for text in texts:
             size = len(text) if together <= SHORT_TEXT else max(len(text), SHORT_TEXT + 1)
-            tokens = await self._encoding.run(size, partial(self._encode, text, add_special_tokens))
-            check(tokens)
-            encoded.append(tokens)
+            work = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+            encoded.append(tuple(await self._encoding.run(size, work)))
+            check(encoded[-1])
         return encoded
 
     async def encode_chat(
@@ -93,7 +89,8 @@ class Codec:
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
-        return await self._decoding.run(len(tokens), lambda: self._decode(tokens))
+        work = partial(self._tokenizer.decode, list(tokens), skip_special_tokens=False)
+        return str(await self._decoding.run(len(tokens), work))
 
     async def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
         """Templates come with the model, and may do anything with what clients send: compare all messages, say."""
@@ -118,22 +115,15 @@ class Codec:
             options["tools"] = [tool.plain() for tool in tools]
         elif tools or ("tool_calls" not in template and any(m.tool_calls or m.role == "tool" for m in messages)):
             plain = written_out(plain, tools)
+        options |= {"tokenize": False, "add_generation_prompt": answer}
         try:
-            return str(
-                self._tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=answer, **options)
-            )
+            return str(self._tokenizer.apply_chat_template(plain, **options))
         except _OF_TEMPLATES as error:
             raise RequestError(
                 f"the model's chat template does not take these messages ({error}); change their roles or order, "
                 "or send a plain prompt to /v1/completions",
                 "messages",
             ) from error
-
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def _refuse_length(self, param: str) -> NoReturn:
         raise PromptTooLongError(
