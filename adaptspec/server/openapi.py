@@ -72,8 +72,8 @@ class OpenApi(BaseModel):
 @Operation("get", "/openapi.json", answer=OpenApi)
 async def openapi(http: web.Request) -> web.Response:
     """This description."""  # noqa: D404
-    vocabulary = http.app[SERVICE].engine.target.vocab_size
-    return web.json_response(describe(http.app[OPERATIONS], keyed=http.app[KEYED], vocab_size=vocabulary))
+    served, target = http.app[OPERATIONS], http.app[SERVICE].engine.target
+    return web.json_response(describe(served, keyed=http.app[KEYED], vocab_size=target.vocab_size))
 
 
 def describe(served: Iterable[Operation], *, keyed: bool = False, vocab_size: int = 2**31) -> Json:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from aiohttp import web
 
-from adaptspec.engine.async_engine import AsyncEngine, Stream
+from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.request import Grammar, Request
 from adaptspec.server.api.chat import ChatBody
@@ -104,36 +105,26 @@ class Service:
         return _numbered(self._requests(identity, body, prompt, grammar=grammar, prediction=prediction, key=key))
 
     async def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """Answers in the order of the requests, run together. Raises EngineError or DrainingError if one has none."""
-        streams = self.engine.submit(requests)
-        try:
-            return [await _completion(stream) for stream in streams]
-        finally:
-            for stream in streams:
-                await stream.aclose()
+        """Answers in the order of the requests. Raises as `stream` does."""
+        ended: dict[int, Completion] = {}
+        async with aclosing(self.stream(requests)) as pieces:
+            async for index, delta in pieces:
+                if delta.completion is not None:
+                    ended[index] = delta.completion
+        return [ended[index] for index in range(len(requests))]
 
     async def stream(self, requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Delta], None]:
-        """Pieces as they come, each with its request's index. Closing this aborts all. Raises as `complete` does."""
-        streams = self.engine.submit(requests)
-        merged: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()  # None: that request has failed
-        tasks = [asyncio.create_task(_forward(index, stream, merged)) for index, stream in enumerate(streams)]
-        left = len(streams)
-        try:
-            while left:
-                index, delta = await merged.get()
-                if delta is None:
-                    await tasks[index]
-                else:
-                    left -= delta.completion is not None
-                    yield index, delta
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            # A failed task holds its error, whose traceback holds this frame: a cycle that keeps prompts in memory.
-            tasks.clear()
-            for stream in streams:
-                await stream.aclose()
+        """Run the requests at the same time; pieces as they come, each with its request's index.
+
+        Closing this generator, or one that fails, aborts them all. Raises EngineError or DrainingError where a request
+        has no answer.
+        """
+        places = {request.id: index for index, request in enumerate(requests)}
+        async with aclosing(self.engine.submit(requests)) as pieces:
+            async for delta in pieces:
+                if delta.completion is not None:
+                    _check_answer(delta.completion)
+                yield places[delta.request_id], delta
 
     def _check(self, body: GenerationBody, prompts: int) -> None:
         """What can be said before anything is encoded: the model, and how many requests it makes."""
@@ -246,27 +237,8 @@ def _numbered(requests: list[Request]) -> list[Request]:
     return [replace(request, id=f"{request.id}-{index}") for index, request in enumerate(requests)]
 
 
-async def _completion(stream: Stream) -> Completion:
-    async for delta in stream:
-        if delta.completion is not None:
-            return _checked(delta.completion)
-    raise EngineError("the engine ended the stream without a completion")
-
-
-async def _forward(index: int, stream: Stream, merged: asyncio.Queue[tuple[int, Delta | None]]) -> None:
-    try:
-        async for delta in stream:
-            if delta.completion is not None:
-                _checked(delta.completion)
-            merged.put_nowait((index, delta))
-    except Exception:
-        merged.put_nowait((index, None))
-        raise
-
-
-def _checked(completion: Completion) -> Completion:
+def _check_answer(completion: Completion) -> None:
     if completion.finish is FinishReason.ERROR:
         raise EngineError(f"the engine failed on this request: {completion.error or 'no details'}; send it again")
     if completion.finish is FinishReason.ABORT:
         raise DrainingError("the server gave up on this request because it is shutting down; send it again")
-    return completion
