@@ -29,8 +29,7 @@ _SCHEME = b"bearer "
 def auth(api: Keys, admin: Keys, hosts: Hosts | None) -> Any:
     """A middleware: the admin key for `/admin/`, an API key (where there are any) for all but `OPEN`.
 
-    `hosts` None: the server may be called by any name. Compressed bodies are refused everywhere: unpacking a few bytes
-    can take seconds.
+    `hosts` None: it may be called by any name. Compressed bodies are refused: unpacking a few bytes can take seconds.
     """
 
     @web.middleware

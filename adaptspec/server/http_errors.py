@@ -71,7 +71,6 @@ class HttpError:
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def body(self) -> Json:
-        """OpenAI's error object."""
         detail = ErrorDetail(message=self.message, type=self.kind, param=self.param, code=self.code)
         return Error(error=detail).written()
 

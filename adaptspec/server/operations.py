@@ -89,15 +89,13 @@ async def requests(http: web.Request) -> web.Response:
 @Operation("post", "/admin/drain", answer=Draining)
 async def drain(http: web.Request) -> web.Response:
     """Refuse new requests from now on."""
-    http.app[SERVICE].draining = True
-    return _draining(http)
+    return _draining(http, True)
 
 
 @Operation("delete", "/admin/drain", answer=Draining)
 async def resume(http: web.Request) -> web.Response:
     """Take requests again."""
-    http.app[SERVICE].draining = False
-    return _draining(http)
+    return _draining(http, False)
 
 
 @Operation("post", "/admin/state/save", answer=SavedState, refused=(400,))
@@ -122,9 +120,10 @@ async def reset(http: web.Request) -> web.Response:
     return web.json_response(ResetState(reset=names).written())
 
 
-def _draining(http: web.Request) -> web.Response:
+def _draining(http: web.Request, draining: bool) -> web.Response:
     service = http.app[SERVICE]
-    return web.json_response(Draining(draining=service.draining, **service.load).written())
+    service.draining = draining
+    return web.json_response(Draining(draining=draining, **service.load).written())
 
 
 ROUTES = (requests, drain, resume, save, reset)

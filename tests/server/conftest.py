@@ -105,7 +105,7 @@ class Running:
         try:
             async for delta in pieces:
                 self._pieces.put_nowait(delta)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whoever reads has it
             self._pieces.put_nowait(error)
 
     def __aiter__(self) -> Running:

@@ -25,11 +25,7 @@ _MESSAGE = 64  # characters that a message counts for beside its own: a template
 
 
 class Codec:
-    """A tokenizer.
-
-    What takes long is done in threads, and others' texts wait only for those of about their own length. A template runs
-    in a thread whatever it is given: it is a program that came with the model.
-    """
+    """A tokenizer, whose long work is done in threads: others' texts wait only for those of about their own length."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerFast, template_seconds: float = 2.0, most_bytes: int = 2**22
@@ -58,11 +54,10 @@ class Codec:
         param: str = "prompt",
         check: Callable[[tuple[int, ...]], object] = len,
     ) -> list[tuple[int, ...]]:
-        """Token ids of several texts. What counts as long is all of them together: they are felt together.
+        """Token ids of several texts: each waits for its own turn, and all of them together say whether they are long.
 
-        Every long text waits for its own turn, so one request of many does not keep others from theirs. `check` may
-        raise for the ids of one: those after it are not encoded then.
-        Raises PromptTooLongError, before any is encoded, if one is longer than any that fits.
+        `check` may raise for the ids of one: those after it are not encoded then. Raises PromptTooLongError, before any
+        is encoded, if one is longer than any that fits.
         """
         for text in texts:
             if len(text) > self._most_bytes or (not text.isascii() and len(text.encode()) > self._most_bytes):
@@ -80,8 +75,8 @@ class Codec:
     ) -> tuple[int, ...]:
         """Token ids of a conversation; `answer` adds the opening of the assistant's turn.
 
-        A template that knows nothing of tools gets them as text. Raises RequestError if the model has no chat template,
-        or its template refuses the conversation or takes too long for it; PromptTooLongError.
+        Raises RequestError if the model has no chat template, or it refuses the conversation or takes too long;
+        PromptTooLongError.
         """
         text = await self._rendered(messages, tools, answer)
         # The template has written the special tokens itself.
@@ -101,11 +96,10 @@ class Codec:
             try:
                 return await within(self._template_seconds, lambda: self._render(messages, tools, answer))
             except asyncio.TimeoutError as error:
-                raise RequestError(
-                    f"the model's chat template takes longer than {self._template_seconds:g} seconds for these "
-                    "messages; send fewer or shorter ones",
-                    "messages",
-                ) from error
+                told = (
+                    f"the model's chat template takes longer than {self._template_seconds:g} seconds for these messages"
+                )
+                raise RequestError(f"{told}; send fewer or shorter ones", "messages") from error
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
         plain = [message.plain() for message in messages]
@@ -119,11 +113,9 @@ class Codec:
         try:
             return str(self._tokenizer.apply_chat_template(plain, **options))
         except _OF_TEMPLATES as error:
-            raise RequestError(
-                f"the model's chat template does not take these messages ({error}); change their roles or order, "
-                "or send a plain prompt to /v1/completions",
-                "messages",
-            ) from error
+            told = f"the model's chat template does not take these messages ({error})"
+            remedy = "change their roles or order, or send a plain prompt to /v1/completions"
+            raise RequestError(f"{told}; {remedy}", "messages") from error
 
     def _refuse_length(self, param: str) -> NoReturn:
         raise PromptTooLongError(

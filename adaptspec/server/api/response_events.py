@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from copy import deepcopy
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -47,7 +48,6 @@ class ResponseReply:
         return response
 
     async def events(self, deltas: AsyncGenerator[tuple[int, Delta], None]) -> AsyncGenerator[Json, None]:
-        """The response in events, numbered."""
         number = 0
         async with aclosing(deltas):
             async for _, delta in deltas:
@@ -122,15 +122,12 @@ class OutputItems:
     def take(self, part: Part) -> Iterator[Json]:
         if isinstance(part, TextPiece):
             if not self._open or self.all[-1]["type"] != "message":
-                yield from self.close()
                 yield from self._open_message()
             self.all[-1]["content"][0]["text"] += part.text
             yield self._event("response.output_text.delta", content_index=0, delta=part.text, logprobs=[])
         elif isinstance(part, CallStart):
-            yield from self.close()
-            yield from self._open_item(
-                {"type": "function_call", "call_id": _id("call"), "name": part.name, "arguments": ""}, "fc"
-            )
+            call = {"type": "function_call", "call_id": _id("call"), "name": part.name, "arguments": ""}
+            yield from self._open_item(call, "fc")
         else:
             self.all[-1]["arguments"] += part.text
             yield self._event("response.function_call_arguments.delta", delta=part.text)
@@ -164,14 +161,13 @@ class OutputItems:
         yield self._event("response.content_part.added", content_index=0, part=dict(part))
 
     def _open_item(self, item: Json, prefix: str) -> Iterator[Json]:
+        yield from self.close()
         self.all.append({"id": _id(prefix), "status": "in_progress", **item})
         self._open = True
         yield self._item_event("response.output_item.added")
 
     def _item_event(self, kind: str) -> Json:
-        item = self.all[-1]
-        copied = item | {"content": [dict(part) for part in item["content"]]} if "content" in item else dict(item)
-        return {"type": kind, "output_index": len(self.all) - 1, "item": copied}
+        return {"type": kind, "output_index": len(self.all) - 1, "item": deepcopy(self.all[-1])}
 
     def _event(self, kind: str, **more: Any) -> Json:
         return {"type": kind, "item_id": self.all[-1]["id"], "output_index": len(self.all) - 1, **more}

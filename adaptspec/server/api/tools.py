@@ -110,9 +110,8 @@ def written_out(messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> li
             f'To call one, write:\n{OPEN}\n{{"name": <its name>, "arguments": <a JSON object>}}\n{CLOSE}'
         )
         if plain and plain[0]["role"] == "system":
-            plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{said}"}
-        else:
-            plain.insert(0, {"role": "system", "content": said})
+            said = f"{plain.pop(0)['content']}\n\n{said}"
+        plain.insert(0, {"role": "system", "content": said})
     return plain
 
 
