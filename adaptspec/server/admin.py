@@ -153,10 +153,7 @@ async def put(http: web.Request) -> web.Response:
     dry_run = http.query.get("dry_run", "false")
     if dry_run not in ("true", "false"):  # whoever writes True wants no change, and must not get one
         raise RequestError(f"dry_run is {shown(dry_run)}; it must be true or false", "dry_run")
-    try:
-        found = http.app[POLICIES].check(text, "<body>")
-    except ConfigError as error:
-        raise RequestError(str(error)) from error
+    found = await checked_name(http, text)
     if found != name:
         raise RequestError(f"the policy is called {shown(found)}, not {shown(name)}; send it under its metadata.name")
     if dry_run == "true":
@@ -194,6 +191,14 @@ async def body_text(http: web.Request) -> str:
         return (await http.read()).decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8 text (byte {error.start}); send a policy as YAML") from error
+
+
+async def checked_name(http: web.Request, text: str) -> str:
+    """The name of a policy that could be served. Raises RequestError."""
+    try:
+        return await asyncio.to_thread(http.app[POLICIES].check, text, "<body>")
+    except ConfigError as error:
+        raise RequestError(str(error)) from error
 
 
 async def _apply(http: web.Request, text: str) -> web.Response:

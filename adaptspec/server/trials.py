@@ -18,7 +18,7 @@ from aiohttp import web
 from pydantic import RootModel
 
 from adaptspec.errors import ConfigError, OverloadedError, RequestError
-from adaptspec.server.admin import POLICIES, body_text
+from adaptspec.server.admin import POLICIES, body_text, checked_name
 from adaptspec.server.api.answers import Answer, Json
 from adaptspec.server.routes import Operation
 
@@ -157,10 +157,7 @@ async def simulate(http: web.Request) -> web.Response:
     400 where the server writes no journal, 429 while another one is replayed.
     """
     manager, text = http.app[POLICIES], await body_text(http)
-    try:
-        name = await asyncio.to_thread(manager.check, text, "<body>")
-    except ConfigError as error:
-        raise RequestError(str(error)) from error
+    name = await checked_name(http, text)
     served = {policy.name: policy.text for policy in manager.served}
     against = served.get(name, served.get(manager.default))
     return web.json_response(await http.app[TRIALS].run(text, against, served))

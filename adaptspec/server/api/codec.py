@@ -96,10 +96,8 @@ class Codec:
             try:
                 return await within(self._template_seconds, lambda: self._render(messages, tools, answer))
             except asyncio.TimeoutError as error:
-                told = (
-                    f"the model's chat template takes longer than {self._template_seconds:g} seconds for these messages"
-                )
-                raise RequestError(f"{told}; send fewer or shorter ones", "messages") from error
+                told = f"the model's chat template takes longer than {self._template_seconds:g} seconds"
+                raise RequestError(f"{told} for these messages; send fewer or shorter ones", "messages") from error
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
         plain = [message.plain() for message in messages]
