@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from adaptspec.request import Request
+from adaptspec.server.api.generation_body import StreamOptions
 from adaptspec.types import Completion, Delta, SpeculationStats
 
 Json = dict[str, Any]
@@ -185,12 +186,7 @@ class Reply(ABC):
         """What a piece adds to choice `index`; where it carries the completion, the last of them tells the end."""
 
     async def events(
-        self,
-        deltas: AsyncGenerator[tuple[int, Delta], None],
-        requests: Sequence[Request],
-        *,
-        include_usage: bool = False,
-        continuous_usage: bool = False,
+        self, deltas: AsyncGenerator[tuple[int, Delta], None], requests: Sequence[Request], options: StreamOptions
     ) -> AsyncGenerator[Json, None]:
         """The answer in pieces. `deltas` belong to the `requests`; nothing comes before the first delta.
 
@@ -206,14 +202,14 @@ class Reply(ABC):
                     ended[index] = delta.completion
                 written = list(self.chunks(index, delta, first=index not in opened))
                 opened.add(index)
-                beside: Json = {"usage": None} if include_usage else {}
-                if continuous_usage:
+                beside: Json = {"usage": None} if options.include_usage else {}
+                if options.continuous_usage_stats:
                     beside = {"usage": usage_of(prompt, output).written()}
                 for place, choice in enumerate(written, start=1):
-                    if place == len(written) and len(ended) == len(requests) and not include_usage:
+                    if place == len(written) and len(ended) == len(requests) and not options.include_usage:
                         beside["metrics"] = metrics(ended.values()).written()
                     yield self._envelope(self.chunk_object, [choice]) | beside | _provenance(delta, choice)
-        if include_usage:
+        if options.include_usage:
             counted, made = usage(ended.values(), self.choices), metrics(ended.values())
             yield self._envelope(self.chunk_object, []) | {"usage": counted.written(), "metrics": made.written()}
 

@@ -71,13 +71,7 @@ async def _answer(
 ) -> web.StreamResponse:
     service, headers = http.app[SERVICE], _headers(http, body, reply.id, requests)
     if body.stream:
-        options = body.stream_options or StreamOptions()
-        events = reply.events(
-            service.stream(requests),
-            requests,
-            include_usage=options.include_usage,
-            continuous_usage=options.continuous_usage_stats,
-        )
+        events = reply.events(service.stream(requests), requests, body.stream_options or StreamOptions())
         return await sse.respond(http, events, headers, service.padding)
     return web.json_response(reply.whole(await service.complete(requests)), headers=headers)
 
