@@ -36,22 +36,21 @@ class EngineStats:
 
 
 class Stream:
-    """One request's output piece by piece; the last piece carries the completion.
+    """The output of requests piece by piece; the last piece of each carries its completion.
 
-    Iterating raises EngineError if the engine stops. Closed before its end, or cancelled, it aborts the request.
+    Iterating raises EngineError if the engine stops. Closed before its end, or cancelled, it aborts what has not ended.
     """
 
-    def __init__(self, engine: AsyncEngine, request_id: str) -> None:
+    def __init__(self, engine: AsyncEngine, requests: Sequence[Request]) -> None:
         self.pieces: asyncio.Queue[Delta | None] = asyncio.Queue()  # None: no more will come
         self._engine = engine
-        self._id = request_id
-        self._done = False
+        self._running = {request.id for request in requests}
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> Delta:
-        if self._done:
+        if not self._running:
             raise StopAsyncIteration
         try:
             delta = await self.pieces.get()
@@ -61,14 +60,14 @@ class Stream:
         if delta is None:
             await self.aclose()
             raise EngineError(self._engine.why)
-        self._done = delta.completion is not None
+        if delta.completion is not None:
+            self._running.discard(delta.request_id)
         return delta
 
     async def aclose(self) -> None:
-        """Abort the request, unless it has ended."""
-        if not self._done:
-            self._done = True
-            self._engine.leave(self._id)
+        """Abort the requests that have not ended."""
+        while self._running:
+            self._engine.leave(self._running.pop())
 
 
 class AsyncEngine:
@@ -147,29 +146,28 @@ class AsyncEngine:
         running = len(self._core.scheduler.running)
         return EngineStats(running, max(0, len(self._streams) - running))
 
-    def submit(self, requests: Sequence[Request]) -> list[Stream]:
-        """Queue requests, all or none of them, each with a stream of its output.
+    def submit(self, requests: Sequence[Request]) -> Stream:
+        """Queue requests that `check` lets pass, all or none of them; their output comes in one stream.
 
         Raises:
-            RequestError: one cannot be served.
             OverloadedError: there is no room for all of them now.
             EngineError: the engine has stopped.
         """
         self._admit(requests)
-        streams = []
+        stream = Stream(self, requests)
         for request in requests:
             tagged = self._core.inputs.with_task(request)  # here, so that rounds do not wait for it
-            streams.append(Stream(self, request.id))
-            self._streams[request.id] = streams[-1].pieces
+            self._streams[request.id] = stream.pieces
             self._inbox.put(lambda request=tagged: self._core.add(request))  # type: ignore[misc]
-        return streams
+        return stream
 
     def stream(self, request: Request) -> Stream:
-        """The output of one request. Raises as `submit` does."""
-        return self.submit([request])[0]
+        """The output of one request. Raises as `check` and `submit` do."""
+        self.check(request)
+        return self.submit([request])
 
     async def generate(self, request: Request) -> Completion:
-        """The finished request. Raises as `submit` does."""
+        """The finished request. Raises as `stream` does."""
         async with aclosing(self.stream(request)) as pieces:
             async for delta in pieces:
                 if delta.completion is not None:
@@ -243,7 +241,6 @@ class AsyncEngine:
         for request in requests:
             if request.id in self._streams:
                 raise EngineError(f"request id {request.id} is still in use; give every request an id of its own")
-            self._core.check(request)
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop

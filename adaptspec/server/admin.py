@@ -16,6 +16,7 @@ from adaptspec.errors import ConfigError, RequestError, UnknownModelError
 from adaptspec.server.api.answers import Answer, Json, Listed
 from adaptspec.server.api.wire import shown
 from adaptspec.server.http_errors import RefusedError
+from adaptspec.server.routes import Operation
 
 POLICIES = web.AppKey("policies", PolicyManager)
 # What is done with policies has paths of its own, and no other methods than it says.
@@ -99,15 +100,17 @@ class ReloadedFiles(Listed[ReloadedFile]):
     """All policies that have a file."""
 
 
+@Operation("get", "/v1/policies", answer=PolicyList)
 async def policies(http: web.Request) -> web.Response:
-    """GET /v1/policies: what a request may name."""
+    """Policies that requests may name."""
     manager = http.app[POLICIES]
     cards = [PolicyCard(**_card(one, manager.default)) for one in manager.on_request()]
     return web.json_response(PolicyList(object="list", data=cards).written())
 
 
+@Operation("get", "/v1/policies/{policy}", answer=PolicyText, refused=(404,))
 async def policy(http: web.Request) -> web.Response:
-    """GET /v1/policies/{policy}: one of them, as YAML too."""
+    """A policy that requests may name, as YAML too."""
     manager, name = http.app[POLICIES], http.match_info["policy"]
     for one in manager.on_request():
         if one.name == name:
@@ -115,13 +118,15 @@ async def policy(http: web.Request) -> web.Response:
     raise web.HTTPNotFound
 
 
+@Operation("get", "/admin/policies", answer=RunningPolicies)
 async def running(http: web.Request) -> web.Response:
-    """GET /admin/policies: everything that runs, as YAML too, and what shadows would have earned."""
+    """All policies that run."""
     return web.json_response(RunningPolicies(object="list", data=_running(http.app[POLICIES])).written())
 
 
+@Operation("get", _BY_NAME, answer=RunningPolicy, refused=(404,))
 async def one(http: web.Request) -> web.Response:
-    """GET /admin/policies/{name}: the same of one policy."""
+    """One policy that runs."""
     name = http.match_info["name"]
     for card in _running(http.app[POLICIES]):
         if card.id == name:
@@ -129,21 +134,26 @@ async def one(http: web.Request) -> web.Response:
     raise _unknown(name)
 
 
+@Operation("post", "/admin/policies", answer=AppliedPolicy, policy=True)
 async def apply(http: web.Request) -> web.Response:
-    """POST /admin/policies: the body is a policy as YAML; it serves from the next round on."""
+    """Serve a policy from the next round on.
+
+    400 beyond 64 policies, unless the server was started with another limit.
+    """
     return await _apply(http, await body_text(http))
 
 
+@Operation("put", _BY_NAME, answer=PutPolicy, policy=True, dry_run=True)
 async def put(http: web.Request) -> web.Response:
-    """PUT /admin/policies/{name}: the same under this name; with `?dry_run=true` it is looked at, and not served."""
+    """Serve a policy under its name.
+
+    With dry_run=true it is only looked at. It must be sent under the name that its metadata gives.
+    """
     text, name = await body_text(http), http.match_info["name"]
     dry_run = http.query.get("dry_run", "false")
     if dry_run not in ("true", "false"):  # whoever writes True wants no change, and must not get one
         raise RequestError(f"dry_run is {shown(dry_run)}; it must be true or false", "dry_run")
-    try:
-        found = http.app[POLICIES].check(text, "<body>")
-    except ConfigError as error:
-        raise RequestError(str(error)) from error
+    found = await checked_name(http, text)
     if found != name:
         raise RequestError(f"the policy is called {shown(found)}, not {shown(name)}; send it under its metadata.name")
     if dry_run == "true":
@@ -151,8 +161,12 @@ async def put(http: web.Request) -> web.Response:
     return await _apply(http, text)
 
 
+@Operation("delete", _BY_NAME, answer=DeletedPolicy, refused=(404, 409))
 async def delete(http: web.Request) -> web.Response:
-    """DELETE /admin/policies/{name}: no request comes to it any more; those that have come keep it to their end."""
+    """Serve a policy no longer.
+
+    Requests that have come to it keep it. 409 for the default, and for one that a shadow watches.
+    """
     name = http.match_info["name"]
     try:
         await asyncio.to_thread(http.app[POLICIES].remove, name)
@@ -163,8 +177,9 @@ async def delete(http: web.Request) -> web.Response:
     return web.json_response(DeletedPolicy(name=name, deleted=True).written())
 
 
+@Operation("post", "/admin/policies/reload", answer=ReloadedFiles)
 async def reload(http: web.Request) -> web.Response:
-    """POST /admin/policies/reload: read all policy files again. One that cannot be used leaves its policy as it is."""
+    """Read the files of all policies again."""
     outcomes = await asyncio.to_thread(http.app[POLICIES].reload)
     found = ReloadedFiles(object="list", data=[ReloadedFile.model_validate(outcome) for outcome in outcomes])
     return web.json_response(found.written())
@@ -176,6 +191,14 @@ async def body_text(http: web.Request) -> str:
         return (await http.read()).decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8 text (byte {error.start}); send a policy as YAML") from error
+
+
+async def checked_name(http: web.Request, text: str) -> str:
+    """The name of a policy that could be served. Raises RequestError."""
+    try:
+        return await asyncio.to_thread(http.app[POLICIES].check, text, "<body>")
+    except ConfigError as error:
+        raise RequestError(str(error)) from error
 
 
 async def _apply(http: web.Request, text: str) -> web.Response:
@@ -212,12 +235,5 @@ def _card(policy: ServedPolicy, default: str) -> Json:
     }
 
 
-USER_ROUTES = (web.get("/v1/policies", policies), web.get("/v1/policies/{policy}", policy))
-ADMIN_ROUTES = (
-    web.get("/admin/policies", running),
-    web.post("/admin/policies", apply),
-    web.post("/admin/policies/reload", reload),
-    web.get(_BY_NAME, one),
-    web.put(_BY_NAME, put),
-    web.delete(_BY_NAME, delete),
-)
+USER_ROUTES = (policies, policy)
+ADMIN_ROUTES = (running, apply, reload, one, put, delete)

@@ -25,26 +25,12 @@ from adaptspec.server.live_page import add_page
 from adaptspec.server.middleware import add_request_id, counting, tracing
 from adaptspec.server.openapi import KEYED, openapi
 from adaptspec.server.operations import Operations
+from adaptspec.server.routes import add_operations
 from adaptspec.server.service import SERVICE, Service
 from adaptspec.server.sse import Padding
 from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.tracing import Tracing
-
-_ROUTES = (
-    web.post("/v1/completions", handlers.completions),
-    web.post("/v1/chat/completions", handlers.chat_completions),
-    web.post("/v1/responses", handlers.responses),
-    web.get("/v1/models", status.models),
-    web.get("/v1/models/{model:.+}", status.model),
-    web.post("/tokenize", tokenize.tokenize),
-    web.post("/detokenize", tokenize.detokenize),
-    web.get("/health", status.health),
-    web.get("/ready", status.ready),
-    web.get("/version", status.version),
-    web.get("/metrics", status.metrics),
-    web.get("/openapi.json", openapi),
-)
 
 
 def make_app(
@@ -86,16 +72,16 @@ def make_app(
     app[status.STARTED] = int(time.time())
     app[KEYED] = bool(api_keys)
     app.on_response_prepare.extend((shape_refusal, add_request_id))
-    app.add_routes(_ROUTES)
+    add_operations(app, (*handlers.ROUTES, *status.ROUTES, *tokenize.ROUTES, openapi))
     if policies is not None:
         app[admin.POLICIES] = policies
-        app.add_routes(admin.USER_ROUTES)
+        add_operations(app, admin.USER_ROUTES)
     if policies is not None and admin_key:
         app[trials.TRIALS] = trials.Trials(journal)
-        app.add_routes([*admin.ADMIN_ROUTES, *trials.ROUTES])
+        add_operations(app, (*admin.ADMIN_ROUTES, *trials.ROUTES))
         if operations is not None:
             app[operating.OPERATIONS] = operations
-            app.add_routes(operating.ROUTES)
+            add_operations(app, operating.ROUTES)
     # What padding hides the feed would tell to all who have a key.
     if live is not None and padding is None:
         add_live(app, live, facts)

@@ -29,8 +29,7 @@ _SCHEME = b"bearer "
 def auth(api: Keys, admin: Keys, hosts: Hosts | None) -> Any:
     """A middleware: the admin key for `/admin/`, an API key (where there are any) for all but `OPEN`.
 
-    `hosts` None: the server may be called by any name. Compressed bodies are refused everywhere: unpacking a few bytes
-    can take seconds.
+    `hosts` None: it may be called by any name. Compressed bodies are refused: unpacking a few bytes can take seconds.
     """
 
     @web.middleware
@@ -76,21 +75,13 @@ class Keys:
         return bool(self._digests)
 
     def admit(self, http: web.Request) -> bool:
-        """Whether the request brings one of the keys, as `Authorization: Bearer KEY`.
-
-        Every key is compared with the header's bytes. The name of the one it brings is put into the request as
-        `KEY_NAME`.
-        """
+        """Whether the request brings a key, as `Authorization: Bearer KEY`; its name goes into it as `KEY_NAME`."""
         # aiohttp reads headers as UTF-8 and keeps what is not; this gives the client's bytes again.
         given = http.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         digest = _digest(given[len(_SCHEME) :] if given[: len(_SCHEME)].lower() == _SCHEME else b"")
-        found = False
-        for known, name in self._digests:
-            same = hmac.compare_digest(digest, known)
-            if same and name is not None:
-                http[KEY_NAME] = name
-            found |= same
-        return found
+        found = [name for known, name in self._digests if hmac.compare_digest(digest, known)]
+        http.update((KEY_NAME, name) for name in found if name is not None)
+        return bool(found)
 
 
 def named_key(line: str) -> tuple[str, str | None]:

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import resource
 import socket
+import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -22,14 +22,6 @@ RESERVE = 512
 _logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Slots:
-    """How many connections are open, of so many that may be."""
-
-    most: int
-    taken: int = 0
-
-
 class Connection(web.RequestHandler):
     """aiohttp's handler, that refuses to be one too many and gives up on clients that do not read.
 
@@ -39,7 +31,7 @@ class Connection(web.RequestHandler):
 
     __slots__ = ("_refused", "_slots", "_stall_seconds", "_stalled")
 
-    def __init__(self, server: web.Server, limits: ServerLimits, slots: Slots, **settings: Any) -> None:
+    def __init__(self, server: web.Server, limits: ServerLimits, slots: threading.Semaphore, **settings: Any) -> None:
         super().__init__(
             server,
             keepalive_timeout=limits.header_seconds,
@@ -56,21 +48,18 @@ class Connection(web.RequestHandler):
         self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a slot, or say that there is none."""
         assert isinstance(transport, asyncio.Transport)
-        if self._slots.taken >= self._slots.most:
+        if not self._slots.acquire(blocking=False):
             self._refused = True
             _refuse(transport)
             return
-        self._slots.taken += 1
         _expect_acknowledgement(transport, self._stall_seconds)
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Give the slot back."""
         self.resume_timer()
         if not self._refused:
-            self._slots.taken -= 1
+            self._slots.release()
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -86,12 +75,10 @@ class Connection(web.RequestHandler):
             self._stalled = asyncio.get_running_loop().call_later(self._stall_seconds, transport.abort)
 
     def resume_writing(self) -> None:
-        """The client reads on."""
         self.resume_timer()
         super().resume_writing()
 
     def resume_timer(self) -> None:
-        """Stop the client's time."""
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
@@ -129,31 +116,25 @@ class Listener(web.BaseSite):
     async def start(self) -> None:
         """Listen. Raises OSError or OverflowError if the address cannot be used."""
         await super().start()
-        loop, server, slots = asyncio.get_running_loop(), self._runner.server, self._slots()
+        loop, server, wanted = asyncio.get_running_loop(), self._runner.server, self._limits.connections
         assert server is not None
+        most = room_for(wanted)
+        if most < wanted:
+            words = "At most %d connections are taken instead of %d: the process may open no more files (ulimit -n)"
+            _logger.warning(words, most, wanted)
+        slots = threading.Semaphore(most)
         self._server = await loop.create_server(
             lambda: Connection(server, self._limits, slots, loop=loop, **self._settings),
             self._host,
             self._port,
             # So many are accepted at a time, before the first of them is counted: a few times that is in the reserve.
-            backlog=min(100, max(8, slots.most // 4)),
+            backlog=min(100, max(8, most // 4)),
         )
         self._port = self._server.sockets[0].getsockname()[1]
 
-    def _slots(self) -> Slots:
-        wanted = self._limits.connections
-        slots = Slots(room_for(wanted))
-        if slots.most < wanted:
-            words = "At most %d connections are taken instead of %d: the process may open no more files (ulimit -n)"
-            _logger.warning(words, slots.most, wanted)
-        return slots
-
 
 def room_for(connections: int) -> int:
-    """As many of them as may be open at once.
-
-    The process's soft limit is raised for them, as far as the hard one allows.
-    """
+    """As many of them as may be open at once: the process's soft limit is raised as far as the hard one allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return connections

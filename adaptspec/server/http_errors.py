@@ -21,7 +21,6 @@ from adaptspec.errors import (
 from adaptspec.server.api.answers import Answer, Json
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-RETRY_SECONDS = "1"
 _logger = logging.getLogger(__name__)
 
 
@@ -71,7 +70,6 @@ class HttpError:
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def body(self) -> Json:
-        """OpenAI's error object."""
         detail = ErrorDetail(message=self.message, type=self.kind, param=self.param, code=self.code)
         return Error(error=detail).written()
 
@@ -84,7 +82,7 @@ class HttpError:
 
 
 INTERNAL = HttpError(500, "the server failed on this request; its log says why", "server_error", "internal_error")
-_RETRY = MappingProxyType({"Retry-After": RETRY_SECONDS})
+_RETRY = MappingProxyType({"Retry-After": "1"})  # seconds
 
 # The first class that fits wins, so subclasses come before their parents.
 _BY_CLASS: tuple[tuple[type[AdaptSpecError], HttpError], ...] = (
@@ -96,7 +94,6 @@ _BY_CLASS: tuple[tuple[type[AdaptSpecError], HttpError], ...] = (
     (EngineStoppedError, HttpError(503, "", "server_error", "engine_stopped")),
     (EngineError, HttpError(500, "", "server_error", "engine_error")),
 )
-_MODEL_NOT_FOUND = HttpError(404, "", code="model_not_found")
 
 
 def http_error(error: AdaptSpecError) -> HttpError:
@@ -105,7 +102,7 @@ def http_error(error: AdaptSpecError) -> HttpError:
     if isinstance(error, RefusedError):
         return HttpError(error.status, str(error), code=error.code, headers=error.headers)
     if isinstance(error, UnknownModelError) and param == "model":
-        return replace(_MODEL_NOT_FOUND, message=str(error), param=param)
+        return HttpError(404, str(error), code="model_not_found", param=param)
     for kind, found in _BY_CLASS:
         if isinstance(error, kind):
             return replace(found, message=str(error), param=param)

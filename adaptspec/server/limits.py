@@ -54,11 +54,7 @@ class ServerLimits:
         return self.text_bytes_per_token * context + SPARE_BYTES
 
     def changed(self, settings: Iterable[str]) -> ServerLimits:
-        """The same with some of them set, each as NAME=VALUE.
-
-        Raises:
-            ConfigError: there is no such limit, or it cannot have this value.
-        """
+        """The same with some set, each as NAME=VALUE. Raises ConfigError for what is no limit or no value of it."""
         kinds: dict[str, Callable[[str], float]] = {name: type(value) for name, value in asdict(self).items()}
         values: dict[str, float] = {}
         for setting in settings:

@@ -19,6 +19,8 @@ from aiohttp import web
 from adaptspec import __version__
 from adaptspec.errors import OverloadedError
 from adaptspec.server import sse
+from adaptspec.server.live_answers import LiveSnapshot
+from adaptspec.server.routes import Operation, add_operations
 from adaptspec.server.service import SERVICE, Service
 from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.live_schema import COLUMNS
@@ -158,17 +160,27 @@ def add_live(app: web.Application, feed: LiveFeed, facts: Mapping[str, Any]) -> 
     app[LIVE] = LiveDesk(feed, app[SERVICE], facts)
     app.cleanup_ctx.append(_reading)
     app.on_shutdown.append(_end)
-    app.add_routes([web.get("/live/snapshot", snapshot), web.get("/live/events", events)])
+    add_operations(app, (snapshot, events))
 
 
+@Operation("get", "/live/snapshot", answer=LiveSnapshot)
 async def snapshot(http: web.Request) -> web.Response:
-    """GET /live/snapshot."""
+    """What happened lately and happens now.
+
+    Never text of a request.
+    """
     await http.app[LIVE].settle()
     return web.json_response(http.app[LIVE].snapshot(), headers={"Cache-Control": "no-store"})
 
 
+@Operation("get", "/live/events", streams=True, refused=(429,))
 async def events(http: web.Request) -> web.StreamResponse:
-    """GET /live/events: until the client leaves, cannot keep up, or the server ends."""
+    """The same, and what follows as it happens.
+
+    Server-sent events without an end. The first is `snapshot`, the answer of GET /live/snapshot; `update` follows
+    where something has happened, with `now`, `load`, the `seconds` that differ, requests that `started` and
+    `finished`, new `rounds` by request, `earnings` and `missed_rounds`; `beat`, with `now`, where nothing has.
+    """
     desk = http.app[LIVE]
     await desk.settle()
     opening = event("snapshot", desk.opening())

@@ -5,9 +5,12 @@ What the page shows comes from other routes, and needs their keys: the files hol
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from aiohttp import web
+
+from adaptspec.server.routes import Operation, add_operations
 
 FOLDER = Path(__file__).parent / "page"
 # Only from this server, and nothing inline: text of models and users that reached the page could not run there.
@@ -21,6 +24,7 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+_MEDIA = tuple(kind.partition(";")[0] for kind in _TYPES.values())
 
 
 _HEADERS = {
@@ -33,16 +37,18 @@ _HEADERS = {
 
 def add_page(app: web.Application) -> None:
     """Add the page at `/` and `/dashboard`; it asks for its own files at `/page/NAME`."""
-    app.add_routes([web.get("/", index), web.get("/dashboard", index), web.get("/page/{name}", file)])
+    add_operations(app, (index, replace(index, path="/dashboard"), file))
 
 
+@Operation("get", "/", plain=("text/html",), cached=True)
 async def index(_: web.Request) -> web.FileResponse:
-    """GET / and /dashboard."""
+    """The live page."""
     return _sent(FOLDER / "index.html")
 
 
+@Operation("get", "/page/{name}", plain=_MEDIA, refused=(404,), cached=True)
 async def file(http: web.Request) -> web.FileResponse:
-    """GET /page/{name}: what the page consists of, and nothing else."""
+    """A file of the live page."""
     found = next((path for path in FOLDER.iterdir() if path.name == http.match_info["name"]), None)
     if found is None or found.suffix not in _TYPES:
         raise web.HTTPNotFound

@@ -1,8 +1,7 @@
 """Keeps clients from filling the log, or their words from reaching it.
 
-Errors of aiohttp's parser quote the bytes they stumble over, and these may be a prompt or a key: all that is said of
-such an error is its kind and how long its message is. Lines that repeat are written a few times in a while, with how
-many more there were.
+Errors of aiohttp's parser quote the bytes they stumble over, and these may be a prompt or a key: only their kind and
+length are told. Lines that repeat are written a few times in a while, with how many more there were.
 """
 
 from __future__ import annotations
@@ -80,8 +79,7 @@ class _Seen:
 
     line: dict[str, Any]
     began: float
-    told: int = 0
-    left_out: int = 0
+    count: int = 0
 
 
 class Repeats(logging.Filter):
@@ -100,18 +98,15 @@ class Repeats(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is to be written."""
         if hasattr(record, _COUNT):
             return True
         with self._lock:
             seen = self._kinds.setdefault(_kind(record), _Seen(_line(record), self._clock()))
-            told = seen.told < self._most
-            seen.told += told
-            seen.left_out += not told
+            seen.count += 1
             crowded = len(self._kinds) > _MOST
         if crowded:
             self.tell(everything=True)
-        return told
+        return seen.count <= self._most
 
     def tell(self, *, everything: bool = False) -> None:
         """Write how many lines were left out, and count anew: of kinds whose time is up, or of all."""
@@ -120,9 +115,10 @@ class Repeats(logging.Filter):
             over = [key for key, seen in self._kinds.items() if everything or now - seen.began >= self.seconds]
             ended = [self._kinds.pop(key) for key in over]
         for seen in ended:
-            if seen.left_out:
-                said = {"msg": f"{seen.left_out} more lines like this were left out: {seen.line['msg']}"}
-                marked = logging.makeLogRecord({**seen.line, **said, _COUNT: seen.left_out})
+            left_out = seen.count - self._most
+            if left_out > 0:
+                said = {"msg": f"{left_out} more lines like this were left out: {seen.line['msg']}"}
+                marked = logging.makeLogRecord({**seen.line, **said, _COUNT: left_out})
                 logging.getLogger(seen.line["name"]).handle(marked)
 
 

@@ -13,6 +13,7 @@ from adaptspec.engine.checkpointer import Checkpointer
 from adaptspec.errors import RequestError
 from adaptspec.server.admin import POLICIES
 from adaptspec.server.api.answers import Answer, Listed
+from adaptspec.server.routes import Operation
 from adaptspec.server.service import SERVICE
 from adaptspec.telemetry.request_store import RequestStore
 
@@ -77,27 +78,32 @@ class Operations:
 OPERATIONS = web.AppKey("operations", Operations)
 
 
+@Operation("get", "/admin/requests", answer=DecidedRequests)
 async def requests(http: web.Request) -> web.Response:
-    """GET /admin/requests: what runs, and what was decided for it in its last rounds, and why."""
+    """Requests that run, and what was decided for them."""
     operations = http.app[OPERATIONS]
     found = await asyncio.to_thread(operations.decisions.requests, operations.drafters)
     return web.json_response(DecidedRequests.model_validate({"object": "list", "data": found}).written())
 
 
+@Operation("post", "/admin/drain", answer=Draining)
 async def drain(http: web.Request) -> web.Response:
-    """POST /admin/drain: new requests are refused from now on, those in flight go on; `DELETE` takes it back."""
-    http.app[SERVICE].draining = True
-    return _draining(http)
+    """Refuse new requests from now on."""
+    return _draining(http, True)
 
 
+@Operation("delete", "/admin/drain", answer=Draining)
 async def resume(http: web.Request) -> web.Response:
-    """DELETE /admin/drain: take requests again."""
-    http.app[SERVICE].draining = False
-    return _draining(http)
+    """Take requests again."""
+    return _draining(http, False)
 
 
+@Operation("post", "/admin/state/save", answer=SavedState, refused=(400,))
 async def save(http: web.Request) -> web.Response:
-    """POST /admin/state/save: write down what was learned, now."""
+    """Write down what was learned.
+
+    400 where the server keeps nothing, or it could not be written.
+    """
     keeper = http.app[OPERATIONS].keeper
     if keeper is None:
         raise RequestError("nothing is kept by this server; start it with --state-dir DIR")
@@ -107,21 +113,17 @@ async def save(http: web.Request) -> web.Response:
     return web.json_response(SavedState(saved=True).written())
 
 
+@Operation("post", "/admin/state/reset", answer=ResetState)
 async def reset(http: web.Request) -> web.Response:
-    """POST /admin/state/reset: every policy learns anew, from the next round on."""
+    """Have every policy learn anew."""
     names = await asyncio.to_thread(http.app[POLICIES].forget)
     return web.json_response(ResetState(reset=names).written())
 
 
-def _draining(http: web.Request) -> web.Response:
+def _draining(http: web.Request, draining: bool) -> web.Response:
     service = http.app[SERVICE]
-    return web.json_response(Draining(draining=service.draining, **service.load).written())
+    service.draining = draining
+    return web.json_response(Draining(draining=draining, **service.load).written())
 
 
-ROUTES = (
-    web.get("/admin/requests", requests),
-    web.post("/admin/drain", drain),
-    web.delete("/admin/drain", resume),
-    web.post("/admin/state/save", save),
-    web.post("/admin/state/reset", reset),
-)
+ROUTES = (requests, drain, resume, save, reset)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from aiohttp import web
 
-from adaptspec.engine.async_engine import AsyncEngine, Stream
+from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.request import Grammar, Request
 from adaptspec.server.api.chat import ChatBody
@@ -31,11 +32,7 @@ class Service:
     """One engine behind one app."""
 
     def __init__(
-        self,
-        engine: AsyncEngine,
-        codec: Codec,
-        limits: ServerLimits = ServerLimits(),
-        padding: Padding | None = None,
+        self, engine: AsyncEngine, codec: Codec, limits: ServerLimits = ServerLimits(), padding: Padding | None = None
     ) -> None:
         self.engine = engine
         self.codec = codec
@@ -52,7 +49,6 @@ class Service:
 
     @property
     def full(self) -> bool:
-        """Whether no request more can be taken."""
         return sum(self.load.values()) >= self.engine.capacity
 
     @property
@@ -109,61 +105,38 @@ class Service:
         return _numbered(self._requests(identity, body, prompt, grammar=grammar, prediction=prediction, key=key))
 
     async def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """Run the requests at the same time; answers in the order of the requests.
-
-        Raises EngineError or DrainingError if there is no answer to one of them.
-        """
-        streams = self.engine.submit(requests)
-        try:
-            return [await _completion(stream) for stream in streams]
-        finally:
-            for stream in streams:
-                await stream.aclose()
+        """Answers in the order of the requests. Raises as `stream` does."""
+        ended: dict[int, Completion] = {}
+        async with aclosing(self.stream(requests)) as pieces:
+            async for index, delta in pieces:
+                if delta.completion is not None:
+                    ended[index] = delta.completion
+        return [ended[index] for index in range(len(requests))]
 
     async def stream(self, requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Delta], None]:
         """Run the requests at the same time; pieces as they come, each with its request's index.
 
-        Closing this generator, or one that fails, aborts them all. Raises as `complete` does.
+        Closing this generator, or one that fails, aborts them all. Raises EngineError or DrainingError where a request
+        has no answer.
         """
-        streams = self.engine.submit(requests)
-        merged: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()  # None: that request has failed
-        tasks = [asyncio.create_task(_forward(index, stream, merged)) for index, stream in enumerate(streams)]
-        left = len(streams)
-        try:
-            while left:
-                index, delta = await merged.get()
-                if delta is None:
-                    await tasks[index]
-                else:
-                    left -= delta.completion is not None
-                    yield index, delta
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            # A failed task holds its error, whose traceback holds this frame: a cycle that keeps prompts in memory.
-            tasks.clear()
-            for stream in streams:
-                await stream.aclose()
+        places = {request.id: index for index, request in enumerate(requests)}
+        async with aclosing(self.engine.submit(requests)) as pieces:
+            async for delta in pieces:
+                if delta.completion is not None:
+                    _check_answer(delta.completion)
+                yield places[delta.request_id], delta
 
     def _check(self, body: GenerationBody, prompts: int) -> None:
         """What can be said before anything is encoded: the model, and how many requests it makes."""
         self.check_model(body.model)
-        field, capacity = body.prompt_field, self.engine.capacity
-        if prompts > capacity:
-            raise RequestError(
-                f"{field} has {prompts} prompts; this server holds {capacity} at once: send fewer", field
-            )
-        if prompts * body.choices > capacity:
-            raise RequestError(
-                f"n is {body.choices} for {prompts} prompts; this server holds {capacity} at once: ask for fewer", "n"
-            )
+        field, holds = body.prompt_field, f"this server holds {self.engine.capacity} at once"
+        if prompts > self.engine.capacity:
+            raise RequestError(f"{field} has {prompts} prompts; {holds}: send fewer", field)
+        if prompts * body.choices > self.engine.capacity:
+            raise RequestError(f"n is {body.choices} for {prompts} prompts; {holds}: ask for fewer", "n")
 
     async def _compiled(self, body: ChatBody) -> Grammar | None:
-        """What the answer must be, compiled where streams do not wait for it.
-
-        One at a time, in a thread that nothing else waits for: what a compiler does nobody can bound.
-        """
+        """What the answer must be. One is compiled at a time, in a thread of its own: nobody can bound a compiler."""
 
         def compiled() -> Grammar | None:
             grammar = body.grammar()
@@ -213,12 +186,12 @@ class Service:
     def _check_echoes(self, body: CompletionBody, requests: Sequence[Request]) -> None:
         if not body.echoes or body.alternatives is None:
             return
+        most = self.limits.prompt_logprobs
         told = sum(len(request.prompt) for request in requests) * (1 + body.alternatives)
-        if told > self.limits.prompt_logprobs:
+        if told > most:
             raise RequestError(
-                f"logprobs of all prompt tokens are {told} numbers here; this server tells at most "
-                f"{self.limits.prompt_logprobs} in one answer: send fewer or shorter prompts, or ask for fewer "
-                "alternatives",
+                f"logprobs of all prompt tokens are {told} numbers here; this server tells at most {most} in one "
+                "answer: send fewer or shorter prompts, or ask for fewer alternatives",
                 "logprobs",
             )
 
@@ -229,8 +202,7 @@ SERVICE = web.AppKey("service", Service)
 def seed_of_choice(seed: int | None, choice: int) -> int | None:
     """The seed of answer number `choice` (from 0) to a request with `seed`: (seed + choice * STEP) mod 2^63.
 
-    Choice 0 has the request's own seed, and so is the answer of a request for one. No seed stays none: the engine then
-    draws one for each.
+    So choice 0 is the answer of a request for one. No seed stays none: the engine then draws one for each.
     """
     if seed is None or choice == 0:
         return seed
@@ -240,9 +212,8 @@ def seed_of_choice(seed: int | None, choice: int) -> int | None:
 async def read_body(http: web.Request, model: type[Body]) -> Body:
     """The body of a request, read off the event loop where it is large. Raises RequestError.
 
-    A JSON content type is required: browsers do not send it to other sites without asking, which keeps most web
-    pages from using a server on their reader's machine. `auth.Hosts` stops those whose own name was made to point
-    to that machine.
+    A JSON content type is required: browsers do not send it to other sites without asking, which keeps most web pages
+    from using a server on their reader's machine. `auth.Hosts` stops those whose own name was made to point there.
     """
     if http.content_type != "application/json":
         words = "send the body as JSON, with the header Content-Type: application/json"
@@ -266,27 +237,8 @@ def _numbered(requests: list[Request]) -> list[Request]:
     return [replace(request, id=f"{request.id}-{index}") for index, request in enumerate(requests)]
 
 
-async def _completion(stream: Stream) -> Completion:
-    async for delta in stream:
-        if delta.completion is not None:
-            return _checked(delta.completion)
-    raise EngineError("the engine ended the stream without a completion")
-
-
-async def _forward(index: int, stream: Stream, merged: asyncio.Queue[tuple[int, Delta | None]]) -> None:
-    try:
-        async for delta in stream:
-            if delta.completion is not None:
-                _checked(delta.completion)
-            merged.put_nowait((index, delta))
-    except Exception:
-        merged.put_nowait((index, None))
-        raise
-
-
-def _checked(completion: Completion) -> Completion:
+def _check_answer(completion: Completion) -> None:
     if completion.finish is FinishReason.ERROR:
         raise EngineError(f"the engine failed on this request: {completion.error or 'no details'}; send it again")
     if completion.finish is FinishReason.ABORT:
         raise DrainingError("the server gave up on this request because it is shutting down; send it again")
-    return completion

@@ -1,9 +1,8 @@
 """Server-sent events: JSON objects as an HTTP answer, with errors within it, and at a constant rate where wanted.
 
-Speculation shows in the packets of a plain stream: a round that had many drafts accepted sends more at once, and sooner
-after the last. Whoever watches an encrypted connection can tell texts apart by that. With `Padding`, each packet holds
-what is ready, cut at the packet's size, and comments that clients skip. What is left to see is when the stream began
-and ended.
+How many drafts a round had accepted shows in the size and time of a plain stream's packets, by which whoever watches an
+encrypted connection can tell texts apart. With `Padding` each packet holds what is ready, cut at its size, and comments
+that clients skip: when the stream began and ended is left to see.
 """
 
 from __future__ import annotations
@@ -52,18 +51,18 @@ async def respond(
 ) -> web.StreamResponse:
     """Send the events, then `[DONE]`. `named`: the events have a `type`, which the stream says as well.
 
-    Waits for the first event before it answers, so that a request the engine refuses gets a proper status.
-    An error after that becomes an event with an error object.
+    Nothing is sent before the first event, so a request the engine refuses gets a proper status. An error after that
+    becomes an event with an error object.
     """
     response = EventStream(headers=HEADERS | headers)
     async with aclosing(events):
-        first = await anext(events)
+        body = await anext(events)
         await response.prepare(http)
         async with sending(response.write, padding) as write:
             try:
-                await write(_event(first, named=named))
+                await write(event(body, str(body["type"]) if named else None))
                 async for body in events:
-                    await write(_event(body, named=named))
+                    await write(event(body, str(body["type"]) if named else None))
             except ConnectionError:
                 raise  # the client has gone: nobody to tell
             except Exception as error:
@@ -82,10 +81,6 @@ def event(body: Mapping[str, Any], name: str | None = None, *, allow_nan: bool =
     """One event. Raises ValueError for a number that JSON has no word for, unless `allow_nan`."""
     data = f"data: {json.dumps(body, separators=(',', ':'), allow_nan=allow_nan)}\n\n"
     return (data if name is None else f"event: {name}\n{data}").encode()
-
-
-def _event(body: dict[str, Any], *, named: bool) -> bytes:
-    return event(body, str(body["type"]) if named else None)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from adaptspec import __version__
 from adaptspec.server.api.answers import Answer, Listed
+from adaptspec.server.routes import Operation
 from adaptspec.server.service import SERVICE, Service
 from adaptspec.telemetry.metrics import Metrics
 
@@ -55,36 +56,48 @@ class Health(Answer):
     waiting: int
 
 
+@Operation("get", "/v1/models", answer=ModelList)
 async def models(http: web.Request) -> web.Response:
-    """GET /v1/models."""
+    """What is served."""
     found = ModelList(object="list", data=[_card(http.app[SERVICE], http.app[STARTED])])
     return web.json_response(found.written())
 
 
+@Operation("get", "/v1/models/{model:.+}", answer=Model, refused=(404,))
 async def model(http: web.Request) -> web.Response:
-    """GET /v1/models/{model}."""
+    """The model by its name."""
     service = http.app[SERVICE]
     service.check_model(http.match_info["model"])
     return web.json_response(_card(service, http.app[STARTED]).written())
 
 
+@Operation("get", "/health", answer=Health, also=(503,))  # for whoever restarts
 async def health(http: web.Request) -> web.Response:
-    """GET /health: 200 while the engine lives, 503 when only a restart helps. For whoever restarts."""
+    """Whether the engine lives.
+
+    503 when only a restart helps.
+    """
     return _state(http, well=("ok", "draining", "full"))
 
 
+@Operation("get", "/ready", answer=Health, also=(503,))  # for whoever sends requests
 async def ready(http: web.Request) -> web.Response:
-    """GET /ready: 200 while a request sent now would be taken, 503 otherwise. For whoever sends requests."""
+    """Whether requests are taken.
+
+    503 when draining, full or dead.
+    """
     return _state(http, well=("ok",))
 
 
+@Operation("get", "/version", answer=Version)
 async def version(http: web.Request) -> web.Response:  # noqa: ARG001 (aiohttp passes the request)
-    """GET /version."""
+    """The version of AdaptSpec."""
     return web.json_response(Version(version=__version__).written())
 
 
+@Operation("get", "/metrics", plain=("text/plain", "application/openmetrics-text"))
 async def metrics(http: web.Request) -> web.Response:
-    """GET /metrics, for Prometheus."""
+    """Metrics for Prometheus."""
     # It waits for what was not counted yet: milliseconds, which the event loop is spared.
     body, content_type = await asyncio.to_thread(http.app[EXPOSITION].render, http.headers.get("Accept", ""))
     return web.Response(body=body, headers={"Content-Type": content_type})
@@ -112,3 +125,6 @@ def _card(service: Service, started: int) -> Model:
         max_model_len=target.context,
         adaptspec=details,
     )
+
+
+ROUTES = (models, model, health, ready, version, metrics)

@@ -25,10 +25,9 @@ class Lanes:
         return self._lanes[size.bit_length() // 2]
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """What `work`, of such a size, returns or raises.
+        """What `work`, of such a size, returns or raises. It goes on where its caller is cancelled.
 
-        It goes on where its caller is cancelled, and nothing of its size begins before its end: clients that come and
-        go must not fill all threads.
+        Nothing of its size begins before its end: clients that come and go must not fill all threads.
         """
         if size <= self._small:
             return work()

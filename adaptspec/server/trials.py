@@ -18,8 +18,9 @@ from aiohttp import web
 from pydantic import RootModel
 
 from adaptspec.errors import ConfigError, OverloadedError, RequestError
-from adaptspec.server.admin import POLICIES, body_text
+from adaptspec.server.admin import POLICIES, body_text, checked_name
 from adaptspec.server.api.answers import Answer, Json
+from adaptspec.server.routes import Operation
 
 TRIAL_SECONDS = 60.0
 _PLACE = re.compile(r"<body>:(\d+):(\d+): ")
@@ -133,8 +134,12 @@ class Trials:
 TRIALS = web.AppKey("trials", Trials)
 
 
+@Operation("post", "/admin/policies/validate", answer=Validation, policy=True)
 async def validate(http: web.Request) -> web.Response:
-    """POST /admin/policies/validate: the body is a policy as YAML; nothing changes, and what is wrong is the answer."""
+    """Look at a policy.
+
+    What is wrong with it is the answer.
+    """
     text = await body_text(http)
     try:
         name = await asyncio.to_thread(http.app[POLICIES].check, text, "<body>")
@@ -145,18 +150,17 @@ async def validate(http: web.Request) -> web.Response:
     return web.json_response(ValidPolicy(valid=True, name=name, replaces=name in served).written())
 
 
+@Operation("post", "/admin/policies/simulate", answer=Trial, policy=True, refused=(429,))
 async def simulate(http: web.Request) -> web.Response:
-    """POST /admin/policies/simulate: the same, replayed over the newest requests of the journal.
+    """Replay a policy over the newest requests of the journal.
 
-    It is compared with plain decoding and with what serves under its name now, or else with the default.
+    400 where the server writes no journal, 429 while another one is replayed.
     """
     manager, text = http.app[POLICIES], await body_text(http)
-    try:
-        name = await asyncio.to_thread(manager.check, text, "<body>")
-    except ConfigError as error:
-        raise RequestError(str(error)) from error
+    name = await checked_name(http, text)
     served = {policy.name: policy.text for policy in manager.served}
-    return web.json_response(await http.app[TRIALS].run(text, served.get(name, served.get(manager.default)), served))
+    against = served.get(name, served.get(manager.default))
+    return web.json_response(await http.app[TRIALS].run(text, against, served))
 
 
 def _problem(line: str) -> PolicyProblem:
@@ -167,5 +171,4 @@ def _problem(line: str) -> PolicyProblem:
     return PolicyProblem(line=int(found[1]), column=int(found[2]), message=line[found.end() :])
 
 
-# They need the admin key: they compute, and tell of the traffic.
-ROUTES = (web.post("/admin/policies/validate", validate), web.post("/admin/policies/simulate", simulate))
+ROUTES = (validate, simulate)  # they need the admin key: they compute, and tell of the traffic

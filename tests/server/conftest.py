@@ -81,10 +81,10 @@ class FakeEngine:
         error, times = "a fuse has blown" if finish is FinishReason.ERROR else None, Timings(0.0, 0.0, 0.1, 0.2)
         return Completion(request.id, text, (100,) * len(text), len(request.prompt), finish, stats, times, error)
 
-    def submit(self, requests: Sequence[Request]) -> list[Running]:
+    def submit(self, requests: Sequence[Request]) -> Running:
         if self.refusal is not None:
             raise self.refusal
-        return [Running(self.stream(request)) for request in requests]
+        return Running([self.stream(request) for request in requests])
 
     async def drain(self, seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
@@ -94,32 +94,36 @@ class FakeEngine:
 
 
 class Running:
-    """A request that runs whether or not anybody reads its pieces, as those of a real engine do."""
+    """Requests that run whether or not anybody reads their pieces, as those of a real engine do."""
 
-    def __init__(self, pieces: AsyncIterator[Delta]) -> None:
-        self._pieces: asyncio.Queue[Delta | None] = asyncio.Queue()
-        self._task = asyncio.ensure_future(self._run(pieces))
+    def __init__(self, requests: Sequence[AsyncIterator[Delta]]) -> None:
+        self._pieces: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+        self._tasks = [asyncio.ensure_future(self._run(pieces)) for pieces in requests]
+        self._left = len(requests)
 
     async def _run(self, pieces: AsyncIterator[Delta]) -> None:
         try:
             async for delta in pieces:
                 self._pieces.put_nowait(delta)
-        finally:
-            self._pieces.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 - whoever reads has it
+            self._pieces.put_nowait(error)
 
     def __aiter__(self) -> Running:
         return self
 
     async def __anext__(self) -> Delta:
-        delta = await self._pieces.get()
-        if delta is None:
-            await self._task
+        if not self._left:
             raise StopAsyncIteration
+        delta = await self._pieces.get()
+        if isinstance(delta, Exception):
+            raise delta
+        self._left -= delta.completion is not None
         return delta
 
     async def aclose(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 def answer(request: Request) -> str:

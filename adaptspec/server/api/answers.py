@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
 from itertools import zip_longest
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from adaptspec.request import Request
+from adaptspec.server.api.generation_body import StreamOptions
 from adaptspec.types import Completion, Delta, SpeculationStats
 
 Json = dict[str, Any]
@@ -95,15 +96,12 @@ class Metrics(Answer):
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-def usage(completions: Iterable[Completion], choices: int = 1) -> Usage:
+def usage(completions: Collection[Completion], choices: int = 1) -> Usage:
     """Tokens read and written: a prompt counts once, however many `choices` are answers to it."""
-    ended = list(completions)
-    counted = usage_of(
-        sum(completion.prompt_tokens for completion in ended) // choices,
-        sum(len(completion.tokens) for completion in ended),
-    )
-    accepted = sum(completion.prediction_accepted for completion in ended)
-    rejected = sum(completion.prediction_rejected for completion in ended)
+    prompts, output = sum(one.prompt_tokens for one in completions), sum(len(one.tokens) for one in completions)
+    counted = usage_of(prompts // choices, output)
+    accepted = sum(one.prediction_accepted for one in completions)
+    rejected = sum(one.prediction_rejected for one in completions)
     if accepted or rejected:
         counted.completion_tokens_details = PredictionDetails(
             accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected
@@ -175,7 +173,6 @@ class Reply(ABC):
         self.choices = choices
 
     def whole(self, completions: Sequence[Completion]) -> Json:
-        """The answer in one object."""
         choices = [self.choice(index, completion) for index, completion in enumerate(completions)]
         told = {"usage": usage(completions, self.choices), "metrics": metrics(completions)}
         return self.whole_model.model_validate(self._envelope(self.whole_object, choices) | told).written()
@@ -189,12 +186,7 @@ class Reply(ABC):
         """What a piece adds to choice `index`; where it carries the completion, the last of them tells the end."""
 
     async def events(
-        self,
-        deltas: AsyncGenerator[tuple[int, Delta], None],
-        requests: Sequence[Request],
-        *,
-        include_usage: bool = False,
-        continuous_usage: bool = False,
+        self, deltas: AsyncGenerator[tuple[int, Delta], None], requests: Sequence[Request], options: StreamOptions
     ) -> AsyncGenerator[Json, None]:
         """The answer in pieces. `deltas` belong to the `requests`; nothing comes before the first delta.
 
@@ -210,18 +202,14 @@ class Reply(ABC):
                     ended[index] = delta.completion
                 written = list(self.chunks(index, delta, first=index not in opened))
                 opened.add(index)
-                beside: Json = {"usage": None} if include_usage else {}
-                if continuous_usage:
+                beside: Json = {"usage": None} if options.include_usage else {}
+                if options.continuous_usage_stats:
                     beside = {"usage": usage_of(prompt, output).written()}
                 for place, choice in enumerate(written, start=1):
-                    if place == len(written) and len(ended) == len(requests) and not include_usage:
+                    if place == len(written) and len(ended) == len(requests) and not options.include_usage:
                         beside["metrics"] = metrics(ended.values()).written()
-                    yield (
-                        self._envelope(self.chunk_object, [choice])
-                        | beside
-                        | (_provenance(delta) if _has_text(choice) else {})
-                    )
-        if include_usage:
+                    yield self._envelope(self.chunk_object, [choice]) | beside | _provenance(delta, choice)
+        if options.include_usage:
             counted, made = usage(ended.values(), self.choices), metrics(ended.values())
             yield self._envelope(self.chunk_object, []) | {"usage": counted.written(), "metrics": made.written()}
 
@@ -229,12 +217,8 @@ class Reply(ABC):
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
 
-def _provenance(delta: Delta) -> Json:
+def _provenance(delta: Delta, choice: Json) -> Json:
     """Who drafted which words of a piece, token by token, for requests that asked: its texts add up to the piece's."""
-    if delta.pieces is None:
+    if delta.pieces is None or not (choice.get("text") or choice.get("delta", {}).get("content")):
         return {}
     return {"adaptspec": {"provenance": [{"text": one.text, "drafter": one.drafter} for one in delta.pieces]}}
-
-
-def _has_text(choice: Json) -> bool:
-    return bool(choice.get("text") or choice.get("delta", {}).get("content"))

@@ -103,7 +103,6 @@ class ChatBody(GenerationBody, Hints):
 
     @property
     def calls(self) -> bool:
-        """Whether the answer may call tools."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
@@ -219,7 +218,6 @@ class ChatReply(Reply):
         self._readers: dict[int, CallReader] = {}
 
     def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterator[Json]:
-        """See `Reply.chunks`; who speaks comes first."""
         if first:
             yield _chunk(index, {"role": "assistant", "content": ""})
         reader = self._readers.setdefault(index, CallReader(self._calls))

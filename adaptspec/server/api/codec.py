@@ -25,17 +25,10 @@ _MESSAGE = 64  # characters that a message counts for beside its own: a template
 
 
 class Codec:
-    """A tokenizer.
-
-    What takes long is done in threads, and others' texts wait only for those of about their own length. A template runs
-    in a thread whatever it is given: it is a program that came with the model.
-    """
+    """A tokenizer, whose long work is done in threads: others' texts wait only for those of about their own length."""
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        template_seconds: float = 2.0,
-        most_bytes: int = 2**22,
+        self, tokenizer: PreTrainedTokenizerFast, template_seconds: float = 2.0, most_bytes: int = 2**22
     ) -> None:
         """`template_seconds`: how long a chat template may take for one conversation; `most_bytes`: of a text."""
         self._tokenizer = tokenizer
@@ -47,7 +40,6 @@ class Codec:
 
     @cached_property
     def bytes_of(self) -> TokenBytes:
-        """Gives the bytes of a token."""
         return TokenBytes(self._tokenizer)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> tuple[int, ...]:
@@ -62,11 +54,10 @@ class Codec:
         param: str = "prompt",
         check: Callable[[tuple[int, ...]], object] = len,
     ) -> list[tuple[int, ...]]:
-        """Token ids of several texts. What counts as long is all of them together: they are felt together.
+        """Token ids of several texts: each waits for its own turn, and all of them together say whether they are long.
 
-        Every long text waits for its own turn, so one request of many does not keep others from theirs. `check` may
-        raise for the ids of one: those after it are not encoded then.
-        Raises PromptTooLongError, before any is encoded, if one is longer than any that fits.
+        `check` may raise for the ids of one: those after it are not encoded then. Raises PromptTooLongError, before any
+        is encoded, if one is longer than any that fits.
         """
         for text in texts:
             if len(text) > self._most_bytes or (not text.isascii() and len(text.encode()) > self._most_bytes):
@@ -74,9 +65,9 @@ class Codec:
         together, encoded = sum(map(len, texts)), []
         for text in texts:
             size = len(text) if together <= SHORT_TEXT else max(len(text), SHORT_TEXT + 1)
-            tokens = await self._encoding.run(size, partial(self._encode, text, add_special_tokens))
-            check(tokens)
-            encoded.append(tokens)
+            work = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+            encoded.append(tuple(await self._encoding.run(size, work)))
+            check(encoded[-1])
         return encoded
 
     async def encode_chat(
@@ -84,8 +75,8 @@ class Codec:
     ) -> tuple[int, ...]:
         """Token ids of a conversation; `answer` adds the opening of the assistant's turn.
 
-        A template that knows nothing of tools gets them as text. Raises RequestError if the model has no chat template,
-        or its template refuses the conversation or takes too long for it; PromptTooLongError.
+        Raises RequestError if the model has no chat template, or it refuses the conversation or takes too long;
+        PromptTooLongError.
         """
         text = await self._rendered(messages, tools, answer)
         # The template has written the special tokens itself.
@@ -93,7 +84,8 @@ class Codec:
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
-        return await self._decoding.run(len(tokens), lambda: self._decode(tokens))
+        work = partial(self._tokenizer.decode, list(tokens), skip_special_tokens=False)
+        return str(await self._decoding.run(len(tokens), work))
 
     async def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
         """Templates come with the model, and may do anything with what clients send: compare all messages, say."""
@@ -104,11 +96,8 @@ class Codec:
             try:
                 return await within(self._template_seconds, lambda: self._render(messages, tools, answer))
             except asyncio.TimeoutError as error:
-                raise RequestError(
-                    f"the model's chat template takes longer than {self._template_seconds:g} seconds for these "
-                    "messages; send fewer or shorter ones",
-                    "messages",
-                ) from error
+                told = f"the model's chat template takes longer than {self._template_seconds:g} seconds"
+                raise RequestError(f"{told} for these messages; send fewer or shorter ones", "messages") from error
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
         plain = [message.plain() for message in messages]
@@ -118,22 +107,13 @@ class Codec:
             options["tools"] = [tool.plain() for tool in tools]
         elif tools or ("tool_calls" not in template and any(m.tool_calls or m.role == "tool" for m in messages)):
             plain = written_out(plain, tools)
+        options |= {"tokenize": False, "add_generation_prompt": answer}
         try:
-            return str(
-                self._tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=answer, **options)
-            )
+            return str(self._tokenizer.apply_chat_template(plain, **options))
         except _OF_TEMPLATES as error:
-            raise RequestError(
-                f"the model's chat template does not take these messages ({error}); change their roles or order, "
-                "or send a plain prompt to /v1/completions",
-                "messages",
-            ) from error
-
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+            told = f"the model's chat template does not take these messages ({error})"
+            remedy = "change their roles or order, or send a plain prompt to /v1/completions"
+            raise RequestError(f"{told}; {remedy}", "messages") from error
 
     def _refuse_length(self, param: str) -> NoReturn:
         raise PromptTooLongError(

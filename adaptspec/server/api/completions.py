@@ -128,7 +128,6 @@ class CompletionReply(Reply):
         self._echoes = [prompt for prompt in prompts for _ in range(self.choices)]
 
     def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterator[Json]:
-        """See `Reply.chunks`. The prompt's own chunk comes first where it is echoed."""
         begins = first and bool(self._echoes)
         text = (self._echoes[index][0] if begins else "") + delta.text
         if text or begins or (self._logprobs and delta.tokens):
@@ -167,24 +166,19 @@ class LogprobsWriter:
     def write(self, entries: Iterable[TokenLogprob], first: int | None = None) -> CompletionLogprobs:
         """The next tokens. `first` is a token that comes before them and that nothing came before: it has no number."""
         written = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        if first is not None:
-            self._add(written, first, None, None)
-        for entry in entries:
+        for entry in (*(() if first is None else (TokenLogprob(first, 0.0),)), *entries):
+            raw = self._bytes_of(entry.token)
             # The token itself is always among them, as at OpenAI.
             every = (*entry.top, (entry.token, entry.logprob))
             top = {_name(self._bytes_of(token)): logprob for token, logprob in every}
-            self._add(written, entry.token, entry.logprob, top)
+            written.tokens.append(_name(raw))
+            written.token_logprobs.append(entry.logprob)
+            written.top_logprobs.append(top)
+            written.text_offset.append(self._characters)
+            self._characters += len(self._decoder.decode(raw))
+        if first is not None:  # how likely it was nobody knows
+            written.token_logprobs[0] = written.top_logprobs[0] = None
         return written
-
-    def _add(
-        self, written: CompletionLogprobs, token: int, logprob: float | None, top: dict[str, float] | None
-    ) -> None:
-        raw = self._bytes_of(token)
-        written.tokens.append(_name(raw))
-        written.token_logprobs.append(logprob)
-        written.top_logprobs.append(top)
-        written.text_offset.append(self._characters)
-        self._characters += len(self._decoder.decode(raw))
 
 
 def _name(raw: bytes) -> str:

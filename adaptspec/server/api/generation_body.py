@@ -67,18 +67,8 @@ STREAMS: Mapping[str, Any] = {"properties": {"stream": {"const": True}}, "requir
 NO_PROVENANCE: Mapping[str, Any] = {
     "properties": {"adaptspec": {"properties": {"provenance": {"enum": [False, None]}}}}
 }
-_PLAIN_SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "ignore_eos",
-    "min_tokens",
-)
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_PLAIN_SAMPLING = ("temperature", "top_k", "top_p", "min_p", *_PENALTIES, "seed", "ignore_eos", "min_tokens")
 
 
 class SpeculationFields(WireModel):
@@ -91,7 +81,6 @@ class SpeculationFields(WireModel):
     provenance: bool | None = None
 
     def speculation(self) -> SpeculationParams:
-        """The same as our own type."""
         return SpeculationParams(
             self.policy, self.task, self.max_depth, self.stop_threshold, provenance=bool(self.provenance)
         )
@@ -154,7 +143,6 @@ class GenerationBody(WireModel):
 
     @property
     def choices(self) -> int:
-        """Answers wanted to each prompt."""
         return self.n or 1
 
     @property

@@ -10,19 +10,21 @@ from adaptspec.errors import RequestError
 from adaptspec.request import Request
 from adaptspec.server import sse
 from adaptspec.server.api.answers import Reply
-from adaptspec.server.api.chat import ChatBody, ChatReply
-from adaptspec.server.api.completions import CompletionBody, CompletionReply
+from adaptspec.server.api.chat import ChatBody, ChatCompletion, ChatReply
+from adaptspec.server.api.completions import Completion, CompletionBody, CompletionReply
 from adaptspec.server.api.generation_body import GenerationBody, StreamOptions
-from adaptspec.server.api.response_events import ResponseReply
+from adaptspec.server.api.response_events import Response, ResponseReply
 from adaptspec.server.api.responses import OWN_NAMES, ResponsesBody
 from adaptspec.server.api.wire import renamed
 from adaptspec.server.auth import KEY_NAME
 from adaptspec.server.middleware import REQUEST_ID, TRACE
+from adaptspec.server.routes import Operation
 from adaptspec.server.service import SERVICE, read_body
 
 
+@Operation("post", "/v1/completions", CompletionBody, Completion, streams=True, refused=(429,))
 async def completions(http: web.Request) -> web.StreamResponse:
-    """POST /v1/completions."""
+    """Complete prompts."""
     service = http.app[SERVICE]
     service.admit()  # before the body is looked at: a full server says so at once
     body = await read_body(http, CompletionBody)
@@ -34,8 +36,9 @@ async def completions(http: web.Request) -> web.StreamResponse:
     return await _answer(http, body, reply, requests)
 
 
+@Operation("post", "/v1/chat/completions", ChatBody, ChatCompletion, streams=True, refused=(429,))
 async def chat_completions(http: web.Request) -> web.StreamResponse:
-    """POST /v1/chat/completions."""
+    """Answer a conversation."""
     service = http.app[SERVICE]
     service.admit()
     body = await read_body(http, ChatBody)
@@ -43,8 +46,9 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     return await _answer(http, body, reply, await service.chat_requests(reply.id, body, http.get(KEY_NAME)))
 
 
+@Operation("post", "/v1/responses", ResponsesBody, Response, streams=True, refused=(429,))
 async def responses(http: web.Request) -> web.StreamResponse:
-    """POST /v1/responses."""
+    """Make a response."""
     service = http.app[SERVICE]
     service.admit()
     body = await read_body(http, ResponsesBody)
@@ -67,13 +71,7 @@ async def _answer(
 ) -> web.StreamResponse:
     service, headers = http.app[SERVICE], _headers(http, body, reply.id, requests)
     if body.stream:
-        options = body.stream_options or StreamOptions()
-        events = reply.events(
-            service.stream(requests),
-            requests,
-            include_usage=options.include_usage,
-            continuous_usage=options.continuous_usage_stats,
-        )
+        events = reply.events(service.stream(requests), requests, body.stream_options or StreamOptions())
         return await sse.respond(http, events, headers, service.padding)
     return web.json_response(reply.whole(await service.complete(requests)), headers=headers)
 
@@ -85,3 +83,6 @@ def _headers(http: web.Request, body: GenerationBody, identity: str, requests: S
         trace.asked(requests, identity, body.contents if trace.wants_content else ())
         headers |= trace.headers
     return headers
+
+
+ROUTES = (completions, chat_completions, responses)

@@ -127,7 +127,6 @@ class Message(WireModel):
 
     @property
     def characters(self) -> int:
-        """How long its text is."""
         calls = sum(len(call.function.arguments) for call in self.tool_calls or ())
         return len(self.content or "") + calls
 

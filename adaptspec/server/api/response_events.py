@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from copy import deepcopy
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -36,32 +37,36 @@ class ResponseReply:
         self.id = _id("resp", 32)
         self._created = int(time.time())
         self._model = model
-        self._body = body
-        self._calls = calls
+        self._asked = body.model_dump(by_alias=True, exclude={"input"})
+        self._reader = CallReader(calls)
+        self._items: OutputItems | None = None  # from the first piece on
 
     def whole(self, completion: Completion) -> Json:
-        """The response in one object: it goes through the same steps as a stream, whose events are left unread."""
-        items, reader = OutputItems(), CallReader(self._calls)
-        for _ in _told(items, reader, completion.text, completion):
-            pass
-        return self._ended(items, completion)
+        """The response in one object: that of the last event."""
+        *_, last = self._events(completion.text, completion)
+        response: Json = last["response"]
+        return response
 
     async def events(self, deltas: AsyncGenerator[tuple[int, Delta], None]) -> AsyncGenerator[Json, None]:
-        """The response in events, numbered."""
-        items, reader, number = OutputItems(), CallReader(self._calls), 0
+        number = 0
         async with aclosing(deltas):
             async for _, delta in deltas:
-                for event in self._events(items, reader, delta, begins=number == 0):
+                for event in self._events(delta.text, delta.completion):
                     yield {**event, "sequence_number": number}
                     number += 1
 
-    def _events(self, items: OutputItems, reader: CallReader, delta: Delta, *, begins: bool) -> Iterator[Json]:
-        if begins:
+    def _events(self, text: str, completion: Completion | None) -> Iterator[Json]:
+        if self._items is None:
+            self._items = OutputItems()
             for kind in ("created", "in_progress"):
                 yield {"type": f"response.{kind}", "response": self._object("in_progress", OutputItems())}
-        yield from _told(items, reader, delta.text, delta.completion)
-        if delta.completion is not None:
-            response = self._ended(items, delta.completion)
+        for part in self._reader.feed(text):
+            yield from self._items.take(part)
+        if completion is not None:
+            for part in self._reader.end():
+                yield from self._items.take(part)
+            yield from self._items.end(_status(completion))
+            response = self._ended(self._items, completion)
             yield {"type": f"response.{response['status']}", "response": response}
 
     def _ended(self, items: OutputItems, completion: Completion) -> Json:
@@ -79,7 +84,7 @@ class ResponseReply:
         return response | {"metrics": metrics([completion]).written()}
 
     def _object(self, status: str, items: OutputItems) -> Json:
-        asked = self._body.model_dump(by_alias=True)
+        asked = self._asked
         return {
             "id": self.id,
             "object": "response",
@@ -115,18 +120,14 @@ class OutputItems:
         self._open = False
 
     def take(self, part: Part) -> Iterator[Json]:
-        """The next part of the answer."""
         if isinstance(part, TextPiece):
             if not self._open or self.all[-1]["type"] != "message":
-                yield from self.close()
                 yield from self._open_message()
             self.all[-1]["content"][0]["text"] += part.text
             yield self._event("response.output_text.delta", content_index=0, delta=part.text, logprobs=[])
         elif isinstance(part, CallStart):
-            yield from self.close()
-            yield from self._open_item(
-                {"type": "function_call", "call_id": _id("call"), "name": part.name, "arguments": ""}, "fc"
-            )
+            call = {"type": "function_call", "call_id": _id("call"), "name": part.name, "arguments": ""}
+            yield from self._open_item(call, "fc")
         else:
             self.all[-1]["arguments"] += part.text
             yield self._event("response.function_call_arguments.delta", delta=part.text)
@@ -160,26 +161,16 @@ class OutputItems:
         yield self._event("response.content_part.added", content_index=0, part=dict(part))
 
     def _open_item(self, item: Json, prefix: str) -> Iterator[Json]:
+        yield from self.close()
         self.all.append({"id": _id(prefix), "status": "in_progress", **item})
         self._open = True
         yield self._item_event("response.output_item.added")
 
     def _item_event(self, kind: str) -> Json:
-        item = self.all[-1]
-        copied = item | {"content": [dict(part) for part in item["content"]]} if "content" in item else dict(item)
-        return {"type": kind, "output_index": len(self.all) - 1, "item": copied}
+        return {"type": kind, "output_index": len(self.all) - 1, "item": deepcopy(self.all[-1])}
 
     def _event(self, kind: str, **more: Any) -> Json:
         return {"type": kind, "item_id": self.all[-1]["id"], "output_index": len(self.all) - 1, **more}
-
-
-def _told(items: OutputItems, reader: CallReader, text: str, completion: Completion | None) -> Iterator[Json]:
-    for part in reader.feed(text):
-        yield from items.take(part)
-    if completion is not None:
-        for part in reader.end():
-            yield from items.take(part)
-        yield from items.end(_status(completion))
 
 
 def _status(completion: Completion) -> str:

@@ -24,8 +24,8 @@ from adaptspec.server.api.generation_body import (
     TopP,
 )
 from adaptspec.server.api.messages import FunctionName
-from adaptspec.server.api.response_format import JsonObjectFormat, TextFormat
-from adaptspec.server.api.tools import MAX_TOOLS
+from adaptspec.server.api.response_format import JsonObjectFormat, NamedSchema, TextFormat
+from adaptspec.server.api.tools import MAX_TOOLS, Function, NamedFunction
 from adaptspec.server.api.wire import Name, WireModel, without_no_ops
 
 # What a chat calls a field that a response calls otherwise.
@@ -47,33 +47,33 @@ class TextPart(WireModel):
     logprobs: list[Any] | None = None
 
 
-class InputMessage(WireModel):
+class _Item(WireModel):
+    id: str | None = None
+    status: str | None = None
+
+
+class InputMessage(_Item):
     """A message, the client's or one of ours that comes back."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
-    id: str | None = None
-    status: str | None = None
 
     # Clients send items back as they parsed them, with every field that they know of.
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {"agent": (None,), "phase": (None,), "created_by": (None,)}
 
     @property
     def text(self) -> str:
-        """All of its text."""
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
-class FunctionCall(WireModel):
+class FunctionCall(_Item):
     """A call that an earlier answer made."""
 
     type: Literal["function_call"]
     call_id: Name
     name: FunctionName
     arguments: str
-    id: str | None = None
-    status: str | None = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "agent": (None,),
@@ -85,14 +85,12 @@ class FunctionCall(WireModel):
     }
 
 
-class FunctionCallOutput(WireModel):
+class FunctionCallOutput(_Item):
     """What came of a call."""
 
     type: Literal["function_call_output"]
     call_id: Name
     output: str
-    id: str | None = None
-    status: str | None = None
 
 
 def _kind(item: object) -> str | None:
@@ -109,42 +107,30 @@ Item = Annotated[
 ]
 
 
-class FunctionTool(WireModel):
+class FunctionTool(Function):
     """A function that may be called."""
 
     type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
     def chat(self) -> dict[str, Any]:
-        """As a chat has it."""
         return {"type": "function", "function": self.model_dump(exclude={"type"})}
 
 
-class NamedFunctionTool(WireModel):
+class NamedFunctionTool(NamedFunction):
     """The one function that is to be called."""
 
     type: Literal["function"]
-    name: FunctionName
 
     def chat(self) -> dict[str, Any]:
-        """As a chat has it."""
         return {"type": "function", "function": {"name": self.name}}
 
 
-class SchemaFormat(WireModel):
+class SchemaFormat(NamedSchema):
     """JSON that fits a schema."""
 
     type: Literal["json_schema"]
-    name: FunctionName
-    description: str | None = None
-    definition: Annotated[dict[str, Any], Field(alias="schema")]
-    strict: bool | None = None
 
     def chat(self) -> dict[str, Any]:
-        """As a chat has it."""
         return {"type": "json_schema", "json_schema": self.model_dump(exclude={"type"}, by_alias=True)}
 
 
@@ -229,12 +215,11 @@ class ResponsesBody(Hints):
             raise RequestError(f"input cannot be read as a conversation: {said}", "input") from error
 
     def _messages(self) -> list[dict[str, Any]]:
-        messages: list[dict[str, Any]] = []
+        items = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        messages = _conversation(items)
         if self.instructions is not None:
-            messages.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            return [*messages, {"role": "user", "content": self.input}]
-        return messages + _conversation(self.input)
+            messages.insert(0, {"role": "system", "content": self.instructions})
+        return messages
 
 
 def _conversation(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput]) -> list[dict[str, Any]]:
@@ -246,11 +231,8 @@ def _conversation(items: Sequence[InputMessage | FunctionCall | FunctionCallOutp
         elif isinstance(item, FunctionCallOutput):
             messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
         else:
-            call = {
-                "id": item.call_id,
-                "type": "function",
-                "function": {"name": item.name, "arguments": item.arguments},
-            }
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None, "tool_calls": []})
             messages[-1].setdefault("tool_calls", []).append(call)

@@ -14,6 +14,7 @@ from adaptspec.models.sampling import check_tokens
 from adaptspec.server.api.answers import Answer
 from adaptspec.server.api.messages import Messages
 from adaptspec.server.api.wire import Name, TokenId, WireModel
+from adaptspec.server.routes import Operation
 from adaptspec.server.service import SERVICE, read_body
 
 _TOKEN = 8  # bytes of an answer
@@ -68,8 +69,9 @@ class Text(Answer):
     prompt: str
 
 
+@Operation("post", "/tokenize", TokenizeBody, Tokens)
 async def tokenize(http: web.Request) -> web.Response:
-    """POST /tokenize."""
+    """Token ids of a text or a conversation."""
     service = http.app[SERVICE]
     body = await read_body(http, TokenizeBody)
     service.check_model(body.model)
@@ -85,10 +87,14 @@ async def tokenize(http: web.Request) -> web.Response:
     return web.json_response(body=written)
 
 
+@Operation("post", "/detokenize", DetokenizeBody, Text)
 async def detokenize(http: web.Request) -> web.Response:
-    """POST /detokenize."""
+    """The text of token ids."""
     service = http.app[SERVICE]
     body = await read_body(http, DetokenizeBody)
     service.check_model(body.model)
     check_tokens("tokens", body.tokens, service.engine.target.vocab_size)
     return web.json_response(Text(prompt=await service.codec.decode(body.tokens)).written())
+
+
+ROUTES = (tokenize, detokenize)

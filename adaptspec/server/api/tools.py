@@ -43,7 +43,6 @@ class Tool(WireModel):
     function: Function
 
     def plain(self) -> dict[str, Any]:
-        """For a chat template."""
         return {"type": "function", "function": self.function.model_dump(exclude_none=True, exclude={"strict"})}
 
 
@@ -111,9 +110,8 @@ def written_out(messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> li
             f'To call one, write:\n{OPEN}\n{{"name": <its name>, "arguments": <a JSON object>}}\n{CLOSE}'
         )
         if plain and plain[0]["role"] == "system":
-            plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{said}"}
-        else:
-            plain.insert(0, {"role": "system", "content": said})
+            said = f"{plain.pop(0)['content']}\n\n{said}"
+        plain.insert(0, {"role": "system", "content": said})
     return plain
 
 
@@ -174,20 +172,23 @@ class CallReader:
         return self._place == HEAD
 
     def feed(self, text: str) -> Iterator[Part]:
-        """What is certain now."""
         if not self._expected:
             yield from (TextPiece(text),) if text else ()
             return
         self._buffer += text
-        while True:
-            before, found, after = self._buffer.partition(self._place)
-            if not found:
-                break
+        while self._place in self._buffer:
+            before, _, self._buffer = self._buffer.partition(self._place)
             yield from self._told(before)
-            self._buffer = after
-            yield from self._turn(before)
-        certain = len(self._buffer) - _overlap(self._buffer, self._place)
+            if self._place == HEAD:
+                self._place, self._blank = MIDDLE, ""
+            elif self._place == MIDDLE:
+                self._place = TAIL
+                self.calls += 1
+                yield CallStart(self.calls - 1, before)
+            else:
+                self._place = HEAD
         if self._place != MIDDLE:
+            certain = len(self._buffer) - _overlap(self._buffer, self._place)
             ready, self._buffer = self._buffer[:certain], self._buffer[certain:]
             yield from self._told(ready)
 
@@ -197,17 +198,6 @@ class CallReader:
             yield from self._told(self._buffer)
         if self._blank and not self.calls:
             yield TextPiece(self._blank)
-
-    def _turn(self, before: str) -> Iterator[Part]:
-        """Past what was looked for."""
-        if self._place == HEAD:
-            self._place, self._blank = MIDDLE, ""
-        elif self._place == MIDDLE:
-            self._place = TAIL
-            self.calls += 1
-            yield CallStart(self.calls - 1, before)
-        else:
-            self._place = HEAD
 
     def _told(self, text: str) -> Iterator[Part]:
         if self._place == TAIL and text:

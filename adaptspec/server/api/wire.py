@@ -142,14 +142,11 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
 
 def _without_no_ops(model: type[WireModel], document: dict[str, Any]) -> dict[str, Any]:
     for name, allowed in model.no_ops.items():
-        if name in document and not any(_same(document[name], value) for value in allowed):
+        given = document.get(name)  # True == 1 in Python
+        if name in document and not any(type(given) is type(value) and given == value for value in allowed):
             wanted = " or ".join(to_json(value).decode() for value in allowed)
             raise RequestError(f"{name} is not supported by this server; leave it out (or send {wanted})", name)
     return {name: value for name, value in document.items() if name not in model.no_ops}
-
-
-def _same(value: object, allowed: object) -> bool:
-    return type(value) is type(allowed) and value == allowed  # True == 1 in Python
 
 
 def check_structure(raw: bytes, limits: ServerLimits) -> None:
@@ -192,16 +189,13 @@ def check_depth(raw: bytes, document: object, most: int) -> None:
     """Raise RequestError if objects and lists lie deeper within each other than `most`."""
     if raw.count(b"[") + raw.count(b"{") <= most:
         return  # cheap, and true of nearly every request: only lists of long lists are walked through
-    level = [document]
+    level: list[Any] = [document]
     for _ in range(most):
-        level = [inner for outer in level for inner in _parts(outer) if isinstance(inner, (dict, list))]
+        inside = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [inner for inner in inside if isinstance(inner, (dict, list))]
         if not level:
             return
     raise RequestError(f"the body nests more than {most} objects and lists; send it flatter")
-
-
-def _parts(container: object) -> Any:
-    return container.values() if isinstance(container, dict) else container
 
 
 def check_bounds(document: Mapping[str, Any], limits: ServerLimits) -> None:

@@ -11,7 +11,6 @@ import pytest
 from adaptspec.errors import PromptTooLongError, RequestError
 from adaptspec.server.api.codec import SHORT_IDS, SHORT_TEXT, Codec
 from adaptspec.server.api.messages import Message
-from adaptspec.server.service import SERVICE
 
 
 class Watched:
@@ -97,12 +96,13 @@ async def test_a_text_that_cannot_fit_is_not_even_encoded(tokenizer: Any, text: 
     await codec.encode("x" * 1000)
 
 
-async def test_what_comes_after_a_prompt_that_is_refused_is_not_encoded(post: Any, tokenizer: Any, app: Any) -> None:
+async def test_what_comes_after_a_prompt_that_is_refused_is_not_encoded(
+    post: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fifty of the longest texts took a second and 60 MB before the first of them was found not to fit."""
-    seen: list[int] = []
-    codec = app[SERVICE].codec
-    usual = codec._encode
-    codec._encode = lambda text, special: (seen.append(1), usual(text, special))[1]
+    seen: list[str] = []
+    usual = tokenizer.encode
+    monkeypatch.setattr(tokenizer, "encode", lambda text, **how: (seen.append(text), usual(text, **how))[1])
     status, body = await post("/v1/completions", prompt=["x", *["y" * 9_000] * 10])
     assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
     assert len(seen) == 2

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from adaptspec.server.api.handlers import ROUTES
 from adaptspec.server.openapi import describe
 
 HELLO = [{"role": "user", "content": "x"}]
@@ -65,7 +66,7 @@ async def test_obfuscation_may_be_asked_for(post: Any) -> None:
     ("body", "hints"), [("ChatBody", CHAT), ("ResponsesBody", RESPONSE), ("CompletionBody", {"user"})]
 )
 def test_the_description_says_that_they_have_no_effect(body: str, hints: dict[str, Any]) -> None:
-    described = describe({"/v1/chat/completions", "/v1/responses", "/v1/completions"})["components"]["schemas"]
+    described = describe(ROUTES)["components"]["schemas"]
     fields = described[body]["properties"]
     for name in set(hints) - {"verbosity", "moderation", "text"}:
         assert fields[name]["description"].startswith("Without effect"), name
