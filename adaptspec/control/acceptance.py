@@ -66,7 +66,6 @@ class Acceptance:
         self._known: FloatArray | None = None  # hazards of the tasks, until counts change
 
     def start(self, row: int) -> None:
-        """A new request in `row`: what its predecessor did is forgotten."""
         self._counts[self._first_row + row] = 0.0
 
     def observe(self, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray) -> None:
@@ -118,7 +117,6 @@ class Acceptance:
         return self._counts[: self._first_row]
 
     def _of_tasks(self) -> FloatArray:
-        """Hazards of the tasks [tasks, classes]."""
         known = self._known
         if known is None:
             everything = self._shrunk(self._counts[:1], self._prior, self.settings.prior_weight)
@@ -149,7 +147,6 @@ class Calibration(Acceptance):
 
     @property
     def informed(self) -> bool:
-        """Whether this drafter states its confidence at all."""
         return bool(self.seen().any())
 
     def observe_confidence(
@@ -215,7 +212,6 @@ class ModelAcceptance(Learner):
         self.continuation = Continuation(depth)
 
     def start(self, row: int) -> None:
-        """A request begins in `row`."""
         self.by_position.start(row)
         self.calibration.start(row)
 
@@ -247,7 +243,6 @@ class NgramAcceptance(Learner):
         self._rounds = 0  # that are pending
 
     def start(self, row: int) -> None:
-        """A request begins in `row`."""
         self.run[row] = 0
 
     def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
@@ -282,7 +277,6 @@ class NgramAcceptance(Learner):
         return won
 
     def settle(self) -> None:
-        """Learn what is pending."""
         if self._pending:
             tasks, run, drafted, right = np.array(self._pending).T
             self._pending.clear()
@@ -307,7 +301,6 @@ class PendingRecords:
         self._began: IntArray = np.zeros(rows, dtype=np.int64)  # the last decision before each row's request
 
     def start(self, row: int) -> None:
-        """A request begins in `row`."""
         self._began[row] = self._decided
 
     def decided(self, number: int) -> None:
@@ -320,13 +313,11 @@ class PendingRecords:
         return now
 
     def add(self, record: RoundRecord) -> None:
-        """Add a round."""
         self._decided = max(self._decided, record.decision)
         self._records.append(record)
 
     @property
     def full(self) -> bool:
-        """Whether they are to be learned now."""
         return len(self._records) >= _MODEL_ROUNDS
 
     def taken(self) -> RowRounds | None:

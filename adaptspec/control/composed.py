@@ -135,7 +135,6 @@ class ComposedPolicy(Policy):
         )
 
     def _on_tiers(self, choice: Choice, depths: IntArray) -> Choice:
-        """The choice at depths that its tasks allow."""
         lowered = depths < choice.depths
         if not lowered.any():
             return choice

@@ -105,7 +105,6 @@ class FixedTemperatureSpec(Part):
     value: float = Field(ge=0.1, le=4.0, description="Below 1 sharpens the draft's distribution, above 1 flattens it.")
 
     def build(self) -> DraftTemperature:
-        """The temperature."""
         return DraftTemperature(self.value)
 
 
@@ -132,7 +131,6 @@ class DynamicTemperatureSpec(Part):
         return ends
 
     def build(self) -> DraftTemperature:
-        """The temperature."""
         least, most = self.range
         return DynamicTemperature(self.score_every, least, most, self.gain)
 

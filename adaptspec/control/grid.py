@@ -40,11 +40,9 @@ class Quantity:
 
     @property
     def seconds(self) -> float:
-        """What it is taken to be."""
         return self.prior * math.exp(self.log)
 
     def doubt(self) -> None:
-        """Be as unsure of it as at the start."""
         self.variance = _FIRST
 
 
@@ -113,12 +111,10 @@ class LearnedGrid:
         self._optimistic: list[list[float]] = (read[:, :1] + np.maximum.accumulate(more, axis=1)).tolist()
 
     def doubt(self) -> None:
-        """Be as unsure of all of it as at the start."""
         for cell in itertools.chain.from_iterable(self._cells):
             cell.doubt()
 
     def at(self, row: float, column: float) -> float:
-        """Seconds at one point."""
         i, f = _locate(self.rows, row)
         j, g = _locate(self.columns, column)
         now = self._now

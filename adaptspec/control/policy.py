@@ -47,12 +47,10 @@ class BatchSignals:
 
     @property
     def batch_size(self) -> int:
-        """Number of decoding rows."""
         return len(self.rows)
 
     @property
     def round_size(self) -> int:
-        """Number of rows that decode in this round, under whatever policy."""
         return len(self.rows) + self.beside
 
     def take(self, index: IntArray) -> BatchSignals:
@@ -105,7 +103,6 @@ class Pending(Generic[T]):
         self._known: dict[int, T] = {}
 
     def put(self, number: int, known: T) -> None:
-        """Keep what is known of a decision."""
         if len(self._known) >= self._most:
             self._known.pop(next(iter(self._known)))
         self._known[number] = known

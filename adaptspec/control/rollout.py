@@ -90,7 +90,6 @@ class RangeSpec(Part):
         return self
 
     def holds(self, values: IntArray) -> BoolArray:
-        """Which values are meant."""
         meant: BoolArray = values >= (self.at_least or 0)
         return meant if self.at_most is None else meant & (values <= self.at_most)
 
@@ -119,7 +118,6 @@ class WhenSpec(Part):
 
     @property
     def keys(self) -> list[str]:
-        """Names of API keys that it asks for."""
         return [self.api_key] if isinstance(self.api_key, str) else self.api_key or []
 
 
@@ -144,7 +142,6 @@ class Case:
             )
 
     def holds(self, signals: BatchSignals) -> BoolArray:
-        """For which rows [B]."""
         spec, rows = self.spec, len(signals.rows)
         held: BoolArray = np.ones(rows, dtype=np.bool_)
         if spec.prompt_tokens is not None:

@@ -54,7 +54,6 @@ class Rows:
         self.with_thresholds = 0
 
     def start(self, row: int, policy: int, task: int, asked: SpeculationParams) -> None:
-        """A request begins in `row`, which is free."""
         self.policies[row], self.tasks[row] = policy, task
         self.taken[row] = True
         if asked.max_depth is not None:
@@ -64,14 +63,12 @@ class Rows:
             self.with_thresholds += 1
 
     def finish(self, row: int) -> None:
-        """The request in `row` has ended."""
         self.taken[row], self.ceilings[row] = False, _UNBOUND
         if not np.isnan(self.thresholds[row]):
             self.thresholds[row] = np.nan
             self.with_thresholds -= 1
 
     def of(self, policy: int) -> list[int]:
-        """The rows that run under a policy."""
         return [row for row, taken in enumerate(self.taken) if taken and self.policies[row] == policy]
 
 
@@ -134,7 +131,6 @@ def taught(who: IntArray, learn: Callable[[int, RoundRecord], None], record: Rou
 
 
 def _groups(who: IntArray) -> list[tuple[int, IntArray]]:
-    """Each number there is, and where."""
     return [(which, np.flatnonzero(who == which)) for which in np.unique(who).tolist()]
 
 

@@ -182,7 +182,6 @@ class ShadowPolicy:
             self.policy.finish(row)
 
     def decide(self, signals: BatchSignals) -> None:
-        """What it would do in the coming round; `signals` are those of the whole batch."""
         positions = np.flatnonzero(self._mine[signals.rows])
         if not len(positions):
             return
@@ -195,7 +194,6 @@ class ShadowPolicy:
         self._pending.put(signals.number, _Decided(decision, cache_gap, mine))
 
     def learn(self, record: RoundRecord) -> None:
-        """What the round it decided for came to."""
         decided = self._pending.take(record.decision)
         at = None if decided is None else places_of(decided.signals.rows, record.rows)
         if decided is None or at is None:

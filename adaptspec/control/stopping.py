@@ -41,7 +41,6 @@ class NoStopSpec(Part):
     rule: Literal["none"]
 
     def build(self) -> StopRule:
-        """The rule."""
         return StopRule()
 
 
@@ -86,7 +85,6 @@ class ConfidenceStopSpec(Part):
     threshold: float = Field(ge=0.0, le=1.0, description="Least probability to go on after.")
 
     def build(self) -> StopRule:
-        """The rule."""
         return ThresholdStop(confidence=self.threshold)
 
 
@@ -97,7 +95,6 @@ class EntropyStopSpec(Part):
     threshold: float = Field(ge=0.0, description="Most nats to go on after.")
 
     def build(self) -> StopRule:
-        """The rule."""
         return ThresholdStop(entropy=self.threshold)
 
 
@@ -109,7 +106,6 @@ class SvipStopSpec(Part):
     threshold: float = Field(default=0.3, ge=0.0, le=10.0, description="Root of it above which the draft ends.")
 
     def build(self) -> StopRule:
-        """The rule."""
         return svip_stop(self.scale, self.threshold)
 
 
@@ -151,7 +147,6 @@ class AdaEdlStop(ThresholdStop):
         return super().table(choice)
 
     def learn(self, record: RoundRecord) -> None:
-        """Move lambda by what the round's drafts came to."""
         drafted = total(record.drafted)
         if not drafted:
             return
@@ -182,7 +177,6 @@ class AdaEdlStopSpec(Part):
     step: float = Field(default=0.01, ge=0.0, le=1.0, description="How fast the threshold moves; 0 holds it.")
 
     def build(self) -> StopRule:
-        """The rule."""
         return AdaEdlStop(self.kappa, self.threshold, self.target, self.step)
 
 
@@ -258,7 +252,6 @@ class MarginalGoodputStopSpec(Part):
     rule: Literal["marginal-goodput"]
 
     def build(self) -> StopRule:
-        """The rule."""
         return MarginalGoodputStop()
 
 

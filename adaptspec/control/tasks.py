@@ -97,7 +97,6 @@ class TaskDetector:
         return Detection(self.tasks[best] if confidence >= MIN_CONFIDENCE else None, confidence)
 
     def save(self, path: Path) -> None:
-        """Write plain arrays; `load` reads them back."""
         path.parent.mkdir(parents=True, exist_ok=True)
         names = np.array(self.tasks)
         np.savez_compressed(path, tasks=names, weights=self.weights, scale=self.scale, bias=self.bias)
@@ -194,7 +193,6 @@ class Names:
         return tuple(self._numbers)[self._known :]
 
     def number(self, name: str | None) -> int:
-        """The number of a name; 0 where it has none."""
         return self._numbers.get(name or OTHER, 0)
 
     def add(self, name: str) -> int:
@@ -204,7 +202,6 @@ class Names:
         return self.number(name)
 
     def forget(self, count: int) -> None:
-        """Forget the newest own names, all but the first `count`."""
         for name in self.own[count:]:
             del self._numbers[name]
 
@@ -217,7 +214,6 @@ class Names:
         return done
 
     def copy(self) -> Names:
-        """The same names, to add others to on trial."""
         twin = Names(self, 0)
         twin._known, twin._room = self._known, self._room
         return twin
@@ -231,7 +227,6 @@ class Labels:
     keys: Names = field(default_factory=Names)
 
     def copy(self) -> Labels:
-        """The same, to try a policy with."""
         return Labels(self.tasks.copy(), self.keys.copy())
 
     @contextmanager

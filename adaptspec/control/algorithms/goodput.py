@@ -85,7 +85,6 @@ class GoodputSpec(AlgorithmSpec):
     )
 
     def build(self, parts: Parts) -> Goodput:
-        """The algorithm."""
         acceptance = AcceptanceSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
         settings = GoodputSettings(parts.tiers, parts.drafters, acceptance, stops=parts.stops, optimism=self.optimism)
         return Goodput(parts.cost, parts.max_rows, parts.tasks, settings)
@@ -227,7 +226,6 @@ class Goodput(Algorithm):
         }
 
     def _settle(self) -> None:
-        """Learn what is pending."""
         rounds = self._pending.taken()
         if rounds is not None:
             for which, model in self._models.items():
@@ -238,7 +236,6 @@ class Goodput(Algorithm):
     # --- planning -----------------------------------------------------------------------------------------------
 
     def _current(self, signals: BatchSignals) -> _Plan:
-        """The plan that serves, or a new one."""
         plan = self._plan
         if plan is None or plan.left <= 0 or not self._serves(plan, signals):
             self._settle()

@@ -86,7 +86,6 @@ class Index(Learner):
         self.arms, self.ledger, self.rng = arms, ledger, np.random.default_rng(seed)
 
     def pick(self, view: View) -> Pick:
-        """An arm for each context."""
         raise NotImplementedError(f"{type(self).__name__} picks nothing")
 
     def start(self, context: int) -> None:

@@ -172,5 +172,4 @@ class SloSpec(AlgorithmSpec):
     prior: PriorSpec = Field(default=PriorSpec(), description="What is believed at first.")
 
     def build(self, parts: Parts) -> Slo:
-        """The algorithm."""
         return Slo(self, parts)

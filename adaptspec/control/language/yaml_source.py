@@ -152,7 +152,6 @@ class _Loader(yaml.SafeLoader):
         self._count = 0  # of values, with those that aliases repeat
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """See `yaml.composer.Composer`."""
         self._depth += 1
         self._nodes += 1
         if self._depth > _MAX_DEPTH or self._nodes > 2 * _MAX_VALUES:
@@ -163,7 +162,6 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def build(self, node: yaml.Node, path: tuple[object, ...], depth: int) -> object:
-        """The data of a node at `path`."""
         self._count += 1
         if self._count > _MAX_VALUES or depth > _MAX_DEPTH:
             # Only aliases get here, and what they stand for is elsewhere: the top-level key that holds them is told.
