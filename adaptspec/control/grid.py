@@ -78,10 +78,7 @@ class LearnedGrid:
     """
 
     def __init__(self, rows: Sequence[float], columns: Sequence[float], seconds: Sequence[Sequence[float]]) -> None:
-        """
-        Raises:
-            ConfigError: the axes do not ascend, the table has another shape, or a time is not positive.
-        """
+        """Raises ConfigError if the axes do not ascend, the table has another shape, or a time is not positive."""
         self.rows = [float(x) for x in rows]
         self.columns = [float(x) for x in columns]
         table: FloatArray = np.array(seconds, dtype=np.float64)

@@ -130,10 +130,8 @@ class Learner:
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """Go on from what `learned` once gave, in place of what has been seen so far. Called before any row starts.
 
-        An optional part of which it says nothing, or of another kind, starts anew.
-
-        Raises:
-            StateError: not of these shapes, or not possible; nothing has changed then.
+        An optional part of which it says nothing, or of another kind, starts anew. Raises StateError, and changes
+        nothing, for what is not of these shapes, or not possible.
         """
         own = self.state()
         taken: dict[str, FloatArray] = {}
@@ -177,6 +175,11 @@ class Policy(Learner):
     max_depth: int  # the deepest draft it will ever ask for
 
     @property
+    def wanted(self) -> tuple[str, ...]:
+        """The drafters that it cannot do without: none if it never drafts."""
+        return self.drafters if self.max_depth else ()
+
+    @property
     def search_depth(self) -> int | None:
         """How many tokens n-gram drafters are to look for in the coming round (see `BatchSignals.found`).
 
@@ -204,5 +207,5 @@ class Policy(Learner):
 
 def deepest_search(policies: list[Policy]) -> int | None:
     """`Policy.search_depth` of what leaves rounds to these policies."""
-    depths = [depth for depth in (policy.search_depth for policy in policies) if depth is not None]
-    return max(depths) if depths else None
+    depths = (policy.search_depth for policy in policies)
+    return max((depth for depth in depths if depth is not None), default=None)

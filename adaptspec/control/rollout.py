@@ -50,10 +50,7 @@ class Shares:
     """
 
     def __init__(self, rollouts: Mapping[str, Rollout]) -> None:
-        """
-        Raises:
-            ConfigError: the canaries together take more than everything.
-        """
+        """Raises ConfigError if the canaries together take more than everything."""
         self._ends: list[tuple[float, str]] = []
         end = 0.0
         for name, rollout in rollouts.items():
@@ -125,11 +122,7 @@ class Case:
     """One entry of `when:`, and the policy that it names, which may be the one of other entries too."""
 
     def __init__(self, spec: WhenSpec, policy: Policy, keys: Names) -> None:
-        """`keys` gives numbers to names of API keys.
-
-        Raises:
-            PolicyError: there is no room for another name, or it is the one that stands for all others.
-        """
+        """`keys` gives numbers to names of API keys. Raises PolicyError for a name that can have none."""
         self.spec, self.policy = spec, policy
         if OTHER in spec.keys:
             raise PolicyError(
@@ -164,10 +157,9 @@ class Switched(Policy):
         self._cases = tuple(cases)
         self._policies = list(dict.fromkeys([usual, *(one.policy for one in cases)]))
         self._turn = [self._policies.index(one.policy) for one in cases]
-        wanted = [policy.drafters if policy.max_depth else () for policy in self._policies]
-        self.drafters = tuple(dict.fromkeys(name for names in wanted for name in names)) or usual.drafters
+        self.drafters = tuple(dict.fromkeys(n for p in self._policies for n in p.wanted)) or usual.drafters
         self.max_depth = max(policy.max_depth for policy in self._policies)
-        self._numbers = [DrafterNumbers(names, self.drafters) for names in wanted]
+        self._numbers = [DrafterNumbers(policy.wanted, self.drafters) for policy in self._policies]
         self._pending: Pending[tuple[IntArray, IntArray]] = Pending()  # rows, and who decided for each
 
     @property

@@ -89,11 +89,7 @@ def to_bytes(state: LearnedState) -> bytes:
 
 
 def from_bytes(raw: bytes) -> LearnedState:
-    """The state in a file.
-
-    Raises:
-        StateError: it is no such file, is damaged, or holds what no count can be.
-    """
+    """The state in a file. Raises StateError if it is none, is damaged, or holds what no count can be."""
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
         digest = body.pop("digest")
@@ -113,11 +109,7 @@ def from_bytes(raw: bytes) -> LearnedState:
 
 
 def read_state(path: Path) -> LearnedState:
-    """The state in a file.
-
-    Raises:
-        StateError: it cannot be read, or is none.
-    """
+    """The state in a file. Raises StateError if it cannot be read, or is none."""
     try:
         return from_bytes(read_bytes(path, MOST_BYTES))
     except OSError as error:

@@ -59,11 +59,9 @@ class ThresholdStop(StopRule):
     def table(self, choice: Choice) -> StopTable | None:
         if self._rows != len(choice.depths):
             self._rows = len(choice.depths)
-            self._table = StopTable(*(self._filled(bound) for bound in self._bounds))
+            filled = (None if bound is None else np.full((self._rows, 1), bound) for bound in self._bounds)
+            self._table = StopTable(*filled)
         return self._table
-
-    def _filled(self, bound: float | None) -> FloatArray | None:
-        return None if bound is None else np.full((self._rows, 1), bound)
 
 
 def svip_stop(scale: float = 0.15, threshold: float = 0.3) -> ThresholdStop:
@@ -204,7 +202,7 @@ class MarginalGoodputStop(StopRule):
         if value is not self._value:
             self._value, self._mixed = value, None
             self._tables = {model.which: _table(value, model) for model in value.models}
-        if len(self._tables) == 1 or choice.drafter is None:
+        if len(self._tables) == 1:
             return self._tables.get(value.models[0].which)
         if self._mixed is None or self._mixed[0] is not choice.drafter:
             parts = [(np.flatnonzero(choice.drafter == which), table) for which, table in self._tables.items()]

@@ -103,11 +103,7 @@ class TaskDetector:
 
     @classmethod
     def load(cls, path: Path = SHIPPED) -> TaskDetector:
-        """Read a detector; the one that ships by default.
-
-        Raises:
-            ConfigError: the file is missing, damaged, or holds something else.
-        """
+        """Read a detector; raises ConfigError if the file is missing, damaged, or holds something else."""
         try:
             arrays = read_arrays(path)
             tasks = tuple(str(name) for name in arrays["tasks"])

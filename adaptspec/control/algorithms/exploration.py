@@ -142,7 +142,7 @@ class Exploration:
         if not budget.possible(fixed + each):
             return None
         off = choice.depths == 0
-        if budget.overdue and choice.drafter is not None:  # whatever drafts in its place waits for a round
+        if budget.overdue:  # whatever drafts in its place waits for a round
             off |= choice.drafter != which
         idle = np.flatnonzero(off & (signals.limits >= depth))
         if not len(idle):
@@ -152,7 +152,6 @@ class Exploration:
         if not len(who):
             return None
         self._pending.put(signals.number, (which, signals.rows[who], fixed + each * len(who)))
-        depths, reasons = choice.depths.copy(), choice.reasons.copy()
-        drafter = np.zeros_like(depths) if choice.drafter is None else choice.drafter.copy()
+        depths, reasons, drafter = choice.depths.copy(), choice.reasons.copy(), choice.drafter.copy()
         depths[who], reasons[who], drafter[who] = depth, int(Reason.EXPLORE), which
         return Choice(depths, reasons, choice.value, drafter)

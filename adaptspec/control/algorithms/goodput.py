@@ -279,7 +279,8 @@ class Goodput(Algorithm):
     def _round_terms(self, signals: BatchSignals) -> RoundTerms:
         cost, size, depth = self._cost, signals.round_size, self.max_depth
         context = float(signals.context.sum())
-        verify = cost.verify_line(size, len(signals.rows) * depth, context, optimistic=True)
+        tokens = size + np.arange(1.0 + len(signals.rows) * depth)
+        verify = cost.verify_curve(size, tokens, context, optimistic=True)
         return RoundTerms(
             size=size,
             plain=cost.plain_seconds(size, context),

@@ -81,18 +81,12 @@ class Source:
 
 
 def read_yaml(path: Path) -> Source:
-    """
-    Raises:
-        PolicyError: unreadable, too large, not YAML, or not plain data; says where.
-    """
+    """Raises PolicyError, which says where, if it is unreadable, too large, not YAML, or not plain data."""
     return parse_yaml(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """
-    Raises:
-        PolicyError: unreadable, too large, or not text; says where.
-    """
+    """Raises PolicyError if it is unreadable, too large, or not text."""
     try:
         with open(open_file(path), "rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -109,11 +103,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, name: str) -> Source:
-    """The same for text already read; `name` stands for the file in errors.
-
-    Raises:
-        PolicyError: too large, not YAML, or not plain data; says where.
-    """
+    """`read_yaml` of text already read; `name` stands for the file in errors."""
     if len(text) > MAX_BYTES:
         raise _too_large(name)
     try:
