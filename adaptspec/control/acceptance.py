@@ -312,12 +312,10 @@ class PendingRecords:
         now: BoolArray = (record.decision > self._began[record.rows]) | (record.decision == 0)
         return now
 
-    def add(self, record: RoundRecord) -> None:
+    def add(self, record: RoundRecord) -> bool:
+        """Add a round; whether they are to be learned now."""
         self._decided = max(self._decided, record.decision)
         self._records.append(record)
-
-    @property
-    def full(self) -> bool:
         return len(self._records) >= _MODEL_ROUNDS
 
     def taken(self) -> RowRounds | None:
@@ -334,11 +332,9 @@ class PendingRecords:
         ended = (decided > 0) & (decided <= self._began[rows])  # 0: nobody numbers decisions, and none comes late
         read = np.repeat([r.caught_up > 0 for r in records], counts)
         confidence: FloatArray = np.full((len(rows), depth), np.nan)
-        at = 0
-        for r, count in zip(records, counts, strict=True):
+        for r, end in zip(records, np.cumsum(counts).tolist(), strict=True):
             own = r.confidence[:, :depth]
-            confidence[at : at + count, : own.shape[1]] = own
-            at += count
+            confidence[end - len(own) : end, : own.shape[1]] = own
         drafted = np.minimum(drafted, depth)
         self._records = []
         return RowRounds(

@@ -1,7 +1,4 @@
-"""What a round costs on this machine: T = overhead + draft steps + catch-up + verify.
-
-Believed a little at the start, learned from every round that is seen. It never times anything itself.
-"""
+"""What a round costs: T = overhead + draft steps + catch-up + verify, believed a little first, learned from rounds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How the draft's distribution is sharpened or flattened before a token is drawn from it, and how that is tuned.
-
-Knows entropies and scores as numbers. Lossless: verification is told the distribution that was really drawn from.
-"""
+"""How a draft's distribution is sharpened or flattened before tokens are drawn, without loss, and how that is tuned."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What keeps a policy from ever losing for long, whatever its algorithm believes; `guard:` of a policy file.
-
-A guard overrules depths; it never picks a depth of its own.
-"""
+"""What keeps a policy from ever losing for long, whatever its algorithm believes: overrules depths, picks none."""
 
 from __future__ import annotations
 

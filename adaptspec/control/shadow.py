@@ -1,7 +1,4 @@
-"""Policies on trial: they decide beside the one that acts, and what their decisions would have earned is estimated.
-
-It touches no request, and what a shadow does wrong costs none anything.
-"""
+"""Policies on trial: they decide beside the one that acts, and what they would have earned is estimated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What policies have learned, as bytes and back: checked when read.
-
-Knows arrays by name; what they count is the policies' affair, and where the bytes lie is the store's.
-"""
+"""What policies have learned, as bytes and back: checked when read."""
 
 from __future__ import annotations
 

@@ -66,17 +66,13 @@ class TaskDetector:
 
     def __post_init__(self) -> None:
         width = (len(self.tasks),)
-        for good, wanted in (
-            (bool(self.tasks) and set(self.tasks) <= set(TASKS), f"only tasks of {', '.join(TASKS)}"),
-            (
-                self.weights.dtype == np.int8 and self.weights.shape == (SIZE, *width),
-                f"int8 weights for {SIZE} n-grams",
-            ),
-            (self.scale.shape == width and bool(np.isfinite(self.scale).all()), "one finite scale per task"),
-            (self.bias.shape == width and bool(np.isfinite(self.bias).all()), "one finite bias per task"),
-        ):
-            if not good:
-                raise ConfigError(f"these weights cannot detect tasks: they need {wanted}; train them again")
+        known = bool(self.tasks) and set(self.tasks) <= set(TASKS)
+        fits = self.weights.dtype == np.int8 and self.weights.shape == (SIZE, *width)
+        if not (known and fits and all(v.shape == width and np.isfinite(v).all() for v in (self.scale, self.bias))):
+            raise ConfigError(
+                f"these weights cannot detect tasks: they need tasks of {', '.join(TASKS)}, int8 weights for {SIZE} "
+                "n-grams, and one finite scale and bias per task; train them again"
+            )
 
     def probabilities(self, text: str) -> FloatArray:
         """How likely each of `tasks` is, [T]; equally, for an empty text."""

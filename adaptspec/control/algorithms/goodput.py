@@ -181,7 +181,6 @@ class Goodput(Algorithm):
     def choose(self, signals: BatchSignals) -> Choice:
         if not self.max_depth:
             return Choice(np.zeros_like(signals.rows), np.full_like(signals.rows, int(Reason.OFF)))
-        self._pending.decided(signals.number)
         plan = self._current(signals)
         choice = self._of_one(plan, signals) if len(signals.rows) == 1 else self._of_all(plan, signals)
         if self._models:
@@ -190,7 +189,6 @@ class Goodput(Algorithm):
 
     def value(self, signals: BatchSignals) -> ExpectedValue | None:
         """What it would expect of a round of these rows, for an algorithm that knows no costs; None without a model."""
-        self._pending.decided(signals.number)
         plan = self._current(signals)
         self._assign(plan, signals)
         return plan.value
@@ -202,8 +200,7 @@ class Goodput(Algorithm):
     def learn(self, record: RoundRecord) -> None:
         if not self.max_depth:
             return
-        self._pending.add(record)
-        if self._pending.full:  # no plan was made for long
+        if self._pending.add(record):  # no plan was made for long
             self._settle()
         right = [ngram.note(which, record) for which, ngram in self._ngram.items()]
         self._in_vain = 0 if any(right) else self._in_vain + 1
@@ -236,6 +233,7 @@ class Goodput(Algorithm):
     # --- planning -----------------------------------------------------------------------------------------------
 
     def _current(self, signals: BatchSignals) -> _Plan:
+        self._pending.decided(signals.number)
         plan = self._plan
         if plan is None or plan.left <= 0 or not self._serves(plan, signals):
             self._settle()

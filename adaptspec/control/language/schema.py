@@ -1,7 +1,4 @@
-"""The base of every part of a policy file: kebab-case keys, frozen, nothing unknown; and its JSON Schema.
-
-Knows that policies name others, not how these are found.
-"""
+"""The base of every part of a policy file: kebab-case keys, frozen, nothing unknown; and its JSON Schema."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The YAML language of policies: all that a file may say, and what of it does not go together.
-
-Knows specs; reading files into them, and building policies of them, is `build`'s affair.
-"""
+"""The YAML language of policies: all that a file may say, and what of it does not go together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reading one YAML file so that every value still knows its line and column.
-
-Safe only: plain scalars, lists and mappings; bounded in size, depth and aliases. Knows nothing of policies.
-"""
+"""Reading one YAML file, plain data within bounds, so that every value still knows its line and column."""
 
 from __future__ import annotations
 
