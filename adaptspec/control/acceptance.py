@@ -56,7 +56,6 @@ class Acceptance:
         counts: FloatArray | None = None,
     ) -> None:
         """`tasks` counts the known tasks and task 0, unknown; `prior` [classes] stands in for the settings' own.
-
         `counts` [1 + tasks + rows, 2, classes], where given, are counted in.
         """
         self.settings = settings
@@ -253,10 +252,7 @@ class NgramAcceptance(Learner):
         return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
 
     def note(self, which: int, record: RoundRecord) -> bool:
-        """What it found for each row, as drafter `which` of a round, and whether any of it was right.
-
-        It counts whether or not it was taken, beyond the token that came anyway.
-        """
+        """What it found as drafter `which`, taken or not, beyond the token that came anyway; whether any was right."""
         found = right = [-1] * len(record.rows)
         if record.shadow is not None and record.shadow_drafted is not None:
             found, right = record.shadow_drafted[which].tolist(), record.shadow[which].tolist()

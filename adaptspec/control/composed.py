@@ -119,9 +119,8 @@ class ComposedPolicy(Policy):
 
     @staticmethod
     def _none(signals: BatchSignals, reason: Reason) -> Decision:
-        rows = len(signals.rows)
-        nothing: IntArray = np.zeros(rows, dtype=np.int64)
-        return Decision(nothing, np.full(rows, int(reason)), nothing)
+        nothing: IntArray = np.zeros_like(signals.rows)
+        return Decision(nothing, np.full_like(nothing, int(reason)), nothing)
 
     def _stop_of(self, choice: Choice, signals: BatchSignals) -> StopTable | None:
         if self.values is not None and choice.value is None:

@@ -148,9 +148,8 @@ class Controller:
         """A request begins decoding in `row`. Raises UnknownModelError if it names a policy that is not here."""
         asked, name = request.speculation, self.assigned(request)
         if all(slot.name != name for slot in self._slots):
-            raise UnknownModelError(
-                f"there is no policy {name!r} here; served are: {', '.join(self.policies)}", "adaptspec.policy"
-            )
+            there = f"there is no policy {name!r} here; served are: {', '.join(self.policies)}"
+            raise UnknownModelError(there, "adaptspec.policy")
         self.finish(row)
         which = self._slot_of(name)
         task = 0 if asked.task is None else self.labels.tasks.add(asked.task)

@@ -122,10 +122,7 @@ class LearnedGrid:
         return value
 
     def across(self, row: float, columns: FloatArray, *, optimistic: bool = False) -> FloatArray:
-        """Seconds at one row coordinate and many column coordinates; any shape.
-
-        `optimistic`: where little is known, as few as may well be.
-        """
+        """Seconds at one row and columns of any shape; `optimistic`: where little is known, as few as may well be."""
         i, f = _locate(self.rows, row)
         table = self._optimistic if optimistic else self._now
         line = table[i]

@@ -124,15 +124,12 @@ class Case:
     def __init__(self, spec: WhenSpec, policy: Policy, keys: Names) -> None:
         """`keys` gives numbers to names of API keys. Raises PolicyError for a name that can have none."""
         self.spec, self.policy = spec, policy
+        where = "spec.when.api-key"
         if OTHER in spec.keys:
-            raise PolicyError(
-                f"spec.when.api-key: {OTHER!r} is what all other keys count as; give the key another name"
-            )
+            raise PolicyError(f"{where}: {OTHER!r} is what all other keys count as; give the key another name")
         self.keys = tuple(keys.add(name) for name in spec.keys)
         if not all(self.keys):
-            raise PolicyError(
-                f"spec.when.api-key: policies name {len(keys.own)} API keys already, and there is room for no more"
-            )
+            raise PolicyError(f"{where}: policies name {len(keys.own)} API keys already, and there is room for no more")
 
     def holds(self, signals: BatchSignals) -> BoolArray:
         spec, rows = self.spec, len(signals.rows)

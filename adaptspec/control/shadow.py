@@ -36,10 +36,7 @@ class Counterfactual:
 
     @classmethod
     def of(cls, record: RoundRecord, drafter: IntArray, deepest: int) -> Counterfactual:
-        """Of the drafters [B] in the round's own numbers: from what ran, else from what was scored in hindsight.
-
-        `deepest` is D, the most tokens that will be asked about.
-        """
+        """Of the drafters [B] in the round's numbers: from what ran, else what was scored; `deepest` is D."""
         ran = (record.drafter == drafter) & (record.depths > 0)
         silent = np.isnan(record.confidence).all(axis=1)
         seen, kept = np.where(ran, record.drafted, 0), np.where(ran, record.accepted, 0)

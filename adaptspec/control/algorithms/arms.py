@@ -91,9 +91,7 @@ class Arms:
         return len(self.depths)
 
     def play(self, choice: Choice, arms: IntArray, signals: BatchSignals) -> Choice:
-        """The round's choice from that of arms [B] at their depths: each nested policy decides for rows that play it,
-        each stop rule cuts the drafts of those.
-        """
+        """The choice of arms [B] at their depths: nested policies decide for rows that play them, stop rules cut."""
 
         def played(arm: int, mine: BatchSignals) -> Decision:
             nested, rule = self.policies[arm], self.stops[arm]

@@ -294,28 +294,29 @@ class Goodput(Algorithm):
         return fits
 
     def _model_terms(self, signals: BatchSignals) -> tuple[ModelTerms, ...]:
-        return tuple(self._terms_with(which, known, signals) for which, known in self._models.items())
-
-    def _terms_with(self, which: int, known: ModelAcceptance, signals: BatchSignals) -> ModelTerms:
-        cost, name = self._cost, self._settings.drafters[which]
-        sure = known.by_position.acceptance(signals.rows, signals.tasks)
-        unseen = self._settings.optimism / np.sqrt(1.0 + known.by_position.seen())
-        acceptance = np.minimum(sure + unseen, 1.0)
-        kept, drafted = known.continuation.rates()
-        per_step, per_row = cost.step_line(name, signals.round_size)
-        gains = np.cumsum(acceptance.cumprod(axis=1) * kept, axis=1)
-        return ModelTerms(
-            which,
-            acceptance,
-            np.concatenate((np.zeros((len(gains), 1)), gains), axis=1),
-            np.concatenate(([0.0], np.cumsum(drafted))),
-            drafted,
-            per_step,
-            per_row,
-            cost.start_seconds(name),
-            cost.catch_up_seconds(name, 1.0) * signals.cache_gap[which] / self._settings.horizon_rounds,
-            known.calibration.acceptance(signals.rows, signals.tasks),
-        )
+        cost, terms = self._cost, []
+        for which, known in self._models.items():
+            name = self._settings.drafters[which]
+            sure = known.by_position.acceptance(signals.rows, signals.tasks)
+            unseen = self._settings.optimism / np.sqrt(1.0 + known.by_position.seen())
+            acceptance = np.minimum(sure + unseen, 1.0)
+            kept, drafted = known.continuation.rates()
+            per_step, per_row = cost.step_line(name, signals.round_size)
+            gains = np.cumsum(acceptance.cumprod(axis=1) * kept, axis=1)
+            made = ModelTerms(
+                which,
+                acceptance,
+                np.concatenate((np.zeros((len(gains), 1)), gains), axis=1),
+                np.concatenate(([0.0], np.cumsum(drafted))),
+                drafted,
+                per_step,
+                per_row,
+                cost.start_seconds(name),
+                cost.catch_up_seconds(name, 1.0) * signals.cache_gap[which] / self._settings.horizon_rounds,
+                known.calibration.acceptance(signals.rows, signals.tasks),
+            )
+            terms.append(made)
+        return tuple(terms)
 
     def _value_of(self, plan: _Plan, rows: IntArray) -> ExpectedValue | None:
         terms, who, planned = plan.terms, self._who[rows], self._depth[rows] > 0

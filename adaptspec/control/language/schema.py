@@ -56,9 +56,7 @@ class EditorSchema(GenerateJsonSchema):
     """A JSON Schema for people who write: descriptions and defaults, without titles that repeat the keys."""
 
     def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002 - the base's signature
-        """Never: the key says it."""
         return False
 
     def get_title_from_name(self, name: str) -> str:
-        """Not asked for, since no field has a title."""
         return name
