@@ -56,7 +56,6 @@ class Acceptance:
         counts: FloatArray | None = None,
     ) -> None:
         """`tasks` counts the known tasks and task 0, unknown; `prior` [classes] stands in for the settings' own.
-
         `counts` [1 + tasks + rows, 2, classes], where given, are counted in.
         """
         self.settings = settings
@@ -66,7 +65,6 @@ class Acceptance:
         self._known: FloatArray | None = None  # hazards of the tasks, until counts change
 
     def start(self, row: int) -> None:
-        """A new request in `row`: what its predecessor did is forgotten."""
         self._counts[self._first_row + row] = 0.0
 
     def observe(self, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray) -> None:
@@ -118,7 +116,6 @@ class Acceptance:
         return self._counts[: self._first_row]
 
     def _of_tasks(self) -> FloatArray:
-        """Hazards of the tasks [tasks, classes]."""
         known = self._known
         if known is None:
             everything = self._shrunk(self._counts[:1], self._prior, self.settings.prior_weight)
@@ -149,7 +146,6 @@ class Calibration(Acceptance):
 
     @property
     def informed(self) -> bool:
-        """Whether this drafter states its confidence at all."""
         return bool(self.seen().any())
 
     def observe_confidence(
@@ -215,7 +211,6 @@ class ModelAcceptance(Learner):
         self.continuation = Continuation(depth)
 
     def start(self, row: int) -> None:
-        """A request begins in `row`."""
         self.by_position.start(row)
         self.calibration.start(row)
 
@@ -247,7 +242,6 @@ class NgramAcceptance(Learner):
         self._rounds = 0  # that are pending
 
     def start(self, row: int) -> None:
-        """A request begins in `row`."""
         self.run[row] = 0
 
     def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
@@ -258,10 +252,7 @@ class NgramAcceptance(Learner):
         return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
 
     def note(self, which: int, record: RoundRecord) -> bool:
-        """What it found for each row, as drafter `which` of a round, and whether any of it was right.
-
-        It counts whether or not it was taken, beyond the token that came anyway.
-        """
+        """What it found as drafter `which`, taken or not, beyond the token that came anyway; whether any was right."""
         found = right = [-1] * len(record.rows)
         if record.shadow is not None and record.shadow_drafted is not None:
             found, right = record.shadow_drafted[which].tolist(), record.shadow[which].tolist()
@@ -282,7 +273,6 @@ class NgramAcceptance(Learner):
         return won
 
     def settle(self) -> None:
-        """Learn what is pending."""
         if self._pending:
             tasks, run, drafted, right = np.array(self._pending).T
             self._pending.clear()
@@ -307,7 +297,6 @@ class PendingRecords:
         self._began: IntArray = np.zeros(rows, dtype=np.int64)  # the last decision before each row's request
 
     def start(self, row: int) -> None:
-        """A request begins in `row`."""
         self._began[row] = self._decided
 
     def decided(self, number: int) -> None:
@@ -319,14 +308,10 @@ class PendingRecords:
         now: BoolArray = (record.decision > self._began[record.rows]) | (record.decision == 0)
         return now
 
-    def add(self, record: RoundRecord) -> None:
-        """Add a round."""
+    def add(self, record: RoundRecord) -> bool:
+        """Add a round; whether they are to be learned now."""
         self._decided = max(self._decided, record.decision)
         self._records.append(record)
-
-    @property
-    def full(self) -> bool:
-        """Whether they are to be learned now."""
         return len(self._records) >= _MODEL_ROUNDS
 
     def taken(self) -> RowRounds | None:
@@ -343,11 +328,9 @@ class PendingRecords:
         ended = (decided > 0) & (decided <= self._began[rows])  # 0: nobody numbers decisions, and none comes late
         read = np.repeat([r.caught_up > 0 for r in records], counts)
         confidence: FloatArray = np.full((len(rows), depth), np.nan)
-        at = 0
-        for r, count in zip(records, counts, strict=True):
+        for r, end in zip(records, np.cumsum(counts).tolist(), strict=True):
             own = r.confidence[:, :depth]
-            confidence[at : at + count, : own.shape[1]] = own
-            at += count
+            confidence[end - len(own) : end, : own.shape[1]] = own
         drafted = np.minimum(drafted, depth)
         self._records = []
         return RowRounds(

@@ -107,10 +107,14 @@ class TaskTiers:
             steps = np.unique([0, *allowed])
             self._lowered[task] = steps[np.searchsorted(steps, self._lowered[task], side="right") - 1]
 
-    def lower(self, depths: IntArray, tasks: IntArray) -> IntArray:
-        """Depths [B] of rows of these tasks [B], none above what it was."""
-        lowered: IntArray = self._lowered[tasks, depths]
-        return lowered
+    def lower(self, choice: Choice, tasks: IntArray) -> Choice:
+        """The choice at depths that the tasks [B] of its rows allow."""
+        depths = self._lowered[tasks, choice.depths]
+        lowered = depths < choice.depths
+        if not lowered.any():
+            return choice
+        reasons = np.where(lowered, int(Reason.CEILING), choice.reasons)
+        return replace(choice, depths=depths, reasons=reasons, expected=None)
 
 
 class Dwell:
@@ -132,8 +136,7 @@ class Dwell:
 
     def hold(self, signals: BatchSignals, choice: Choice) -> Choice:
         """The choice after dwelling. A depth is one of its drafter's: what another drafts meanwhile is let through."""
-        rows, depths = signals.rows, choice.depths
-        drafter = self._drafter[rows] * 0 if choice.drafter is None else choice.drafter
+        rows, depths, drafter = signals.rows, choice.depths, choice.drafter
         held, known = self._depth[rows], self._depth[rows] >= 0
         dwelling = known & (self._age[rows] < self._rounds[np.minimum(signals.tasks, len(self._rounds) - 1)])
         other = dwelling & (depths > 0) & (drafter != self._drafter[rows])

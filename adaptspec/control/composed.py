@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,71 +19,57 @@ from adaptspec.draft_tables import StopTable
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 
+@dataclass(eq=False)
 class ComposedPolicy(Policy):
     """Guard and ceilings -> algorithm -> dwell -> tiers of tasks -> stop rule."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        drafters: tuple[str, ...],
-        *,
-        stop: StopRule | None = None,
-        guard: Guard | None = None,
-        dwell: Dwell | None = None,
-        ceilings: Ceilings | None = None,
-        task_tiers: TaskTiers | None = None,
-        task_stops: Mapping[int, StopRule] | None = None,
-        values: Goodput | None = None,
-        temperature: DraftTemperature | None = None,
-    ) -> None:
-        """`values` says what a stop rule asks for where the algorithm expects nothing."""
-        self.drafters, self.max_depth = drafters, algorithm.max_depth
-        self._algorithm = algorithm
-        self._stop = stop or StopRule()
-        self._guard = guard
-        self._dwell = dwell
-        self._ceilings = ceilings
-        self._task_tiers = task_tiers
-        self._barred = False  # a ceiling left no row a single token
-        self._task_stops = dict(task_stops or {})
-        self._values = values
-        self._temperature = temperature
-        parts: dict[str, Learner | None] = {"stop": self._stop, "outlook": values, "temperature": temperature}
-        parts.update({f"stop-of-task-{task}": rule for task, rule in self._task_stops.items()})
-        self._beside = {name: part for name, part in parts.items() if part is not None}  # what learns, by name
-        self._stacked: tuple[bytes, tuple[StopTable | None, ...], StopTable | None] | None = None
+    algorithm: Algorithm
+    drafters: tuple[str, ...]
+    stop: StopRule = field(default_factory=StopRule)
+    guard: Guard | None = None
+    dwell: Dwell | None = None
+    ceilings: Ceilings | None = None
+    task_tiers: TaskTiers | None = None
+    task_stops: Mapping[int, StopRule] = field(default_factory=dict)
+    values: Goodput | None = None  # says what a stop rule asks for where the algorithm expects nothing
+    temperature: DraftTemperature | None = None
+    _barred: bool = False  # a ceiling left no row a single token
+    _stacked: tuple[bytes, tuple[StopTable | None, ...], StopTable | None] | None = None
+
+    def __post_init__(self) -> None:
+        self.max_depth = self.algorithm.max_depth
 
     @property
     def search_depth(self) -> int | None:
-        return self._algorithm.search_depth
+        return self.algorithm.search_depth
 
     def start(self, row: int) -> None:
-        self._algorithm.start(row)
-        for part in (self._guard, self._dwell, self._values):
+        self.algorithm.start(row)
+        for part in (self.guard, self.dwell, self.values):
             if part is not None:
                 part.start(row)
 
     def finish(self, row: int) -> None:
-        self._algorithm.finish(row)
+        self.algorithm.finish(row)
 
     def decide(self, signals: BatchSignals) -> Decision:
         limits = signals.limits
-        lowered = limits if self._ceilings is None else self._ceilings.limits(signals)
+        lowered = limits if self.ceilings is None else self.ceilings.limits(signals)
         self._barred = lowered is not limits and not some(lowered)
         if self._barred:
             return self._none(signals, Reason.CEILING)
         if lowered is not limits:
             signals = replace(signals, limits=lowered, found=np.minimum(signals.found, lowered))
-        mode = Mode.RUN if self._guard is None else self._guard.mode(signals)
+        mode = Mode.RUN if self.guard is None else self.guard.mode(signals)
         if mode is Mode.OFF or mode is Mode.PLAIN_ONCE:
             return self._none(signals, Reason.GUARD)
-        choice = self._algorithm.choose(signals)
+        choice = self.algorithm.choose(signals)
         if mode is Mode.PROBE:
             choice = replace(choice, reasons=np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons))
-        elif self._dwell is not None:
-            choice = self._dwell.hold(signals, choice)
-        if self._task_tiers is not None:
-            choice = self._on_tiers(choice, self._task_tiers.lower(choice.depths, signals.tasks))
+        elif self.dwell is not None:
+            choice = self.dwell.hold(signals, choice)
+        if self.task_tiers is not None:
+            choice = self.task_tiers.lower(choice, signals.tasks)
         if lowered is not limits:
             # Rows at a limit that a ceiling lowered are there because of it.
             bound = (choice.depths == lowered) & (lowered < np.minimum(limits, self.max_depth))
@@ -91,19 +77,19 @@ class ComposedPolicy(Policy):
         return self._decision(choice, signals)
 
     def learn(self, record: RoundRecord) -> None:
-        self._algorithm.learn(record)
-        self._stop.learn(record)
-        for task, rule in self._task_stops.items():
+        self.algorithm.learn(record)
+        self.stop.learn(record)
+        for task, rule in self.task_stops.items():
             mine = record.tasks == task
             if rule.learns and some(mine):
                 rule.learn(record.take(np.flatnonzero(mine)))
-        if self._values is not None:
-            self._values.learn(record)
-        if self._temperature is not None and record.temperature_scores is not None:
-            self._temperature.learn(record)
+        if self.values is not None:
+            self.values.learn(record)
+        if self.temperature is not None and record.temperature_scores is not None:
+            self.temperature.learn(record)
         # A guard learns nothing of rounds in which nobody could have drafted.
-        if self._guard is not None and not self._barred:
-            self._guard.after(record)
+        if self.guard is not None and not self._barred:
+            self.guard.after(record)
 
     def state(self) -> dict[str, FloatArray]:
         """The algorithm's, and under names of their own those of stop rules, values and the draft temperature.
@@ -111,49 +97,37 @@ class ComposedPolicy(Policy):
         A guard measures anew: whether speculation loses is a matter of this machine at this hour, and where it does a
         guard finds out within the time of a dozen plain rounds. Dwelling is a matter of rows, which do not outlive us.
         """
-        known = self._algorithm.state()
-        for name, part in self._beside.items():
-            known.update({f"@{name}/{own}": values for own, values in part.state().items()})
+        known = self.algorithm.state()
+        parts: dict[str, Learner | None]
+        parts = {"stop": self.stop, "outlook": self.values, "temperature": self.temperature}
+        parts.update({f"stop-of-task-{task}": rule for task, rule in self.task_stops.items()})
+        for name, part in parts.items():
+            if part is not None:
+                known.update({f"@{name}/{own}": values for own, values in part.state().items()})
         return known
 
     def _decision(self, choice: Choice, signals: BatchSignals) -> Decision:
         stop = temperature = None
         if some(choice.depths):
             stop = self._stop_of(choice, signals)
-            temperature = None if self._temperature is None else self._temperature.table(len(choice.depths))
+            temperature = None if self.temperature is None else self.temperature.table(len(choice.depths))
         expected = choice.expected
         if expected is None and choice.value is not None:
             expected = choice.value.expected(choice.depths, choice.drafter)
-        return Decision(
-            choice.depths,
-            choice.reasons,
-            np.zeros(len(choice.depths), dtype=np.int64) if choice.drafter is None else choice.drafter,
-            stop,
-            choice.provenance,
-            temperature,
-            expected=expected,
-        )
-
-    def _on_tiers(self, choice: Choice, depths: IntArray) -> Choice:
-        """The choice at depths that its tasks allow."""
-        lowered = depths < choice.depths
-        if not lowered.any():
-            return choice
-        reasons = np.where(lowered, int(Reason.CEILING), choice.reasons)
-        return replace(choice, depths=depths, reasons=reasons, expected=None)
+        told = choice.provenance
+        return Decision(choice.depths, choice.reasons, choice.drafter, stop, told, temperature, expected=expected)
 
     @staticmethod
     def _none(signals: BatchSignals, reason: Reason) -> Decision:
-        rows = len(signals.rows)
-        nothing: IntArray = np.zeros(rows, dtype=np.int64)
-        return Decision(nothing, np.full(rows, int(reason)), nothing)
+        nothing: IntArray = np.zeros_like(signals.rows)
+        return Decision(nothing, np.full_like(nothing, int(reason)), nothing)
 
     def _stop_of(self, choice: Choice, signals: BatchSignals) -> StopTable | None:
-        if self._values is not None and choice.value is None:
-            choice = replace(choice, value=self._values.value(signals))
-        usual = self._stop.table(choice) if choice.stop is None else choice.stop
+        if self.values is not None and choice.value is None:
+            choice = replace(choice, value=self.values.value(signals))
+        usual = self.stop.table(choice) if choice.stop is None else choice.stop
         tasks = signals.tasks
-        tables = {task: rule.table(choice) for task, rule in self._task_stops.items() if task in tasks}
+        tables = {task: rule.table(choice) for task, rule in self.task_stops.items() if task in tasks}
         if not tables:
             return usual
         # The tables of tasks' own beside that of all others; kept while none changes.

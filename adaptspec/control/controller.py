@@ -32,7 +32,7 @@ from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord, nobody
 _log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Slot:
     """Where rows find their policy: by number, which another policy gets when it was dropped and no row is left."""
 
@@ -57,14 +57,11 @@ class Controller:
         labels: Labels | None = None,
         rollouts: Mapping[str, Rollout] | None = None,
     ) -> None:
-        """`drafters` are the engine's, in its order. `cost` is corrected by every round if given.
+        """`drafters` are the engine's, in its order. `cost` is corrected by every round if given. `labels` are those
+        that the policies were built with. `rollouts` says which are canaries or shadows; the others are live.
 
-        `labels` are those that the policies were built with. `rollouts` says which of them are canaries or
-        shadows; those it does not name are live.
-
-        Raises:
-            ConfigError: the default is not among the live policies, a policy wants a drafter the engine lacks, or the
-                canaries want more than all requests.
+        Raises ConfigError if the default is not among the live policies, a policy wants a drafter the engine lacks, or
+        the canaries want more than all requests.
         """
         self._rollouts = {name: (rollouts or {}).get(name, LIVE) for name in policies}
         if default not in policies or self._rollouts[default] != LIVE:
@@ -107,10 +104,8 @@ class Controller:
 
         Called between rounds. `wanted` names policies of requests that have yet to start: those of them that were
         dropped stay for these. Nothing has changed if it raises.
-
-        Raises:
-            ConfigError: it wants a drafter the engine lacks, the default would no longer be live, a policy that serves
-                would only watch, or the canaries would want more than all requests.
+        Raises ConfigError if it wants a drafter the engine lacks, the default would no longer be live, a policy that
+        serves would only watch, or the canaries would want more than all requests.
         """
         rollouts = {**self._rollouts, name: rollout}
         shares = Shares(rollouts)
@@ -133,9 +128,7 @@ class Controller:
         """From the next round on, have a policy no longer; requests that have come to it keep it to their end.
 
         Called between rounds. Nothing has changed if it raises.
-
-        Raises:
-            ConfigError: it is the default, or a shadow watches it.
+        Raises ConfigError if it is the default, or a shadow watches it.
         """
         watchers = [shadow.policy for shadow in self.estimates() if shadow.against == name]
         if name == self.default:
@@ -152,16 +145,11 @@ class Controller:
         self._numbers(name, policy)
 
     def start(self, row: int, request: Request) -> None:
-        """A request begins decoding in `row`.
-
-        Raises:
-            UnknownModelError: it names a policy that is not here.
-        """
+        """A request begins decoding in `row`. Raises UnknownModelError if it names a policy that is not here."""
         asked, name = request.speculation, self.assigned(request)
         if all(slot.name != name for slot in self._slots):
-            raise UnknownModelError(
-                f"there is no policy {name!r} here; served are: {', '.join(self.policies)}", "adaptspec.policy"
-            )
+            there = f"there is no policy {name!r} here; served are: {', '.join(self.policies)}"
+            raise UnknownModelError(there, "adaptspec.policy")
         self.finish(row)
         which = self._slot_of(name)
         task = 0 if asked.task is None else self.labels.tasks.add(asked.task)
@@ -189,11 +177,10 @@ class Controller:
         signals.number, signals.tasks = self._decided, mine.tasks[signals.rows]
         signals.keys = mine.keys[signals.rows] if self.labels.keys.own else None
         policies = mine.policies[signals.rows]
-        if self._shadows:
-            self._each_shadow(lambda shadow: shadow.decide(signals))
         decision = decided(policies, self._decide_one, signals)
         decision.number, decision.tasks, decision.policies = self._decided, signals.tasks, policies
         if self._shadows:
+            self._each_shadow(lambda shadow: shadow.decide(signals))
             shadowed = (which for shadow in self._shadows.values() for which in shadow.watched)
             decision.watched = tuple(sorted({*decision.watched, *shadowed}))
         if mine.with_thresholds:
@@ -209,7 +196,8 @@ class Controller:
             record = replace(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
         if self._cost is not None:
             self._cost.observe(record, self._drafters)
-        self._each_shadow(lambda shadow: shadow.learn(record))
+        if self._shadows:
+            self._each_shadow(lambda shadow: shadow.learn(record))
         taught(record.policies, self._teach, record)
 
     def _teach(self, which: int, record: RoundRecord) -> None:
@@ -222,20 +210,15 @@ class Controller:
 
     def _put(self, name: str, policy: Policy, wanted: Collection[str]) -> None:
         new = _Slot(name, policy, self._numbers(name, policy), since=self._decided)
-        held = {slot.name: which for which, slot in enumerate(self._slots)}
-        free = [
-            which
-            for other, which in held.items()
-            if other not in self.policies and other not in wanted and not self._slots[which].running
-        ]
-        if name not in held and not free:
+        kept = {*self.policies, *wanted}
+        usable = [slot for slot in self._slots if slot.name == name or not (slot.name in kept or slot.running)]
+        old = min(usable, key=lambda slot: slot.name != name, default=None)  # the one of this name, if there is one
+        if old is None:
             self._slots.append(new)
         else:
-            which = held[name] if name in held else free[0]
-            rows, old = self._rows.of(which), self._slots[which]
-            for row in rows:
+            which = self._slots.index(old)
+            for row in self._rows.of(which):
                 policy.start(row)
-            for row in rows:
                 old.policy.finish(row)
             new.running = old.running
             self._slots[which] = new
@@ -266,10 +249,10 @@ class Controller:
 
     def _decide_one(self, which: int, signals: BatchSignals) -> Decision:
         """A policy's decision as the engine is told it."""
-        policy, numbers = self._slots[which].policy, self._slots[which].numbers
-        decision = numbers.decided(policy, signals)
-        decision.reasons = self._explain_limits(decision, signals, policy.max_depth)
-        decision.watched = () if policy.search_depth == 0 else numbers.watched
+        slot = self._slots[which]
+        decision = slot.numbers.decided(slot.policy, signals)
+        decision.reasons = self._explain_limits(decision, signals, slot.policy.max_depth)
+        decision.watched = () if slot.policy.search_depth == 0 else slot.numbers.watched
         return decision
 
     def _explain_limits(self, decision: Decision, signals: BatchSignals, max_depth: int) -> IntArray:
@@ -282,15 +265,13 @@ class Controller:
         return np.where(bound, np.where(own, int(Reason.REQUEST), int(Reason.CEILING)), decision.reasons)
 
     def _numbers(self, name: str, policy: Policy) -> DrafterNumbers:
-        # A policy that never drafts needs no drafter.
-        wanted = policy.drafters if policy.max_depth else ()
-        missing = [drafter for drafter in wanted if drafter not in self._drafters]
+        missing = [drafter for drafter in policy.wanted if drafter not in self._drafters]
         if missing:
             raise ConfigError(
                 f"policy {name!r} wants the drafter {missing[0]!r}, but the engine has: "
                 f"{', '.join(self._drafters) or 'none'}; load one or choose another policy"
             )
-        return DrafterNumbers(wanted, self._drafters)
+        return DrafterNumbers(policy.wanted, self._drafters)
 
 
 def _with_floors(stop: StopTable | None, floors: FloatArray) -> StopTable | None:

@@ -1,7 +1,4 @@
-"""What a round costs on this machine: T = overhead + draft steps + catch-up + verify.
-
-Believed a little at the start, learned from every round that is seen. It never times anything itself.
-"""
+"""What a round costs: T = overhead + draft steps + catch-up + verify, believed a little first, learned from rounds."""
 
 from __future__ import annotations
 
@@ -75,10 +72,7 @@ class CostTable:
     """
 
     def __init__(self, profile: CostProfile) -> None:
-        """
-        Raises:
-            ConfigError: the profile is not a full, positive table.
-        """
+        """Raises ConfigError if the profile is not a full, positive table."""
         self.profile = profile
         self.measured = math.nan  # when, in seconds since 1970; NaN: nobody said
         self.origin = "given"  # when and where, in words
@@ -116,14 +110,8 @@ class CostTable:
         self, rows: int, tokens: FloatArray, context: float = 0.0, *, optimistic: bool = False
     ) -> FloatArray:
         """`verify_seconds` for many token counts at once; any shape. See `LearnedGrid.across` for `optimistic`."""
-        base = (
-            self._verify.across(rows, tokens / max(rows, 1), optimistic=optimistic) + self._attended.seconds * context
-        )
-        return np.asarray(self._machine.seconds * base, dtype=np.float64)
-
-    def verify_line(self, rows: int, most: int, context: float = 0.0, *, optimistic: bool = False) -> FloatArray:
-        """`verify_curve` of `rows` + 0, 1, ... `most` tokens."""
-        return self.verify_curve(rows, rows + np.arange(most + 1, dtype=np.float64), context, optimistic=optimistic)
+        passes = self._verify.across(rows, tokens / max(rows, 1), optimistic=optimistic)
+        return np.asarray(self._machine.seconds * (passes + self._attended.seconds * context))
 
     def draft_step_seconds(self, drafter: str, rows: float) -> float:
         """One draft step of `rows` active rows; 0 for a drafter that runs no model."""
@@ -251,10 +239,7 @@ class CostTable:
 
     @classmethod
     def from_json(cls, text: str) -> CostTable:
-        """
-        Raises:
-            ConfigError: not what `to_json` writes.
-        """
+        """Raises ConfigError if it is not what `to_json` writes."""
         try:
             version = json.loads(text)["version"]
             if version != _VERSION:

@@ -1,7 +1,4 @@
-"""How the draft's distribution is sharpened or flattened before a token is drawn from it, and how that is tuned.
-
-Knows entropies and scores as numbers. Lossless: verification is told the distribution that was really drawn from.
-"""
+"""How a draft's distribution is sharpened or flattened before tokens are drawn, without loss, and how that is tuned."""
 
 from __future__ import annotations
 
@@ -105,7 +102,6 @@ class FixedTemperatureSpec(Part):
     value: float = Field(ge=0.1, le=4.0, description="Below 1 sharpens the draft's distribution, above 1 flattens it.")
 
     def build(self) -> DraftTemperature:
-        """The temperature."""
         return DraftTemperature(self.value)
 
 
@@ -132,7 +128,6 @@ class DynamicTemperatureSpec(Part):
         return ends
 
     def build(self) -> DraftTemperature:
-        """The temperature."""
         least, most = self.range
         return DynamicTemperature(self.score_every, least, most, self.gain)
 

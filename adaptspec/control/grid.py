@@ -40,11 +40,9 @@ class Quantity:
 
     @property
     def seconds(self) -> float:
-        """What it is taken to be."""
         return self.prior * math.exp(self.log)
 
     def doubt(self) -> None:
-        """Be as unsure of it as at the start."""
         self.variance = _FIRST
 
 
@@ -80,10 +78,7 @@ class LearnedGrid:
     """
 
     def __init__(self, rows: Sequence[float], columns: Sequence[float], seconds: Sequence[Sequence[float]]) -> None:
-        """
-        Raises:
-            ConfigError: the axes do not ascend, the table has another shape, or a time is not positive.
-        """
+        """Raises ConfigError if the axes do not ascend, the table has another shape, or a time is not positive."""
         self.rows = [float(x) for x in rows]
         self.columns = [float(x) for x in columns]
         table: FloatArray = np.array(seconds, dtype=np.float64)
@@ -113,12 +108,10 @@ class LearnedGrid:
         self._optimistic: list[list[float]] = (read[:, :1] + np.maximum.accumulate(more, axis=1)).tolist()
 
     def doubt(self) -> None:
-        """Be as unsure of all of it as at the start."""
         for cell in itertools.chain.from_iterable(self._cells):
             cell.doubt()
 
     def at(self, row: float, column: float) -> float:
-        """Seconds at one point."""
         i, f = _locate(self.rows, row)
         j, g = _locate(self.columns, column)
         now = self._now
@@ -129,10 +122,7 @@ class LearnedGrid:
         return value
 
     def across(self, row: float, columns: FloatArray, *, optimistic: bool = False) -> FloatArray:
-        """Seconds at one row coordinate and many column coordinates; any shape.
-
-        `optimistic`: where little is known, as few as may well be.
-        """
+        """Seconds at one row and columns of any shape; `optimistic`: where little is known, as few as may well be."""
         i, f = _locate(self.rows, row)
         table = self._optimistic if optimistic else self._now
         line = table[i]

@@ -1,7 +1,4 @@
-"""What keeps a policy from ever losing for long, whatever its algorithm believes; `guard:` of a policy file.
-
-A guard overrules depths; it never picks a depth of its own.
-"""
+"""What keeps a policy from ever losing for long, whatever its algorithm believes: overrules depths, picks none."""
 
 from __future__ import annotations
 
@@ -108,12 +105,10 @@ class Guard:
         self._baseline = _Baseline()
 
     def start(self, row: int) -> None:  # noqa: ARG002 - whichever row it is
-        """A new request begins."""
         self._window.rows = 0  # its context may be another
         self._left *= 1.0 - 0.5 / max(1, self._rows)
 
     def mode(self, signals: BatchSignals) -> Mode:
-        """What the coming round may do."""
         self._alone = not signals.beside and not signals.prefill_tokens
         if signals.round_size != self._rows:
             self._rows = signals.round_size
@@ -283,7 +278,6 @@ class GuardEvents:
     _tried: bool = False  # a probe came before this stretch of the guard
 
     def add(self, reasons: Collection[int]) -> None:
-        """One round's reasons."""
         now = Reason.GUARD if _GUARD in reasons else Reason.PROBE if _PROBE in reasons else Reason.POLICY
         if now is self._now:
             self._stretch += 1

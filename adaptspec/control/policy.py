@@ -47,12 +47,10 @@ class BatchSignals:
 
     @property
     def batch_size(self) -> int:
-        """Number of decoding rows."""
         return len(self.rows)
 
     @property
     def round_size(self) -> int:
-        """Number of rows that decode in this round, under whatever policy."""
         return len(self.rows) + self.beside
 
     def take(self, index: IntArray) -> BatchSignals:
@@ -105,7 +103,6 @@ class Pending(Generic[T]):
         self._known: dict[int, T] = {}
 
     def put(self, number: int, known: T) -> None:
-        """Keep what is known of a decision."""
         if len(self._known) >= self._most:
             self._known.pop(next(iter(self._known)))
         self._known[number] = known
@@ -133,10 +130,8 @@ class Learner:
     def restore(self, learned: Mapping[str, FloatArray]) -> None:
         """Go on from what `learned` once gave, in place of what has been seen so far. Called before any row starts.
 
-        An optional part of which it says nothing, or of another kind, starts anew.
-
-        Raises:
-            StateError: not of these shapes, or not possible; nothing has changed then.
+        An optional part of which it says nothing, or of another kind, starts anew. Raises StateError, and changes
+        nothing, for what is not of these shapes, or not possible.
         """
         own = self.state()
         taken: dict[str, FloatArray] = {}
@@ -180,6 +175,11 @@ class Policy(Learner):
     max_depth: int  # the deepest draft it will ever ask for
 
     @property
+    def wanted(self) -> tuple[str, ...]:
+        """The drafters that it cannot do without: none if it never drafts."""
+        return self.drafters if self.max_depth else ()
+
+    @property
     def search_depth(self) -> int | None:
         """How many tokens n-gram drafters are to look for in the coming round (see `BatchSignals.found`).
 
@@ -207,5 +207,5 @@ class Policy(Learner):
 
 def deepest_search(policies: list[Policy]) -> int | None:
     """`Policy.search_depth` of what leaves rounds to these policies."""
-    depths = [depth for depth in (policy.search_depth for policy in policies) if depth is not None]
-    return max(depths) if depths else None
+    depths = (policy.search_depth for policy in policies)
+    return max((depth for depth in depths if depth is not None), default=None)

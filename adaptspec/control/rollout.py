@@ -50,10 +50,7 @@ class Shares:
     """
 
     def __init__(self, rollouts: Mapping[str, Rollout]) -> None:
-        """
-        Raises:
-            ConfigError: the canaries together take more than everything.
-        """
+        """Raises ConfigError if the canaries together take more than everything."""
         self._ends: list[tuple[float, str]] = []
         end = 0.0
         for name, rollout in rollouts.items():
@@ -90,7 +87,6 @@ class RangeSpec(Part):
         return self
 
     def holds(self, values: IntArray) -> BoolArray:
-        """Which values are meant."""
         meant: BoolArray = values >= (self.at_least or 0)
         return meant if self.at_most is None else meant & (values <= self.at_most)
 
@@ -119,7 +115,6 @@ class WhenSpec(Part):
 
     @property
     def keys(self) -> list[str]:
-        """Names of API keys that it asks for."""
         return [self.api_key] if isinstance(self.api_key, str) else self.api_key or []
 
 
@@ -127,24 +122,16 @@ class Case:
     """One entry of `when:`, and the policy that it names, which may be the one of other entries too."""
 
     def __init__(self, spec: WhenSpec, policy: Policy, keys: Names) -> None:
-        """`keys` gives numbers to names of API keys.
-
-        Raises:
-            PolicyError: there is no room for another name, or it is the one that stands for all others.
-        """
+        """`keys` gives numbers to names of API keys. Raises PolicyError for a name that can have none."""
         self.spec, self.policy = spec, policy
+        where = "spec.when.api-key"
         if OTHER in spec.keys:
-            raise PolicyError(
-                f"spec.when.api-key: {OTHER!r} is what all other keys count as; give the key another name"
-            )
+            raise PolicyError(f"{where}: {OTHER!r} is what all other keys count as; give the key another name")
         self.keys = tuple(keys.add(name) for name in spec.keys)
         if not all(self.keys):
-            raise PolicyError(
-                f"spec.when.api-key: policies name {len(keys.own)} API keys already, and there is room for no more"
-            )
+            raise PolicyError(f"{where}: policies name {len(keys.own)} API keys already, and there is room for no more")
 
     def holds(self, signals: BatchSignals) -> BoolArray:
-        """For which rows [B]."""
         spec, rows = self.spec, len(signals.rows)
         held: BoolArray = np.ones(rows, dtype=np.bool_)
         if spec.prompt_tokens is not None:
@@ -167,10 +154,9 @@ class Switched(Policy):
         self._cases = tuple(cases)
         self._policies = list(dict.fromkeys([usual, *(one.policy for one in cases)]))
         self._turn = [self._policies.index(one.policy) for one in cases]
-        wanted = [policy.drafters if policy.max_depth else () for policy in self._policies]
-        self.drafters = tuple(dict.fromkeys(name for names in wanted for name in names)) or usual.drafters
+        self.drafters = tuple(dict.fromkeys(n for p in self._policies for n in p.wanted)) or usual.drafters
         self.max_depth = max(policy.max_depth for policy in self._policies)
-        self._numbers = [DrafterNumbers(names, self.drafters) for names in wanted]
+        self._numbers = [DrafterNumbers(policy.wanted, self.drafters) for policy in self._policies]
         self._pending: Pending[tuple[IntArray, IntArray]] = Pending()  # rows, and who decided for each
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.policy import BatchSignals, Decision, Policy
+from adaptspec.control.policy import BatchSignals, Decision, Policy, T
 from adaptspec.draft_tables import StopTable, TemperatureTable
 from adaptspec.request import SpeculationParams
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord
@@ -54,7 +54,6 @@ class Rows:
         self.with_thresholds = 0
 
     def start(self, row: int, policy: int, task: int, asked: SpeculationParams) -> None:
-        """A request begins in `row`, which is free."""
         self.policies[row], self.tasks[row] = policy, task
         self.taken[row] = True
         if asked.max_depth is not None:
@@ -64,14 +63,12 @@ class Rows:
             self.with_thresholds += 1
 
     def finish(self, row: int) -> None:
-        """The request in `row` has ended."""
         self.taken[row], self.ceilings[row] = False, _UNBOUND
         if not np.isnan(self.thresholds[row]):
             self.thresholds[row] = np.nan
             self.with_thresholds -= 1
 
     def of(self, policy: int) -> list[int]:
-        """The rows that run under a policy."""
         return [row for row, taken in enumerate(self.taken) if taken and self.policies[row] == policy]
 
 
@@ -134,7 +131,6 @@ def taught(who: IntArray, learn: Callable[[int, RoundRecord], None], record: Rou
 
 
 def _groups(who: IntArray) -> list[tuple[int, IntArray]]:
-    """Each number there is, and where."""
     return [(which, np.flatnonzero(who == which)) for which in np.unique(who).tolist()]
 
 
@@ -143,33 +139,25 @@ def _joined(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Decision:
     depths, reasons, drafter = (np.zeros(rows, dtype=np.int64) for _ in range(3))
     for mine, part in parts:
         depths[mine], reasons[mine], drafter[mine] = part.depths, part.reasons, part.drafter
+    unknown, nobody = np.full(rows, np.nan), np.full(rows, -1, dtype=np.int64)
+    told, expected = Provenance(nobody, unknown, nobody.copy(), unknown.copy()), Expected(np.nan, unknown.copy())
     return Decision(
         depths,
         reasons,
         drafter,
         StopTable.stacked([(mine, part.stop) for mine, part in parts], rows),
-        _provenance([(mine, part.provenance) for mine, part in parts if part.provenance is not None], rows),
+        _filled(told, [(mine, part.provenance) for mine, part in parts]),
         TemperatureTable.stacked([(mine, part.temperature) for mine, part in parts], rows),
         tuple(sorted({which for _, part in parts for which in part.watched})),
-        _expected([(mine, part.expected) for mine, part in parts if part.expected is not None], rows),
+        _filled(expected, [(mine, part.expected) for mine, part in parts]),
     )
 
 
-def _provenance(parts: Sequence[tuple[IntArray, Provenance]], rows: int) -> Provenance | None:
-    if not parts:
-        return None
-    unknown, nobody = np.full(rows, np.nan), np.full(rows, -1, dtype=np.int64)
-    whole = Provenance(nobody, unknown, nobody.copy(), unknown.copy())
-    for mine, part in parts:
-        for name in ("arms", "propensities", "draws", "worth"):
-            getattr(whole, name)[mine] = getattr(part, name)
-    return whole
-
-
-def _expected(parts: Sequence[tuple[IntArray, Expected]], rows: int) -> Expected | None:
-    if not parts:
-        return None
-    whole = Expected(np.nan, np.full(rows, np.nan))
-    for mine, part in parts:
-        whole.accepted[mine] = part.accepted
-    return whole
+def _filled(whole: T, parts: Sequence[tuple[IntArray, T | None]]) -> T | None:
+    """The whole with the parts' arrays at their rows; None where there are no parts."""
+    known = [(mine, part) for mine, part in parts if part is not None]
+    for mine, part in known:
+        for name, values in vars(whole).items():
+            if isinstance(values, np.ndarray):
+                values[mine] = getattr(part, name)
+    return whole if known else None

@@ -1,12 +1,10 @@
-"""Policies on trial: they decide beside the one that acts, and what their decisions would have earned is estimated.
-
-It touches no request, and what a shadow does wrong costs none anything.
-"""
+"""Policies on trial: they decide beside the one that acts, and what they would have earned is estimated."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,10 +36,7 @@ class Counterfactual:
 
     @classmethod
     def of(cls, record: RoundRecord, drafter: IntArray, deepest: int) -> Counterfactual:
-        """Of the drafters [B] in the round's own numbers: from what ran, else from what was scored in hindsight.
-
-        `deepest` is D, the most tokens that will be asked about.
-        """
+        """Of the drafters [B] in the round's numbers: from what ran, else what was scored; `deepest` is D."""
         ran = (record.drafter == drafter) & (record.depths > 0)
         silent = np.isnan(record.confidence).all(axis=1)
         seen, kept = np.where(ran, record.drafted, 0), np.where(ran, record.accepted, 0)
@@ -138,23 +133,20 @@ class ShadowPolicy:
         policy: Policy,
         against: str,
         drafters: Sequence[str],
-        max_rows: int,
+        rows: int,
         *,
         cost: CostTable,
         tasks: int,
     ) -> None:
         """`drafters` are the engine's; `tasks` counts the known tasks and task 0, unknown."""
-        self.name = name
-        self.against = against
-        self.policy = policy
-        self._cost = cost
-        self._drafters = tuple(drafters)
-        self._numbers = DrafterNumbers(policy.drafters if policy.max_depth else (), drafters)
+        self.name, self.policy, self.against = name, policy, against
+        self._cost, self._drafters = cost, tuple(drafters)
+        self._numbers = DrafterNumbers(policy.wanted, drafters)
         self.watched = self._numbers.watched  # the engine's numbers of its drafters
         self._depth = max(1, policy.max_depth)
-        self._signals = [Acceptance(max_rows, tasks, self._depth) for _ in drafters]
-        self._mine: BoolArray = np.zeros(max_rows, dtype=np.bool_)
-        self._cache_gap: IntArray = np.full((len(drafters), max_rows), -1, dtype=np.int64)
+        self._signals = [Acceptance(rows, tasks, self._depth) for _ in drafters]
+        self._mine: BoolArray = np.zeros(rows, dtype=np.bool_)
+        self._cache_gap: IntArray = np.full((len(drafters), rows), -1, dtype=np.int64)
         self._pending: Pending[_Decided] = Pending()
         self._dice = np.random.default_rng(0)
         self._rounds = 0
@@ -182,7 +174,6 @@ class ShadowPolicy:
             self.policy.finish(row)
 
     def decide(self, signals: BatchSignals) -> None:
-        """What it would do in the coming round; `signals` are those of the whole batch."""
         positions = np.flatnonzero(self._mine[signals.rows])
         if not len(positions):
             return
@@ -195,7 +186,6 @@ class ShadowPolicy:
         self._pending.put(signals.number, _Decided(decision, cache_gap, mine))
 
     def learn(self, record: RoundRecord) -> None:
-        """What the round it decided for came to."""
         decided = self._pending.take(record.decision)
         at = None if decided is None else places_of(decided.signals.rows, record.rows)
         if decided is None or at is None:
@@ -219,9 +209,8 @@ class ShadowPolicy:
         new = np.array([others + tokens.sum(), guessed.sum(), seconds, acting, record.total_seconds])
         self._sums = self._sums * _FADE + new
         self._rounds += 1
-        emitted = np.minimum(kept + drawn + 1, most)
-        round_ = _as_if(acted, decided, known, drafted=drafted, accepted=kept + drawn, emitted=emitted, seconds=seconds)
-        self.policy.learn(self._numbers.record(round_))
+        own = drafted, kept + drawn, np.minimum(kept + drawn + 1, most)
+        self.policy.learn(self._numbers.record(_as_if(acted, decided, known, own, seconds)))
         self._note(acted, decided, drafted)
 
     def _seconds(self, record: RoundRecord, at: IntArray, decided: _Decided, drafted: IntArray) -> float:
@@ -261,8 +250,7 @@ class ShadowPolicy:
         self._cache_gap[:, acted.rows] = cache_gap
 
 
-@dataclass(frozen=True)
-class _Decided:
+class _Decided(NamedTuple):
     """A decision that waits for its round, in the engine's numbers, with what it saw and its own cache gap."""
 
     decision: Decision
@@ -271,17 +259,10 @@ class _Decided:
 
 
 def _as_if(
-    acted: RoundRecord,
-    decided: _Decided,
-    known: Counterfactual,
-    *,
-    drafted: IntArray,
-    accepted: IntArray,
-    emitted: IntArray,
-    seconds: float,
+    acted: RoundRecord, decided: _Decided, known: Counterfactual, tokens: tuple[IntArray, ...], seconds: float
 ) -> RoundRecord:
-    """The round as the shadow would have had it, with tokens [B] that its rows would have drafted, got and emitted."""
-    decision = decided.decision
+    """The round as the shadow would have had it: tokens [B] that its rows would have drafted, got and emitted."""
+    decision, (drafted, accepted, emitted) = decided.decision, tokens
     deepest = int(drafted.max(initial=0))
     unknown = np.arange(deepest) >= drafted[:, None]
     agreed, said = acted.shadow, acted.shadow_drafted
@@ -289,7 +270,7 @@ def _as_if(
         # What was scored of drafters that it would not have run, as far as its round would have come.
         ran = (np.arange(len(agreed))[:, None] == decision.drafter) & (decision.depths > 0)
         scored = (agreed >= 0) & ~ran
-        agreed, said = (np.where(scored, np.minimum(tokens, emitted), -1) for tokens in (agreed, said))
+        agreed, said = (np.where(scored, np.minimum(seen, emitted), -1) for seen in (agreed, said))
     return replace(
         acted,
         depths=decision.depths,

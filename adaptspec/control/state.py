@@ -1,7 +1,4 @@
-"""What policies have learned, as bytes and back: checked when read.
-
-Knows arrays by name; what they count is the policies' affair, and where the bytes lie is the store's.
-"""
+"""What policies have learned, as bytes and back: checked when read."""
 
 from __future__ import annotations
 
@@ -89,11 +86,7 @@ def to_bytes(state: LearnedState) -> bytes:
 
 
 def from_bytes(raw: bytes) -> LearnedState:
-    """The state in a file.
-
-    Raises:
-        StateError: it is no such file, is damaged, or holds what no count can be.
-    """
+    """The state in a file. Raises StateError if it is none, is damaged, or holds what no count can be."""
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
         digest = body.pop("digest")
@@ -113,11 +106,7 @@ def from_bytes(raw: bytes) -> LearnedState:
 
 
 def read_state(path: Path) -> LearnedState:
-    """The state in a file.
-
-    Raises:
-        StateError: it cannot be read, or is none.
-    """
+    """The state in a file. Raises StateError if it cannot be read, or is none."""
     try:
         return from_bytes(read_bytes(path, MOST_BYTES))
     except OSError as error:

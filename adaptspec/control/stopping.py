@@ -41,7 +41,6 @@ class NoStopSpec(Part):
     rule: Literal["none"]
 
     def build(self) -> StopRule:
-        """The rule."""
         return StopRule()
 
 
@@ -60,11 +59,9 @@ class ThresholdStop(StopRule):
     def table(self, choice: Choice) -> StopTable | None:
         if self._rows != len(choice.depths):
             self._rows = len(choice.depths)
-            self._table = StopTable(*(self._filled(bound) for bound in self._bounds))
+            filled = (None if bound is None else np.full((self._rows, 1), bound) for bound in self._bounds)
+            self._table = StopTable(*filled)
         return self._table
-
-    def _filled(self, bound: float | None) -> FloatArray | None:
-        return None if bound is None else np.full((self._rows, 1), bound)
 
 
 def svip_stop(scale: float = 0.15, threshold: float = 0.3) -> ThresholdStop:
@@ -86,7 +83,6 @@ class ConfidenceStopSpec(Part):
     threshold: float = Field(ge=0.0, le=1.0, description="Least probability to go on after.")
 
     def build(self) -> StopRule:
-        """The rule."""
         return ThresholdStop(confidence=self.threshold)
 
 
@@ -97,7 +93,6 @@ class EntropyStopSpec(Part):
     threshold: float = Field(ge=0.0, description="Most nats to go on after.")
 
     def build(self) -> StopRule:
-        """The rule."""
         return ThresholdStop(entropy=self.threshold)
 
 
@@ -109,7 +104,6 @@ class SvipStopSpec(Part):
     threshold: float = Field(default=0.3, ge=0.0, le=10.0, description="Root of it above which the draft ends.")
 
     def build(self) -> StopRule:
-        """The rule."""
         return svip_stop(self.scale, self.threshold)
 
 
@@ -151,7 +145,6 @@ class AdaEdlStop(ThresholdStop):
         return super().table(choice)
 
     def learn(self, record: RoundRecord) -> None:
-        """Move lambda by what the round's drafts came to."""
         drafted = total(record.drafted)
         if not drafted:
             return
@@ -182,7 +175,6 @@ class AdaEdlStopSpec(Part):
     step: float = Field(default=0.01, ge=0.0, le=1.0, description="How fast the threshold moves; 0 holds it.")
 
     def build(self) -> StopRule:
-        """The rule."""
         return AdaEdlStop(self.kappa, self.threshold, self.target, self.step)
 
 
@@ -210,7 +202,7 @@ class MarginalGoodputStop(StopRule):
         if value is not self._value:
             self._value, self._mixed = value, None
             self._tables = {model.which: _table(value, model) for model in value.models}
-        if len(self._tables) == 1 or choice.drafter is None:
+        if len(self._tables) == 1:
             return self._tables.get(value.models[0].which)
         if self._mixed is None or self._mixed[0] is not choice.drafter:
             parts = [(np.flatnonzero(choice.drafter == which), table) for which, table in self._tables.items()]
@@ -258,7 +250,6 @@ class MarginalGoodputStopSpec(Part):
     rule: Literal["marginal-goodput"]
 
     def build(self) -> StopRule:
-        """The rule."""
         return MarginalGoodputStop()
 
 

@@ -66,17 +66,13 @@ class TaskDetector:
 
     def __post_init__(self) -> None:
         width = (len(self.tasks),)
-        for good, wanted in (
-            (bool(self.tasks) and set(self.tasks) <= set(TASKS), f"only tasks of {', '.join(TASKS)}"),
-            (
-                self.weights.dtype == np.int8 and self.weights.shape == (SIZE, *width),
-                f"int8 weights for {SIZE} n-grams",
-            ),
-            (self.scale.shape == width and bool(np.isfinite(self.scale).all()), "one finite scale per task"),
-            (self.bias.shape == width and bool(np.isfinite(self.bias).all()), "one finite bias per task"),
-        ):
-            if not good:
-                raise ConfigError(f"these weights cannot detect tasks: they need {wanted}; train them again")
+        known = bool(self.tasks) and set(self.tasks) <= set(TASKS)
+        fits = self.weights.dtype == np.int8 and self.weights.shape == (SIZE, *width)
+        if not (known and fits and all(v.shape == width and np.isfinite(v).all() for v in (self.scale, self.bias))):
+            raise ConfigError(
+                f"these weights cannot detect tasks: they need tasks of {', '.join(TASKS)}, int8 weights for {SIZE} "
+                "n-grams, and one finite scale and bias per task; train them again"
+            )
 
     def probabilities(self, text: str) -> FloatArray:
         """How likely each of `tasks` is, [T]; equally, for an empty text."""
@@ -97,18 +93,13 @@ class TaskDetector:
         return Detection(self.tasks[best] if confidence >= MIN_CONFIDENCE else None, confidence)
 
     def save(self, path: Path) -> None:
-        """Write plain arrays; `load` reads them back."""
         path.parent.mkdir(parents=True, exist_ok=True)
         names = np.array(self.tasks)
         np.savez_compressed(path, tasks=names, weights=self.weights, scale=self.scale, bias=self.bias)
 
     @classmethod
     def load(cls, path: Path = SHIPPED) -> TaskDetector:
-        """Read a detector; the one that ships by default.
-
-        Raises:
-            ConfigError: the file is missing, damaged, or holds something else.
-        """
+        """Read a detector; raises ConfigError if the file is missing, damaged, or holds something else."""
         try:
             arrays = read_arrays(path)
             tasks = tuple(str(name) for name in arrays["tasks"])
@@ -194,7 +185,6 @@ class Names:
         return tuple(self._numbers)[self._known :]
 
     def number(self, name: str | None) -> int:
-        """The number of a name; 0 where it has none."""
         return self._numbers.get(name or OTHER, 0)
 
     def add(self, name: str) -> int:
@@ -204,7 +194,6 @@ class Names:
         return self.number(name)
 
     def forget(self, count: int) -> None:
-        """Forget the newest own names, all but the first `count`."""
         for name in self.own[count:]:
             del self._numbers[name]
 
@@ -217,7 +206,6 @@ class Names:
         return done
 
     def copy(self) -> Names:
-        """The same names, to add others to on trial."""
         twin = Names(self, 0)
         twin._known, twin._room = self._known, self._room
         return twin
@@ -231,7 +219,6 @@ class Labels:
     keys: Names = field(default_factory=Names)
 
     def copy(self) -> Labels:
-        """The same, to try a policy with."""
         return Labels(self.tasks.copy(), self.keys.copy())
 
     @contextmanager

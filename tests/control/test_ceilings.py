@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from adaptspec.control.algorithms.algorithm import Choice
 from adaptspec.control.ceilings import Bounds, Ceilings, Ranges, TaskTiers, depth_at
 from tests.control.helpers import signals
 
@@ -83,6 +84,6 @@ def test_what_is_no_schedule_is_refused(ranges: list[list[int]], said: str) -> N
 def test_the_deepest_allowed_depth_that_is_not_deeper(tiers: set[int], rows: list[tuple[int, int]]) -> None:
     """Task 1 has tiers, which may go beyond what the policy does; the others run as chosen."""
     depths, tasks = np.array([d for d, _ in rows]), np.array([t for _, t in rows])
-    lowered = TaskTiers({1: sorted(tiers)}, 3, 7).lower(depths, tasks)
+    lowered = TaskTiers({1: sorted(tiers)}, 3, 7).lower(Choice(depths, np.zeros_like(depths)), tasks).depths
     expected = [max(t for t in {0, *tiers} if t <= d) if task == 1 else d for d, task in rows]
     assert lowered.tolist() == expected

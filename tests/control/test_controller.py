@@ -16,7 +16,7 @@ from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rollout import ShadowSpec
-from adaptspec.control.stopping import ThresholdStop
+from adaptspec.control.stopping import StopRule, ThresholdStop
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.request import Request, SpeculationParams
@@ -33,7 +33,7 @@ class Recorder(ComposedPolicy):
     def __init__(
         self, depth: int, drafters: tuple[str, ...] = ("draft-model",), stop: ThresholdStop | None = None
     ) -> None:
-        super().__init__(Static(depth), drafters, stop=stop)
+        super().__init__(Static(depth), drafters, stop=stop or StopRule())
         self.asked: list[BatchSignals] = []
         self.told: list[RoundRecord] = []
         self.log: list[tuple[str, int]] = []

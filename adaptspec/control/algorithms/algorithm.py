@@ -17,7 +17,7 @@ from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals, Learner, Policy
 from adaptspec.control.tasks import Labels
 from adaptspec.draft_tables import StopTable
-from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord
+from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord, nobody
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +33,11 @@ class ExpectedValue:
     models: tuple[ModelTerms, ...]
     drafting: Mapping[int, int]
 
-    def expected(self, depths: IntArray, drafter: IntArray | None) -> Expected:
-        """What it says of a round at these depths [B], by the models' numbers (None: the first everywhere)."""
+    def expected(self, depths: IntArray, drafter: IntArray) -> Expected:
+        """What it says of a round at these depths [B], by the models' numbers [B]."""
         at, first = np.arange(len(depths)), self.models[0]
         accepted = first.gains[at, np.minimum(depths, first.gains.shape[1] - 1)]
-        for model in self.models[1:] if drafter is not None else ():
+        for model in self.models[1:]:
             own = model.gains[at, np.minimum(depths, model.gains.shape[1] - 1)]
             accepted = np.where(drafter == model.which, own, accepted)
         return Expected(self.goodput, accepted)
@@ -47,17 +47,21 @@ class ExpectedValue:
 class Choice:
     """Depths asked for (0 <= depth <= limits) and why; `value` where the algorithm knows costs and acceptance.
 
-    `drafter` [B] indexes the policy's drafters (None: the first everywhere). `stop` is one that the algorithm brings
-    itself, in place of the policy's rule. `provenance` is told by algorithms that explore.
+    `drafter` [B] indexes the policy's drafters (left out: the first everywhere). `stop` is one that the algorithm
+    brings itself, in place of the policy's rule. `provenance` is told by algorithms that explore.
     """
 
     depths: IntArray
     reasons: IntArray
     value: ExpectedValue | None = None
-    drafter: IntArray | None = None
+    drafter: IntArray = field(default_factory=nobody)
     stop: StopTable | None = None
     provenance: Provenance | None = None
     expected: Expected | None = None  # where it is not what `value` says of these depths
+
+    def __post_init__(self) -> None:
+        if not len(self.drafter):
+            self.drafter = np.zeros_like(self.depths)
 
     def within(self, limits: IntArray) -> Choice:
         """The choice itself where no limit [B] binds, which is nearly always; else one held to the limits."""
@@ -94,12 +98,15 @@ class OneDepth(Algorithm):
 
     def __init__(self, max_depth: int) -> None:
         self.max_depth = max_depth
+        self._last: tuple[object, Choice] | None = None
 
     def alike(self, signals: BatchSignals, depth: int, reason: Reason) -> Choice:
         """`depth` for every row, as far as its limit allows."""
-        size = len(signals.rows)
-        depths: IntArray = np.full(size, depth, dtype=np.int64)
-        return Choice(depths, np.full(size, int(reason), dtype=np.int64)).within(signals.limits)
+        asked, last = (len(signals.rows), depth, reason), self._last
+        if last is None or last[0] != asked:
+            depths, reasons = (np.full(len(signals.rows), value, dtype=np.int64) for value in (depth, int(reason)))
+            last = self._last = asked, Choice(depths, reasons)
+        return last[1].within(signals.limits)
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,8 @@ class Arms:
         self.opaque: BoolArray = np.array([policy is not None for policy in self.policies])
         off = np.flatnonzero((self.depths == 0) & ~self.opaque)
         self.off = int(off[0]) if len(off) else None
-        ids = [id(policy or stop) for policy, stop in zip(self.policies, self.stops, strict=True)]
-        keys = [*zip(self.drafters.tolist(), ids, strict=True)]
+        kinds = zip(self.drafters.tolist(), self.policies, self.stops, strict=True)
+        keys = [(drafter, id(policy or stop)) for drafter, policy, stop in kinds]
         drafts = (self.depths > 0) | self.opaque
         self.families: IntArray = np.array([keys.index(key) if drafts[arm] else -1 for arm, key in enumerate(keys)])
         alike = (self.families[:, None] == self.families) & (self.families >= 0)
@@ -91,9 +91,7 @@ class Arms:
         return len(self.depths)
 
     def play(self, choice: Choice, arms: IntArray, signals: BatchSignals) -> Choice:
-        """The round's choice from that of arms [B] at their depths: each nested policy decides for rows that play it,
-        each stop rule cuts the drafts of those.
-        """
+        """The choice of arms [B] at their depths: nested policies decide for rows that play them, stop rules cut."""
 
         def played(arm: int, mine: BatchSignals) -> Decision:
             nested, rule = self.policies[arm], self.stops[arm]
@@ -119,8 +117,7 @@ class Arms:
 def build_arms(specs: Sequence[ArmSpec] | None, parts: Parts) -> Arms:
     """The arms of a policy file; absent: off and one per tier.
 
-    Raises:
-        PolicyError: an arm names a drafter that the policy does not, there are two alike, or stops clash.
+    Raises PolicyError if an arm names a drafter that the policy does not, there are two alike, or stops clash.
     """
     chosen = [ArmSpec(depth=depth) for depth in (0, *parts.tiers)] if specs is None else list(specs)
     if len({repr(spec) for spec in chosen}) < len(chosen):
@@ -148,7 +145,6 @@ def _drafter(name: str | None, parts: Parts, whose: str = "an arm") -> int:
 
 def _nested(name: str, parts: Parts) -> NestedPolicy:
     policy = parts.policy(name)
-    wanted = policy.drafters if policy.max_depth else ()
-    for drafter in wanted:
+    for drafter in policy.wanted:
         _drafter(drafter, parts, f"the arm {{policy: {name}}}")
-    return NestedPolicy(name, policy, DrafterNumbers(wanted, parts.drafters))
+    return NestedPolicy(name, policy, DrafterNumbers(policy.wanted, parts.drafters))

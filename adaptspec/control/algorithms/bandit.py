@@ -41,11 +41,6 @@ class BanditSpec(AlgorithmSpec):
     discount: float = Field(default=0.993, gt=0.5, le=1.0, description="Per round: how fast what was seen fades.")
 
     def build(self, parts: Parts) -> Bandit:
-        """The algorithm.
-
-        Raises:
-            PolicyError: the arms do not fit each other or the policy.
-        """
         arms = build_arms(self.arms, parts)
         kept = {"discount": self._fading(), "weight": self.prior_rounds}
         ledger = Ledger(self.scope, parts.max_rows, parts.tasks, len(arms), **kept)
@@ -54,11 +49,9 @@ class BanditSpec(AlgorithmSpec):
         )
 
     def _fading(self) -> float:
-        """What a round leaves of what was seen before it."""
         return self.discount
 
     def _index(self, arms: Arms, ledger: Ledger) -> Index:
-        """The algorithm itself."""
         raise NotImplementedError(f"{type(self).__name__} says which algorithm it is")
 
 
@@ -75,7 +68,6 @@ class Episodes:
         self.arms: IntArray = np.full(contexts, -1, dtype=np.int64)
 
     def start(self, context: int, now: int) -> None:
-        """A new request has played nothing."""
         self.arms[context], self.due[context], self._length[context] = -1, now, 0
 
     def over(self, contexts: IntArray, now: int) -> IntArray:
@@ -190,7 +182,6 @@ class Bandit(Algorithm):
         plan.played.append(Played(asked, cache_gap, not signals.beside and not signals.prefill_tokens, record))
 
     def state(self) -> dict[str, FloatArray]:
-        """Sums per arm of all traffic and of tasks, what the algorithm adds, and the states of nested policies."""
         self._settle()
         known = {**self._ledger.state(), **self._index.state()}
         for nested in self._nested:
@@ -242,7 +233,6 @@ class Bandit(Algorithm):
         episodes.begin(due, pick, self._now, belongs.sum(axis=1))
 
     def _settle(self) -> None:
-        """Learn what the rounds played so far have earned."""
         for plan in self._unsettled:
             self._ledger.note(plan.rows, plan.contexts, [one.record for one in plan.played])
             told = self._rewarder.rewards(plan.arms, plan.size, plan.played)

@@ -167,7 +167,6 @@ class LinUcb(Index):
         return replace(self.highest(value + self._optimism * view.spread * np.sqrt(missing), view), memo=x)
 
     def state(self) -> dict[str, FloatArray]:
-        """Both sums, without ridge and prior."""
         return {"a": self._a, "b": self._b}
 
 
@@ -198,7 +197,6 @@ class Nightjar(Index):
         self._block, self._bin = (np.zeros((ledger.count, ledger.buckets), dtype=np.int64) for _ in range(2))
 
     def start(self, context: int) -> None:
-        """A new request has blocks of its own."""
         self._block[context] = self._bin[context] = 0
 
     def pick(self, view: View) -> Pick:

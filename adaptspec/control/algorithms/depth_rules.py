@@ -34,7 +34,6 @@ class StaticSpec(AlgorithmSpec):
     depth: int = Field(ge=0, le=64, description="Tokens drafted per request and round; 0 is plain decoding.")
 
     def build(self, parts: Parts) -> Static:  # noqa: ARG002 - every spec is built alike
-        """The algorithm."""
         return Static(self.depth)
 
 
@@ -62,7 +61,6 @@ class BatchTableSpec(AlgorithmSpec):
     )
 
     def build(self, parts: Parts) -> BatchTable:  # noqa: ARG002 - every spec is built alike
-        """The algorithm."""
         return BatchTable(self.schedule)
 
 
@@ -103,7 +101,6 @@ class EmaTiersSpec(AlgorithmSpec):
         return ladders
 
     def build(self, parts: Parts) -> EmaTiers:  # noqa: ARG002 - every spec is built alike
-        """The algorithm."""
         return EmaTiers(self)
 
 

@@ -29,7 +29,6 @@ class ExplorationBudget:
     """
 
     def __init__(self, share: float) -> None:
-        """`share` of the time may be lost."""
         self._share = share
         self._seconds = 0.0
         self._idle, self._wait = 0, _FIRST_WAIT
@@ -38,12 +37,10 @@ class ExplorationBudget:
         self._needed = 0.0  # with less than this none of the rows can be tried
 
     def forget(self, row: int) -> None:
-        """A new request is in `row`."""
         self._again = self._again[self._again != row]
         self.renew()
 
     def renew(self) -> None:
-        """What is known of the rows has changed."""
         self._needed = 0.0
 
     def note(self, seconds: float, plain: float, idle: int) -> None:
@@ -108,12 +105,10 @@ class Exploration:
         self._pending: Pending[tuple[int, IntArray, float]] = Pending()  # the model that rows try, and at what cost
 
     def forget(self, row: int) -> None:
-        """A new request is in `row`."""
         for budget in self._budgets.values():
             budget.forget(row)
 
     def renew(self) -> None:
-        """What is known of rows has changed."""
         for budget in self._budgets.values():
             budget.renew()
 
@@ -141,14 +136,13 @@ class Exploration:
     def _tried(
         self, model: ModelTerms, choice: Choice, terms: RoundTerms, entered: Collection[int], signals: BatchSignals
     ) -> Choice | None:
-        """Some rows draft with a model that they leave off, where that can be paid."""
         which, budget, depth = model.which, self._budgets[model.which], self._tiers[0]
         fixed = 0.0 if which in entered else depth * model.per_step + model.start + terms.beside
         each = depth * model.per_row + float(terms.verify[depth])
         if not budget.possible(fixed + each):
             return None
         off = choice.depths == 0
-        if budget.overdue and choice.drafter is not None:  # whatever drafts in its place waits for a round
+        if budget.overdue:  # whatever drafts in its place waits for a round
             off |= choice.drafter != which
         idle = np.flatnonzero(off & (signals.limits >= depth))
         if not len(idle):
@@ -158,7 +152,6 @@ class Exploration:
         if not len(who):
             return None
         self._pending.put(signals.number, (which, signals.rows[who], fixed + each * len(who)))
-        depths, reasons = choice.depths.copy(), choice.reasons.copy()
-        drafter = np.zeros_like(depths) if choice.drafter is None else choice.drafter.copy()
+        depths, reasons, drafter = choice.depths.copy(), choice.reasons.copy(), choice.drafter.copy()
         depths[who], reasons[who], drafter[who] = depth, int(Reason.EXPLORE), which
         return Choice(depths, reasons, choice.value, drafter)

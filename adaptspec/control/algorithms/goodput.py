@@ -85,7 +85,6 @@ class GoodputSpec(AlgorithmSpec):
     )
 
     def build(self, parts: Parts) -> Goodput:
-        """The algorithm."""
         acceptance = AcceptanceSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
         settings = GoodputSettings(parts.tiers, parts.drafters, acceptance, stops=parts.stops, optimism=self.optimism)
         return Goodput(parts.cost, parts.max_rows, parts.tasks, settings)
@@ -182,7 +181,6 @@ class Goodput(Algorithm):
     def choose(self, signals: BatchSignals) -> Choice:
         if not self.max_depth:
             return Choice(np.zeros_like(signals.rows), np.full_like(signals.rows, int(Reason.OFF)))
-        self._pending.decided(signals.number)
         plan = self._current(signals)
         choice = self._of_one(plan, signals) if len(signals.rows) == 1 else self._of_all(plan, signals)
         if self._models:
@@ -191,7 +189,6 @@ class Goodput(Algorithm):
 
     def value(self, signals: BatchSignals) -> ExpectedValue | None:
         """What it would expect of a round of these rows, for an algorithm that knows no costs; None without a model."""
-        self._pending.decided(signals.number)
         plan = self._current(signals)
         self._assign(plan, signals)
         return plan.value
@@ -203,8 +200,7 @@ class Goodput(Algorithm):
     def learn(self, record: RoundRecord) -> None:
         if not self.max_depth:
             return
-        self._pending.add(record)
-        if self._pending.full:  # no plan was made for long
+        if self._pending.add(record):  # no plan was made for long
             self._settle()
         right = [ngram.note(which, record) for which, ngram in self._ngram.items()]
         self._in_vain = 0 if any(right) else self._in_vain + 1
@@ -227,7 +223,6 @@ class Goodput(Algorithm):
         }
 
     def _settle(self) -> None:
-        """Learn what is pending."""
         rounds = self._pending.taken()
         if rounds is not None:
             for which, model in self._models.items():
@@ -238,7 +233,7 @@ class Goodput(Algorithm):
     # --- planning -----------------------------------------------------------------------------------------------
 
     def _current(self, signals: BatchSignals) -> _Plan:
-        """The plan that serves, or a new one."""
+        self._pending.decided(signals.number)
         plan = self._plan
         if plan is None or plan.left <= 0 or not self._serves(plan, signals):
             self._settle()
@@ -282,7 +277,8 @@ class Goodput(Algorithm):
     def _round_terms(self, signals: BatchSignals) -> RoundTerms:
         cost, size, depth = self._cost, signals.round_size, self.max_depth
         context = float(signals.context.sum())
-        verify = cost.verify_line(size, len(signals.rows) * depth, context, optimistic=True)
+        tokens = size + np.arange(1.0 + len(signals.rows) * depth)
+        verify = cost.verify_curve(size, tokens, context, optimistic=True)
         return RoundTerms(
             size=size,
             plain=cost.plain_seconds(size, context),
@@ -298,28 +294,29 @@ class Goodput(Algorithm):
         return fits
 
     def _model_terms(self, signals: BatchSignals) -> tuple[ModelTerms, ...]:
-        return tuple(self._terms_with(which, known, signals) for which, known in self._models.items())
-
-    def _terms_with(self, which: int, known: ModelAcceptance, signals: BatchSignals) -> ModelTerms:
-        cost, name = self._cost, self._settings.drafters[which]
-        sure = known.by_position.acceptance(signals.rows, signals.tasks)
-        unseen = self._settings.optimism / np.sqrt(1.0 + known.by_position.seen())
-        acceptance = np.minimum(sure + unseen, 1.0)
-        kept, drafted = known.continuation.rates()
-        per_step, per_row = cost.step_line(name, signals.round_size)
-        gains = np.cumsum(acceptance.cumprod(axis=1) * kept, axis=1)
-        return ModelTerms(
-            which,
-            acceptance,
-            np.concatenate((np.zeros((len(gains), 1)), gains), axis=1),
-            np.concatenate(([0.0], np.cumsum(drafted))),
-            drafted,
-            per_step,
-            per_row,
-            cost.start_seconds(name),
-            cost.catch_up_seconds(name, 1.0) * signals.cache_gap[which] / self._settings.horizon_rounds,
-            known.calibration.acceptance(signals.rows, signals.tasks),
-        )
+        cost, terms = self._cost, []
+        for which, known in self._models.items():
+            name = self._settings.drafters[which]
+            sure = known.by_position.acceptance(signals.rows, signals.tasks)
+            unseen = self._settings.optimism / np.sqrt(1.0 + known.by_position.seen())
+            acceptance = np.minimum(sure + unseen, 1.0)
+            kept, drafted = known.continuation.rates()
+            per_step, per_row = cost.step_line(name, signals.round_size)
+            gains = np.cumsum(acceptance.cumprod(axis=1) * kept, axis=1)
+            made = ModelTerms(
+                which,
+                acceptance,
+                np.concatenate((np.zeros((len(gains), 1)), gains), axis=1),
+                np.concatenate(([0.0], np.cumsum(drafted))),
+                drafted,
+                per_step,
+                per_row,
+                cost.start_seconds(name),
+                cost.catch_up_seconds(name, 1.0) * signals.cache_gap[which] / self._settings.horizon_rounds,
+                known.calibration.acceptance(signals.rows, signals.tasks),
+            )
+            terms.append(made)
+        return tuple(terms)
 
     def _value_of(self, plan: _Plan, rows: IntArray) -> ExpectedValue | None:
         terms, who, planned = plan.terms, self._who[rows], self._depth[rows] > 0

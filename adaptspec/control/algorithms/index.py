@@ -86,7 +86,6 @@ class Index(Learner):
         self.arms, self.ledger, self.rng = arms, ledger, np.random.default_rng(seed)
 
     def pick(self, view: View) -> Pick:
-        """An arm for each context."""
         raise NotImplementedError(f"{type(self).__name__} picks nothing")
 
     def start(self, context: int) -> None:
@@ -133,9 +132,8 @@ def estimates(sums: FloatArray, arms: Arms, costs: FloatArray, entry: FloatArray
 
 
 def _believed(sums: FloatArray, arms: Arms) -> FloatArray:
-    """[m, K] tokens per round that are believed of an arm before it is seen: as if every token were accepted alike, by
-    the acceptance that explains what the next shallower arm brought. A policy is believed to be as good as off.
-    """
+    # Tokens per round of an arm [m, K] before it is seen: as if every token were accepted alike, by the acceptance that
+    # explains what the next shallower arm brought. A policy is believed to be as good as off.
     believed = np.ones(sums.shape[:2])
     for arm in arms.ladder:
         below = int(arms.below[arm])

@@ -135,7 +135,6 @@ class Ledger(Learner):
         return found
 
     def state(self) -> dict[str, FloatArray]:
-        """Sums of the levels that outlive requests."""
         return {name: self._sums[part] for name, part in self._kept.items()}
 
     def _path(self, contexts: IntArray) -> IntArray:

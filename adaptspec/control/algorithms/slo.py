@@ -69,8 +69,8 @@ class Slo(Goodput):
             return choice
         depths = np.minimum(np.where(as_chosen, choice.depths, own), signals.limits)
         reasons = np.where(tried, choice.reasons, np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF)))
-        who = np.zeros_like(depths) if choice.drafter is None else choice.drafter
-        return Choice(depths, reasons, choice.value, np.where(as_chosen, who, next(iter(self._models))))
+        who = np.where(as_chosen, choice.drafter, next(iter(self._models)))
+        return Choice(depths, reasons, choice.value, who)
 
     def learn(self, record: RoundRecord) -> None:
         super().learn(record)
@@ -172,5 +172,4 @@ class SloSpec(AlgorithmSpec):
     prior: PriorSpec = Field(default=PriorSpec(), description="What is believed at first.")
 
     def build(self, parts: Parts) -> Slo:
-        """The algorithm."""
         return Slo(self, parts)

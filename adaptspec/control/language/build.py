@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -26,6 +25,7 @@ from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import PolicyError
 
 Find = Callable[[str], PolicySpec]
+_schema = functools.cache(schema)
 
 
 def found_anywhere(name: str) -> PolicySpec:
@@ -37,19 +37,16 @@ def found_among(served: Mapping[str, PolicySpec]) -> Find:
     """For a policy that somebody sends: it may name what is served and what ships, but no files of this machine."""
 
     def find(name: str) -> PolicySpec:
+        if name in served:
+            if served[name].used:
+                raise PolicyError(f"{name} uses {', '.join(served[name].used)}, so no other policy can use it")
+            return served[name]
         shipped = {path.stem: path for path in shipped_policies()}
-        if name not in served and name not in shipped:
-            known = list(dict.fromkeys([*served, *shipped]))
-            there = (
-                "a policy that is sent uses others by their names, no files; here are: "
-                f"{', '.join(known)}; or serve the file first (--policy FILE)"
-            )
-            raise unknown_policy(name, known, there)
-        if name not in served:
+        if name in shipped:
             return load_policy_spec(shipped[name], find=_found_no_further)
-        if served[name].used:
-            raise PolicyError(f"{name} uses {', '.join(served[name].used)}, so no other policy can use it")
-        return served[name]
+        known = list(dict.fromkeys([*served, *shipped]))
+        there = "a policy that is sent uses others by their names, no files; here are: "
+        raise unknown_policy(name, known, f"{there}{', '.join(known)}; or serve the file first (--policy FILE)")
 
     return find
 
@@ -62,10 +59,8 @@ def load_policy_spec(
 ) -> PolicySpec:
     """Read a policy file. `labels` and the drafters that are `here`, where given, are what it will run with.
 
-    `find` gives the policies that it names.
-
-    Raises:
-        PolicyError: `file:line:column: path: what is wrong`, a line for each thing that is.
+    `find` gives the policies that it names. Raises PolicyError: `file:line:column: path: what is wrong`, a line for
+    each thing that is.
     """
     return _validate(read_yaml(Path(path)), labels, here, find)
 
@@ -77,19 +72,14 @@ def parse_policy_spec(
     here: Sequence[str] | None = None,
     find: Find = found_anywhere,
 ) -> PolicySpec:
-    """The same for text; `name` stands for the file in errors.
-
-    Raises:
-        PolicyError: `name:line:column: path: what is wrong`, a line for each thing that is.
-    """
+    """The same for text; `name` stands for the file in errors."""
     return _validate(parse_yaml(text, name), labels, here, find)
 
 
 def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Labels | None = None) -> Policy:
     """The policy a spec describes. `labels` are the controller's: names that are new to them are added.
 
-    Raises:
-        PolicyError: it names more tasks than there is room for, or its arms do not fit.
+    Raises PolicyError if it names more tasks than there is room for, or its arms do not fit.
     """
     body, labels = spec.spec, labels or Labels()
 
@@ -134,28 +124,21 @@ def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Label
 
 def _ceilings(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:
     usual = Bounds().over(spec.spec.guard)
-    deepest = {task: override.deepest for task, override in overrides.items()}
-    bound = {task: depth for task, depth in deepest.items() if depth is not None}
-    own = {task: override.guard.over(usual) for task, override in overrides.items()}
-    differing = {task: bounds for task, bounds in own.items() if bounds != usual}
-    return Ceilings(usual, bound, tasks, differing) if bound or differing or usual != Bounds() else None
+    bound = {task: override.deepest for task, override in overrides.items() if override.deepest is not None}
+    own = {task: bounds for task, override in overrides.items() if (bounds := override.guard.over(usual)) != usual}
+    return Ceilings(usual, bound, tasks, own) if bound or own or usual != Bounds() else None
 
 
 def _dwell(spec: PolicySpec, overrides: Mapping[int, TaskSpec], max_rows: int) -> Dwell | None:
     usual = spec.spec.guard.dwell_rounds
-    own = {task: override.guard.dwell_rounds for task, override in overrides.items()}
-    differing = {task: rounds for task, rounds in own.items() if rounds is not None}
-    return Dwell(usual, max_rows, differing) if usual or any(differing.values()) else None
+    guards = {task: override.guard for task, override in overrides.items()}
+    own = {task: guard.dwell_rounds for task, guard in guards.items() if guard.dwell_rounds is not None}
+    return Dwell(usual, max_rows, own) if usual or any(own.values()) else None
 
 
 def _task_tiers(overrides: Mapping[int, TaskSpec], tasks: int, deepest: int) -> TaskTiers | None:
     own = {task: override.tiers for task, override in overrides.items() if override.tiers is not None}
     return TaskTiers(own, tasks, deepest) if own else None
-
-
-@functools.cache
-def _schema() -> dict[str, Any]:
-    return schema()
 
 
 def _task(spec: PolicySpec, name: str, labels: Labels) -> int:

@@ -20,11 +20,7 @@ def shipped_policies() -> list[Path]:
 
 
 def find_policy(name: str) -> Path:
-    """The file of a policy: `name` is a path, or the name of one that ships.
-
-    Raises:
-        PolicyError: there is no such file or name.
-    """
+    """The file of a policy: `name` is a path, or the name of one that ships. Raises PolicyError if there is none."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.parent != Path():
         if not path.exists():

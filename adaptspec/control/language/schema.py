@@ -1,7 +1,4 @@
-"""The base of every part of a policy file: kebab-case keys, frozen, nothing unknown; and its JSON Schema.
-
-Knows that policies name others, not how these are found.
-"""
+"""The base of every part of a policy file: kebab-case keys, frozen, nothing unknown; and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -59,9 +56,7 @@ class EditorSchema(GenerateJsonSchema):
     """A JSON Schema for people who write: descriptions and defaults, without titles that repeat the keys."""
 
     def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002 - the base's signature
-        """Never: the key says it."""
         return False
 
     def get_title_from_name(self, name: str) -> str:
-        """Not asked for, since no field has a title."""
         return name

@@ -1,7 +1,4 @@
-"""The YAML language of policies: all that a file may say, and what of it does not go together.
-
-Knows specs; reading files into them, and building policies of them, is `build`'s affair.
-"""
+"""The YAML language of policies: all that a file may say, and what of it does not go together."""
 
 from __future__ import annotations
 
@@ -78,7 +75,6 @@ TaskName = Annotated[str, AfterValidator(_label), Field(examples=[*TASKS, OTHER]
 class _Method(Part):
     @property
     def parameters(self) -> Mapping[str, float]:
-        """What the method is built with, by name."""
         return self.model_dump(exclude={"method", "lossy"})
 
 
@@ -185,7 +181,6 @@ class TaskSpec(Part):
 
     @property
     def deepest(self) -> int | None:
-        """Its ceiling; None if it has none."""
         if self.tiers is not None:
             return self.tiers[-1]
         return 0 if self.off else self.max_depth
@@ -254,12 +249,10 @@ class PolicySpec(Part):
 
     @property
     def used(self) -> Mapping[str, PolicySpec]:
-        """The policies that it names in `when:` and as arms."""
         return self._used
 
     @property
     def name(self) -> str:
-        """The policy's name, as requests and metrics use it."""
         return self.metadata.name
 
     @property
@@ -274,17 +267,14 @@ class PolicySpec(Part):
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Names of the drafters it wants."""
         return tuple(self.spec.drafters)
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The drafters it cannot do without: none if it never drafts."""
         return self.drafters if self.drafts else ()
 
     @property
     def rollout(self) -> Rollout:
-        """Whether it serves, takes a share, or only watches."""
         return self.spec.rollout
 
     @property

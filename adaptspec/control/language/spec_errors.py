@@ -1,7 +1,4 @@
-"""What is wrong with a policy file, in its own words: where each problem stands, and what was probably meant.
-
-Turns what pydantic found into problems with a line and a column. Knows the language only through its JSON Schema.
-"""
+"""What pydantic found wrong with a policy file in our words: where it stands, and what was probably meant."""
 
 from __future__ import annotations
 

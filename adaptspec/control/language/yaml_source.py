@@ -1,7 +1,4 @@
-"""Reading one YAML file so that every value still knows its line and column.
-
-Safe only: plain scalars, lists and mappings; bounded in size, depth and aliases. Knows nothing of policies.
-"""
+"""Reading one YAML file, plain data within bounds, so that every value still knows its line and column."""
 
 from __future__ import annotations
 
@@ -81,18 +78,12 @@ class Source:
 
 
 def read_yaml(path: Path) -> Source:
-    """
-    Raises:
-        PolicyError: unreadable, too large, not YAML, or not plain data; says where.
-    """
+    """Raises PolicyError, which says where, if it is unreadable, too large, not YAML, or not plain data."""
     return parse_yaml(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """
-    Raises:
-        PolicyError: unreadable, too large, or not text; says where.
-    """
+    """Raises PolicyError if it is unreadable, too large, or not text."""
     try:
         with open(open_file(path), "rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -109,11 +100,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, name: str) -> Source:
-    """The same for text already read; `name` stands for the file in errors.
-
-    Raises:
-        PolicyError: too large, not YAML, or not plain data; says where.
-    """
+    """`read_yaml` of text already read; `name` stands for the file in errors."""
     if len(text) > MAX_BYTES:
         raise _too_large(name)
     try:
@@ -152,7 +139,6 @@ class _Loader(yaml.SafeLoader):
         self._count = 0  # of values, with those that aliases repeat
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """See `yaml.composer.Composer`."""
         self._depth += 1
         self._nodes += 1
         if self._depth > _MAX_DEPTH or self._nodes > 2 * _MAX_VALUES:
@@ -163,7 +149,6 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def build(self, node: yaml.Node, path: tuple[object, ...], depth: int) -> object:
-        """The data of a node at `path`."""
         self._count += 1
         if self._count > _MAX_VALUES or depth > _MAX_DEPTH:
             # Only aliases get here, and what they stand for is elsewhere: the top-level key that holds them is told.
