@@ -121,21 +121,21 @@ async def serve(config: ServeConfig, console: Console) -> None:
         _watching(watchdog.run(), "the engine is", closing)
         drafters = [drafter.name for drafter in built.drafters]
         earnings.begin(built.costs, drafters, limits.max_rows, built.core.controller.labels.tasks.size)
-        desk = PolicyManager(engine, built.core, built.costs, built.specs, built.files, most=config.limits.policies)
+        manager = PolicyManager(engine, built.core, built.costs, built.specs, built.files, most=config.limits.policies)
         if traced is not None:
-            desk.listen(traced.reloaded)
+            manager.listen(traced.reloaded)
         _check_key_names(config, built)
         if journal is not None:
             journal.begin(_header(built, engine))
         store.start(limits.max_rows, drafters)
         keeper: Checkpointer | None = None
         if config.state_dir is not None:
-            keeper = await _keep_state(StateStore(config.state_dir, built.pair), desk, metrics, closing)
-        _watch(desk, config, closing)
+            keeper = await _keep_state(StateStore(config.state_dir, built.pair), manager, metrics, closing)
+        _watch(manager, config, closing)
         metrics.watch(lambda: load_families(engine.stats()))
         metrics.watch(lambda: earning_families(earnings.snapshot()))
-        metrics.watch(lambda: shadow_families(desk.estimates()))
-        metrics.watch(lambda: reload_families(desk.reloads))
+        metrics.watch(lambda: shadow_families(manager.estimates()))
+        metrics.watch(lambda: reload_families(manager.reloads))
         _push(config, metrics, closing)
         # A quarter of a million objects stand to the end: looking through them for garbage would stop all requests
         # for 0.15 s at a time.
@@ -146,7 +146,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
                 engine,
                 built.tokenizer,
                 metrics,
-                policies=desk,
+                policies=manager,
                 traces=traced,
                 admin_key=config.admin_key,
                 live=live,
@@ -168,14 +168,14 @@ async def serve(config: ServeConfig, console: Console) -> None:
 
 
 async def _keep_state(
-    store: StateStore, desk: PolicyManager, metrics: Metrics, closing: AsyncExitStack
+    store: StateStore, manager: PolicyManager, metrics: Metrics, closing: AsyncExitStack
 ) -> Checkpointer:
     """Go on from what was learned before, and keep what is learned from now on."""
     bad = "Files of learned state that could not be trusted and were put aside"
     metrics.watch_count("adaptspec_state_quarantined_files", bad, lambda: store.quarantined)
     failed = "Times that learned state could not be written"
     metrics.watch_count("adaptspec_state_failed_saves", failed, lambda: store.failed_saves)
-    keeper = Checkpointer(desk, store)
+    keeper = Checkpointer(manager, store)
     await asyncio.to_thread(keeper.start)
     closing.push_async_callback(asyncio.to_thread, keeper.close)
     return keeper
@@ -193,9 +193,9 @@ def _check_key_names(config: ServeConfig, built: Built) -> None:
         )
 
 
-def _watch(desk: PolicyManager, config: ServeConfig, closing: AsyncExitStack) -> None:
+def _watch(manager: PolicyManager, config: ServeConfig, closing: AsyncExitStack) -> None:
     """Reload policies on SIGHUP, and when their files change."""
-    watch, loop = PolicyWatch(desk), asyncio.get_running_loop()
+    watch, loop = PolicyWatch(manager), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, watch.reload))
     closing.callback(loop.remove_signal_handler, signal.SIGHUP)
     if config.watch_policies:

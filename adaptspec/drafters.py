@@ -48,6 +48,6 @@ def kind_of(name: str) -> Kind:
     return DRAFTERS[name].kind if name in DRAFTERS else Kind.MODEL
 
 
-def at_hand(*, draft: bool) -> tuple[str, ...]:
+def available_drafters(*, draft: bool) -> tuple[str, ...]:
     """Names of the drafters that an engine can make, with a `draft` model or without."""
     return tuple(name for name, entry in DRAFTERS.items() if draft or not entry.needs_draft)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
-from adaptspec.draft_tables import CANDIDATES
+from adaptspec.decision_tables import CANDIDATES
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
 from adaptspec.types import PER_DRAFTER, PER_ROW, Expected, FloatArray, IntArray, Provenance, RoundRecord

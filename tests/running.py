@@ -15,7 +15,7 @@ from rich.console import Console
 
 from adaptspec.app import ServeConfig, serve
 from adaptspec.engine.assembly import EngineConfig
-from adaptspec.engine.core import Limits
+from adaptspec.engine.core import EngineLimits
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: %s}\nspec:\n"
 MAIN = HEAD % "main" + "  choose: {algorithm: goodput}\n"
@@ -26,7 +26,7 @@ def config_of(target: Path, draft: Path, folder: Path) -> ServeConfig:
     (folder / "main.yaml").write_text(MAIN)
     (folder / "watch.yaml").write_text(SHADOW)
     policies = (str(folder / "main.yaml"), str(folder / "watch.yaml"))
-    engine = EngineConfig(str(target), str(draft), policies, limits=Limits(max_rows=2), detect_tasks=False)
+    engine = EngineConfig(str(target), str(draft), policies, limits=EngineLimits(max_rows=2), detect_tasks=False)
     return ServeConfig(
         engine, port=0, state_dir=folder / "state", journal=folder / "journal.jsonl", admin_key="open sesame"
     )

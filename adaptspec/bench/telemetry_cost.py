@@ -18,7 +18,7 @@ import numpy as np
 from adaptspec.bench.collectors import COLLECTORS, Load, begun, collector, run_collectors
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.cost import CostProfile, CostTable
-from adaptspec.drafters import at_hand
+from adaptspec.drafters import available_drafters
 from adaptspec.request import Request
 from adaptspec.tables import Table
 from adaptspec.telemetry.earnings import Earnings
@@ -30,7 +30,7 @@ from adaptspec.telemetry.tracing import Tracing
 from adaptspec.types import Completion, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
 
 BATCHES = (1, 16)
-DRAFTERS = at_hand(draft=True)
+DRAFTERS = available_drafters(draft=True)
 # Who reads the store. Rows but the last say what one reader costs.
 READERS = ("metrics", "earnings", "live", *(f"traces: {level.value}" for level in TraceLevel), "all")
 _TINY = CostProfile((1, 16), (1, 8), ((1e-3, 2e-3), (3e-3, 9e-3)), overhead=1e-4)

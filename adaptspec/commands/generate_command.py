@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    from adaptspec.engine.engine import Engine
+    from adaptspec.engine.sync_engine import Engine
     from adaptspec.request import SamplingParams, SpeculationParams
 
     engine = Engine.from_config(engine_config(arguments))

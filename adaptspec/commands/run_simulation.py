@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from adaptspec.analysis.journal_tape import narrowed, tape_of_journal
-from adaptspec.analysis.report import plot_report, plotting, simulate
 from adaptspec.analysis.search_space import Parameter, parameters_of, parse_parameter
+from adaptspec.analysis.simulation_report import plot_report, plotting, simulate
 from adaptspec.analysis.tune import Tuned, tune
 from adaptspec.commands.arguments import tell
 from adaptspec.control.language.build import load_policy_spec

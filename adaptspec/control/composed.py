@@ -15,7 +15,7 @@ from adaptspec.control.guard import Guard, Mode
 from adaptspec.control.policy import BatchSignals, Decision, Learner, Policy
 from adaptspec.control.rows import some
 from adaptspec.control.stopping import StopRule
-from adaptspec.draft_tables import StopTable
+from adaptspec.decision_tables import StopTable
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 

@@ -21,10 +21,10 @@ import numpy as np
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals, Decision, Policy, deepest_search
 from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
-from adaptspec.control.rows import DrafterNumbers, Rows, decided, some, taught
+from adaptspec.control.rows import DrafterNumbers, Rows, decide_by_group, learn_by_group, some
 from adaptspec.control.shadow import ShadowEstimate, ShadowPolicy
 from adaptspec.control.tasks import Labels
-from adaptspec.draft_tables import StopTable
+from adaptspec.decision_tables import StopTable
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.request import Request
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord, nobody
@@ -177,7 +177,7 @@ class Controller:
         signals.number, signals.tasks = self._decided, mine.tasks[signals.rows]
         signals.keys = mine.keys[signals.rows] if self.labels.keys.own else None
         policies = mine.policies[signals.rows]
-        decision = decided(policies, self._decide_one, signals)
+        decision = decide_by_group(policies, self._decide_one, signals)
         decision.number, decision.tasks, decision.policies = self._decided, signals.tasks, policies
         if self._shadows:
             self._each_shadow(lambda shadow: shadow.decide(signals))
@@ -198,7 +198,7 @@ class Controller:
             self._cost.observe(record, self._drafters)
         if self._shadows:
             self._each_shadow(lambda shadow: shadow.learn(record))
-        taught(record.policies, self._teach, record)
+        learn_by_group(record.policies, self._teach, record)
 
     def _teach(self, which: int, record: RoundRecord) -> None:
         slot = self._slots[which]

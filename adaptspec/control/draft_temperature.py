@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import Learner
-from adaptspec.draft_tables import CANDIDATES, ENTROPY_BINS, TemperatureTable, entropy_bins
+from adaptspec.decision_tables import CANDIDATES, ENTROPY_BINS, TemperatureTable, entropy_bins
 from adaptspec.types import FloatArray, RoundRecord
 
 _NEUTRAL = CANDIDATES.index(1.0)

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from adaptspec.draft_tables import StopTable, TemperatureTable
+from adaptspec.decision_tables import StopTable, TemperatureTable
 from adaptspec.errors import StateError
 from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRecord, nobody
 

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from adaptspec.control.language.schema import Part, PolicyName
 from adaptspec.control.policy import BatchSignals, Decision, Pending, Policy, deepest_search
-from adaptspec.control.rows import DrafterNumbers, decided, places_of, taught
+from adaptspec.control.rows import DrafterNumbers, decide_by_group, learn_by_group, places_of
 from adaptspec.control.tasks import OTHER, Names
 from adaptspec.errors import ConfigError, PolicyError
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord, nobody
@@ -143,7 +143,7 @@ class Case:
         return held
 
 
-class Switched(Policy):
+class ConditionalPolicy(Policy):
     """The policy of the first case that holds, row by row and round by round; else the usual one.
 
     Each learns from the rounds that it decided, and from no others: what a guard or a bandit makes of a round rests on
@@ -176,14 +176,14 @@ class Switched(Policy):
         for turn, one in zip(reversed(self._turn), reversed(self._cases), strict=True):
             who[one.holds(signals)] = turn
         self._pending.put(signals.number, (signals.rows, who))
-        return decided(who, lambda turn, own: self._numbers[turn].decided(self._policies[turn], own), signals)
+        return decide_by_group(who, lambda turn, own: self._numbers[turn].decided(self._policies[turn], own), signals)
 
     def learn(self, record: RoundRecord) -> None:
         rows, who = self._pending.take(record.decision) or (nobody(), nobody())
         places = places_of(record.rows, rows)
         if places is None:
             return  # decided by another
-        taught(who[places], self._learn, record)
+        learn_by_group(who[places], self._learn, record)
 
     def state(self) -> dict[str, FloatArray]:
         """The usual policy's, and by their order those of the others."""

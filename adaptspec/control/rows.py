@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from adaptspec.control.policy import BatchSignals, Decision, Policy, T
-from adaptspec.draft_tables import StopTable, TemperatureTable
+from adaptspec.decision_tables import StopTable, TemperatureTable
 from adaptspec.request import SpeculationParams
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord
 
@@ -112,7 +112,7 @@ class DrafterNumbers:
         )
 
 
-def decided(who: IntArray, decide: Callable[[int, BatchSignals], Decision], signals: BatchSignals) -> Decision:
+def decide_by_group(who: IntArray, decide: Callable[[int, BatchSignals], Decision], signals: BatchSignals) -> Decision:
     """The round's decision where `decide` is asked for the rows of each number in `who` [B]."""
     first = who.item(0)
     if len(who) == 1 or alike(who, first):
@@ -120,7 +120,7 @@ def decided(who: IntArray, decide: Callable[[int, BatchSignals], Decision], sign
     return _joined([(mine, decide(which, signals.take(mine))) for which, mine in _groups(who)], len(who))
 
 
-def taught(who: IntArray, learn: Callable[[int, RoundRecord], None], record: RoundRecord) -> None:
+def learn_by_group(who: IntArray, learn: Callable[[int, RoundRecord], None], record: RoundRecord) -> None:
     """Have `learn` told of the rows of each number in `who` [B]."""
     first = who.item(0)
     if len(who) == 1 or alike(who, first):

@@ -16,7 +16,7 @@ from adaptspec.control.algorithms.planning import ModelTerms
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import Learner
 from adaptspec.control.rows import total
-from adaptspec.draft_tables import StopTable
+from adaptspec.decision_tables import StopTable
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 
 _RATE_MEMORY, _THRESHOLD_MEMORY = 0.5, 0.9  # AdaEDL's, from its paper

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from adaptspec.draft_tables import RowStop
+from adaptspec.decision_tables import RowStop
 from adaptspec.drafting.drafter import DraftJob, Loaded
 from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft

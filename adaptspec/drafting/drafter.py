@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from adaptspec.draft_tables import StopTable, TemperatureTable
-from adaptspec.drafters import DRAFTERS, at_hand
+from adaptspec.decision_tables import StopTable, TemperatureTable
+from adaptspec.drafters import DRAFTERS, available_drafters
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import SamplingBatch
@@ -112,5 +112,5 @@ class Loaded:
 
 def make_drafters(loaded: Loaded) -> list[Drafter]:
     """Every drafter of `adaptspec.drafters` for which everything it needs was loaded."""
-    names = at_hand(draft=loaded.draft is not None)
+    names = available_drafters(draft=loaded.draft is not None)
     return [pkgutil.resolve_name(DRAFTERS[name].maker)(loaded) for name in names]

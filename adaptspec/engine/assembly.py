@@ -17,9 +17,9 @@ from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.rollout import LIVE, Shares
 from adaptspec.control.tasks import Labels, TaskDetector
-from adaptspec.drafters import at_hand
+from adaptspec.drafters import available_drafters
 from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, make_drafters
-from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.profiler import profiled_costs, warm_up
@@ -53,7 +53,7 @@ class EngineConfig:
     dtype: str = AUTO
     context: int | None = None
     cache_tokens: int | None = None
-    limits: Limits = Limits()
+    limits: EngineLimits = EngineLimits()
     detect_tasks: bool = True
 
     @property
@@ -148,7 +148,7 @@ def assemble(
     specs: Sequence[PolicySpec],
     costs: CostTable,
     sinks: Sequence[Sink] = (),
-    limits: Limits = Limits(),
+    limits: EngineLimits = EngineLimits(),
     detector: TaskDetector | None = None,
     labels: Labels | None = None,
     timer: Callable[[], float] = time.perf_counter,
@@ -207,7 +207,7 @@ def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
 
 def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict[str, Path]]:
     """The policies asked for, then every shipped one that the drafters to come can run; and the file of each."""
-    here = at_hand(draft=config.draft_model is not None)
+    here = available_drafters(draft=config.draft_model is not None)
     wanted: dict[str, Path] = {}
     specs = []
     trial = labels.copy()

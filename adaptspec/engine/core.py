@@ -33,7 +33,7 @@ COMPLAIN_EVERY = 1000  # rounds; some thousand of them fit into a second
 
 
 @dataclass(frozen=True)
-class Limits:
+class EngineLimits:
     """How much runs at once: rows, prompt tokens read per round, and a ceiling on what policies may draft."""
 
     max_rows: int = 16
@@ -56,7 +56,7 @@ class EngineCore:
         methods: Mapping[str, TaskMethods],
         *,
         sinks: Sequence[Sink] = (),
-        limits: Limits = Limits(),
+        limits: EngineLimits = EngineLimits(),
         timer: Callable[[], float] = time.perf_counter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

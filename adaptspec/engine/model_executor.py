@@ -12,7 +12,7 @@ import torch
 
 from adaptspec.control.policy import Decision
 from adaptspec.control.rows import some
-from adaptspec.draft_tables import CANDIDATES
+from adaptspec.decision_tables import CANDIDATES
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
 from adaptspec.drafting.isolated_drafter import isolated
 from adaptspec.engine.scheduler import Batch, held_row
@@ -98,7 +98,9 @@ class ModelExecutor:
         return cut_refused(draft, sampling.constraints) if sampling.constrained else draft
 
     def verify(self, batch: Batch, draft: Draft) -> VerifyResult:
-        logits, broken = sound(score_prompts(batch, self.cache.forward(_packed(batch, draft))), draft.counts)
+        logits, broken = zero_broken_logits(
+            score_prompts(batch, self.cache.forward(_packed(batch, draft))), draft.counts
+        )
         emitting = batch.emitting
         verdict = self._judge(emitting, logits, draft)
         if len(broken):
@@ -200,7 +202,7 @@ def cut_refused(draft: Draft, constraints: Sequence[Constraint | None]) -> Draft
     return draft if np.array_equal(kept, draft.counts) else draft.cut(kept)
 
 
-def sound(logits: torch.Tensor, counts: IntArray) -> tuple[torch.Tensor, IntArray]:
+def zero_broken_logits(logits: torch.Tensor, counts: IntArray) -> tuple[torch.Tensor, IntArray]:
     """Logits that can be judged, and the rows whose own could not: theirs are zeros now, so that others do not suffer.
 
     Row i of the round owns counts[i] + 1 of the logits [sum(counts + 1), V]. One product tells that all is well: the

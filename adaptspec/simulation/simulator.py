@@ -15,8 +15,8 @@ import numpy as np
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.drafters import at_hand
-from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.drafters import available_drafters
+from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import TapeError
 from adaptspec.request import Request, SpeculationParams
@@ -35,7 +35,7 @@ class SimulatorSettings:
     factors on each part of a round.
     """
 
-    drafters: tuple[str, ...] = at_hand(draft=True)
+    drafters: tuple[str, ...] = available_drafters(draft=True)
     max_depth: int = 64
     catch_up_tokens: int = 512
     prefill_tokens: int = 0
@@ -92,7 +92,7 @@ class Simulator:
             inputs,
             dict.fromkeys(controller.everyone, TaskMethods(make_method("coupled"))),
             sinks=[self],
-            limits=Limits(rows, settings.prefill_tokens or 1, settings.max_depth),
+            limits=EngineLimits(rows, settings.prefill_tokens or 1, settings.max_depth),
             timer=lambda: executor.now,
             clock=lambda: math.nan,
         )

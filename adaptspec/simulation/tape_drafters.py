@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adaptspec.draft_tables import StopTable
+from adaptspec.decision_tables import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.tape import DraftView

@@ -16,7 +16,7 @@ from adaptspec.bench.exactness import TIES, Reference, run_exactness
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.engine.assembly import EngineConfig
-from adaptspec.engine.core import Limits
+from adaptspec.engine.core import EngineLimits
 from adaptspec.training import measure
 from adaptspec.types import Completion, FinishReason, SpeculationStats, Timings
 from adaptspec.verification.coupled import Coupled
@@ -26,7 +26,7 @@ from adaptspec.verification.method import VerifyResult
 @pytest.fixture
 def config(target_path: Path, draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return EngineConfig(str(target_path), str(draft_path), limits=Limits(max_rows=4))
+    return EngineConfig(str(target_path), str(draft_path), limits=EngineLimits(max_rows=4))
 
 
 def test_the_engine_passes(config: EngineConfig) -> None:

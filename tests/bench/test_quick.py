@@ -20,14 +20,14 @@ from adaptspec.bench.contenders import TransformersGenerate
 from adaptspec.bench.quick import QuickSettings, disturbed, run_quick
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.engine.assembly import EngineConfig
-from adaptspec.engine.core import Limits
+from adaptspec.engine.core import EngineLimits
 from adaptspec.errors import ConfigError
 
 
 @pytest.fixture
 def config(target_path: Path, draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return EngineConfig(str(target_path), str(draft_path), limits=Limits(max_rows=1))
+    return EngineConfig(str(target_path), str(draft_path), limits=EngineLimits(max_rows=1))
 
 
 def test_it_measures_every_ratio_for_every_task(config: EngineConfig) -> None:

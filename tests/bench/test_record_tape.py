@@ -15,7 +15,7 @@ from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.cli import main
 from adaptspec.control.cost import CostTable
 from adaptspec.engine.assembly import Built, EngineConfig, assemble, build
-from adaptspec.engine.core import Limits
+from adaptspec.engine.core import EngineLimits
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.replay import replay, static_spec
@@ -45,7 +45,7 @@ def built(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Bu
     generator = torch.Generator().manual_seed(1)
     noisy = {name: w + 0.03 * torch.randn(w.shape, generator=generator) for name, w in weights.items()}
     save_file(noisy, draft / "model.safetensors", metadata={"format": "pt"})
-    config = EngineConfig(str(target), str(draft), device="cpu", limits=Limits(max_rows=4), detect_tasks=False)
+    config = EngineConfig(str(target), str(draft), device="cpu", limits=EngineLimits(max_rows=4), detect_tasks=False)
     made = build(config)
     patch.undo()
     return made
@@ -71,7 +71,7 @@ def engine_records(built: Built, tape: Tape, prompts: list[Prompt], depth: int, 
         specs=[static_spec(depth, drafter)],
         costs=CostTable(built.costs.profile),
         sinks=[notes],
-        limits=Limits(max_rows=4),
+        limits=EngineLimits(max_rows=4),
     )
     for i, name in enumerate(tape.ids):
         ids = encode(built.tokenizer, prompts[i % len(prompts)], built.target.info.context - SETTINGS.tokens)

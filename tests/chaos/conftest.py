@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.engine.assembly import Built, EngineConfig, build
-from adaptspec.engine.core import Limits
+from adaptspec.engine.core import EngineLimits
 from tests.chaos.harness import Server, running
 
 
@@ -36,7 +36,7 @@ def whole(pytestconfig: pytest.Config) -> bool:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The bundled pair, ready to serve eight rows."""
-    return build(EngineConfig(limits=Limits(max_rows=8)))
+    return build(EngineConfig(limits=EngineLimits(max_rows=8)))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from adaptspec.command_line import Parser
 from adaptspec.commands.arguments import add_models, add_policy, engine_config, positive, seconds, share
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.engine.assembly import EngineConfig
-from adaptspec.engine.core import Limits
+from adaptspec.engine.core import EngineLimits
 
 
 def test_policies_are_completed_by_name() -> None:
@@ -42,10 +42,12 @@ def test_names_of_other_engines_are_understood() -> None:
 
 
 def test_what_is_not_given_stays_as_it_was() -> None:
-    base = EngineConfig("/m", None, ("off",), "cpu", limits=Limits(max_rows=3, prefill_tokens=7), detect_tasks=False)
+    base = EngineConfig(
+        "/m", None, ("off",), "cpu", limits=EngineLimits(max_rows=3, prefill_tokens=7), detect_tasks=False
+    )
     assert engine_config(_parser().parse_args([]), base) == base
     over = engine_config(_parser().parse_args(["--max-rows", "16", "--draft", "auto"]), base)
-    assert (over.limits, over.draft, over.policies) == (Limits(max_rows=16, prefill_tokens=7), "auto", ("off",))
+    assert (over.limits, over.draft, over.policies) == (EngineLimits(max_rows=16, prefill_tokens=7), "auto", ("off",))
 
 
 def test_defaults_are_told_as_they_are() -> None:

@@ -14,7 +14,7 @@ from adaptspec.cli import main
 from adaptspec.command_line import Parser
 from adaptspec.commands.serve_command import add_arguments
 from adaptspec.engine.assembly import EngineConfig
-from adaptspec.engine.core import Limits
+from adaptspec.engine.core import EngineLimits
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_every_argument_reaches_its_setting(asked: list[ServeConfig], tmp_path: 
     more = "--no-watch-policies --metrics-compat vllm --journal-megabytes 2 --journal-files 9"
     assert main(["serve", "--max-rows", "3", "--no-task-detection", *f"{models} {server} {files} {more}".split()]) == 0
     engine = EngineConfig(
-        "/m", None, ("off", "mine.yaml"), "cpu", "float32", 512, limits=Limits(max_rows=3), detect_tasks=False
+        "/m", None, ("off", "mine.yaml"), "cpu", "float32", 512, limits=EngineLimits(max_rows=3), detect_tasks=False
     )
     assert asked == [
         ServeConfig(
@@ -143,7 +143,7 @@ def test_flags_win_over_variables_and_variables_over_the_file(
     monkeypatch.setenv("ADAPTSPEC_PORT", "2")
     monkeypatch.setenv("ADAPTSPEC_HOST", "127.0.0.3")
     assert main(["serve", "--config", str(file), "--host", "127.0.0.1"]) == 0
-    limits = Limits(max_rows=5, prefill_tokens=7)
+    limits = EngineLimits(max_rows=5, prefill_tokens=7)
     assert asked == [ServeConfig(EngineConfig(limits=limits), host="127.0.0.1", port=2, max_waiting=3)]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.planning import ModelTerms
-from adaptspec.draft_tables import StopEvaluator, StopTable
+from adaptspec.decision_tables import StopEvaluator, StopTable
 from adaptspec.types import FloatArray
 
 CURVE = 1e-3 + 1e-4 * np.arange(64.0)  # seconds of verifying n more tokens

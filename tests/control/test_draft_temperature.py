@@ -16,7 +16,7 @@ from adaptspec.control.draft_temperature import (
     DynamicTemperature,
     DynamicTemperatureSpec,
 )
-from adaptspec.draft_tables import CANDIDATES
+from adaptspec.decision_tables import CANDIDATES
 from adaptspec.types import FloatArray
 from tests.control.helpers import record
 

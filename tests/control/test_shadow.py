@@ -15,7 +15,7 @@ from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.policy import Decision
 from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.shadow import Counterfactual, ShadowEstimate
-from adaptspec.draft_tables import StopTable
+from adaptspec.decision_tables import StopTable
 from adaptspec.request import Request
 from adaptspec.simulation.cost_profiles import of_profile
 from adaptspec.simulation.replay import Tally

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.draft_tables import ENTROPY_BINS, StopTable, TemperatureTable, entropy_bins
+from adaptspec.decision_tables import ENTROPY_BINS, StopTable, TemperatureTable, entropy_bins
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.models.processors import SamplingRow

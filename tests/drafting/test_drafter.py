@@ -10,12 +10,12 @@ import pytest
 from adaptspec import drafters
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import schema
-from adaptspec.drafters import DRAFTERS, Entry, Kind, at_hand, kind_of
+from adaptspec.drafters import DRAFTERS, Entry, Kind, available_drafters, kind_of
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, ModelFreeDrafter, make_drafters
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.assembly import EngineConfig, build
-from adaptspec.engine.core import Limits
+from adaptspec.engine.core import EngineLimits
 from adaptspec.errors import PolicyError
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
@@ -63,7 +63,7 @@ def test_goodput_chooses_among_three_drafters(target_path: Path, draft_path: Pat
     file.write_text(f"{HEAD}spec: {{choose: {{algorithm: goodput}}, drafters: [draft-model, toy-model, toy-lookup]}}\n")
     notes = Notes()
     config = EngineConfig(
-        str(target_path), str(draft_path), (str(file),), limits=Limits(max_rows=2), detect_tasks=False
+        str(target_path), str(draft_path), (str(file),), limits=EngineLimits(max_rows=2), detect_tasks=False
     )
     built = build(config, [notes])
     names = [drafter.name for drafter in built.drafters]
@@ -107,10 +107,10 @@ def test_one_that_is_not_at_hand_is_told_at_its_line() -> None:
 
 def test_what_ships_is_what_it_says(target_path: Path, make_model: MakeModel) -> None:
     """Names and kinds in the table are those of the drafters that are made."""
-    assert at_hand(draft=False) == ("ngram",)
+    assert available_drafters(draft=False) == ("ngram",)
     target, draft = (load_model(str(path)).runner(CacheLimits(1)) for path in (target_path, make_model(seed=1)))
     made: list[Drafter] = make_drafters(Loaded(target, draft, (1,)))
-    assert tuple(drafter.name for drafter in made) == at_hand(draft=True)
+    assert tuple(drafter.name for drafter in made) == available_drafters(draft=True)
     for drafter in made:
         assert (kind_of(drafter.name) is Kind.LOOKUP) == isinstance(drafter, ModelFreeDrafter)
         assert (kind_of(drafter.name) is Kind.MODEL) == isinstance(drafter, ModelDrafter)

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from adaptspec.app import ServeConfig
 from adaptspec.engine.assembly import EngineConfig
-from adaptspec.engine.core import Limits
+from adaptspec.engine.core import EngineLimits
 from adaptspec.journal import RequestFinished, read_entries, read_journal
 from adaptspec.telemetry.otlp_export import PushSettings, TraceSettings
 from tests.telemetry.otlp import Collector, collecting
@@ -35,7 +35,11 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def config_of(target: Path, draft: Path, folder: Path, url: str) -> ServeConfig:
     (folder / "main.yaml").write_text(MAIN)
     engine = EngineConfig(
-        str(target), str(draft), (str(folder / "main.yaml"), "static-3"), limits=Limits(max_rows=16), detect_tasks=False
+        str(target),
+        str(draft),
+        (str(folder / "main.yaml"), "static-3"),
+        limits=EngineLimits(max_rows=16),
+        detect_tasks=False,
     )
     return ServeConfig(
         engine,

@@ -22,7 +22,7 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.assembly import Built, EngineConfig, assemble, build
-from adaptspec.engine.core import Limits
+from adaptspec.engine.core import EngineLimits
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed as Pass
 from adaptspec.models.runner import Runner
@@ -102,7 +102,7 @@ class PricedLookup(NgramDrafter):
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     patch = pytest.MonkeyPatch()
     patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    made = build(EngineConfig(device="cpu", limits=Limits(max_rows=4), context=384, detect_tasks=False))
+    made = build(EngineConfig(device="cpu", limits=EngineLimits(max_rows=4), context=384, detect_tasks=False))
     patch.undo()
     return made
 
@@ -133,7 +133,7 @@ def live(built: Built, workloads: Workloads, tape: Tape, spec: PolicySpec, rows:
         specs=[spec],
         costs=CostTable(COSTS.profile()),
         sinks=[notes],
-        limits=Limits(max_rows=rows),
+        limits=EngineLimits(max_rows=rows),
         timer=timer,
     )
     longest = built.target.info.context - TOKENS

@@ -12,7 +12,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.drafting.drafter import Drafter
-from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.task_methods import TaskMethods
@@ -79,7 +79,7 @@ def make_core(
     policies: dict[str, tuple[Dictated, str]],
     *,
     sinks: Sequence[Sink] = (),
-    limits: Limits = Limits(max_rows=4, prefill_tokens=8),
+    limits: EngineLimits = EngineLimits(max_rows=4, prefill_tokens=8),
 ) -> EngineCore:
     """`policies` maps a name to a policy and its verification method; the first is the default."""
     controller = Controller(

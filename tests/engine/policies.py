@@ -16,7 +16,7 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.assembly import assemble
 from adaptspec.engine.async_engine import AsyncEngine
-from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import Sink
@@ -79,7 +79,7 @@ async def desk_of(
     target = TableRunner(context=512)
     drafters = [DraftModelDrafter(TableRunner(seed=1, blend=0.8, context=512)), NgramDrafter()]
     costs = CostTable(COSTS)
-    core = assemble(target, drafters, tokenizer, specs=specs, costs=costs, sinks=sinks, limits=Limits(max_rows=4))
+    core = assemble(target, drafters, tokenizer, specs=specs, costs=costs, sinks=sinks, limits=EngineLimits(max_rows=4))
     front = AsyncEngine(core, max_waiting=64)
     try:
         yield Desk(core, front, PolicyManager(front, core, costs, specs, files), files, target)

@@ -12,13 +12,13 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine import assembly as module
 from adaptspec.engine.assembly import EngineConfig, assemble, build
-from adaptspec.engine.core import Limits
-from adaptspec.engine.engine import Engine
+from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ConfigError, ModelError, PairError, PolicyError
 from adaptspec.request import SamplingParams, SpeculationParams
 from tests.conftest import MakeModel
 
-SMALL = Limits(max_rows=2)
+SMALL = EngineLimits(max_rows=2)
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
@@ -119,7 +119,7 @@ def test_unknown_policies_and_models_are_named(target_path: Path, tmp_path: Path
 def test_a_deep_policy_drafts_as_deep_as_it_says(target_path: Path, tmp_path: Path) -> None:
     """The engine makes room for the deepest policy it serves; the target as its own draft gets all of it accepted."""
     file = policy_file(tmp_path / "deep.yaml", "deep", "{algorithm: static, depth: 12}")
-    limits = Limits(max_rows=2, max_depth=64)
+    limits = EngineLimits(max_rows=2, max_depth=64)
     engine = Engine.from_config(EngineConfig(str(target_path), str(target_path), (file,), limits=limits))
     done = engine.generate(["Hello"], SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True))[0]
     assert len(done.stats.acceptance_histogram) == 13
@@ -215,7 +215,7 @@ def test_target_and_draft_share_the_memory(
 
 def test_the_shortest_context_serves(target_path: Path, draft_path: Path) -> None:
     """--context 16, and a cache for one such row: it profiles, serves and drafts."""
-    limits = Limits(max_rows=4)
+    limits = EngineLimits(max_rows=4)
     config = EngineConfig(str(target_path), str(draft_path), ("static-3",), context=16, cache_tokens=16, limits=limits)
     done = Engine.from_config(config).generate(["Hi"] * 3, SamplingParams(max_tokens=10, temperature=0.0))
     assert len({completion.tokens for completion in done}) == 1

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.errors import RequestError
 from adaptspec.request import Grammar, Request, SamplingParams
 from adaptspec.types import Completion, FinishReason
@@ -47,7 +47,7 @@ class Cores:
         target, draft = (load_runner(str(path), device="cpu", max_rows=4) for path in self._paths)
         drafters = [DraftModelDrafter(draft, (1,)), NgramDrafter(longest=2, shortest=1)]
         policy = Dictated(("draft-model", "ngram"), self._choose)
-        limits = Limits(max_rows=4, prefill_tokens=16, max_depth=7)
+        limits = EngineLimits(max_rows=4, prefill_tokens=16, max_depth=7)
         return make_core(self._tokenizer, target, drafters, {"p": (policy, method)}, limits=limits)  # type: ignore[arg-type]
 
     def run(self, requests: list[Request], depths: list[int], method: str = "coupled") -> dict[str, Completion]:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
-from adaptspec.engine.core import Limits
+from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.policy_manager import adopt_policy, check_policy
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
@@ -51,7 +51,7 @@ class Lying(Choosy):
 
 def _share_of_a(tokenizer: PreTrainedTokenizerFast, drafter: DraftModelDrafter, how: str) -> float:
     """How often the second token of a fair target is an A, drafted by one that prefers them."""
-    limits = Limits(max_rows=64, max_depth=1)
+    limits = EngineLimits(max_rows=64, max_depth=1)
     policies = {"p": (Dictated((drafter.name,), lambda n, size: [1] * size), how)}
     core = make_core(tokenizer, Coin(0.5), [drafter], policies, limits=limits)
     requests = [Request(f"r{i}", (A,), SamplingParams(max_tokens=3, seed=i, ignore_eos=True)) for i in range(1000)]

@@ -19,8 +19,8 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.async_engine import AsyncEngine
-from adaptspec.engine.core import EngineCore, Limits
-from adaptspec.engine.model_executor import sound
+from adaptspec.engine.core import EngineCore, EngineLimits
+from adaptspec.engine.model_executor import zero_broken_logits
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.errors import EngineError
 from adaptspec.models.runner import Packed
@@ -51,7 +51,7 @@ def well(runner: TableRunner, packed: Packed, logits: torch.Tensor) -> torch.Ten
 def core_of(tokenizer: PreTrainedTokenizerFast, target: TableRunner, drafter: Drafter | None = None) -> EngineCore:
     drafter = drafter or DraftModelDrafter(TableRunner(seed=1, blend=0.8, context=512))
     policy = Dictated((drafter.name,), lambda n, size: [3] * size)
-    limits = Limits(max_rows=ROWS, prefill_tokens=8)
+    limits = EngineLimits(max_rows=ROWS, prefill_tokens=8)
     return make_core(tokenizer, target, [drafter], {"p": (policy, "coupled")}, limits=limits)
 
 
@@ -192,9 +192,9 @@ def test_tokens_a_model_rules_out_are_sound() -> None:
     """-inf for some is a model's right, also where it makes the sum infinite; -inf for all is not."""
     logits = torch.zeros(4, 5)
     logits[:, 2] = -torch.inf
-    assert not len(sound(logits, np.array([1, 1]))[1])
+    assert not len(zero_broken_logits(logits, np.array([1, 1]))[1])
     logits[1] = -torch.inf
-    checked, broken = sound(logits, np.array([1, 1]))
+    checked, broken = zero_broken_logits(logits, np.array([1, 1]))
     assert broken.tolist() == [0]
     assert torch.isfinite(checked[:2]).all()
 

@@ -11,7 +11,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.tasks import MOST_OWN, TASKS, TaskDetector
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.task_methods import TaskMethods
@@ -114,4 +114,4 @@ def _core(tokenizer: PreTrainedTokenizerFast, policy: Watching, detector: TaskDe
     methods = {"p": TaskMethods(make_method("coupled"))}
     inputs = InputProcessor(Flat().info, tokenizer, detector)
     executor = ModelExecutor(Flat(), [NgramDrafter()])
-    return EngineCore(executor, controller, inputs, methods, limits=Limits(max_rows=2))
+    return EngineCore(executor, controller, inputs, methods, limits=EngineLimits(max_rows=2))

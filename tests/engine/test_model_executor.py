@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.draft_temperature import DynamicTemperature
 from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.draft_tables import CANDIDATES
+from adaptspec.decision_tables import CANDIDATES
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.drafting.ngram import NgramDrafter

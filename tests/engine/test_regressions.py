@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.models.draft import Draft
 from adaptspec.request import Grammar, Request, SamplingParams
 from adaptspec.types import Completion, FinishReason
@@ -24,7 +24,7 @@ DEPTHS = (0, 1, 2, 3, 5, 7)
 def _core(tokenizer: PreTrainedTokenizerFast, depth: int, drafter: str = "ngram", **target: int) -> EngineCore:
     drafters = [DraftModelDrafter(TableRunner(seed=1, blend=0.95)), NgramDrafter(longest=2, shortest=1)]
     policy = Dictated((drafter,), lambda n, size: [depth] * size)
-    limits = Limits(max_rows=1, prefill_tokens=8, max_depth=7)
+    limits = EngineLimits(max_rows=1, prefill_tokens=8, max_depth=7)
     return make_core(tokenizer, TableRunner(**target), drafters, {"p": (policy, "coupled")}, limits=limits)
 
 
@@ -173,7 +173,7 @@ def test_minus_one_draft_padding_into_grammar(byte_target: TableRunner, tokenize
 def test_stale_mask_after_slot_reuse(byte_target: TableRunner, tokenizer: PreTrainedTokenizerFast) -> None:
     """One row, one request after the other: each has its own grammar, or none; one was aborted in the middle."""
     policy = Dictated(("ngram",), lambda n, size: [3] * size)
-    limits = Limits(max_rows=1, prefill_tokens=8, max_depth=7)
+    limits = EngineLimits(max_rows=1, prefill_tokens=8, max_depth=7)
     core = make_core(tokenizer, byte_target, [NgramDrafter()], {"p": (policy, "coupled")}, limits=limits)
     texts = {"g1": '"bbbbbb"', "none": None, "g2": json.dumps("zyx"), "again": '"bbbbbb"'}
     prompt = tuple(tokenizer.encode("a"))

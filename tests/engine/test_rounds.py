@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.core import Limits
+from adaptspec.engine.core import EngineLimits
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import FinishReason
 from tests.engine.conftest import Dictated, Notes, make_core, run
@@ -256,7 +256,7 @@ def test_long_prompts_share_rounds_with_decoding() -> None:
     """Chunked prefill: while a long prompt is read, a running request gains a token every round."""
     policy = Dictated(("draft-model",), lambda n, size: [0] * size)
     drafter = DraftModelDrafter(TableRunner(seed=1))
-    core = make_core(_TOKENIZER, TableRunner(), [drafter], {"p": (policy, "coupled")}, limits=Limits(4, 8, 7))
+    core = make_core(_TOKENIZER, TableRunner(), [drafter], {"p": (policy, "coupled")}, limits=EngineLimits(4, 8, 7))
     params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     core.add(Request("short", (5,), params))
     core.step()
@@ -270,7 +270,7 @@ def test_long_prompts_share_rounds_with_decoding() -> None:
 def test_no_round_reads_more_of_prompts_than_it_may() -> None:
     """The budget is the round's, not a request's: prompts that come together share it, first come first served."""
     notes, policy = Notes(), Dictated(("ngram",), lambda n, size: [0] * size)
-    policies, limits = {"p": (policy, "coupled")}, Limits(max_rows=4, prefill_tokens=8)
+    policies, limits = {"p": (policy, "coupled")}, EngineLimits(max_rows=4, prefill_tokens=8)
     core = make_core(_TOKENIZER, TableRunner(), [NgramDrafter()], policies, sinks=[notes], limits=limits)
     params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
     run(core, [Request(f"r{i}", tuple(range(2, 2 + size)), params) for i, size in enumerate((3, 20, 11))])
@@ -306,7 +306,7 @@ def test_speculation_drives_nobody_out(max_depth: int) -> None:
         target = TableRunner(capacity=100)
         policy = Dictated(("draft-model",), lambda n, size, d=depth: [d] * size)  # type: ignore[misc]
         drafter = DraftModelDrafter(TableRunner())
-        limits = Limits(4, 8, depth)
+        limits = EngineLimits(4, 8, depth)
         core = make_core(_TOKENIZER, target, [drafter], {"p": (policy, "coupled")}, limits=limits)
         params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
         run(core, [Request(f"r{i}", (5, 6, 7 + i), params) for i in range(4)])

@@ -12,7 +12,7 @@ from aiohttp import web
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.async_engine import AsyncEngine
-from adaptspec.engine.core import Limits
+from adaptspec.engine.core import EngineLimits
 from adaptspec.server.application import make_app
 from adaptspec.telemetry.metrics import Metrics
 from tests.engine.conftest import Dictated, make_core
@@ -31,7 +31,7 @@ def live_app(target: Path, draft: Path, tokenizer: Any) -> Iterator[web.Applicat
         "off": (Dictated(drafters, lambda n, size: [0] * size), "coupled"),
         "deep": (Dictated(drafters, lambda n, size: [7] * size), "coupled"),
     }
-    limits = Limits(max_rows=8, prefill_tokens=32, max_depth=7)
+    limits = EngineLimits(max_rows=8, prefill_tokens=32, max_depth=7)
     runners = [load_runner(str(path), device="cpu", max_rows=8) for path in (target, draft)]
     models = [DraftModelDrafter(runners[1], (1,)), NgramDrafter(longest=3, shortest=1, ends=(1,))]
     engine = AsyncEngine(make_core(tokenizer, runners[0], models, policies, limits=limits), "tiny")  # type: ignore[arg-type]

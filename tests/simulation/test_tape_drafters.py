@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adaptspec.draft_tables import StopTable
+from adaptspec.decision_tables import StopTable
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.tape import AfterMiss, DraftView
 from adaptspec.simulation.tape_drafters import TapeJob, TapeModel, TapeNGram

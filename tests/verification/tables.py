@@ -16,7 +16,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy import stats
 
-from adaptspec.draft_tables import StopTable
+from adaptspec.decision_tables import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Stream
 from adaptspec.models.processors import SamplingRow

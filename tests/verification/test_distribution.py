@@ -13,7 +13,7 @@ import torch
 
 from adaptspec.control.algorithms.algorithm import ExpectedValue
 from adaptspec.control.stopping import AdaEdlStop, MarginalGoodputStop, ThresholdStop, svip_stop
-from adaptspec.draft_tables import StopTable
+from adaptspec.decision_tables import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams

@@ -16,7 +16,7 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals, Learner, Policy
 from adaptspec.control.tasks import Labels
-from adaptspec.draft_tables import StopTable
+from adaptspec.decision_tables import StopTable
 from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord, nobody
 
 

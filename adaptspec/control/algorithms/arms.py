@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from adaptspec.control.algorithms.algorithm import Choice, Parts
 from adaptspec.control.language.schema import Part, PolicyName
 from adaptspec.control.policy import BatchSignals, Decision, Policy
-from adaptspec.control.rows import DrafterNumbers, decided, some
+from adaptspec.control.rows import DrafterNumbers, decide_by_group, some
 from adaptspec.control.stopping import StopRule, StopSpec
 from adaptspec.errors import PolicyError
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
@@ -101,7 +101,7 @@ class Arms:
             stop = None if rule is None else rule.table(Choice(depths, depths))
             return Decision(depths, np.zeros_like(depths), np.full_like(depths, self.drafters[arm]), stop)
 
-        made = decided(arms, played, signals)
+        made = decide_by_group(arms, played, signals)
         reasons = np.where(self.opaque[arms], made.reasons, choice.reasons)
         stop = made.stop if some(made.depths) else None
         return Choice(made.depths, reasons, drafter=made.drafter, stop=stop, provenance=choice.provenance)

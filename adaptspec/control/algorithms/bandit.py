@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, Parts
+from adaptspec.control.algorithms.arm_selection import ArmSelector, Pick, View, enterable, estimates
 from adaptspec.control.algorithms.arms import Arms, ArmSpec, build_arms
-from adaptspec.control.algorithms.index import Index, Pick, View, enterable, estimates
 from adaptspec.control.algorithms.ledger import Ledger, Played, Rewarder, Scope
 from adaptspec.control.policy import BatchSignals, Pending, deepest_search
 from adaptspec.control.rows import places_of
@@ -51,7 +51,7 @@ class BanditSpec(AlgorithmSpec):
     def _fading(self) -> float:
         return self.discount
 
-    def _index(self, arms: Arms, ledger: Ledger) -> Index:
+    def _index(self, arms: Arms, ledger: Ledger) -> ArmSelector:
         raise NotImplementedError(f"{type(self).__name__} says which algorithm it is")
 
 
@@ -116,7 +116,7 @@ class Bandit(Algorithm):
     """
 
     def __init__(
-        self, arms: Arms, index: Index, ledger: Ledger, parts: Parts, *, dwell: int = 8, horizon: float = 32.0
+        self, arms: Arms, index: ArmSelector, ledger: Ledger, parts: Parts, *, dwell: int = 8, horizon: float = 32.0
     ) -> None:
         self._arms, self._index, self._ledger, self._horizon = arms, index, ledger, horizon
         self.max_depth = int(arms.depths.max())

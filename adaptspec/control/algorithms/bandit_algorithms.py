@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from adaptspec.control.algorithms.arm_selection import ArmSelector, Pick, View
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.algorithms.bandit import BanditSpec
-from adaptspec.control.algorithms.index import Index, Pick, View
 from adaptspec.control.algorithms.ledger import EARNED, SPENT, Ledger, N, Observed, Scope
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
@@ -20,7 +20,7 @@ _DRAWS = 32
 _STRETCH = 192.0
 
 
-class Ucb(Index):
+class Ucb(ArmSelector):
     """argmax over arms of  g_a + optimism * s_a * sqrt(2 log(1 + n) * (1 / n_a - 1 / n_best)).
 
     g_a = sum(earned) / sum(spent) over fading rounds, s_a the deviation of one round's ratio, n_a the rounds that told
@@ -45,7 +45,7 @@ class Ucb(Index):
         return self.highest(view.ratio + bonus, view)
 
 
-class Thompson(Index):
+class Thompson(ArmSelector):
     """Draw  theta_a ~ Normal(g_a, (scale * e_a)^2)  for each arm and play the highest.
 
     g_a = sum(earned) / sum(spent) over fading rounds, e_a its standard error beyond what arm a was seen in together
@@ -66,7 +66,7 @@ class Thompson(Index):
         return self.highest(view.ratio + self._scale * view.lacking * noise, view)
 
 
-class Exp3(Index):
+class Exp3(ArmSelector):
     """P(a) = (1 - x) * exp(rate * G_a) / sum + x * E(a),   G_a = (1 + t) * m_a + C_a,   t fading episodes, and
         C_a <- fade * C_a + seen_a * (g_a - m_a) / (P(seen_a) + implicit):
 
@@ -95,7 +95,7 @@ class Exp3(Index):
         self._episodes[context] = self.corrections[context] = 0.0
 
     def observe(self, observed: Observed, memo: FloatArray) -> None:
-        """See `Index.observe`; the memo is what was believed of each arm, and how likely it was to be seen."""
+        """See `ArmSelector.observe`; the memo is what was believed of each arm, and how likely it was to be seen."""
         at, episodes = (observed.contexts, observed.bucket), observed.rounds / self._dwell
         believed, likely = memo[:, : len(self.arms)], memo[:, len(self.arms) :]
         earned = observed.sums[..., EARNED] / np.maximum(observed.sums[..., SPENT], 1e-9)
@@ -124,7 +124,7 @@ class Exp3(Index):
         return Pick(drawn, chances[every, drawn], above[every, drawn] & (weights[every, drawn] < 0.5), memo)
 
 
-class LinUcb(Index):
+class LinUcb(ArmSelector):
     """argmax over arms of  x . theta_a + optimism * s_a * sqrt(w_a - w_best), over fading rounds that told of arm a:
 
         theta_a = A_a^-1 b_a,    w_a = x . A_a^-1 x,
@@ -147,7 +147,7 @@ class LinUcb(Index):
         self._b: FloatArray = np.zeros((len(arms), size))
 
     def observe(self, observed: Observed, memo: FloatArray) -> None:
-        """See `Index.observe`; the memo is x."""
+        """See `ArmSelector.observe`; the memo is x."""
         fade = self.ledger.discount**observed.rounds
         spent, earned = observed.sums[..., SPENT].T, observed.sums[..., EARNED].T  # [K, G]
         self._a = self._a * fade + (spent[:, None] * memo.T) @ memo
@@ -170,7 +170,7 @@ class LinUcb(Index):
         return {"a": self._a, "b": self._b}
 
 
-class Nightjar(Index):
+class Nightjar(ArmSelector):
     """Time at each batch size comes in blocks of 1, 2, 4 ... bins; an arm is locked for a bin. The b-th bin of a block
         explores with probability 1 / b: an arm drawn uniformly from those that could be best and that the best one's
         rounds tell nothing of;
@@ -240,7 +240,7 @@ class UcbSpec(BanditSpec):
     def _fading(self) -> float:
         return self.discount if self.window is None else 1.0 - 1.0 / self.window
 
-    def _index(self, arms: Arms, ledger: Ledger) -> Index:
+    def _index(self, arms: Arms, ledger: Ledger) -> ArmSelector:
         return Ucb(arms, ledger, self.optimism)
 
 
@@ -251,7 +251,7 @@ class ThompsonSpec(BanditSpec):
     scale: float = Field(default=1.0, gt=0.0, le=10.0, description="Widens (above 1) or narrows the posterior.")
     seed: int = Field(default=0, ge=0, description="Of the random draws.")
 
-    def _index(self, arms: Arms, ledger: Ledger) -> Index:
+    def _index(self, arms: Arms, ledger: Ledger) -> ArmSelector:
         return Thompson(arms, ledger, self.scale, self.seed)
 
 
@@ -263,7 +263,7 @@ class Exp3Spec(BanditSpec):
     implicit: float = Field(default=0.1, gt=0.0, le=1.0, description="Implicit exploration: less variance, more bias.")
     seed: int = Field(default=0, ge=0, description="Of the random draws.")
 
-    def _index(self, arms: Arms, ledger: Ledger) -> Index:
+    def _index(self, arms: Arms, ledger: Ledger) -> ArmSelector:
         return Exp3(arms, ledger, self.rate, self.implicit, dwell=self.dwell_rounds, seed=self.seed)
 
 
@@ -275,7 +275,7 @@ class LinUcbSpec(BanditSpec):
     optimism: float = Field(default=1.5, ge=0.0, le=10.0, description="How much uncertainty counts in an arm's favour.")
     ridge: float = Field(default=3.0, gt=0.0, le=1000.0, description="Weight of the prior, in rounds.")
 
-    def _index(self, arms: Arms, ledger: Ledger) -> Index:
+    def _index(self, arms: Arms, ledger: Ledger) -> ArmSelector:
         return LinUcb(arms, ledger, self.optimism, self.ridge)
 
 
@@ -287,5 +287,5 @@ class NightjarSpec(BanditSpec):
     discount: float = Field(default=1.0, gt=0.5, le=1.0, description="Per round: how fast what was seen fades.")
     seed: int = Field(default=0, ge=0, description="Of the random draws.")
 
-    def _index(self, arms: Arms, ledger: Ledger) -> Index:
+    def _index(self, arms: Arms, ledger: Ledger) -> ArmSelector:
         return Nightjar(arms, ledger, self.dwell_rounds, self.seed)

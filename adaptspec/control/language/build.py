@@ -19,7 +19,7 @@ from adaptspec.control.language.spec import PolicySpec, TaskSpec, schema
 from adaptspec.control.language.spec_errors import problems_of
 from adaptspec.control.language.yaml_source import Source, parse_yaml, policy_error, read_yaml
 from adaptspec.control.policy import Policy
-from adaptspec.control.rollout import Case, Switched
+from adaptspec.control.rollout import Case, ConditionalPolicy
 from adaptspec.control.tasks import OTHER, Labels
 from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import PolicyError
@@ -119,7 +119,7 @@ def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Label
     if not body.when:
         return usual
     policies = {one.use: arm(one.use) for one in body.when}
-    return Switched(usual, [Case(one, policies[one.use], labels.keys) for one in body.when])
+    return ConditionalPolicy(usual, [Case(one, policies[one.use], labels.keys) for one in body.when])
 
 
 def _ceilings(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:

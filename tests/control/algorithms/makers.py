@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from adaptspec.control.algorithms.algorithm import Parts
+from adaptspec.control.algorithms.arm_selection import ArmSelector, Pick, View
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.algorithms.bandit import Bandit
-from adaptspec.control.algorithms.index import Index, Pick, View
 from adaptspec.control.algorithms.ledger import Ledger, Played, Scope
 from adaptspec.control.policy import Policy
 from adaptspec.types import FloatArray, RoundRecord
@@ -86,7 +86,7 @@ def view(
     )
 
 
-class Scripted(Index):
+class Scripted(ArmSelector):
     """Plays the arms it is told to, in order, the last for ever; keeps what it was shown."""
 
     def __init__(self, arms: Arms, of: Ledger, script: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from adaptspec.control.algorithms.arms import Arms, ArmSpec, NestedPolicy, build
 from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.control.rows import DrafterNumbers
 from adaptspec.control.stopping import ThresholdStop
-from adaptspec.draft_tables import StopTable
+from adaptspec.decision_tables import StopTable
 from adaptspec.errors import PolicyError
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 from tests.control.algorithms.makers import ladder, parts

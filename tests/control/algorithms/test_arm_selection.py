@@ -1,11 +1,11 @@
-"""Index functions' view: ratios of sums with errors that shrink, off known, deeper arms entered from below."""
+"""ArmSelector functions' view: ratios of sums with errors that shrink, off known, deeper arms entered from below."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from adaptspec.control.algorithms.index import Index, enterable, estimates
+from adaptspec.control.algorithms.arm_selection import ArmSelector, enterable, estimates
 from tests.control.algorithms.makers import ladder, ledger, view
 
 COSTS = np.array([1.0, 1.3, 1.8, 2.7])
@@ -56,7 +56,7 @@ def test_deeper_arms_are_entered_from_below_and_limits_hold() -> None:
 
 
 def test_the_highest_score_is_played_and_explored_unless_it_is_the_best_known() -> None:
-    index, state = Index(ladder(), ledger()), view((np.inf, 9.0, 9.0, 9.0), (1.0, 1.2, 1.3, 1.1))
+    index, state = ArmSelector(ladder(), ledger()), view((np.inf, 9.0, 9.0, 9.0), (1.0, 1.2, 1.3, 1.1))
     picked = index.highest(state.ratio, state)
     assert (picked.arms.tolist(), picked.exploring.tolist()) == ([2], [False])
     picked = index.highest(state.ratio + np.array([0.0, 0.2, 0.0, 0.0]), state)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from rich.console import Console
 
-from adaptspec.analysis.report import Report, plot_report, simulate
+from adaptspec.analysis.simulation_report import Report, plot_report, simulate
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.errors import ConfigError

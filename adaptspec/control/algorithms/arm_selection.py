@@ -1,7 +1,7 @@
 """What an index function sees and answers: estimates of each arm per context, and which arm a context plays next.
 
-An algorithm is an `Index`: to add one, write a class and its spec among the algorithms, and a line in the registry. All
-else (episodes, rewards, sums) is the bandit's.
+An algorithm is an `ArmSelector`: to add one, write a class and its spec among the algorithms, and a line in the
+registry. All else (episodes, rewards, sums) is the bandit's.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Pick:
     memo: FloatArray
 
 
-class Index(Learner):
+class ArmSelector(Learner):
     """Base of algorithms; what it does not override needs nothing beyond the sums that the bandit keeps anyway."""
 
     def __init__(self, arms: Arms, ledger: Ledger, seed: int = 0) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.draft_tables import (
+from adaptspec.decision_tables import (
     ENTROPY_BINS,
     ENTROPY_EDGES,
     RowStop,

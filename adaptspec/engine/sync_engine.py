@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.engine.assembly import AUTO, BUNDLED, EngineConfig, build
-from adaptspec.engine.core import EngineCore, Limits
+from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.errors import RequestError
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import Completion, Delta
@@ -47,7 +47,9 @@ class Engine:
             ModelError, PairError, ConfigError, PolicyError: saying what to do.
         """
         policies = (policy,) if policy else ()
-        return cls.from_config(EngineConfig(model, draft, policies, device, dtype, limits=Limits(max_rows=max_rows)))
+        return cls.from_config(
+            EngineConfig(model, draft, policies, device, dtype, limits=EngineLimits(max_rows=max_rows))
+        )
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Engine:
