@@ -17,24 +17,25 @@ import grimp
 import adaptspec
 
 ROOT, TESTS = Path(adaptspec.__file__).parent, Path(__file__).parent
-LINES, FILES = 30_000, 230
+LINES, FILES = 34_000, 230
 LONGEST_FILE, LONG_FUNCTION, LONGEST_FUNCTION, STEP = 400, 40, 80, 20
 MOST_IN_FOLDER = 25
 LONG_SHARE, SINGLE_SHARE = 0.03, 0.20
 UNTESTED_SHARE = 0.15  # some are tested by what uses them
 HOPS, RECORDS = 6, 10
-# Lines and files, by folder: those of a line share theirs. The modules beside the folders are "".
+# Lines and files, by folder: those of a line share theirs. The modules beside the folders are "". They are what there is,
+# rounded up: whoever needs more finds out what can go.
 BUDGETS: Mapping[tuple[str, ...], tuple[int, int]] = {
-    ("control",): (6300, 36),
-    ("engine",): (3350, 25),
-    ("models",): (2600, 20),
-    ("drafting", "verification"): (1050, 13),
-    ("server", "top"): (4800, 35),
-    ("telemetry",): (2900, 16),
-    ("simulation", "analysis", "commands"): (4450, 40),
-    ("bench",): (1400, 10),
-    ("training",): (1600, 13),
-    ("",): (1550, 12),
+    ("control",): (6700, 36),
+    ("engine",): (3550, 25),
+    ("models",): (2750, 20),
+    ("drafting", "verification"): (1150, 13),
+    ("server", "top"): (5900, 40),
+    ("telemetry",): (3450, 20),
+    ("simulation", "analysis", "commands"): (5450, 40),
+    ("bench",): (1500, 10),
+    ("training",): (1850, 13),
+    ("",): (1850, 13),
 }
 OPTIONAL = ("matplotlib",)  # what may be imported in functions anywhere; commands import there what takes time
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
