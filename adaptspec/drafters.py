@@ -14,7 +14,9 @@ class Kind(str, Enum):
     """What a drafter is, by what its drafts cost (`CostTable` has the seconds, learned from the first round on)."""
 
     MODEL = "model"  # a step per token, over the rows that draft that deep; what it has not read must be caught up
-    LOOKUP = "lookup"  # next to nothing per row: it says beforehand what it has found, and is scored where it is idle
+    MODEL_FREE = (
+        "model-free"  # next to nothing per row: it says beforehand what it has found, and is scored where it is idle
+    )
     HEAD = "head"  # steps like a model's, from the target's own states: nothing to catch up
     BLOCK = "block"  # one pass for all tokens of a draft
     HOST = "host"  # whatever another engine's own drafter takes
@@ -38,7 +40,7 @@ DRAFTERS: Mapping[str, Entry] = {
     entry.name: entry
     for entry in (
         Entry("draft-model", Kind.MODEL, "adaptspec.drafting.draft_model:DraftModelDrafter.make", needs_draft=True),
-        Entry("ngram", Kind.LOOKUP, "adaptspec.drafting.ngram:NgramDrafter.make"),
+        Entry("ngram", Kind.MODEL_FREE, "adaptspec.drafting.ngram:NgramDrafter.make"),
     )
 }
 

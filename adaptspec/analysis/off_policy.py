@@ -192,7 +192,7 @@ def _refuse_stops(spec: PolicySpec) -> None:
     body = spec.spec
     stops = body.stop.rule != "none" or any(task.stop is not None for task in body.tasks.values())
     arms = getattr(body.choose, "arms", None) or ()
-    if body.choose.weighs_found and any(kind_of(name) is Kind.LOOKUP for name in spec.drafters):
+    if body.choose.weighs_found and any(kind_of(name) is Kind.MODEL_FREE for name in spec.drafters):
         raise ConfigError(
             f"policy {spec.name!r} weighs what n-grams propose, which a journal tells only where it was taken; "
             "simulate it on a tape"

@@ -125,25 +125,25 @@ class WrongDrafter:
         self._drafter.free(row)
 
 
-class WrongLookup(WrongDrafter):
-    """The same for a lookup: it offers as much as the real one, and is scored as what it proposes would be: wrong."""
+class WrongNgram(WrongDrafter):
+    """The same for a model-free one: it offers as much as the real one, and is scored as what it proposes: wrong."""
 
-    def __init__(self, lookup: ModelFreeDrafter, drafter: Drafter, vocab_size: int) -> None:
+    def __init__(self, drafter: ModelFreeDrafter, vocab_size: int) -> None:
         super().__init__(drafter, vocab_size)
-        self._lookup = lookup
+        self._real = drafter
 
     def offer(self, row: int, tokens: list[int], most: int) -> int:
-        return self._lookup.offer(row, tokens, most)
+        return self._real.offer(row, tokens, most)
 
     def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
-        self._lookup.expect(row, tokens, start)
+        self._real.expect(row, tokens, start)
 
     def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
-        return self._lookup.shadow(row, tokens, start)[0], 0
+        return self._real.shadow(row, tokens, start)[0], 0
 
 
 def wrong(drafter: Drafter, vocab_size: int) -> WrongDrafter:
     """The hostile form of a drafter."""
     if isinstance(drafter, ModelFreeDrafter):
-        return WrongLookup(drafter, drafter, vocab_size)
+        return WrongNgram(drafter, vocab_size)
     return WrongDrafter(drafter, vocab_size)

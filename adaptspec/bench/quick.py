@@ -32,7 +32,7 @@ from adaptspec.errors import ConfigError
 from adaptspec.tables import Table
 
 STATIC_DEPTHS = (1, 2, 3, 5, 7)
-LOOKUP_DEPTHS = (3, 7)
+MODEL_FREE_DEPTHS = (3, 7)
 BUSY = 2
 # Ends by itself when whoever started it is gone, however that ended.
 _LOOP = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(100_000))\n"
@@ -127,11 +127,11 @@ def _drafter(built: Built) -> str:
 def _fixed(built: Built) -> list[PolicySpec]:
     """Every fixed depth of the policy's drafters."""
     first = _drafter(built)
-    lookups = [name for name in built.specs[0].drafters if kind_of(name) is Kind.LOOKUP and name != first]
-    depths = LOOKUP_DEPTHS if kind_of(first) is Kind.LOOKUP else STATIC_DEPTHS
+    model_free = [name for name in built.specs[0].drafters if kind_of(name) is Kind.MODEL_FREE and name != first]
+    depths = MODEL_FREE_DEPTHS if kind_of(first) is Kind.MODEL_FREE else STATIC_DEPTHS
     return [
         *(_static(f"fixed-{depth}", depth, first) for depth in depths),
-        *(_static(f"fixed-{name}-{depth}", depth, name) for name in lookups for depth in LOOKUP_DEPTHS),
+        *(_static(f"fixed-{name}-{depth}", depth, name) for name in model_free for depth in MODEL_FREE_DEPTHS),
     ]
 
 

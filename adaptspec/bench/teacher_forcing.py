@@ -64,7 +64,7 @@ class Judge:
         return {
             drafter.name: self._of_model(drafter, text, sampling, shares)
             if isinstance(drafter, ModelDrafter)
-            else _of_lookup(drafter, text, sampling, shares)
+            else _of_ngram(drafter, text, sampling, shares)
             for drafter in self._drafters
         }
 
@@ -154,8 +154,8 @@ def _until_end(agreed: BoolArray, ends: Sequence[bool], ended: Mapping[int, int]
     return reach
 
 
-def _of_lookup(drafter: Drafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor) -> DraftView:
-    """A lookup reads only what was committed, so each position is asked for anew, at full depth."""
+def _of_ngram(drafter: Drafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor) -> DraftView:
+    """An n-gram drafter reads only what was committed, so each position is asked for anew, at full depth."""
     size, tokens = len(text.output), text.tokens
     run, reach, chance = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64), np.zeros(size)
     row, depth = np.zeros(1, dtype=np.int64), np.array([_DEEPEST])

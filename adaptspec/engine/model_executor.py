@@ -51,8 +51,8 @@ class ModelExecutor:
 
     def start(self, sequence: Seq) -> None:
         if sequence.request.prediction:
-            for lookup in self._model_free.values():
-                lookup.expect(held_row(sequence), sequence.request.prediction, sequence.prompt_length)
+            for drafter in self._model_free.values():
+                drafter.expect(held_row(sequence), sequence.request.prediction, sequence.prompt_length)
 
     def leave(self, row: int) -> None:
         for drafter in self._drafters:
@@ -63,9 +63,9 @@ class ModelExecutor:
 
     def offers(self, batch: Batch, most: int) -> Sequence[Sequence[int]]:
         offers = [[0] * len(batch.decoding)] * len(self._drafters)
-        for which, lookup in self._model_free.items() if most else ():
+        for which, drafter in self._model_free.items() if most else ():
             offers[which] = [
-                lookup.offer(held_row(s), s.tokens, min(limit, most))
+                drafter.offer(held_row(s), s.tokens, min(limit, most))
                 for s, limit in zip(batch.decoding, batch.limits, strict=True)
             ]
         return offers
@@ -124,7 +124,7 @@ class ModelExecutor:
                 self._drafters[drafter].commit(row, length)
 
     def shadows(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
-        """See `Executor.shadows`: lookups tell for next to nothing."""
+        """See `Executor.shadows`: model-free drafters tell for next to nothing."""
         watched = [which for which in decision.watched if which in self._model_free]
         if not watched:
             return None
@@ -189,10 +189,10 @@ def _packed(batch: Batch, draft: Draft) -> Packed:
 def cut_refused(draft: Draft, constraints: Sequence[Constraint | None]) -> Draft:
     """The draft, each row cut to what its grammar takes, before the target spends a pass on what cannot be kept.
 
-    A lookup knows no grammar; a draft model draws from masked scores already. A refused token has probability 0, and
-    what follows it has no mask: the matcher cannot read on. Under every lossless method this changes no output:
-    `coupled` would reject the token anyway, and a lookup's token is a point mass, so leaving it out is leaving out what
-    is sure to fail.
+    An n-gram drafter knows no grammar; a draft model draws from masked scores already. A refused token has probability
+    0, and what follows it has no mask: the matcher cannot read on. Under every lossless method this changes no output:
+    `coupled` would reject the token anyway, and an n-gram's token is a point mass, so leaving it out is leaving out
+    what is sure to fail.
     """
     counts = draft.counts.tolist()
     for i, constraint in enumerate(constraints):

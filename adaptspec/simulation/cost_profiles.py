@@ -159,7 +159,7 @@ def of_profile(name: str, profile: CostProfile) -> MachineCosts:
         )
         for own, cost in profile.drafters.items()
     }
-    ngrams = {own: DraftCosts(per_row=_NGRAM_SECONDS) for own in DRAFTERS if kind_of(own) is Kind.LOOKUP}
+    ngrams = {own: DraftCosts(per_row=_NGRAM_SECONDS) for own in DRAFTERS if kind_of(own) is Kind.MODEL_FREE}
     return MachineCosts(
         name,
         CostTable(profile).verify_seconds,

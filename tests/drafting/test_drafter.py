@@ -51,7 +51,7 @@ class ToyLookup(NgramDrafter):
 def _toys(monkeypatch: pytest.MonkeyPatch, target_path: Path, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(ToyModel, "place", target_path, raising=False)
-    for toy, kind in ((ToyModel, Kind.MODEL), (ToyLookup, Kind.LOOKUP)):
+    for toy, kind in ((ToyModel, Kind.MODEL), (ToyLookup, Kind.MODEL_FREE)):
         monkeypatch.setattr(f"{drafters.__name__}.{toy.__name__}", toy, raising=False)
         monkeypatch.setitem(DRAFTERS, toy.name, Entry(toy.name, kind, f"{drafters.__name__}:{toy.__name__}.make"))
 
@@ -112,5 +112,5 @@ def test_what_ships_is_what_it_says(target_path: Path, make_model: MakeModel) ->
     made: list[Drafter] = make_drafters(Loaded(target, draft, (1,)))
     assert tuple(drafter.name for drafter in made) == available_drafters(draft=True)
     for drafter in made:
-        assert (kind_of(drafter.name) is Kind.LOOKUP) == isinstance(drafter, ModelFreeDrafter)
+        assert (kind_of(drafter.name) is Kind.MODEL_FREE) == isinstance(drafter, ModelFreeDrafter)
         assert (kind_of(drafter.name) is Kind.MODEL) == isinstance(drafter, ModelDrafter)

@@ -128,7 +128,7 @@ class Goodput(Algorithm):
         tiers = sorted(set(settings.tiers) - {0})
         self.max_depth = depth = tiers[-1] if tiers else 0
         self._allowed: BoolArray = np.isin(np.arange(depth + 1), [0, *tiers])
-        ngram = {i for i, name in enumerate(settings.drafters) if kind_of(name) is Kind.LOOKUP}
+        ngram = {i for i, name in enumerate(settings.drafters) if kind_of(name) is Kind.MODEL_FREE}
         models = {i: name for i, name in enumerate(settings.drafters) if i not in ngram}
         self._models = {i: ModelAcceptance(rows, tasks, depth, settings.acceptance) for i in models}
         self._ngram = {i: NgramAcceptance(rows, tasks, depth) for i in sorted(ngram)}
