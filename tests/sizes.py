@@ -23,8 +23,8 @@ MOST_IN_FOLDER = 25
 LONG_SHARE, SINGLE_SHARE = 0.03, 0.20
 UNTESTED_SHARE = 0.15  # some are tested by what uses them
 HOPS, RECORDS = 6, 10
-# Lines and files, by folder: those of a line share theirs. The modules beside the folders are "". They are what there is,
-# rounded up: whoever needs more finds out what can go.
+# Lines and files, by folder: those of a line share theirs. The modules beside the folders are "". They are what there
+# is, rounded up: whoever needs more finds out what can go.
 BUDGETS: Mapping[tuple[str, ...], tuple[int, int]] = {
     ("control",): (6700, 36),
     ("engine",): (3550, 25),
