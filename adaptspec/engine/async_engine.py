@@ -150,15 +150,16 @@ class AsyncEngine:
         """Queue requests that `check` lets pass, all or none of them; their output comes in one stream.
 
         Raises:
+            UnknownModelError: the policy of one has gone.
             OverloadedError: there is no room for all of them now.
             EngineError: the engine has stopped.
         """
         self._admit(requests)
+        tagged = [self._core.inputs.with_task(request) for request in requests]  # here: rounds do not wait for it
         stream = Stream(self, requests)
-        for request in requests:
-            tagged = self._core.inputs.with_task(request)  # here, so that rounds do not wait for it
+        for request in tagged:
             self._streams[request.id] = stream.pieces
-            self._inbox.put(lambda request=tagged: self._core.add(request))  # type: ignore[misc]
+            self._inbox.put(lambda request=request: self._core.add(request))  # type: ignore[misc]
         return stream
 
     def stream(self, request: Request) -> Stream:
@@ -241,6 +242,7 @@ class AsyncEngine:
         for request in requests:
             if request.id in self._streams:
                 raise EngineError(f"request id {request.id} is still in use; give every request an id of its own")
+            self._core.check_policy(request)  # it may have gone since `check`
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop

@@ -117,6 +117,10 @@ class EngineCore:
             RequestError: with the field at fault in `param`.
         """
         self.inputs.check(request)
+        self.check_policy(request)
+
+    def check_policy(self, request: Request) -> None:
+        """Raise UnknownModelError if its policy is not served (any more)."""
         policy, served = request.speculation.policy, self.controller.policies
         if policy is not None and policy not in served:
             raise UnknownModelError(

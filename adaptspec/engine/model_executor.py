@@ -81,7 +81,7 @@ class ModelExecutor:
         lanes = dict.fromkeys((int(drafter[i]), methods[i]) for i in np.flatnonzero(depths))
         parts = []
         for which, how in lanes:
-            mine = [drafter[i] == which and methods[i] is how for i in range(len(emitting))]
+            mine = [drafter[i] == which and methods[i] == how for i in range(len(emitting))]
             job = DraftJob(
                 batch.rows,
                 [s.tokens for s in emitting],

@@ -167,7 +167,7 @@ class Sequence:
                 self._counts.stats(self.policy),
                 task=self.request.speculation.task,
                 task_detected=self.request.speculation.task_detected,
-                lossy=self.lossy,
+                lossy=self.lossy or self.method.lossy,
             ),
             timings=replace(self.timings, finished=now),
             error=self.error,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from adaptspec.errors import JournalError
@@ -80,12 +79,22 @@ class RotatedFile:
     def _open(self) -> int:
         descriptor = open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._size = os.fstat(descriptor).st_size
-        if self._size:
-            # A line that a crash has left unfinished: the next one must not run into it.
-            with mmap(descriptor, self._size, access=ACCESS_READ) as text:
-                self._size = text.rfind(b"\n") + 1
-            os.ftruncate(descriptor, self._size)
+        self._cut(descriptor)
         return descriptor
+
+    def _cut(self, descriptor: int) -> None:
+        """Remove a line that a crash has left unfinished, so that the next one does not run into it."""
+        end = self._size
+        while end:
+            start = max(0, end - 2**16)
+            found = os.pread(descriptor, end - start, start).rfind(b"\n")
+            if found >= 0:
+                end = start + found + 1
+                break
+            end = start
+        if end != self._size:
+            os.ftruncate(descriptor, end)
+            self._size = end
 
     def _append(self, data: bytes) -> None:
         left = memoryview(data)

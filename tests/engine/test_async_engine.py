@@ -130,7 +130,8 @@ async def test_a_failed_round_ends_its_requests_and_no_others(tokenizer: PreTrai
     async with engine(tokenizer, target) as front:
         prompt = next([5, t] for t in range(2, 24) if 13 not in [t, *plain_greedy(target, [5, t], 30)])
         first = [Request(f"a{i}", (5, 13), GREEDY) for i in range(4)]  # fill every row
-        queued = [Request(f"b{i}", tuple(prompt), GREEDY) for i in range(3)]
+        undrafted = SpeculationParams(max_depth=0)  # a draft could bring the token
+        queued = [Request(f"b{i}", tuple(prompt), GREEDY, undrafted) for i in range(3)]
         done = await asyncio.gather(*(front.generate(request) for request in [*first, *queued]))
         assert all(c.finish is FinishReason.ERROR and "met token 13" in (c.error or "") for c in done[:4])
         assert all(c.finish is FinishReason.LENGTH for c in done[4:])

@@ -105,6 +105,19 @@ def test_coupled_tokens_do_not_depend_on_the_draft_temperature(tokenizer: PreTra
     assert policies["b"][0].temperature.told
 
 
+def test_rows_of_several_policies_draft_as_was_decided(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Methods that are equal are one method, whoever made them: with two drafters in a round nobody goes without."""
+    drafters: list[Drafter] = [DraftModelDrafter(TableRunner(seed=1, blend=0.8)), NgramDrafter(longest=2, shortest=1)]
+    names = ("draft-model", "ngram")
+    policies = {name: (Dictated(names, lambda n, size: [3] * size), "coupled") for name in "ab"}
+    run(make_core(tokenizer, TableRunner(), drafters, policies), _requests("abab", temperature=0.0))
+    for policy, _ in policies.values():
+        for record in policy.records:
+            own = record.drafter == 0
+            assert (record.drafted[own] == record.depths[own]).all()
+    assert any((record.drafter == 1).any() for policy, _ in policies.values() for record in policy.records)
+
+
 def test_greedy_batches_are_neither_tempered_nor_scored(tokenizer: PreTrainedTokenizerFast) -> None:
     policy = _Warm(("draft-model",), 3)
     core = make_core(tokenizer, TableRunner(), [DraftModelDrafter(TableRunner(seed=1))], {"p": (policy, "coupled")})

@@ -12,14 +12,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pkgutil
 import sys
 import tempfile
 from collections import defaultdict
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from adaptspec import server
 from adaptspec.engine.assembly import model_place
-from adaptspec.server.openapi import OPERATIONS, describe
+from adaptspec.server import live_page
+from adaptspec.server.openapi import describe
+from adaptspec.server.routes import Operation
 from tests.telemetry.exported import exported
 from tests.telemetry.otlp import collecting
 
@@ -40,7 +46,10 @@ async def names(target: Path, draft: Path, folder: Path) -> Names:
 
 
 def _http() -> dict[str, dict[str, set[str]]]:
-    whole = describe({path for path, _ in OPERATIONS})
+    modules = [import_module(one.name) for one in pkgutil.walk_packages(server.__path__, "adaptspec.server.")]
+    found = {id(one): one for module in modules for one in vars(module).values() if isinstance(one, Operation)}
+    served = [*found.values(), replace(live_page.index, path="/dashboard")]
+    whole = describe(served)
     routes = {
         f"{method.upper()} {path}": set(operation["responses"])
         | {one["name"] for one in operation.get("parameters", ())}
