@@ -31,7 +31,7 @@ BUDGETS: Mapping[tuple[str, ...], tuple[int, int]] = {
     ("models",): (2750, 20),
     ("drafting", "verification"): (1150, 13),
     ("server", "top"): (5900, 40),
-    ("telemetry",): (3450, 20),
+    ("telemetry",): (3500, 20),
     ("simulation", "analysis", "commands"): (5450, 40),
     ("bench",): (1500, 10),
     ("training",): (1850, 13),

@@ -14,6 +14,7 @@ from adaptspec.errors import JournalError
 from adaptspec.files import open_file
 from adaptspec.journal import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted, to_line
 from adaptspec.request import Request
+from adaptspec.telemetry.bounded_queue import BoundedQueue
 from adaptspec.telemetry.request_store import Batch, Event, Finished, RequestStore, RoundEnded, Started
 from adaptspec.types import Completion
 
@@ -118,22 +119,35 @@ class RotatedFile:
 
 
 class Journal:
-    """Writes down everything that the store says. What was dropped, or the disk did not take, is counted and said."""
+    """Writes down everything that the store says. What was dropped, or the disk did not take, is counted and said.
+
+    On a thread of its own: a disk that hangs holds up nobody else.
+    """
 
     _CHUNK = 256  # entries made into lines at once
 
-    def __init__(self, store: RequestStore, path: Path, *, max_bytes: int = 64 * 2**20, files: int = 4) -> None:
-        """Raises JournalError: the file cannot be written."""
+    def __init__(
+        self,
+        store: RequestStore,
+        path: Path,
+        *,
+        max_bytes: int = 64 * 2**20,
+        files: int = 4,
+        limit: int = 20_000,
+        pause: float = 0.25,
+    ) -> None:
+        """`limit` entries wait at most, for `pause` seconds. Raises JournalError: the file cannot be written."""
         self._file = RotatedFile(path, max_bytes, files)
         self._path = path
         self._store = store
+        self._queue = BoundedQueue[Entry]("journal", self._write, limit=limit, pause=pause)
         self._lost = self._told = 0
         self._failing = False
         store.writes(self._take)
 
     @property
     def dropped(self) -> int:
-        return self._store.missing(self._take) + self._lost
+        return self._store.missing(self._take) + self._queue.dropped + self._lost
 
     def begin(self, header: JournalHeader) -> None:
         """Say what the engine runs on, before the store starts."""
@@ -141,17 +155,29 @@ class Journal:
             self._file.begin(_bytes([header]))
         except OSError as error:
             raise JournalError(f"--journal {self._path}: cannot be written ({error.strerror})") from error
+        self._queue.start()
+
+    def settle(self) -> None:
+        """Have everything written that the store has said so far."""
+        self._queue.work()
 
     def close(self) -> None:
+        """After the store's own end."""
+        self._queue.close()
         if self.dropped:
             _log.warning("%d lines of %s were dropped in all", self.dropped, self._path)
         self._file.close()
 
     def _take(self, batch: Batch) -> None:
-        entries = [entry for event in batch.events if (entry := _entry(event)) is not None]
+        for event in batch.events:
+            entry = _entry(event)
+            if entry is not None:
+                self._queue.put(entry)
+
+    def _write(self, entries: Sequence[Entry]) -> None:
         for begin in range(0, len(entries), self._CHUNK):
             chunk = entries[begin : begin + self._CHUNK]
-            missing = batch.dropped + self._lost - self._told
+            missing = self.dropped - self._told
             try:
                 self._file.write(_bytes([LinesDropped(missing), *chunk] if missing else chunk))
             except (OSError, ValueError) as error:

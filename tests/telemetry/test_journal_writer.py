@@ -61,6 +61,7 @@ class Written:
 
     def write(self) -> None:
         self.store.settle()
+        self.journal.settle()
 
     def close(self) -> None:
         self.store.close()
@@ -69,7 +70,7 @@ class Written:
 
 def begun(path: Path, *, limit: int = 20_000, pause: float = 3600.0, **how: Any) -> Written:
     store = RequestStore(limit=limit, pause=pause)
-    journal = Journal(store, path, **how)
+    journal = Journal(store, path, pause=pause, limit=limit, **how)
     journal.begin(HEADER)
     store.start(4)
     return Written(store, journal)
@@ -95,6 +96,29 @@ def test_everything_that_happened_is_written_in_order(tmp_path: Path) -> None:
     assert np.array_equal(rounds[0].confidence, numbered(0).confidence, equal_nan=True)
     assert "secret" not in path.read_text()
     assert "77" not in path.read_text()
+
+
+def test_a_disk_that_hangs_holds_up_the_journal_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is counted and shown goes on; what the journal has no room for is counted as dropped."""
+    written, goes_on = begun(tmp_path / "j", limit=100, pause=0.001), threading.Event()
+    write = RotatedFile.write
+
+    def hanging(file: RotatedFile, data: bytes) -> None:
+        goes_on.wait(30)
+        write(file, data)
+
+    monkeypatch.setattr(RotatedFile, "write", hanging)
+    for number in range(300):
+        written.rounds(number)
+        written.store.settle()
+    assert written.store.totals.rounds == 300
+    assert written.journal.dropped
+    goes_on.set()
+    dropped = written.journal.dropped
+    written.close()
+    told = [entry for entry in read_entries(tmp_path / "j") if isinstance(entry, LinesDropped)]
+    assert len(list(read_journal(tmp_path / "j"))) + dropped == 300
+    assert sum(entry.lines for entry in told) <= dropped
 
 
 def test_lines_reach_the_file_while_the_server_runs(tmp_path: Path) -> None:
