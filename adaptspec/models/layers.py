@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from adaptspec.errors import ModelError
@@ -115,7 +115,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, 
     if rope.scaling == "yarn":
         settings.setdefault("factor", rope.context / rope.original_context)
     try:
-        config = LlamaConfig(head_dim=head_dim, max_position_embeddings=rope.context, rope_parameters=settings)
+        # Looked up here: importing it takes a second and 80 MB, and most models scale nothing.
+        config = pkgutil.resolve_name("transformers:LlamaConfig")(
+            head_dim=head_dim, max_position_embeddings=rope.context, rope_parameters=settings
+        )
         frequencies, factor = ROPE_INIT_FUNCTIONS[rope.scaling](config, torch.device("cpu"))
     except KeyError as missing:
         raise ModelError(f"config.json: {missing.args[0]}") from None
