@@ -75,17 +75,19 @@ class ModelExecutor:
         emitting = batch.emitting
         if not some(decision.depths):
             return Draft.empty(len(emitting))
-        beyond = len(emitting) - len(decision.depths)
-        depths, drafter = np.pad(decision.depths, (0, beyond)), np.pad(decision.drafter, (0, beyond))
+        depths, drafter = decision.depths, decision.drafter
+        if beyond := len(emitting) - len(depths):
+            depths, drafter = np.pad(depths, (0, beyond)), np.pad(drafter, (0, beyond))
         sampling, methods = self._sampled(emitting), [s.method for s in emitting]
-        lanes = dict.fromkeys((int(drafter[i]), methods[i]) for i in np.flatnonzero(depths))
+        lanes = [(int(which), how) for which, how in zip(drafter, methods, strict=True)]
+        used = dict.fromkeys(lanes[i] for i in np.flatnonzero(depths))
         parts = []
-        for which, how in lanes:
-            mine = [drafter[i] == which and methods[i] == how for i in range(len(emitting))]
+        for which, how in used:
+            mine = depths if len(used) == 1 else np.where([one == (which, how) for one in lanes], depths, 0)
             job = DraftJob(
                 batch.rows,
                 [s.tokens for s in emitting],
-                depths if len(lanes) == 1 else np.where(mine, depths, 0),
+                mine,
                 sampling,
                 shares_noise=how.shares_noise,
                 keep_distribution=how.needs_distribution and not sampling.plain_greedy,
@@ -152,9 +154,6 @@ class ModelExecutor:
         """Verify each row by its own method. `logits` [sum(counts + 1), V]."""
         methods, sampling = [s.method for s in emitting], self._sampled(emitting)
         used = list(dict.fromkeys(methods))
-        if any(how.lossy for how in used):
-            for sequence, how in zip(emitting, methods, strict=True):
-                sequence.lossy |= how.lossy
         if len(used) == 1:
             return used[0].verify(logits, draft, sampling)
         accepted, following = np.zeros_like(draft.counts), np.zeros_like(draft.counts)
