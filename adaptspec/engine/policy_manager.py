@@ -317,7 +317,7 @@ def adopt_policy(
     core.methods[name] = methods
     for sequence in (*core.scheduler.running, *core.scheduler.waiting):
         if sequence.policy == name:
-            sequence.method = methods.get(sequence.request.speculation.task)
+            sequence.judge_by(methods.get(sequence.request.speculation.task))
     return carried
 
 

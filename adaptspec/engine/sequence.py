@@ -43,7 +43,7 @@ class Sequence:
         self.row: int | None = None
         self.finish: FinishReason | None = None
         self.error: str | None = None
-        self.lossy = False  # whether its verification may have changed the text
+        self._was_lossy = False  # before `method`
         self.max_tokens = min(sampling.max_tokens, context - len(request.prompt))
         self.end_tokens = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos))
         self.sampling = SamplingRow(sampling, seed, self.tokens, len(request.prompt), eos, constraint)
@@ -80,6 +80,16 @@ class Sequence:
         room = self.max_tokens - self.emitted - 1
         wish = self.request.speculation.max_depth
         return room if wish is None else min(room, wish)
+
+    @property
+    def lossy(self) -> bool:
+        """Whether its verification may have changed the text."""
+        return self._was_lossy or self.method.lossy
+
+    def judge_by(self, method: Method) -> None:
+        """From here on; what it has is marked by the method it had."""
+        self._was_lossy |= self.method.lossy and self.emitted > 0
+        self.method = method
 
     def admit(self, now: float) -> None:
         """Note when it left the queue; a return after giving way does not count."""
@@ -167,7 +177,7 @@ class Sequence:
                 self._counts.stats(self.policy),
                 task=self.request.speculation.task,
                 task_detected=self.request.speculation.task_detected,
-                lossy=self.lossy or self.method.lossy,
+                lossy=self.lossy,
             ),
             timings=replace(self.timings, finished=now),
             error=self.error,

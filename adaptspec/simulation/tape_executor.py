@@ -32,7 +32,6 @@ class TapeSequence(Seq):
         self.row = None
         self.finish = None
         self.error = None
-        self.lossy = False
         self.max_tokens = int(tape.max_tokens[index])
         self.timings = Timings(arrived=0.0, admitted=None, first_token=None, finished=0.0)
         self._prompt = int(tape.prompt_tokens[index])
