@@ -5,6 +5,7 @@ What the page shows comes from other routes, and needs their keys: the files hol
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,35 +26,45 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 _MEDIA = tuple(kind.partition(";")[0] for kind in _TYPES.values())
-
-
 _HEADERS = {
     "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+_FILES = web.AppKey("page_files", dict[str, tuple[bytes, dict[str, str]]])
 
 
 def add_page(app: web.Application) -> None:
     """Add the page at `/` and `/dashboard`; it asks for its own files at `/page/NAME`."""
+    app[_FILES] = {path.name: _read(path) for path in FOLDER.iterdir() if path.suffix in _TYPES}
     add_operations(app, (index, replace(index, path="/dashboard"), file))
 
 
 @Operation("get", "/", plain=("text/html",), cached=True)
-async def index(_: web.Request) -> web.FileResponse:
+async def index(http: web.Request) -> web.Response:
     """The live page."""
-    return _sent(FOLDER / "index.html")
+    return _answer(http, "index.html")
 
 
 @Operation("get", "/page/{name}", plain=_MEDIA, refused=(404,), cached=True)
-async def file(http: web.Request) -> web.FileResponse:
+async def file(http: web.Request) -> web.Response:
     """A file of the live page."""
-    found = next((path for path in FOLDER.iterdir() if path.name == http.match_info["name"]), None)
-    if found is None or found.suffix not in _TYPES:
+    return _answer(http, http.match_info["name"])
+
+
+def _read(path: Path) -> tuple[bytes, dict[str, str]]:
+    """The file and its headers; ETag changes with the content."""
+    body = path.read_bytes()
+    tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+    return body, _HEADERS | {"Content-Type": _TYPES[path.suffix], "ETag": tag}
+
+
+def _answer(http: web.Request, name: str) -> web.Response:
+    """The file, or 304 where the browser has it."""
+    if name not in http.app[_FILES]:
         raise web.HTTPNotFound
-    return _sent(found)
-
-
-def _sent(path: Path) -> web.FileResponse:
-    return web.FileResponse(path, headers=_HEADERS | {"Content-Type": _TYPES[path.suffix]})
+    body, headers = http.app[_FILES][name]
+    if http.headers.get("If-None-Match") == headers["ETag"]:
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=body, headers=headers)
