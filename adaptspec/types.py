@@ -165,6 +165,68 @@ def nobody() -> IntArray:
     return np.zeros(0, dtype=np.int64)
 
 
+@dataclass(frozen=True)
+class Tree:
+    """The shape of drafts of which some branch: N nodes of each of B rows, parents before their children.
+
+    Nodes follow on the newest token or on another node. A row's main chain is its first nodes, each the parent of the
+    next; a row that drafted a chain has no others. Places beyond a row's nodes mean nothing.
+    """
+
+    parents: IntArray  # [B, N] place of the node before each; -1: the newest token
+    chain: IntArray  # [B] nodes of the main chain, places 0 ... chain - 1
+    ranks: IntArray  # [B, N] of each among its drafter's candidates after its parent; 0 is what a chain would have
+    drafters: IntArray  # [B, N] index into the engine's drafters
+
+    @classmethod
+    def of_chains(cls, counts: IntArray, width: int, drafters: IntArray) -> Tree:
+        """Chains of `counts` [B] tokens as trees with room for `width` nodes, drafted by `drafters` [B]."""
+        shape = len(counts), width
+        parents = np.broadcast_to(np.arange(-1, width - 1), shape).copy()
+        owners = np.broadcast_to(drafters[:, None], shape).copy()
+        return cls(parents, counts.copy(), np.zeros(shape, dtype=np.int64), owners)
+
+    @property
+    def depths(self) -> IntArray:
+        """[B, N] of each node: 1 after the newest token."""
+        depths = np.ones_like(self.parents)
+        at = np.arange(len(depths))
+        for place in range(depths.shape[1]):
+            parent = self.parents[:, place]
+            depths[:, place] = np.where(parent < 0, 1, depths[at, parent] + 1)
+        return depths
+
+    def seen(self, row: int, count: int) -> BoolArray | None:
+        """What the newest token and a row's `count` nodes see of each other [count + 1, count + 1]; None: a chain."""
+        if count <= self.chain[row]:
+            return None
+        seen: BoolArray = np.eye(count + 1, dtype=np.bool_)
+        for place, parent in enumerate(self.parents[row, :count].tolist(), start=1):
+            seen[place] |= seen[parent + 1]
+        return seen
+
+    def take(self, rows: IntArray) -> Tree:
+        return Tree(self.parents[rows], self.chain[rows], self.ranks[rows], self.drafters[rows])
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The trees of a round of B rows, and what became of them. A row without branches is a chain of its `tree`."""
+
+    tree: Tree
+    nodes: IntArray  # [B] submitted for verification
+    confidence: FloatArray  # [B, N] of each node
+    path: IntArray  # [B, D] places of the accepted nodes, -1 beyond them
+
+    @property
+    def straight(self) -> IntArray:
+        """[B] accepted nodes on the main chain: what the chain alone would have had accepted."""
+        return np.asarray(np.logical_and.accumulate(self.path == np.arange(self.path.shape[1]), axis=1).sum(axis=1))
+
+    def take(self, index: IntArray) -> Branches:
+        return Branches(self.tree.take(index), self.nodes[index], self.confidence[index], self.path[index])
+
+
 # Fields of `RoundRecord` by their shape: [B] and [drafters, B].
 PER_ROW = ("rows", "depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
 PER_DRAFTER = ("shadow", "shadow_drafted")
@@ -173,6 +235,9 @@ PER_DRAFTER = ("shadow", "shadow_drafted")
 @dataclass(frozen=True)
 class RoundRecord:
     """What one round decided, did and cost. Row-wise arrays have the batch's order; B rows, D = deepest draft.
+
+    Where drafts branch, `drafted` and `accepted` are tokens along a path, the longest and the accepted one, never
+    nodes; `confidence` and `entropy` are those of the main chain, and `branches` has the rest.
 
     Only decoding rows are listed: rows still reading their prompt are summed in `prefill_tokens`.
     `confidence` (draft's probability of its own token) and `entropy` (nats, of the draft
@@ -212,6 +277,7 @@ class RoundRecord:
     # [B, D, candidates]: how surely each drafted token would have been accepted at each candidate draft temperature;
     # NaN where nobody scored it. None in rounds that are not scored.
     temperature_scores: FloatArray | None = None
+    branches: Branches | None = None  # None in rounds whose drafts are chains
     decision: int = 0  # the number of the decision that it ran: its outcome may come after later decisions
     # [B] the controller's numbers of each row's task and policy, as its decision told them; empty in journals.
     tasks: IntArray = field(default_factory=nobody)
@@ -232,9 +298,19 @@ class RoundRecord:
         """Accepted tokens that the client got [B]: the token that every pass brings is none of them."""
         return np.minimum(self.accepted, np.maximum(self.emitted - 1, 0))
 
+    @property
+    def chain(self) -> IntArray:
+        """Tokens of each row's main chain [B]."""
+        return self.drafted if self.branches is None else self.branches.tree.chain
+
+    @property
+    def straight(self) -> IntArray:
+        """Tokens of it that the client got [B]: `kept`, had nothing branched off."""
+        return self.kept if self.branches is None else np.minimum(self.kept, self.branches.straight)
+
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch; what the whole round cost stays."""
-        deepest = int(self.drafted[index].max(initial=0))  # others may have drafted deeper than their policy can
+        deepest = int(self.chain[index].max(initial=0))  # others may have drafted deeper than their policy can
         taken: dict[str, Any] = vars(self) | {name: getattr(self, name)[index] for name in PER_ROW}
         taken.pop("_drafting", None)
         taken["request_ids"] = tuple(self.request_ids[i] for i in index.tolist())
@@ -247,7 +323,7 @@ class RoundRecord:
         for name in ("tasks", "policies"):
             if len(value := getattr(self, name)):
                 taken[name] = value[index]
-        for name in ("provenance", "expected"):
+        for name in ("provenance", "expected", "branches"):
             if (value := getattr(self, name)) is not None:
                 taken[name] = value.take(index)
         return RoundRecord(**taken)  # `replace` takes half as long again

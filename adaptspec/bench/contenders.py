@@ -111,15 +111,15 @@ class WrongDrafter:
         draft = self._drafter.propose(job)
         for i in np.flatnonzero(draft.counts).tolist():
             # What the real one has seen of its own draft is not what is proposed here, so none of it may stay.
-            self._drafter.commit(int(job.rows[i]), len(job.tokens[i]))
+            self._drafter.commit(int(job.rows[i]), len(job.tokens[i]), job.tokens[i])
         proposed = np.arange(draft.tokens.shape[1]) < draft.counts[:, None]
         tokens = np.where(proposed, (draft.tokens + 1) % self._vocab_size, 0)
         drawn_from = draft.distribution
         shifted = None if drawn_from is None else torch.roll(drawn_from, 1, dims=-1)
         return replace(draft, tokens=tokens, distribution=shifted)
 
-    def commit(self, row: int, valid: int) -> None:
-        self._drafter.commit(row, valid)
+    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
+        self._drafter.commit(row, valid, tokens)
 
     def free(self, row: int) -> None:
         self._drafter.free(row)

@@ -14,7 +14,7 @@ import torch
 
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter
 from adaptspec.errors import ConfigError
-from adaptspec.models.processors import SamplingRow
+from adaptspec.models.processors import Paths, SamplingRow
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch, certainty
 from adaptspec.request import SamplingParams
@@ -114,7 +114,7 @@ class Judge:
             # Backwards: what the cache holds of the text before is never spoilt.
             for at in wrong[::-1].tolist():
                 tokens = text.tokens[: prompt + at]
-                drafter.commit(0, len(tokens) - 1)
+                drafter.commit(0, len(tokens) - 1, tokens)
                 batch = self._sampling(text, tokens, runner.device)
                 job = DraftJob(np.zeros(1, dtype=np.int64), [tokens], np.array([1 + _AFTER_MISS]), batch)
                 draft = drafter.propose(job)
@@ -131,7 +131,7 @@ class Judge:
         """Scores [count, V] of the first `count` positions of the output, given the true text before each."""
         try:
             logits = _read(runner, text.tokens[: len(text.prompt) + count - 1], count)
-            drafted = np.array([text.output], dtype=np.int64)
+            drafted = Paths(np.array([text.output], dtype=np.int64))
             scores = sampling.process(logits, np.zeros(count, dtype=np.int64), np.arange(count), drafted)
             return scores.clone()  # the runner may use its buffer again
         finally:

@@ -18,6 +18,7 @@ from adaptspec.drafting.drafter import DraftJob, Loaded
 from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Stream
+from adaptspec.models.processors import NO_PATHS, Paths
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import certainty, entropies, tempered, top_certainty
 from adaptspec.types import IntArray
@@ -69,7 +70,7 @@ class DraftModelDrafter:
             self.runner.forward(packed)  # nobody drafts yet, but prompts are read on
         while len(active):
             offsets = np.full(len(active), steps, dtype=np.int64)
-            scores = job.sampling.process(self.runner.forward(packed), active, offsets, draft.tokens)
+            scores = job.sampling.process(self.runner.forward(packed), active, offsets, Paths(draft.tokens))
             chosen, drawn_from = _draw(job, scores, active, offsets)
             if distribution is not None:
                 distribution[torch.from_numpy(active), steps] = job.sampling.probabilities(drawn_from, active)
@@ -100,7 +101,7 @@ class DraftModelDrafter:
         sure: list[float] = []
         spread: list[float] = []
         while True:
-            scores = job.sampling.process(self.runner.forward(packed), _NOBODY, _NOBODY, _NOBODY).numpy()[0]
+            scores = job.sampling.process(self.runner.forward(packed), _NOBODY, _NOBODY, NO_PATHS).numpy()[0]
             top = int(scores.argmax())
             confidence, entropy = top_certainty(scores, top)
             drawn.append(top)
@@ -120,7 +121,7 @@ class DraftModelDrafter:
         draft.counts[active] = steps
         return replace(draft, steps=steps, caught_up=first.caught_up)
 
-    def commit(self, row: int, valid: int) -> None:
+    def commit(self, row: int, valid: int, tokens: list[int]) -> None:  # noqa: ARG002
         if self.runner.length(row) > valid:
             self.runner.truncate(row, valid)
 

@@ -62,8 +62,8 @@ class Drafter(Protocol):
         dropped comes too often. With p(a) = 1/2 and q(a) = 5/8, dropping every b gives P(a) = p(a) (1 + q(b)) = 0.69.
         """
 
-    def commit(self, row: int, valid: int) -> None:
-        """The first `valid` tokens the drafter has seen of `row` were kept; forget the rest."""
+    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
+        """`tokens` is now the text of `row`: of what the drafter has seen, the first `valid` of them were kept."""
 
     def free(self, row: int) -> None:
         """The row's request has ended."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
 from adaptspec.models.draft import Draft
-from adaptspec.types import IntArray
+from adaptspec.types import BoolArray
 
 SHORTEST_REST, LONGEST_REST = 0.1, 60.0  # seconds
 _NOTHING = (0, 0)
@@ -50,16 +50,16 @@ class IsolatedDrafter:
         draft = None if self._resting() else self._guarded(lambda: self.inner.propose(job), None, rows)
         if draft is None:
             return Draft.empty(len(rows))
-        usable = _usable(draft) if draft.steps else draft.counts
-        if np.array_equal(usable, draft.counts):
+        broken = _broken(draft)
+        if not draft.steps or not broken.any():
             return draft
         self._failed(ArithmeticError("the draft's scores are not numbers"), rows)
         # What was drawn before stays: which scores break may depend on it.
-        return draft.cut(usable)
+        return draft.without(broken)
 
-    def commit(self, row: int, valid: int) -> None:
+    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
         try:  # a closure for each row of each round would be felt
-            self.inner.commit(row, valid)
+            self.inner.commit(row, valid, tokens)
         except Exception as error:  # noqa: BLE001
             self._failed(error, (row,))
 
@@ -105,7 +105,8 @@ class IsolatedModelFreeDrafter(IsolatedDrafter):
         return self._guarded(lambda: self.inner.shadow(row, tokens, start), _NOTHING, (row,))
 
 
-def _usable(draft: Draft) -> IntArray:
-    """How many tokens [B] of each row were drawn from scores that are numbers: the others have no confidence."""
-    known: IntArray = np.logical_and.accumulate(~np.isnan(draft.confidence), axis=1).sum(axis=1)
-    return np.minimum(known, draft.counts)
+def _broken(draft: Draft) -> BoolArray:
+    """Which tokens [B, N] were drawn from scores that are no numbers: they have no confidence."""
+    inside = np.arange(draft.tokens.shape[1]) < draft.counts[:, None]
+    broken: BoolArray = np.isnan(draft.confidence) & inside
+    return broken

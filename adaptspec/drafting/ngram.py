@@ -66,7 +66,7 @@ class NgramDrafter:
     def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
         self._predictions[row] = Prediction(tokens, start)
 
-    def commit(self, row: int, valid: int) -> None:
+    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
         """See `Drafter.commit`: only committed tokens are ever read, so nothing is forgotten."""
 
     def free(self, row: int) -> None:

@@ -17,7 +17,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rows import total
 from adaptspec.control.tasks import OTHER
-from adaptspec.engine.executor import Executor
+from adaptspec.engine.executor import Executor, Kept
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.scheduler import Batch, Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
@@ -196,30 +196,33 @@ class EngineCore:
     def _commit(self, batch: Batch, decision: Decision, draft: Draft, verdict: VerifyResult) -> IntArray:
         """Append what was accepted and roll the caches back to it. Tokens emitted [B] by the decoding rows."""
         now, size = self._clock(), len(batch.decoding)
-        emitted = np.zeros(size, dtype=np.int64)
-        drafters = self.executor.drafters
-        rows, lengths, used = [], [], []
+        emitted, drafted = np.zeros(size, dtype=np.int64), draft.depths
+        kept: list[Kept] = []
         for i, sequence in enumerate(batch.emitting):
             if sequence.finish is not None:
                 continue  # nothing can be drawn for it
-            kept, drafted = int(verdict.accepted[i]), int(draft.counts[i])
-            length = sequence.length
-            by = drafters[int(decision.drafter[i])] if kept else None
+            places, length = verdict.places(i), sequence.length
+            by = self._proposers(i, places, decision, draft)
             try:
-                gained = sequence.commit([*draft.tokens[i, :kept].tolist(), int(verdict.following[i])], now, by)
+                gained = sequence.commit([*draft.tokens[i, places].tolist(), int(verdict.following[i])], now, by)
             except Exception as error:  # noqa: BLE001 - its own text is at fault; the others' is not
                 _log.exception("the tokens of %s could not be committed", sequence.request.id)
                 sequence.fail(f"{type(error).__name__}: {error}")
                 continue
             if i < size:
                 emitted[i] = gained
-                sequence.count_round(drafted, min(kept, gained))
-                rows.append(held_row(sequence))
-                lengths.append(length + kept)
+                sequence.count_round(int(drafted[i]), min(len(places), gained))
                 # A drafter may have read on though all it drafted was cut: what was asked for tells, not what is left.
-                used.append(int(decision.drafter[i]) if decision.depths[i] else -1)
-        self.executor.keep(rows, lengths, used)
+                kept.append(Kept(sequence, length, places, int(decision.drafter[i]) if decision.depths[i] else -1))
+        self.executor.keep(kept)
         return emitted
+
+    def _proposers(self, row: int, places: list[int], decision: Decision, draft: Draft) -> list[str]:
+        """Names of the drafters whose tokens stay, one for each."""
+        names = self.executor.drafters
+        if draft.tree is None or not places:
+            return [names[int(decision.drafter[row])]] * len(places) if places else []
+        return [names[which] for which in draft.tree.drafters[row, places].tolist()]
 
     def _record(
         self,
@@ -234,6 +237,7 @@ class EngineCore:
     ) -> RoundRecord:
         self._number += 1
         size, prefill, scores = len(emitted), batch.prefill_tokens, verdict.temperature_scores
+        deepest = draft.tokens.shape[1] if draft.tree is None else int(draft.chain.max(initial=0))
         shadow_drafted, shadow = self.executor.shadows(batch, decision, signals.context) or (None, None)
         return RoundRecord(
             number=self._number,
@@ -242,12 +246,13 @@ class EngineCore:
             depths=decision.depths,
             reasons=decision.reasons,
             drafter=decision.drafter,
-            drafted=draft.counts[:size],
+            drafted=draft.depths[:size],
             accepted=verdict.accepted[:size],
             emitted=emitted,
             context=signals.context,
-            confidence=draft.confidence[:size],
-            entropy=draft.entropy[:size],
+            confidence=draft.confidence[:size, :deepest],
+            entropy=draft.entropy[:size, :deepest],
+            branches=draft.branches(size, verdict.path),
             prefill_tokens=prefill,
             draft_steps=draft.steps,
             caught_up=draft.caught_up,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from adaptspec.control.policy import Decision
 from adaptspec.engine.scheduler import Batch, Cache
@@ -14,6 +14,18 @@ from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft
 from adaptspec.types import IntArray
 from adaptspec.verification.method import VerifyResult
+
+
+class Kept(NamedTuple):
+    """What stays of a row's round: its text was `length` tokens before it, and drafted tokens of these `places` follow.
+
+    The token after them is in no cache yet. `drafter` was asked to draft for it (-1: none).
+    """
+
+    sequence: Seq
+    length: int
+    places: list[int]
+    drafter: int
 
 
 class Executor(Protocol):
@@ -55,8 +67,8 @@ class Executor(Protocol):
         A sequence for which nothing can be drawn is failed; logprobs that it asked for are in `Seq.scored`.
         """
 
-    def keep(self, rows: Sequence[int], lengths: Sequence[int], drafters: Sequence[int]) -> None:
-        """After commit: forget what is cached of rows beyond `lengths`; `drafters` drafted for them (-1: none)."""
+    def keep(self, kept: Sequence[Kept]) -> None:
+        """After commit: forget what is cached of rows beyond what was kept."""
 
     def shadows(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
         """After commit: what drafters that did not run would have drafted and got accepted (`RoundRecord.shadow`).

@@ -15,6 +15,7 @@ from adaptspec.control.rows import some
 from adaptspec.decision_tables import CANDIDATES
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
 from adaptspec.drafting.isolated_drafter import isolated
+from adaptspec.engine.executor import Kept
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft
@@ -22,7 +23,7 @@ from adaptspec.models.grammars import Constraint
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import IntArray, TokenLogprob
+from adaptspec.types import BoolArray, IntArray, TokenLogprob
 from adaptspec.verification.draft_scores import score_temperatures
 from adaptspec.verification.method import VerifyResult, window_starts
 
@@ -119,11 +120,15 @@ class ModelExecutor:
         scores = score_temperatures(logits, draft, verdict, sampling, shares_noise=shares, temperatures=CANDIDATES)
         return replace(verdict, temperature_scores=scores)
 
-    def keep(self, rows: Sequence[int], lengths: Sequence[int], drafters: Sequence[int]) -> None:
-        for row, length, drafter in zip(rows, lengths, drafters, strict=True):
-            self.cache.truncate(row, length)
+    def keep(self, kept: Sequence[Kept]) -> None:
+        for sequence, length, places, drafter in kept:
+            row, valid = held_row(sequence), length + len(places)
+            if places and places[-1] >= len(places):
+                self.cache.keep(row, length, places)
+            else:
+                self.cache.truncate(row, valid)
             if drafter >= 0:
-                self._drafters[drafter].commit(row, length)
+                self._drafters[drafter].commit(row, valid, sequence.tokens)
 
     def shadows(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
         """See `Executor.shadows`: model-free drafters tell for next to nothing."""
@@ -157,19 +162,23 @@ class ModelExecutor:
         if len(used) == 1:
             return used[0].verify(logits, draft, sampling)
         accepted, following = np.zeros_like(draft.counts), np.zeros_like(draft.counts)
+        path = np.broadcast_to(np.arange(draft.tokens.shape[1]), draft.tokens.shape).copy()
         for how in used:
             judged = np.array([one == how for one in methods])
             mine = np.flatnonzero(judged)
             own = torch.from_numpy(np.repeat(judged, draft.counts + 1)).to(logits.device)
             part = how.verify(logits[own], draft.take(mine), sampling.take(mine))
             accepted[mine], following[mine] = part.accepted, part.following
-        return VerifyResult(accepted, following)
+            if part.path is not None:
+                path[mine, : part.path.shape[1]] = part.path
+        return VerifyResult(accepted, following, path=None if draft.tree is None else path)
 
 
 def _packed(batch: Batch, draft: Draft) -> Packed:
     """The newest token and the draft of each decoding row, and chunks of prompts."""
     tokens: list[int] = []
     rows, counts, wanted = [], [], []
+    seen: list[BoolArray | None] = []
     for i, sequence in enumerate(batch.decoding):
         count = int(draft.counts[i])
         tokens.append(sequence.tokens[-1])
@@ -177,12 +186,15 @@ def _packed(batch: Batch, draft: Draft) -> Packed:
         rows.append(sequence.row)
         counts.append(count + 1)
         wanted.append(count + 1)
+        if draft.tree is not None:
+            seen.append(draft.tree.seen(i, count))
     for chunk in batch.chunks:
         tokens.extend(chunk.sequence.tokens[chunk.start : chunk.start + chunk.count])
         rows.append(chunk.sequence.row)
         counts.append(chunk.count)
         wanted.append(chunk.count if chunk.scored else int(chunk.last))
-    return Packed(*(np.array(part, dtype=np.int64) for part in (rows, counts, tokens, wanted)))
+    who, sizes, fed, asked = (np.array(part, dtype=np.int64) for part in (rows, counts, tokens, wanted))
+    return Packed(who, sizes, fed, asked, None if draft.tree is None else [*seen, *[None] * len(batch.chunks)])
 
 
 def cut_refused(draft: Draft, constraints: Sequence[Constraint | None]) -> Draft:
@@ -193,12 +205,13 @@ def cut_refused(draft: Draft, constraints: Sequence[Constraint | None]) -> Draft
     `coupled` would reject the token anyway, and an n-gram's token is a point mass, so leaving it out is leaving out
     what is sure to fail.
     """
-    counts = draft.counts.tolist()
+    refused = np.zeros(draft.tokens.shape, dtype=np.bool_)
     for i, constraint in enumerate(constraints):
-        if constraint is not None and counts[i]:
-            counts[i] = constraint.valid(draft.tokens[i, : counts[i]].tolist())
-    kept = np.array(counts, dtype=np.int64)
-    return draft if np.array_equal(kept, draft.counts) else draft.cut(kept)
+        if constraint is not None:
+            for path in draft.paths(i):
+                taken = constraint.valid(draft.tokens[i, path].tolist())
+                refused[i, path[taken:]] = True
+    return draft.without(refused) if refused.any() else draft
 
 
 def zero_broken_logits(logits: torch.Tensor, counts: IntArray) -> tuple[torch.Tensor, IntArray]:
@@ -247,9 +260,9 @@ def score_output(emitting: Sequence[Seq], logits: torch.Tensor, draft: Draft, ve
         return
     starts = window_starts(draft.counts).tolist()
     for i, sequence in asking:
-        kept = int(verdict.accepted[i])
-        tokens = [*draft.tokens[i, :kept].tolist(), int(verdict.following[i])]
-        rows = logits[starts[i] : starts[i] + kept + 1]
+        places = verdict.places(i)
+        tokens = [*draft.tokens[i, places].tolist(), int(verdict.following[i])]
+        rows = logits[[starts[i], *(starts[i] + 1 + place for place in places)]]
         sequence.scored = token_logprobs(rows, tokens, sequence.request.sampling.logprobs or 0)
 
 

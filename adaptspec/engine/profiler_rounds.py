@@ -93,8 +93,8 @@ class _Drafting:
 
         def run() -> None:
             self._drafter.propose(job)
-            for row in range(self._count):
-                self._drafter.commit(row, self._context)
+            for row, tokens in enumerate(self._tokens):
+                self._drafter.commit(row, self._context, tokens)
 
         return run
 

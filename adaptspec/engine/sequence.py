@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 import numpy as np
@@ -96,10 +97,10 @@ class Sequence:
         if self.timings.admitted is None:
             self.timings = replace(self.timings, admitted=now)
 
-    def commit(self, tokens: list[int], now: float, drafter: str | None = None) -> int:
+    def commit(self, tokens: list[int], now: float, drafters: SequenceOf[str] = ()) -> int:
         """Append the tokens of one round, up to the one that ends the request; return how many were emitted.
 
-        All but the last were proposed by `drafter`.
+        All but the last were proposed, by these `drafters`.
         """
         if self.timings.first_token is None:
             self.timings = replace(self.timings, first_token=now)
@@ -111,7 +112,7 @@ class Sequence:
             self.tokens.append(token)
             self._end_at(token)
             if self._provenance is not None:
-                self._provenance.add(len(self._detokenizer.text), drafter if count < len(tokens) else None)
+                self._provenance.add(len(self._detokenizer.text), drafters[count - 1] if count < len(tokens) else None)
             if self.finish is not None:
                 gained = count
                 break

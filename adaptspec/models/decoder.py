@@ -32,7 +32,7 @@ class Decoder:
         self._small = SmallPass(config, weights, cache, self._rotations) if small else None
         # What `Runner` asks of rows is all the cache's.
         self.reserve, self.length = cache.reserve, cache.length
-        self.truncate, self.free = cache.truncate, cache.free
+        self.truncate, self.keep, self.free = cache.truncate, cache.keep, cache.free
 
     @property
     def free_memory(self) -> float:

@@ -9,27 +9,28 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.types import BoolArray, Branches, FloatArray, IntArray, Tree
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Drafted tokens of B rows, padded to the deepest of them (D columns).
+    """Drafted tokens of B rows, padded to the most of any of them (N columns). Without a `tree` each row is a chain.
 
-    `distribution` [B, D, V] is what each token was sampled from, after all processors; it is kept
+    `distribution` [B, N, V] is what each token was sampled from, after all processors; it is kept
     only for methods that need it. None means the tokens are point masses (n-gram drafts) or nobody asked.
-    `scores` [B, D, V] are the draft's own scores, before any draft temperature, kept when they are to be compared
-    with the target's; `confidence` and `entropy` are always those of the draft's own distribution.
+    `scores` [B, N, V] are the draft's own scores, before any draft temperature, kept when they are to be compared
+    with the target's; `entropy` is always that of the draft's own distribution. Drafts that branch have neither.
     """
 
-    tokens: IntArray  # [B, D], 0 beyond counts
+    tokens: IntArray  # [B, N], 0 beyond counts
     counts: IntArray  # [B] tokens submitted for verification
-    confidence: FloatArray  # [B, D] probability of the drafted token, NaN where none was drafted
-    entropy: FloatArray  # [B, D] nats, NaN where none was drafted
+    confidence: FloatArray  # [B, N] how likely the drafter finds it that the token is kept, NaN where it does not say
+    entropy: FloatArray  # [B, N] nats, NaN where none was drafted
     distribution: torch.Tensor | None = None
     steps: int = 0  # forward passes of a draft model
     caught_up: int = 0  # tokens fed beyond the usual one or two per row
     scores: torch.Tensor | None = None
+    tree: Tree | None = None
 
     @classmethod
     def empty(cls, rows: int, depth: int = 0) -> Draft:
@@ -41,17 +42,57 @@ class Draft:
     @classmethod
     def merged(cls, parts: Sequence[Draft]) -> Draft:
         """Parts that draft for different rows as one; point masses where only some parts have a distribution."""
-        rows, depth = len(parts[0].counts), max(part.tokens.shape[1] for part in parts)
+        rows, width = len(parts[0].counts), max(part.tokens.shape[1] for part in parts)
         whole = replace(
-            cls.empty(rows, depth),
-            distribution=_room([part.distribution for part in parts], rows, depth),
-            scores=_room([part.scores for part in parts], rows, depth),
+            cls.empty(rows, width),
+            distribution=_room([part.distribution for part in parts], rows, width),
+            scores=_room([part.scores for part in parts], rows, width),
             steps=sum(part.steps for part in parts),
             caught_up=sum(part.caught_up for part in parts),
         )
         for part in parts:
             whole._put(part)
-        return whole
+        if all(part.tree is None for part in parts):
+            return whole
+        tree = Tree.of_chains(whole.counts, width, np.zeros(rows, dtype=np.int64))
+        for part in parts:
+            if part.tree is not None:
+                mine, own = np.flatnonzero(part.counts), part.tokens.shape[1]
+                tree.chain[mine] = part.tree.chain[mine]
+                for name in ("parents", "ranks", "drafters"):
+                    getattr(tree, name)[mine, :own] = getattr(part.tree, name)[mine]
+        return replace(whole, tree=tree)
+
+    @property
+    def chain(self) -> IntArray:
+        """[B] tokens of each row's main chain, which come first."""
+        return self.counts if self.tree is None else self.tree.chain
+
+    @property
+    def depths(self) -> IntArray:
+        """[B] tokens on the longest path of each row."""
+        if self.tree is None:
+            return self.counts
+        inside = np.arange(self.tokens.shape[1]) < self.counts[:, None]
+        return np.asarray(np.where(inside, self.tree.depths, 0).max(axis=1, initial=0))
+
+    def branches(self, rows: int, path: IntArray | None) -> Branches | None:
+        """What a round's record has of the first rows' trees, of which `path` was accepted."""
+        if self.tree is None or path is None:
+            return None
+        first = np.arange(rows)
+        return Branches(self.tree.take(first), self.counts[:rows], self.confidence[:rows], path[:rows])
+
+    def paths(self, row: int) -> list[list[int]]:
+        """The places of a row's nodes on the way to each of its leaves; of a chain, one path."""
+        count = int(self.counts[row])
+        if self.tree is None:
+            return [list(range(count))]
+        parents = self.tree.parents[row, :count].tolist()
+        ways: list[list[int]] = []
+        for place, parent in enumerate(parents):
+            ways.append([*(ways[parent] if parent >= 0 else []), place])
+        return [ways[place] for place in range(count) if place not in parents]
 
     def _put(self, part: Draft) -> None:
         """Fill in the rows that `part` drafts for; scores of no draft model stay 0: no entropy is known there."""
@@ -71,21 +112,58 @@ class Draft:
 
     def take(self, rows: IntArray) -> Draft:
         distribution = None if self.distribution is None else self.distribution[torch.from_numpy(rows)]
-        return Draft(self.tokens[rows], self.counts[rows], self.confidence[rows], self.entropy[rows], distribution)
+        return Draft(
+            self.tokens[rows],
+            self.counts[rows],
+            self.confidence[rows],
+            self.entropy[rows],
+            distribution,
+            tree=None if self.tree is None else self.tree.take(rows),
+        )
 
     def cut(self, counts: IntArray) -> Draft:
-        """The first `counts` [B] tokens of each row; `scores` and `distribution` keep what nobody reads any more."""
+        """The first `counts` [B] nodes of each row; `scores` and `distribution` keep what nobody reads any more."""
         inside = np.arange(self.tokens.shape[1]) < counts[:, None]
+        tree = self.tree
         return replace(
             self,
             tokens=np.where(inside, self.tokens, 0),
             counts=counts,
             confidence=np.where(inside, self.confidence, np.nan),
             entropy=np.where(inside, self.entropy, np.nan),
+            tree=None if tree is None else replace(tree, chain=np.minimum(tree.chain, counts)),
         )
 
+    def without(self, refused: BoolArray) -> Draft:
+        """The draft, less the `refused` nodes [B, N] and all that comes after them. Others keep their order."""
+        if self.tree is None:
+            inside = np.arange(self.tokens.shape[1]) < self.counts[:, None]
+            return self.cut(np.logical_and.accumulate(inside & ~refused, axis=1).sum(axis=1))
+        tree, width, at = self.tree, self.tokens.shape[1], np.arange(len(self.counts))
+        kept = np.arange(width) < self.counts[:, None]
+        for place in range(width):
+            parent = tree.parents[:, place]
+            kept[:, place] &= ~refused[:, place] & ((parent < 0) | kept[at, parent])
+        order = np.argsort(~kept, axis=1, kind="stable")
+        moved = np.cumsum(kept, axis=1) - 1  # where each kept node goes
+        parents = np.where(tree.parents < 0, -1, np.take_along_axis(moved, np.maximum(tree.parents, 0), axis=1))
+        main = kept & (np.arange(width) < tree.chain[:, None])
+        whole = replace(
+            self,
+            tokens=np.take_along_axis(self.tokens, order, axis=1),
+            confidence=np.take_along_axis(self.confidence, order, axis=1),
+            entropy=np.take_along_axis(self.entropy, order, axis=1),
+            tree=Tree(
+                np.take_along_axis(parents, order, axis=1),
+                main.sum(axis=1),
+                np.take_along_axis(tree.ranks, order, axis=1),
+                np.take_along_axis(tree.drafters, order, axis=1),
+            ),
+        )
+        return whole.cut(kept.sum(axis=1))
 
-def _room(kept: Sequence[torch.Tensor | None], rows: int, depth: int) -> torch.Tensor | None:
-    """Zeros [rows, depth, V], if any part kept something."""
+
+def _room(kept: Sequence[torch.Tensor | None], rows: int, width: int) -> torch.Tensor | None:
+    """Zeros [rows, width, V], if any part kept something."""
     like = next((part for part in kept if part is not None), None)
-    return None if like is None else like.new_zeros(rows, depth, like.shape[-1])
+    return None if like is None else like.new_zeros(rows, width, like.shape[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,6 +136,13 @@ class KVCache(BlockAllocator):
         self._lengths[row] = length = min(length, self._lengths.get(row, 0))
         if length <= self.capacity(row) - self.block_size:
             super().truncate(row, length)
+
+    def keep(self, row: int, base: int, places: Sequence[int]) -> None:
+        """See `Runner.keep`. Keys are rotated by their depth, so they stay right wherever they lie."""
+        slots = self.slots(row, base, base + places[-1] + 1)
+        kept = torch.from_numpy(slots[: len(places)]).to(self._pool.device)
+        self._pool[:, kept] = self._pool[:, torch.from_numpy(slots[places]).to(self._pool.device)]
+        self.truncate(row, base + len(places))
 
     def slots(self, row: int, first: int, end: int) -> IntArray:
         """The slots of the tokens `first` to `end` (exclusive) of `row`, cached or about to be."""

@@ -42,12 +42,35 @@ class SamplingRow:
 
 
 @dataclass(frozen=True)
+class Paths:
+    """The drafted tokens before N positions: position n has the first ones of line `lines[n]` of `tokens` [L, D].
+
+    `lines` None: of the line of its batch row, as all of a row's positions lie on one chain.
+    """
+
+    tokens: IntArray
+    lines: IntArray | None = None
+
+    def take(self, picked: IntArray) -> Paths:
+        """Those of some of the positions."""
+        return self if self.lines is None else Paths(self.tokens, self.lines[picked])
+
+
+NO_PATHS = Paths(np.zeros((0, 0), dtype=np.int64))
+
+
+@dataclass(frozen=True)
 class Positions:
-    """N positions: the batch row of each, and how many of that row's `drafted` [B, D] tokens come before it."""
+    """N positions: the batch row of each, and the drafted tokens before it, `offsets` of them."""
 
     index: IntArray
     offsets: IntArray
-    drafted: IntArray
+    paths: Paths
+
+    @property
+    def lines(self) -> IntArray:
+        """[N] the line of `paths.tokens` that each position is on."""
+        return self.index if self.paths.lines is None else self.paths.lines
 
 
 Processor = Callable[[torch.Tensor, Positions], torch.Tensor]
@@ -97,7 +120,7 @@ class _RowProcessor:
             return self._apply(scores, slots, at)
         if len(picked) == 0:
             return scores
-        where, part = self._index(picked), Positions(at.index[picked], at.offsets[picked], at.drafted)
+        where, part = self._index(picked), Positions(at.index[picked], at.offsets[picked], at.paths.take(picked))
         return scores.index_copy(0, where, self._apply(scores.index_select(0, where), slots[picked], part))
 
     def _column(self, read: Callable[[SamplingParams], float]) -> torch.Tensor:
@@ -145,9 +168,10 @@ class Penalties(_RowProcessor):
         self._catch_up()
         slot = self._index(slots)
         counts = self._output.index_select(0, slot)
-        before = np.arange(at.drafted.shape[1]) < at.offsets[:, None]
+        tokens = at.paths.tokens
+        before = np.arange(tokens.shape[1]) < at.offsets[:, None]
         if before.any():
-            drafted = self._index(np.where(before, at.drafted[at.index], 0))
+            drafted = self._index(np.where(before, tokens[at.lines], 0))
             counts.scatter_add_(1, drafted, torch.from_numpy(before.astype(np.float32)).to(self._device))
         present = counts.clamp(max=1.0)
         if self._repeats:
@@ -201,10 +225,10 @@ class GrammarMask(_RowProcessor):
 
     def _apply(self, scores: torch.Tensor, slots: IntArray, at: Positions) -> torch.Tensor:
         allowed: list[BoolArray] = []
-        for slot, row, offset in zip(slots.tolist(), at.index.tolist(), at.offsets.tolist(), strict=True):
+        for slot, line, offset in zip(slots.tolist(), at.lines.tolist(), at.offsets.tolist(), strict=True):
             constraint = self._rows[slot].constraint
             assert constraint is not None
-            allowed.append(constraint.mask(at.drafted[row, :offset].tolist()))
+            allowed.append(constraint.mask(at.paths.tokens[line, :offset].tolist()))
         return scores.masked_fill(self._index(~np.stack(allowed)), -math.inf)
 
 

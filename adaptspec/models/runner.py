@@ -5,12 +5,13 @@ A row is one request's place in the cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from adaptspec.types import IntArray
+from adaptspec.types import BoolArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,17 @@ class Packed:
 
     Row i brings `counts[i]` new tokens, to be appended to what it has cached; logits are wanted
     for the last `wanted[i]` of them (0 while a prompt is still being read).
+
+    Tokens of a row that branch come with `seen[i]` [counts[i], n]: which of the row's last n tokens each of the new
+    ones sees, itself among them, beside all that come before these. Its position is that of the last such token and
+    how many it sees.
     """
 
     rows: IntArray  # [B]
     counts: IntArray  # [B], each at least 1
     tokens: IntArray  # [sum(counts)]
     wanted: IntArray  # [B]
+    seen: Sequence[BoolArray | None] | None = None  # [B]
 
 
 class Runner(Protocol):
@@ -66,6 +72,12 @@ class Runner(Protocol):
 
     def truncate(self, row: int, length: int) -> None:
         """Forget the cached tokens from `length` on: the exact rollback after a rejection."""
+
+    def keep(self, row: int, base: int, places: Sequence[int]) -> None:
+        """Of the cached tokens from `base` on keep those at base + places, ascending, as if no other had been there.
+
+        They must be a path: each has seen those before it, and nothing else beyond `base`.
+        """
 
     def free(self, row: int) -> None:
         """Forget the row and give its memory back. Freeing a free row does nothing."""

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from adaptspec.errors import RequestError
 from adaptspec.models.noise import Stream, gumbel, gumbel_at, position_keys, seed_keys, uniform
-from adaptspec.models.processors import Positions, SamplingRow, build, truncates
+from adaptspec.models.processors import Paths, Positions, SamplingRow, build, truncates
 from adaptspec.request import SamplingParams
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
@@ -61,15 +61,15 @@ class SamplingBatch:
         """A batch of some of the rows, by position. Built anew: for rounds that mix verification methods."""
         return SamplingBatch([self._rows[i] for i in members], self.vocab_size, self._device)
 
-    def process(self, logits: torch.Tensor, index: IntArray, offsets: IntArray, drafted: IntArray) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, index: IntArray, offsets: IntArray, paths: Paths) -> torch.Tensor:
         """Scores [N, vocab_size] in float32: logits after every processor; softmax of it is the distribution.
 
-        `drafted` [B, D >= max offset] are this round's drafted tokens: position n's penalties see the first
-        offsets[n] of its row. `logits` is not written on, but may itself be returned when nothing applies.
+        `paths` are this round's drafted tokens before each position: penalties and grammars see them. `logits` is not
+        written on, but may itself be returned when nothing applies.
         """
         scores = self._fit(logits)
         if self._processors:
-            at = Positions(index, offsets, drafted)
+            at = Positions(index, offsets, paths)
             for processor in self._processors:
                 scores = processor(scores, at)
         return scores

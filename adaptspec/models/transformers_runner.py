@@ -6,7 +6,7 @@ a sliding window (the model's own masks hide them), so it can be cut back; that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -56,6 +56,14 @@ class TransformersRunner:
         elif surplus > 0:
             self._caches[row].crop(-surplus)  # a negative number is how many to remove
         self._blocks.truncate(row, min(length, self.length(row)))
+
+    def keep(self, row: int, base: int, places: Sequence[int]) -> None:
+        """See `Runner.keep`."""
+        layers: list[Any] = self._caches[row].layers
+        kept = torch.tensor([*range(base), *(base + place for place in places)], device=self.device)
+        for layer in layers:
+            layer.keys, layer.values = layer.keys.index_select(2, kept), layer.values.index_select(2, kept)
+        self._blocks.truncate(row, len(kept))
 
     def free(self, row: int) -> None:
         self._caches.pop(row, None)

@@ -9,6 +9,7 @@ import numpy as np
 
 from adaptspec.control.policy import Decision
 from adaptspec.control.rows import alike, some
+from adaptspec.engine.executor import Kept
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
@@ -47,7 +48,7 @@ class TapeSequence(Seq):
     def emitted(self) -> int:
         return self._emitted
 
-    def commit(self, tokens: list[int], now: float, drafter: str | None = None) -> int:  # noqa: ARG002
+    def commit(self, tokens: list[int], now: float, drafters: Sequence[str] = ()) -> int:  # noqa: ARG002
         gained = min(len(tokens), self._whole - self._emitted)
         self._emitted += gained
         if self._emitted == self._whole:
@@ -197,12 +198,15 @@ class TapeExecutor:
         runs = np.stack([drafter.view.run[self._at] for drafter in self._drafters])
         return np.asarray(runs[self._drafter, np.arange(len(self._drafter))])
 
-    def keep(self, rows: Sequence[int], lengths: Sequence[int], drafters: Sequence[int]) -> None:
-        for row, length in zip(rows, lengths, strict=True):
+    def keep(self, kept: Sequence[Kept]) -> None:
+        by_drafter: dict[int, list[tuple[int, int]]] = {}
+        for sequence, before, places, drafter in kept:
+            row, length = held_row(sequence), before + len(places)
             self.cache.lengths[row] = length
-        for which in {*drafters} - {-1}:
-            mine = [i for i, drafter in enumerate(drafters) if drafter == which]
-            self._drafters[which].keep(np.array(rows)[mine], np.array(lengths)[mine])
+            by_drafter.setdefault(drafter, []).append((row, length))
+        by_drafter.pop(-1, None)
+        for which, mine in by_drafter.items():
+            self._drafters[which].keep(*np.array(mine).T)
         self.now += self._costs.overhead * self._slower[2]
 
     def shadows(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from adaptspec.models.draft import Draft
+from adaptspec.models.processors import NO_PATHS
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import IntArray
 from adaptspec.verification.method import Method, VerifyResult, Windows, agreement
@@ -26,10 +27,11 @@ class Coupled(Method):
     """
 
     name = "coupled"
+    takes_trees = True
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
         if sampling.plain_greedy:  # neither position nor row matters, so the layout need not be worked out
-            return agreement(draft, sampling.choose(sampling.process(logits, _NONE, _NONE, _NONE), _NONE, _NONE))
-        windows = Windows.of(draft.counts)
-        scores = sampling.process(logits, windows.index, windows.offsets, draft.tokens)
+            return agreement(draft, sampling.choose(sampling.process(logits, _NONE, _NONE, NO_PATHS), _NONE, _NONE))
+        windows = Windows.of(draft)
+        scores = sampling.process(logits, windows.index, windows.offsets, windows.paths)
         return agreement(draft, sampling.choose(scores, windows.index, windows.offsets))

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from adaptspec.models.draft import Draft
+from adaptspec.models.processors import Paths
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import BoolArray, FloatArray, IntArray
 from adaptspec.verification.method import VerifyResult, on_device, window_starts
@@ -38,7 +39,7 @@ def score_temperatures(
     if not len(index):
         return None
     packed = window_starts(draft.counts)[index] + offsets
-    p = sampling.process(logits.index_select(0, on_device(logits, packed)), index, offsets, draft.tokens)
+    p = sampling.process(logits.index_select(0, on_device(logits, packed)), index, offsets, Paths(draft.tokens))
     q = draft.scores[on_device(p, index), on_device(p, offsets)]
     shared = shares_noise[index]
     scores: FloatArray = np.zeros((len(index), len(temperatures)))

@@ -30,8 +30,8 @@ class GoodEnough(Method):
         """Which of the drafted `tokens` [M] are, bool [M], by the scores [M, V] there; `index` [M] are their rows."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        windows = Windows.of(draft.counts)
-        scores = sampling.process(logits, windows.index, windows.offsets, draft.tokens)
+        windows = Windows.of(draft)
+        scores = sampling.process(logits, windows.index, windows.offsets, windows.paths)
         own = sampling.choose(scores, windows.index, windows.offsets)
         passed = np.zeros(draft.tokens.shape, dtype=np.bool_)
         drafted = windows.drafted

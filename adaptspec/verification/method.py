@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from adaptspec.models.draft import Draft
+from adaptspec.models.processors import Paths
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import BoolArray, FloatArray, IntArray
+from adaptspec.types import BoolArray, FloatArray, IntArray, Tree
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,18 @@ class VerifyResult:
     accepted: IntArray  # [B]
     following: IntArray  # [B]
     temperature_scores: FloatArray | None = None
+    path: IntArray | None = None  # [B, D] places of the drafted tokens that stay; None: each row's first ones
+
+    def places(self, row: int) -> list[int]:
+        """Where in the draft of a row the tokens are that stay, in their order."""
+        kept = int(self.accepted[row])
+        return list(range(kept)) if self.path is None else self.path[row, :kept].tolist()
 
 
 class Method(Protocol):
     """Decides, for a batch, which drafted tokens are kept. One that says nothing else is like `coupled`.
+
+    Only those that ask no more of a token than whether it is the target's take drafts that branch (`takes_trees`).
 
     Methods are values: two of one kind with the same parameters are equal, and can stand in for each other.
     A method that needs the distribution weighs a drafted token by what that was drawn from: `Draft.distribution` must
@@ -37,6 +46,7 @@ class Method(Protocol):
     lossy: bool = False  # the output may differ from what the target alone would give
     shares_noise: bool = True  # the draft must guess with the target's noise (coupled), else with its own (rejection)
     needs_distribution: bool = False
+    takes_trees: bool = False
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
         """Judge the draft. `logits` [sum(counts + 1), V], float32: row i brings counts[i] + 1 of them,
@@ -46,18 +56,33 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class Windows:
-    """The layout of a verify pass: N = sum(counts + 1) packed positions of B rows, row after row."""
+    """The layout of a verify pass: N = sum(counts + 1) packed positions of B rows, row after row.
+
+    The first of a row is for the token after its newest one, the others for those after each drafted token.
+    """
 
     counts: IntArray  # [B]
     starts: IntArray  # [B] first packed position of each row
     index: IntArray  # [N] row of each position
-    offsets: IntArray  # [N] place within the row's window, 0 to counts
+    offsets: IntArray  # [N] drafted tokens on the way to it
+    paths: Paths  # which ones
 
     @classmethod
-    def of(cls, counts: IntArray) -> Windows:
+    def of(cls, draft: Draft) -> Windows:
+        counts, tree = draft.counts, draft.tree
         starts = window_starts(counts)
         index = np.repeat(np.arange(len(counts)), counts + 1)
-        return cls(counts, starts, index, np.arange(len(index)) - starts[index])
+        places = np.arange(len(index)) - starts[index]
+        if tree is None:
+            return cls(counts, starts, index, places, Paths(draft.tokens))
+        offsets = np.pad(tree.depths, ((0, 0), (1, 0)))[index, places]
+        tokens: IntArray = np.zeros((len(index), int(offsets.max(initial=0))), dtype=np.int64)
+        here = places - 1
+        for depth in range(tokens.shape[1], 0, -1):
+            on = np.flatnonzero((offsets >= depth) & (here >= 0))
+            tokens[on, depth - 1] = draft.tokens[index[on], here[on]]
+            here[on] = tree.parents[index[on], here[on]]
+        return cls(counts, starts, index, offsets, Paths(tokens, np.arange(len(index))))
 
     @property
     def drafted(self) -> IntArray:
@@ -78,11 +103,13 @@ def accepted_run(good: BoolArray) -> IntArray:
 
 
 def agreement(draft: Draft, target: torch.Tensor) -> VerifyResult:
-    """Keep drafted tokens up to the first that differs from the target's own, given for all N packed positions.
+    """Keep drafted tokens while they are the target's own, given for all N packed positions.
 
     Whatever the target has at the next position follows: its correction, or the bonus.
     """
     own, start = target.tolist(), 0
+    if draft.tree is not None:
+        return _walk(draft, draft.tree, own)
     accepted: list[int] = []
     following: list[int] = []
     for tokens, count in zip(draft.tokens.tolist(), draft.counts.tolist(), strict=True):
@@ -93,6 +120,27 @@ def agreement(draft: Draft, target: torch.Tensor) -> VerifyResult:
         following.append(own[start + run])
         start += count + 1
     return VerifyResult(np.array(accepted, dtype=np.int64), np.array(following, dtype=np.int64))
+
+
+def _walk(draft: Draft, tree: Tree, own: list[int]) -> VerifyResult:
+    """From the newest token to the child that the target has there, as long as there is one."""
+    start, paths, following = 0, [], []
+    parents = tree.parents.tolist()
+    for tokens, before, count in zip(draft.tokens.tolist(), parents, draft.counts.tolist(), strict=True):
+        after = {(before[place], tokens[place]): place for place in range(count - 1, -1, -1)}
+        path: list[int] = []
+        place = after.get((-1, own[start]))
+        while place is not None:
+            path.append(place)
+            place = after.get((place, own[start + 1 + place]))
+        following.append(own[start + 1 + path[-1] if path else start])
+        paths.append(path)
+        start += count + 1
+    accepted = [len(path) for path in paths]
+    places: IntArray = np.full((len(paths), max(accepted, default=0)), -1, dtype=np.int64)
+    for line, path in zip(places, paths, strict=True):
+        line[: len(path)] = path
+    return VerifyResult(np.array(accepted, dtype=np.int64), np.array(following, dtype=np.int64), path=places)
 
 
 def on_device(tensor: torch.Tensor, numbers: IntArray) -> torch.Tensor:

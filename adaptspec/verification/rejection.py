@@ -35,8 +35,8 @@ class SpeculativeSampling(Method):
         """
 
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        windows = Windows.of(draft.counts)
-        scores = sampling.process(logits, windows.index, windows.offsets, draft.tokens)
+        windows = Windows.of(draft)
+        scores = sampling.process(logits, windows.index, windows.offsets, windows.paths)
         if sampling.plain_greedy:  # p and q are point masses: accepted iff equal
             return agreement(draft, sampling.choose(scores, windows.index, windows.offsets))
         target = sampling.probabilities(scores, windows.index)

@@ -50,7 +50,7 @@ def test_the_cache_holds_no_token_that_was_not_accepted() -> None:
     drafter = WrongDrafter(DraftModelDrafter(runner), 24)
     first = drafter.propose(job([[5, 6]], 4))
     assert runner.held(0) == [5, 6]
-    drafter.commit(0, 3)  # by chance its first token was right
+    drafter.commit(0, 3, [])  # by chance its first token was right
     text = [5, 6, int(first.tokens[0, 0]), 9]
     drafter.propose(job([text], 2))
     assert runner.held(0) == text

@@ -49,7 +49,7 @@ def test_a_row_that_lags_catches_up_in_the_first_step() -> None:
     draft = drafter.propose(_job([tokens], [2]))
     assert draft.caught_up == 4
     assert runner.held(0) == [*tokens, draft.tokens[0, 0]]
-    drafter.commit(0, 6)
+    drafter.commit(0, 6, [])
     assert drafter.cache_gap(0, 7) == 0
 
 

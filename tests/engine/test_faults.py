@@ -222,7 +222,7 @@ class LostLookup(NgramDrafter):
     def free(self, row: int) -> None:
         raise KeyError("lost")
 
-    def commit(self, row: int, valid: int) -> None:
+    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
         raise KeyError("lost")
 
 

@@ -172,7 +172,7 @@ class Recalling:
     def cache_gap(self, row: int, length: int) -> int:
         return 0
 
-    def commit(self, row: int, valid: int) -> None:
+    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
         pass
 
     def free(self, row: int) -> None:

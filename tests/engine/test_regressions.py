@@ -152,7 +152,7 @@ class _Padded:
         unknown = np.full(drafted.shape, np.nan)
         return Draft(drafted, np.full(len(job.rows), count), unknown, unknown)
 
-    def commit(self, row: int, valid: int) -> None:
+    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
         pass
 
     def free(self, row: int) -> None:

@@ -20,11 +20,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from adaptspec.models.processors import Positions, SamplingRow, build
+from adaptspec.models.processors import Paths, Positions, SamplingRow, build
 from adaptspec.request import SamplingParams
 
 CPU = torch.device("cpu")
-NONE = np.zeros((1, 0), dtype=np.int64)
+NONE = Paths(np.zeros((1, 0), dtype=np.int64))
 
 
 def _row(params: SamplingParams, prompt: list[int], output: list[int], eos: tuple[int, ...] = (0,)) -> SamplingRow:
@@ -130,7 +130,7 @@ def test_presence_and_frequency_count_output_and_earlier_drafts_only(
     scores = logits.repeat(width, 1)
     index, offsets = np.zeros(width, dtype=np.int64), np.arange(width)
     for processor in build([_row(params, [1, 2, 3], output)], 8, CPU):
-        scores = processor(scores, Positions(index, offsets, np.array([[*drafted, 6]])))
+        scores = processor(scores, Positions(index, offsets, Paths(np.array([[*drafted, 6]]))))
     for j in range(width):
         seen = output + drafted[:j]
         expected = [float(logits[t]) - frequency * seen.count(t) - (presence if t in seen else 0.0) for t in range(8)]
@@ -142,7 +142,7 @@ def test_repetition_at_a_draft_position_equals_repetition_once_the_draft_is_outp
     logits = _logits(5, 8).repeat(3, 1)
     index, offsets = np.zeros(3, dtype=np.int64), np.arange(3)
     (processor,) = build([_row(params, [1, 2], [4])], 8, CPU)
-    speculated = processor(logits, Positions(index, offsets, np.array([[6, 0]])))
+    speculated = processor(logits, Positions(index, offsets, Paths(np.array([[6, 0]]))))
     for j, output in enumerate(([4], [4, 6], [4, 6, 0])):
         assert torch.equal(speculated[j], _process(_row(params, [1, 2], output), logits[j]))
 
@@ -174,7 +174,9 @@ def test_rows_keep_to_their_own_settings() -> None:
     logits = torch.stack([_logits(i, 12) for i in range(len(index))])
     before, scores = logits.clone(), logits
     for processor in build(rows, 12, CPU):
-        scores = processor(scores, Positions(index, np.zeros_like(index), np.zeros((len(rows), 0), dtype=np.int64)))
+        scores = processor(
+            scores, Positions(index, np.zeros_like(index), Paths(np.zeros((len(rows), 0), dtype=np.int64)))
+        )
     assert torch.equal(logits, before)
     for n, i in enumerate(index):
         torch.testing.assert_close(scores[n], _process(rows[i], logits[n]), rtol=1e-6, atol=1e-6)
@@ -187,7 +189,7 @@ def test_min_tokens_masks_up_to_the_position_that_has_enough() -> None:
     params = SamplingParams(min_tokens=3, stop_token_ids=(5,))
     index, offsets = np.zeros(4, dtype=np.int64), np.arange(4)
     (processor,) = build([_row(params, [1], [2])], 8, CPU)
-    scores = processor(torch.zeros(4, 8), Positions(index, offsets, np.zeros((1, 3), dtype=np.int64)))
+    scores = processor(torch.zeros(4, 8), Positions(index, offsets, Paths(np.zeros((1, 3), dtype=np.int64))))
     assert (scores == -math.inf).nonzero().tolist() == [[0, 0], [0, 5], [1, 0], [1, 5]]
 
 

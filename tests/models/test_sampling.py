@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from adaptspec.errors import RequestError
+from adaptspec.models.processors import Paths
 from adaptspec.models.sampling import (
     SamplingBatch,
     SamplingRow,
@@ -44,7 +45,7 @@ def _zeros(count: int) -> IntArray:
 def test_plain_greedy_rows_take_the_argmax_of_untouched_logits() -> None:
     batch, logits = SamplingBatch(_rows(GREEDY, range(3)), VOCAB, CPU), _scores(3)
     assert batch.plain_greedy
-    scores = batch.process(logits, np.arange(3), _zeros(3), np.zeros((3, 0), dtype=np.int64))
+    scores = batch.process(logits, np.arange(3), _zeros(3), Paths(np.zeros((3, 0), dtype=np.int64)))
     assert scores is logits
     assert torch.equal(batch.choose(scores, np.arange(3), _zeros(3)), logits.argmax(1))
 
@@ -119,7 +120,7 @@ def test_a_guess_is_fresh_each_round_and_unlike_the_choice() -> None:
 def test_removed_tokens_are_never_drawn() -> None:
     params = SamplingParams(top_k=2)
     batch, logits = SamplingBatch(_rows(params, range(500)), VOCAB, CPU), _scores(1).repeat(500, 1)
-    scores = batch.process(logits, np.arange(500), _zeros(500), np.zeros((500, 0), dtype=np.int64))
+    scores = batch.process(logits, np.arange(500), _zeros(500), Paths(np.zeros((500, 0), dtype=np.int64)))
     drawn = batch.choose(scores, np.arange(500), _zeros(500))
     assert set(drawn.tolist()) == set(logits[0].topk(2).indices.tolist())
 
@@ -136,7 +137,7 @@ def test_probabilities_are_softmax_for_sampled_and_one_hot_for_greedy_rows() -> 
 def test_logits_of_another_width_are_cut_or_filled() -> None:
     """A padded target head never yields a padding token; a smaller draft never one it does not have."""
     batch = SamplingBatch(_rows(GREEDY, range(2)), VOCAB, CPU)
-    where = (np.arange(2), _zeros(2), np.zeros((2, 0), dtype=np.int64))
+    where = (np.arange(2), _zeros(2), Paths(np.zeros((2, 0), dtype=np.int64)))
     wide = torch.cat((_scores(2), torch.full((2, 3), 99.0)), dim=1)
     assert torch.equal(batch.process(wide, *where), _scores(2))
     narrow = batch.process(_scores(2)[:, :10], *where)

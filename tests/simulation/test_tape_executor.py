@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.policy import Decision
+from adaptspec.engine.executor import Kept
 from adaptspec.engine.scheduler import Batch, Chunk
 from adaptspec.request import Request
 from adaptspec.simulation.cost_profiles import load_costs
@@ -53,7 +54,7 @@ def test_drafts_are_kept_as_far_as_the_tape_agrees() -> None:
     verdict = models.verify(batch, draft)
     assert verdict.accepted.tolist() == [2]
     assert models.now - drafted == pytest.approx(2.0 * COSTS.verify_seconds(1, 5, 9.0))
-    models.keep([0], [one.length + 2], [0])
+    models.keep([Kept(one, one.length, [0, 1], 0)])
     assert models.cache.length(0) == 11
 
 

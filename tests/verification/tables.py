@@ -19,7 +19,7 @@ from scipy import stats
 from adaptspec.decision_tables import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Stream
-from adaptspec.models.processors import SamplingRow
+from adaptspec.models.processors import Paths, SamplingRow
 from adaptspec.models.sampling import SamplingBatch, certainty, entropies, tempered
 from adaptspec.request import SamplingParams
 from adaptspec.types import FloatArray, IntArray
@@ -96,7 +96,7 @@ class Drafter:
                 break
             logits = self.table.logits(contexts[active, step : step + 3])
             offsets = np.full(len(active), step)
-            scores = logits if self.point and not keep else sampling.process(logits, active, offsets, tokens)
+            scores = logits if self.point and not keep else sampling.process(logits, active, offsets, Paths(tokens))
             plain = scores
             if self.temperature is not None:
                 scores = tempered(scores, self.temperature(active, entropies(scores)))
@@ -161,7 +161,9 @@ def decode_plainly(rows: Sequence[SamplingRow], out: int) -> IntArray:
         sampling = SamplingBatch([row], VOCAB, CPU)
         zero = np.zeros(1, dtype=np.int64)
         for _ in range(out):
-            scores = sampling.process(TARGET.logits(last_three([row])), zero, zero, np.zeros((1, 0), dtype=np.int64))
+            scores = sampling.process(
+                TARGET.logits(last_three([row])), zero, zero, Paths(np.zeros((1, 0), dtype=np.int64))
+            )
             row.tokens.append(int(sampling.choose(scores, zero, zero)))
     return np.array([row.tokens[row.prompt_length :] for row in rows])
 

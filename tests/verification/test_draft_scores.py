@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from adaptspec.models.draft import Draft
+from adaptspec.models.processors import Paths
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
 from adaptspec.types import FloatArray, IntArray
@@ -27,7 +28,7 @@ def _round(params: SamplingParams, rows: int, method: Coupled | Rejection) -> tu
     draft = Drafter().propose(members, sampling, np.ones(rows, dtype=np.int64), method)
     zeros = np.zeros(rows, dtype=np.int64)
     context = np.array([members[0].tokens] * rows)
-    scores = sampling.process(DRAFT.logits(context), np.arange(rows), zeros, draft.tokens).unsqueeze(1)
+    scores = sampling.process(DRAFT.logits(context), np.arange(rows), zeros, Paths(draft.tokens)).unsqueeze(1)
     both = np.stack((context, np.concatenate((context[:, 1:], draft.tokens), axis=1)), axis=1).reshape(-1, 3)
     kept = Draft(draft.tokens, draft.counts, draft.confidence, np.ones((rows, 1)), draft.distribution, scores=scores)
     return TARGET.logits(both), kept, sampling

@@ -39,7 +39,7 @@ def test_the_targets_choice_follows(seed: int, counts: list[int]) -> None:
     logits = torch.from_numpy(random.normal(size=(sum(counts) + len(counts), VOCAB)).astype(np.float32))
     tokens = random.integers(0, VOCAB, (len(counts), max(counts)))
     draft = point_draft(tokens, counts=counts)
-    own, starts = logits.argmax(1).numpy(), Windows.of(draft.counts).starts
+    own, starts = logits.argmax(1).numpy(), Windows.of(draft).starts
     for lossy in (False, True):
         result = _All(lossy).verify(logits, draft, sampling)
         assert (result.following == own[starts + result.accepted]).all()

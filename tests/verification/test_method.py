@@ -18,7 +18,7 @@ from .tables import point_draft
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
 def test_layout_lists_each_rows_drafts_and_one_more(counts: list[int]) -> None:
-    windows = Windows.of(np.array(counts))
+    windows = Windows.of(point_draft(np.zeros((len(counts), max(counts)), dtype=np.int64), counts=counts))
     expected = [(row, offset) for row, count in enumerate(counts) for offset in range(count + 1)]
     assert list(zip(windows.index.tolist(), windows.offsets.tolist(), strict=True)) == expected
     assert [expected[start] for start in windows.starts] == [(row, 0) for row in range(len(counts))]
