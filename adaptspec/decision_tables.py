@@ -150,6 +150,25 @@ def _column(values: FloatArray, step: int) -> FloatArray:
 
 
 @dataclass(frozen=True, eq=False)
+class TreeTable:
+    """Which candidates beside its first choice a drafter submits for each of B rows.
+
+    After a node, the candidate of rank r (0 is the first choice) is submitted if its chance of acceptance is above
+    `floor`: the product of the chances along its path, its own being `calibration` [B, ranks, bins] by equal bins of
+    confidence (the last rank holds for all later ones). A node has at most `width` [B] children, a row `nodes` [B].
+    Where the stop table has bounds of `survival`, nodes off the main chain are drafted on from by the same bounds.
+    """
+
+    width: IntArray
+    nodes: IntArray
+    floor: FloatArray  # [B]
+    calibration: FloatArray
+
+    def take(self, index: IntArray) -> TreeTable:
+        return TreeTable(self.width[index], self.nodes[index], self.floor[index], self.calibration[index])
+
+
+@dataclass(frozen=True, eq=False)
 class TemperatureTable:
     """Temperatures [B, `ENTROPY_BINS`] of drafted tokens, by the entropy of the distribution each is drawn from.
 

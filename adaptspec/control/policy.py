@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from adaptspec.decision_tables import StopTable, TemperatureTable
+from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
 from adaptspec.errors import StateError
 from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRecord, nobody
 
@@ -71,15 +71,23 @@ class BatchSignals:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Union:
+    """Model-free drafters that add their nodes to the drafts of others: which [B], and how deep [B] (0: none)."""
+
+    drafter: IntArray
+    depths: IntArray
+
+
 @dataclass(eq=False, slots=True)
 class Decision:
     """Depth, reason and drafter per row, and when drafts stop before their depth (None: never). Data alone.
 
     `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `provenance` is told by
     policies that explore, `expected` by those that estimate. `temperature` None: tokens are drawn from the draft's
-    distribution as it is. The rest is the controller's: `watched` are the drafters to score where they do not draft, if
-    that is free (see `RoundRecord.shadow`), in the engine's numbers; `number`, and the `tasks` and `policies` of the
-    rows [B], which the round's record bears, however late.
+    distribution as it is. `tree` None: drafts are chains. The rest is the controller's: `watched` are the drafters to
+    score where they do not draft, if that is free (see `RoundRecord.shadow`), in the engine's numbers; `number`, and
+    the `tasks` and `policies` of the rows [B], which the round's record bears, however late.
     """
 
     depths: IntArray
@@ -93,6 +101,8 @@ class Decision:
     number: int = 0
     tasks: IntArray = field(default_factory=nobody)
     policies: IntArray = field(default_factory=nobody)
+    tree: TreeTable | None = None
+    union: Union | None = None
 
 
 class Pending(Generic[T]):
