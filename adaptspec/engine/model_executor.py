@@ -98,6 +98,8 @@ class ModelExecutor:
             )
             parts.append(self._drafters[which].propose(job))
         draft = parts[0] if len(parts) == 1 else Draft.merged(parts)
+        if not self.cache.info.takes_trees:
+            draft = draft.straight()
         return cut_refused(draft, sampling.constraints) if sampling.constrained else draft
 
     def verify(self, batch: Batch, draft: Draft) -> VerifyResult:
