@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptspec.control.policy import Learner
-from adaptspec.types import BoolArray, Branches, FloatArray, IntArray, RoundRecord
+from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 # Certainty is never claimed: a hazard (1 - acceptance) stays inside these bounds.
 _LEAST, _MOST = 0.005, 0.995
@@ -206,9 +206,12 @@ class SideNodes(Learner):
         # Tokens they brought, of so many misses of the chain; side nodes, of so many tokens of chains.
         self._brought: FloatArray = np.zeros((2, 2))
 
-    def observe(self, which: int, mine: BoolArray, branches: Branches, kept: IntArray) -> None:
-        """A round in which drafter `which` drafted for rows `mine` [B]; `kept` [B] tokens the clients got."""
-        tree, path, rows = branches.tree, branches.path, np.arange(len(mine))
+    def observe(self, which: int, record: RoundRecord) -> None:
+        """A round whose drafts branch, for rows in which drafter `which` drafted the chain."""
+        branches, kept = record.branches, record.kept
+        assert branches is not None
+        tree, path, rows = branches.tree, branches.path, np.arange(len(kept))
+        mine = (record.drafter == which) & (record.chain > 0)
         places = np.arange(tree.parents.shape[1])
         own = (places < branches.nodes[:, None]) & (tree.drafters == which) & mine[:, None]
         on_path: BoolArray = np.zeros(own.shape, dtype=np.bool_)
@@ -221,7 +224,7 @@ class SideNodes(Learner):
         rank = np.minimum(tree.ranks, _RANKS) - 1
         for at, what in enumerate((on_path[known], branches.confidence[known])):
             self._ranks[at] += np.bincount(rank[known], what, _RANKS)[:_RANKS]
-        straight = np.minimum(branches.straight, kept)
+        straight = record.straight
         missed = mine & (straight < tree.chain)
         extra = (own & on_path).sum(axis=1) - straight
         self._brought[0] += extra[missed].sum(), missed.sum()
@@ -291,9 +294,9 @@ class ModelAcceptance(Learner):
         self.by_position.observe(rows, tasks, drafted, kept)
         self.continuation.observe(rounds.depths * mine, drafted, kept)
         self.calibration.observe_confidence(rounds.confidence, rows, tasks, drafted, kept)
-        for record in rounds.branched if self.sides is not None else ():
-            assert record.branches is not None
-            self.sides.observe(which, (record.drafter == which) & (record.chain > 0), record.branches, record.kept)
+        if self.sides is not None:
+            for record in rounds.branched:
+                self.sides.observe(which, record)
 
     def state(self) -> dict[str, FloatArray]:
         return {
