@@ -6,6 +6,7 @@ just been right: text that repeats other text does so in runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,9 @@ _RUNS = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])
 _LONGEST = 16
 # Bins of confidence, and how sure a draft is at least.
 _BINS, _LEAST_SURE = 10, 0.35
+# Ranks of side nodes that are told apart. At first a node is as likely as it states, and where a chain misses its side
+# nodes bring this many tokens, by so many for each of its own: as strong as so many observations.
+_RANKS, _SIDE_GAIN, _SIDE_NODES, _SIDE_WEIGHT = 8, 0.3, 1.0, 20.0
 # Rounds that are learned together at most: of n-gram drafters, of models.
 _NGRAM_ROUNDS, _MODEL_ROUNDS = 32, 256
 _NGRAM = "lookups"  # the name of its counts in files of learned state, from when it was called so
@@ -189,9 +193,74 @@ class Continuation:
         return self._counts
 
 
+class SideNodes(Learner):
+    """What nodes beside the main chain bring: how far what they state can be believed, and what they come to in all.
+
+    By all traffic, in counts that fade with each row that branched.
+    """
+
+    def __init__(self, fade: float = AcceptanceSettings.traffic) -> None:
+        self._fade = fade
+        # By rank: nodes that were kept, and the sum of what they stated; only of those whose parent was kept.
+        self._ranks: FloatArray = np.zeros((2, _RANKS))
+        # Tokens they brought, of so many misses of the chain; side nodes, of so many tokens of chains.
+        self._brought: FloatArray = np.zeros((2, 2))
+
+    def observe(self, which: int, record: RoundRecord) -> None:
+        """A round whose drafts branch, for rows in which drafter `which` drafted the chain."""
+        branches, kept = record.branches, record.kept
+        assert branches is not None
+        tree, path, rows = branches.tree, branches.path, np.arange(len(kept))
+        mine = (record.drafter == which) & (record.chain > 0)
+        places = np.arange(tree.parents.shape[1])
+        own = (places < branches.nodes[:, None]) & (tree.drafters == which) & mine[:, None]
+        on_path: BoolArray = np.zeros(own.shape, dtype=np.bool_)
+        steps = np.minimum(path.shape[1], kept)
+        for depth in range(int(steps.max(initial=0))):
+            on_path[rows[depth < steps], path[depth < steps, depth]] = True
+        reached = (tree.parents < 0) | on_path[rows[:, None], np.maximum(tree.parents, 0)]
+        side = own & (tree.ranks > 0)
+        known = side & reached & ~np.isnan(branches.confidence)
+        rank = np.minimum(tree.ranks, _RANKS) - 1
+        for at, what in enumerate((on_path[known], branches.confidence[known])):
+            self._ranks[at] += np.bincount(rank[known], what, _RANKS)[:_RANKS]
+        straight = record.straight
+        missed = mine & (straight < tree.chain)
+        extra = (own & on_path).sum(axis=1) - straight
+        self._brought[0] += extra[missed].sum(), missed.sum()
+        self._brought[1] += (own & (places >= tree.chain[:, None])).sum(), tree.chain[mine].sum()
+        fade = self._fade ** int(mine.sum())
+        self._ranks *= fade
+        self._brought *= fade
+
+    @property
+    def chances(self) -> FloatArray:
+        """[ranks] what a node of rank 1, 2 ... is kept by, in what it states; the last is that of all later ones."""
+        kept, stated = self._ranks + _SIDE_WEIGHT
+        return np.asarray(kept / stated)
+
+    @property
+    def gain(self) -> float:
+        """Tokens brought for each token of a chain that was not kept."""
+        brought, missed = self._brought[0].tolist()
+        return float((brought + _SIDE_GAIN * _SIDE_WEIGHT) / (missed + _SIDE_WEIGHT))
+
+    @property
+    def nodes(self) -> float:
+        """Side nodes for each token of a chain."""
+        nodes, chain = self._brought[1].tolist()
+        return float((nodes + _SIDE_NODES * _SIDE_WEIGHT) / (chain + _SIDE_WEIGHT))
+
+    def state(self) -> dict[str, FloatArray]:
+        return {"ranks": self._ranks, "brought": self._brought}
+
+
 @dataclass(frozen=True)
 class RowRounds:
-    """Rounds of single rows, all [N] (of requests that have ended: row -1); `confidence` [N, D]."""
+    """Rounds of single rows, all [N] (of requests that have ended: row -1); `confidence` [N, D].
+
+    `kept` are tokens of the main chain. `branched` are the rounds among them whose drafts branch.
+    """
 
     rows: IntArray
     tasks: IntArray
@@ -200,32 +269,41 @@ class RowRounds:
     drafted: IntArray
     kept: IntArray
     confidence: FloatArray
+    branched: Sequence[RoundRecord]
 
 
 class ModelAcceptance(Learner):
     """What is known of a drafter that runs a model: acceptance by position, its confidence, how far its drafts go."""
 
-    def __init__(self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings) -> None:
+    def __init__(
+        self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings, *, branches: bool = False
+    ) -> None:
         self.by_position = Acceptance(rows, tasks, depth, settings)
         self.calibration = Calibration(rows, tasks)
         self.continuation = Continuation(depth)
+        self.sides = SideNodes() if branches else None
 
     def start(self, row: int) -> None:
         self.by_position.start(row)
         self.calibration.start(row)
 
-    def observe(self, rounds: RowRounds, mine: IntArray) -> None:
-        """Row-rounds, `mine` [N] where this drafter ran."""
+    def observe(self, which: int, rounds: RowRounds) -> None:
+        """Row-rounds; this is drafter `which` of them."""
+        mine = (rounds.drafter == which) & (rounds.depths > 0)
         rows, tasks, drafted, kept = rounds.rows, rounds.tasks, rounds.drafted * mine, rounds.kept * mine
         self.by_position.observe(rows, tasks, drafted, kept)
         self.continuation.observe(rounds.depths * mine, drafted, kept)
         self.calibration.observe_confidence(rounds.confidence, rows, tasks, drafted, kept)
+        if self.sides is not None:
+            for record in rounds.branched:
+                self.sides.observe(which, record)
 
     def state(self) -> dict[str, FloatArray]:
         return {
             "acceptance": self.by_position.counts(),
             "continuation": self.continuation.counts(),
             "calibration": self.calibration.counts(),
+            **({} if self.sides is None else self.sides.state()),
         }
 
 
@@ -322,7 +400,7 @@ class PendingRecords:
         counts = [len(r.rows) for r in records]
         rows, tasks, drafter, depths, drafted, kept = (
             np.concatenate([getattr(r, name) for r in records])
-            for name in ("rows", "tasks", "drafter", "depths", "drafted", "kept")
+            for name in ("rows", "tasks", "drafter", "depths", "chain", "straight")
         )
         decided = np.repeat([r.decision for r in records], counts)
         ended = (decided > 0) & (decided <= self._began[rows])  # 0: nobody numbers decisions, and none comes late
@@ -341,4 +419,5 @@ class PendingRecords:
             drafted,
             np.minimum(kept, drafted),
             confidence,
+            [r for r in records if r.branches is not None],
         )

@@ -78,6 +78,9 @@ class Union:
     drafter: IntArray
     depths: IntArray
 
+    def within(self, limits: IntArray) -> Union:
+        return Union(self.drafter, np.minimum(self.depths, limits))
+
 
 @dataclass(eq=False, slots=True)
 class Decision:

@@ -46,6 +46,8 @@ def terms(
         acceptance=chances,
         gains=np.concatenate((np.zeros((rows, 1)), np.cumsum(np.cumprod(chances, axis=1), axis=1)), axis=1),
         sizes=depths.astype(np.float64),
+        nodes=depths.astype(np.float64),
+        chances=np.ones(1),
         drafted=np.ones(deepest),
         per_step=0.1,
         per_row=0.02,
