@@ -33,7 +33,8 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals, Learner, Union
 from adaptspec.control.rows import some
-from adaptspec.drafters import Kind, kind_of
+from adaptspec.control.stated_acceptance import StatedAcceptance
+from adaptspec.drafters import Kind, kind_of, states_confidence
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
 # A plan serves this many rounds; those of new requests fewer, those without drafts more: rounds are shortest there, and
@@ -110,7 +111,7 @@ class _Plan:
     rows: bytes = b""  # that the rest is for
     value: ExpectedValue | None = None
     choice: Choice | None = None
-    known: dict[tuple[int, ...], Choice] = field(default_factory=dict)  # for a single row
+    known: dict[tuple[int | bytes, ...], Choice] = field(default_factory=dict)  # for a single row
     drafts: float | None = None  # goodput of the best drafts, once a round without any has asked
 
 
@@ -142,7 +143,10 @@ class Goodput(Algorithm):
         self._models = {
             i: ModelAcceptance(rows, tasks, depth, settings.acceptance, branches=settings.max_width > 1) for i in models
         }
-        self._ngram = {i: NgramAcceptance(rows, tasks, depth) for i in sorted(ngram)}
+        self._ngram = {
+            i: (StatedAcceptance if states_confidence(settings.drafters[i]) else NgramAcceptance)(rows, tasks, depth)
+            for i in sorted(ngram)
+        }
         # By row, as planned: the depth with a model (-1: not yet), which model, and what it is expected to keep, draft
         # and take beside verifying; what is expected of each model.
         self._depth: IntArray = np.full(rows, -1, dtype=np.int64)
@@ -358,10 +362,10 @@ class Goodput(Algorithm):
     def _of_one(self, plan: _Plan, signals: BatchSignals) -> Choice:
         """The choice for a single row, which is one of few while a plan serves."""
         row = signals.rows.item()
-        key = [row, self._depth.item(row)]
+        key: list[int | bytes] = [row, self._depth.item(row)]
         for which, ngram in self._ngram.items():
             tokens = signals.found[which, 0].item()
-            key += (tokens, ngram.run[row]) if tokens else (0, 0)
+            key += (tokens, ngram.mark(which, signals)) if tokens else (0, 0)
         at = tuple(key)
         known = plan.known.get(at)
         if known is None:
@@ -419,7 +423,7 @@ class Goodput(Algorithm):
         return [
             NgramProposal(
                 which,
-                ngram.gains(signals.rows, signals.tasks),
+                ngram.likely(which, signals),
                 self._allowed & (n <= signals.found[which][:, None]),
                 self._cost.ngram_seconds(self._settings.drafters[which]),
             )
