@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.policy import Learner
+from adaptspec.control.policy import BatchSignals, Learner
 from adaptspec.control.side_nodes import SideNodes
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
@@ -157,8 +157,11 @@ class Calibration(Acceptance):
         unknown = np.isnan(confidence)
         reached = np.arange(confidence.shape[1]) < np.minimum(accepted + 1, drafted)[:, None]
         told = np.where((unknown & reached).any(axis=1), 0, drafted)
-        bins = np.minimum(np.where(unknown, 0.0, confidence) * self._bins, self._bins - 1).astype(np.int64)
-        self.observe_classes(rows, tasks, bins, told, accepted)
+        self.observe_classes(rows, tasks, self.bins_of(np.where(unknown, 0.0, confidence)), told, accepted)
+
+    def bins_of(self, confidence: FloatArray) -> IntArray:
+        """The class of each confidence; any shape, no NaN."""
+        return np.minimum(confidence * self._bins, self._bins - 1).astype(np.int64)
 
 
 class Continuation:
@@ -257,6 +260,14 @@ class NgramAcceptance(Learner):
 
     def start(self, row: int) -> None:
         self.run[row] = 0
+
+    def likely(self, which: int, signals: BatchSignals) -> FloatArray:  # noqa: ARG002 - it has no more to go by
+        """Tokens expected to be kept of 0, 1, 2 ... of those found, for each row [B, 1 + depth]."""
+        return self.gains(signals.rows, signals.tasks)
+
+    def mark(self, which: int, signals: BatchSignals) -> int:  # noqa: ARG002
+        """Tells what `likely` says of a single row apart from what it says at other times, while nothing is learned."""
+        return self.run[signals.rows.item()]
 
     def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
         """Tokens expected to be kept of a draft of 0, 1, 2 ... tokens for each row [B, 1 + depth]."""

@@ -87,7 +87,13 @@ class DrafterNumbers:
         """For the policy: what is known of its drafters first."""
         if self.alike:
             return signals
-        return replace(signals, cache_gap=signals.cache_gap[self._engine], found=signals.found[self._engine])
+        own, stated = self._engine, signals.stated
+        return replace(
+            signals,
+            cache_gap=signals.cache_gap[own],
+            found=signals.found[own],
+            stated=None if stated is None else stated[own],
+        )
 
     def drafter(self, drafter: IntArray) -> IntArray:
         """For the engine: who drafts for each row [B]."""
@@ -115,6 +121,7 @@ class DrafterNumbers:
             branches=branches,
             shadow=None if shadow is None else shadow[self._engine],
             shadow_drafted=None if drafted is None else drafted[self._engine],
+            stated=None if record.stated is None else record.stated[self._engine],
         )
 
 

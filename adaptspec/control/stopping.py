@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
-from adaptspec.control.algorithms.planning import ModelTerms
+from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import Learner
 from adaptspec.control.rows import total
