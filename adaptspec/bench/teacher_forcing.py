@@ -16,7 +16,7 @@ from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter
 from adaptspec.errors import ConfigError
 from adaptspec.models.processors import Paths, SamplingRow
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import SamplingBatch, certainty
+from adaptspec.models.sampling import SamplingBatch, entropies, leading
 from adaptspec.request import SamplingParams
 from adaptspec.simulation.draft_view import FAR, UNRANKED, AfterMiss, DraftView
 from adaptspec.types import BoolArray, FloatArray, IntArray
@@ -84,18 +84,16 @@ class Judge:
         agreed = np.zeros(size, dtype=np.bool_)
         drafted: IntArray = np.zeros(0, dtype=np.int64)
         confidence, entropy, chance = (np.full(size, np.nan), np.full(size, np.nan), np.zeros(size))
-        rank, top = np.full(size, UNRANKED), np.zeros((size, _CANDIDATES))
+        rank, top = np.full(size, UNRANKED), np.zeros((size, min(_CANDIDATES, sampling.vocab_size)))
         if known:
             index, offsets = np.zeros(known, dtype=np.int64), np.arange(known)
             scores = self._scores(runner, text, sampling, known).to(shares.device)
-            chosen = sampling.choose(scores, index, offsets)
-            drafted = chosen.cpu().numpy()
-            agreed[:known] = drafted == np.array(text.output[:known])
-            sure = certainty(scores, chosen)
-            confidence[:known], entropy[:known] = sure.confidence, sure.entropy
             noisy = sampling.perturbed(scores, index, offsets)
+            candidates, top[:known] = leading(noisy, _CANDIDATES)
+            drafted = candidates[:, 0]
+            agreed[:known] = drafted == np.array(text.output[:known])
+            confidence[:known], entropy[:known] = top[:known, 0], entropies(scores)
             rank[:known] = _ranks(noisy, text.output[:known])
-            top[:known] = noisy.softmax(1).topk(min(_CANDIDATES, noisy.shape[1])).values.double().cpu().numpy()
             both = torch.minimum(shares[:known], sampling.probabilities(scores, index)).sum(1)
             chance[:known] = np.minimum(both.double().cpu().numpy(), 1.0)
         view = DraftView.of_agreement(agreed, confidence, entropy, chance)

@@ -78,14 +78,6 @@ class SamplingBatch:
         """Token ids [N]: the one choice a position ever gets, argmax(score + noise); no noise for greedy rows."""
         return argmax(self.perturbed(scores, index, offsets))
 
-    def perturbed(self, scores: torch.Tensor, index: IntArray, offsets: IntArray) -> torch.Tensor:
-        """Scores [N, V] with the noise that `choose` chooses by: their order is that of a position's candidates."""
-        noisy = np.flatnonzero(self.sampled[index])
-        if not len(noisy):
-            return scores
-        noise = gumbel(self._keys(index[noisy], offsets[noisy], Stream.CHOICE), scores.shape[1], self._device)
-        return scores.index_add(0, torch.from_numpy(noisy).to(self._device), noise)
-
     def sample(self, scores: torch.Tensor, index: IntArray, offsets: IntArray, stream: Stream) -> torch.Tensor:
         """Token ids [N] drawn independently of other streams and their rounds; greedy rows: the argmax."""
         return argmax(self.perturbed(scores, index, offsets, stream))
