@@ -12,7 +12,7 @@ import numpy as np
 from adaptspec.decision_tables import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.simulation.cost_profiles import MachineCosts
-from adaptspec.simulation.tape import DraftView
+from adaptspec.simulation.draft_view import DraftView
 from adaptspec.types import FloatArray, IntArray
 
 # As in the engine: after full acceptance two tokens are to be read, which every round brings.
