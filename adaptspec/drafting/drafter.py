@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
 from adaptspec.drafters import DRAFTERS, available_drafters
-from adaptspec.models.draft import Draft
+from adaptspec.models.draft import Draft, NodeChoices
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import IntArray
@@ -101,6 +101,14 @@ class ModelFreeDrafter(Drafter, Protocol):
 
         Exact for that depth. Of deeper drafts it says only that they would have got at least as much.
         """
+
+
+@runtime_checkable
+class Observing(Protocol):
+    """A drafter that learns from what the target chose after the nodes that it submitted, kept or not."""
+
+    def absorb(self, row: int, newest: int, choices: NodeChoices) -> None:
+        """Between verification and commit; `newest` is the row's last token before the round."""
 
 
 @dataclass(frozen=True)

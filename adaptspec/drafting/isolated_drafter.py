@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
-from adaptspec.models.draft import Draft
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing
+from adaptspec.models.draft import Draft, NodeChoices
 from adaptspec.types import BoolArray
 
 SHORTEST_REST, LONGEST_REST = 0.1, 60.0  # seconds
@@ -62,6 +62,11 @@ class IsolatedDrafter:
             self.inner.commit(row, valid, tokens)
         except Exception as error:  # noqa: BLE001
             self._failed(error, (row,))
+
+    def absorb(self, row: int, newest: int, choices: NodeChoices) -> None:
+        """See `Observing`, for those that are."""
+        if isinstance(inner := self.inner, Observing):
+            self._guarded(lambda: inner.absorb(row, newest, choices), None, (row,))
 
     def free(self, row: int) -> None:
         self._guarded(lambda: self.inner.free(row), None, ())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -178,4 +179,4 @@ def _draft(rows: Sequence[_Nodes], *, branch: bool) -> Draft:
         parents[i, :count], ranks[i, :count] = row.parents, row.ranks
     if not branch:
         return draft
-    return draft.branching(Tree(parents, chain, ranks, np.zeros_like(parents)))
+    return replace(draft, tree=Tree(parents, chain, ranks, np.zeros_like(parents)))

@@ -13,12 +13,12 @@ import torch
 from adaptspec.control.policy import Decision
 from adaptspec.control.rows import some
 from adaptspec.decision_tables import CANDIDATES
-from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing
 from adaptspec.drafting.isolated_drafter import isolated
 from adaptspec.engine.executor import Kept
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
-from adaptspec.models.draft import Draft
+from adaptspec.models.draft import Draft, NodeChoices
 from adaptspec.models.grammars import Constraint
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
@@ -35,11 +35,12 @@ class ModelExecutor:
 
     def __init__(self, target: Runner, drafters: Sequence[Drafter]) -> None:
         self.cache = target
-        self._drafters = [isolated(drafter) for drafter in drafters]
+        self._drafters: list[IsolatedDrafter] = [isolated(drafter) for drafter in drafters]
         self._names = tuple(drafter.name for drafter in drafters)
         self._model_free = {
             i: drafter for i, drafter in enumerate(self._drafters) if isinstance(drafter, ModelFreeDrafter)
         }
+        self._observing = {i for i, drafter in enumerate(drafters) if isinstance(drafter, Observing)}
         self._sampling: tuple[list[SamplingRow], SamplingBatch] | None = None
 
     @property
@@ -130,12 +131,25 @@ class ModelExecutor:
                 verdict, accepted=np.where(np.isin(np.arange(len(emitting)), broken), 0, verdict.accepted)
             )
         score_output(emitting, logits, draft, verdict)
+        self._observe(batch, draft, verdict)
         if draft.scores is None or draft.tree is not None:
             return verdict  # scores are laid out by depth
         shares = np.array([s.method.shares_noise for s in emitting], dtype=np.bool_)
         sampling = self._sampled(emitting)
         scores = score_temperatures(logits, draft, verdict, sampling, shares_noise=shares, temperatures=CANDIDATES)
         return replace(verdict, temperature_scores=scores)
+
+    def _observe(self, batch: Batch, draft: Draft, verdict: VerifyResult) -> None:
+        """Tell drafters that ask for it what the target chose after their nodes."""
+        tree, choices = draft.tree, verdict.choices
+        if tree is None or choices is None or not self._observing:
+            return
+        starts = window_starts(draft.counts).tolist()
+        for i, sequence in enumerate(batch.decoding):
+            count = int(draft.counts[i])
+            for which in self._observing.intersection(tree.drafters[i, :count].tolist()):
+                known = NodeChoices(draft, i, choices[starts[i] : starts[i] + count + 1].tolist())
+                self._drafters[which].absorb(held_row(sequence), sequence.tokens[-1], known)
 
     def keep(self, kept: Sequence[Kept]) -> None:
         for sequence, length, places, drafter in kept:
@@ -180,18 +194,21 @@ class ModelExecutor:
             return used[0].verify(logits, draft, sampling)
         accepted, following = np.zeros_like(draft.counts), np.zeros_like(draft.counts)
         path = np.broadcast_to(np.arange(draft.tokens.shape[1]), draft.tokens.shape).copy()
+        choices = np.full(len(logits), -1, dtype=np.int64)
         for how in used:
             judged = np.array([one == how for one in methods])
             mine = np.flatnonzero(judged)
-            own = torch.from_numpy(np.repeat(judged, draft.counts + 1)).to(logits.device)
-            part = how.verify(logits[own], draft.take(mine), sampling.take(mine))
+            own = np.repeat(judged, draft.counts + 1)
+            part = how.verify(logits[torch.from_numpy(own).to(logits.device)], draft.take(mine), sampling.take(mine))
             accepted[mine], following[mine] = part.accepted, part.following
             if part.path is not None:
                 path[mine, : part.path.shape[1]] = part.path
+            if part.choices is not None:
+                choices[own] = part.choices
         if draft.tree is None:
             return VerifyResult(accepted, following)
         path[np.arange(path.shape[1]) >= accepted[:, None]] = -1
-        return VerifyResult(accepted, following, path=path)
+        return VerifyResult(accepted, following, path=path, choices=choices)
 
 
 def _owned(draft: Draft, drafter: IntArray) -> Draft:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ class VerifyResult:
     following: IntArray  # [B]
     temperature_scores: FloatArray | None = None
     path: IntArray | None = None  # [B, D] places of the drafted tokens that stay; None: each row's first ones
+    choices: IntArray | None = None  # [N] the target's own token at every packed position, told of drafts that branch
 
     def places(self, row: int) -> list[int]:
         """Where in the draft of a row the tokens are that stay, in their order."""
@@ -109,7 +110,7 @@ def agreement(draft: Draft, target: torch.Tensor) -> VerifyResult:
     """
     own, start = target.tolist(), 0
     if draft.tree is not None:
-        return _walk(draft, draft.tree, own)
+        return replace(_walk(draft, draft.tree, own), choices=target.cpu().numpy())
     accepted: list[int] = []
     following: list[int] = []
     for tokens, count in zip(draft.tokens.tolist(), draft.counts.tolist(), strict=True):
