@@ -11,7 +11,8 @@ import pytest
 from adaptspec.decision_tables import StopTable
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.draft_view import UNRANKED, AfterMiss, DraftView
-from adaptspec.simulation.tape_drafters import TapeJob, TapeModel, TapeNGram
+from adaptspec.simulation.tape_drafters import TapeModel, TapeNGram
+from adaptspec.simulation.tape_trees import TapeJob
 
 COSTS = load_costs("cpu-2-cores")
 
@@ -27,6 +28,7 @@ def _job(depths: Sequence[int], context: Sequence[int], at: Sequence[int], stop:
         np.array(depths),
         np.array(context),
         np.array(at),
+        np.full(rows, 39),
         np.full(rows, 39),
         stop,
     )
