@@ -15,7 +15,7 @@ class TableRunner:
     """A `Runner` whose logits depend on the last two tokens; `seed` picks the table, `blend` mixes in seed 0's.
 
     It keeps the tokens of each row, so a wrong rollback or a token fed twice changes what it says.
-    `capacity` tokens in all fit into its cache.
+    `capacity` tokens in all fit into its cache; where that is bounded, room of forgotten tokens is free at once.
     """
 
     device = torch.device("cpu")
@@ -55,7 +55,8 @@ class TableRunner:
                     tail = np.flatnonzero(seen[new]) + len(held) - seen.shape[1]
                     text = held[: len(held) - seen.shape[1]] + [held[place] for place in tail]
                 logits.append(self.logits(text))
-            assert len(held) <= self._reserved.get(int(row), 0), "a row grew beyond what was reserved"
+            room = len(held) <= self._reserved.get(int(row), 0) or (self._bounded and self.reserve(int(row), len(held)))
+            assert room, "a row grew beyond what was reserved"
             start += count
         self.fed += int(packed.counts.sum())
         return torch.stack(logits) if logits else torch.zeros((0, self.info.vocab_size))
