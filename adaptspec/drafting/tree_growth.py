@@ -7,7 +7,7 @@ noise g a position's candidates are the largest of log q + g: draws without repl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -160,7 +160,7 @@ class TreeGrowth:
                 numbers = tree.submit(before, tokens[i], confidence[i], entropy[i])
                 found += [(tree, number) for number in numbers]
             front = self._going(found, steps)
-        return self._draft(rows, steps, caught_up)
+        return replace(submitted(self.trees, rows), steps=steps, caught_up=caught_up)
 
     def _going(self, found: Nodes, steps: int) -> Nodes:
         """Which of the latest nodes are drafted on from: all of them together must earn the step.
@@ -199,23 +199,24 @@ class TreeGrowth:
             going = [one for one in going if id(one[0]) != key or one[1] not in beside - kept]
         return going
 
-    def _draft(self, rows: int, steps: int, caught_up: int) -> Draft:
-        """What is submitted of it all; chains, where nothing branches."""
-        orders = [tree.best() for tree in self.trees]
-        draft = Draft.empty(rows, max(map(len, orders), default=0))
-        tree = Tree.of_chains(draft.counts, draft.tokens.shape[1], np.zeros_like(draft.counts))
-        branching = False
-        for own, order in zip(self.trees, orders, strict=True):
-            row, count = own.row, len(order)
-            draft.tokens[row, :count] = [own.tokens[number] for number in order]
-            draft.confidence[row, :count] = [own.confidence[number] for number in order]
-            draft.entropy[row, :count] = [own.entropy[number] for number in order]
-            draft.counts[row], tree.chain[row] = count, len(own.main)
-            if count > len(own.main):
-                branching, places = True, {number: place for place, number in enumerate(order)} | {-1: -1}
-                tree.parents[row, :count] = [places[own.parents[number]] for number in order]
-                tree.ranks[row, :count] = [own.ranks[number] for number in order]
-        return replace(draft, steps=steps, caught_up=caught_up, tree=tree if branching else None)
+
+def submitted(trees: Iterable[RowTree], rows: int) -> Draft:
+    """A draft for `rows` rows of what the trees of some of them submit; chains, where nothing branches."""
+    orders = [(tree, tree.best()) for tree in trees]
+    draft = Draft.empty(rows, max((len(order) for _, order in orders), default=0))
+    tree = Tree.of_chains(draft.counts, draft.tokens.shape[1], np.zeros_like(draft.counts))
+    branching = False
+    for own, order in orders:
+        row, count = own.row, len(order)
+        draft.tokens[row, :count] = [own.tokens[number] for number in order]
+        draft.confidence[row, :count] = [own.confidence[number] for number in order]
+        draft.entropy[row, :count] = [own.entropy[number] for number in order]
+        draft.counts[row], tree.chain[row] = count, len(own.main)
+        if count > len(own.main):
+            branching, places = True, {number: place for place, number in enumerate(order)} | {-1: -1}
+            tree.parents[row, :count] = [places[own.parents[number]] for number in order]
+            tree.ranks[row, :count] = [own.ranks[number] for number in order]
+    return replace(draft, tree=tree if branching else None)
 
 
 class ModelTrees(TreeGrowth):
