@@ -83,10 +83,10 @@ class TapeTrees(TreeGrowth):
         if not reach:
             return [], [], np.nan
         tokens = [WRONG] * len(sure)
-        if reach == 1:
-            tokens[0] = ENDED
         if rank < len(tokens):
-            tokens[rank] = LAST if at == self._job.end[tree.row] else RIGHT
+            tokens[rank] = RIGHT if rank == 0 or at < self._job.end[tree.row] else LAST
+        if reach == 1:
+            tokens[0] = LAST if rank == 0 else ENDED
         return tokens, sure, float(view.entropy[at])
 
     def _wrong(
@@ -124,11 +124,9 @@ def _strayed(tree: RowTree, number: int) -> tuple[int, bool]:
     return count, straight
 
 
-def chain_tokens(job: TapeJob, run: IntArray, width: int) -> IntArray:
+def chain_tokens(run: IntArray, width: int) -> IntArray:
     """What stands for the tokens of chains [B, width] of which the first `run` [B] are right."""
-    ahead = np.arange(width)
-    right = np.where(job.at[:, None] + ahead == job.end[:, None], LAST, RIGHT)
-    return np.where(ahead < run[:, None], right, WRONG)
+    return np.where(np.arange(width) < run[:, None], RIGHT, WRONG)
 
 
 def right_path(draft: Draft) -> tuple[IntArray, IntArray]:
