@@ -7,9 +7,9 @@ noise g a position's candidates are the largest of log q + g: draws without repl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from math import nan
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import entropies, leading, tempered, top_candidates
 from adaptspec.types import BoolArray, IntArray, Tree
 
+_ONE: IntArray = np.ones(1, dtype=np.int64)
 _NOBODY: IntArray = np.zeros(0, dtype=np.int64)
 
 
@@ -54,12 +55,12 @@ class _RowTree:
     """One row's nodes, in the order they were drafted in. Number -1 stands for its newest token."""
 
     def __init__(self, job: DraftJob, table: TreeTable, row: int, depth: int) -> None:
-        self.row, self.base = row, len(job.tokens[row])
+        self.row, self.place, self.base = row, job.rows[row : row + 1], len(job.tokens[row])
         self.width = int(table.width[row])
         self.most, self.depth = int(table.nodes[row]), depth
         self.stop = None if job.stop is None else RowStop(job.stop, row)
         self.floor = float(table.floor[row])
-        self._calibration: list[list[float]] = table.calibration[row].tolist()
+        self._calibration = table.calibration
         self.parents: list[int] = []
         self.ranks: list[int] = []
         self.tokens: list[int] = []
@@ -70,26 +71,37 @@ class _RowTree:
         self.fed = FedNodes(self.base, [], [])
         self._places: dict[int, int] = {-1: -1}  # where the nodes that were drafted on from were fed
 
-    def submit(self, before: int, tokens: list[int], confidence: list[float], entropy: float) -> list[int]:
-        """Take in the candidates after a node that are likely enough, and a chain's own in any case; their numbers."""
-        chain = before == (self.main[-1] if self.main else -1)
-        alive = 1.0 if before < 0 else self.chance[before]
-        first = len(self.tokens)
-        for rank, (token, sure) in enumerate(zip(tokens[: self.width], confidence, strict=False)):
-            known = self._calibration[min(rank, len(self._calibration) - 1)]
-            # Without a number there is no chance; what scores -inf was removed, and has none.
-            chance = alive * known[min(int(sure * len(known)), len(known) - 1)] if sure > 0.0 else 0.0
+    def submit(self, before: int, candidates: Iterable[tuple[int, float]], entropy: float) -> range:
+        """Take in the candidates after a node, likeliest first, as long as they are likely enough; their numbers.
+
+        Of a chain the first one stays in any case.
+        """
+        main, alive, first = self.main, 1.0 if before < 0 else self.chance[before], len(self.tokens)
+        chain = before == (main[-1] if main else -1)
+        for rank, (token, sure) in zip(range(self.width), candidates, strict=False):
+            chance = alive * self._calibrated(rank, sure)
             if rank == 0 and chain:
-                self.main.append(len(self.tokens))
-            elif not (sure > 0.0 and chance > self.floor):
-                continue
+                main.append(first)
+            elif not chance > self.floor:
+                break
             self.parents.append(before)
             self.ranks.append(rank)
             self.tokens.append(token)
             self.confidence.append(sure)
             self.entropy.append(entropy)
             self.chance.append(chance)
-        return list(range(first, len(self.tokens)))
+        return range(first, len(self.tokens))
+
+    def _calibrated(self, rank: int, sure: float) -> float:
+        """The chance of a candidate of this rank; none without a number, or where it was removed."""
+        if not sure > 0.0:
+            return 0.0
+        _, ranks, bins = self._calibration.shape
+        return self._calibration.item(self.row, min(rank, ranks - 1), min(int(sure * bins), bins - 1))
+
+    def goes_on(self, steps: int) -> bool:
+        """Whether the main chain does, by itself."""
+        return self.stop is None or self.stop.goes(steps, self.confidence[self.main[-1]], self.entropy[self.main[-1]])
 
     def best(self) -> list[int]:
         """What is submitted: the main chain, then the likeliest others within the ceiling, parents first.
@@ -146,31 +158,27 @@ class TreeGrowth:
         front: _Nodes = [(tree, -1) for tree in self._trees]
         steps = 0
         while front:
-            tokens, confidence, entropy = self._draw(packed, front, steps)
+            drawn = self._draw(packed, front, steps)
             steps += 1
             found: _Nodes = []
-            for i, (tree, before) in enumerate(front):
-                numbers = tree.submit(before, tokens[i], confidence[i], entropy[i])
-                found += [(tree, number) for number in numbers]
+            for (tree, before), (candidates, entropy) in zip(front, drawn, strict=True):
+                found += [(tree, number) for number in tree.submit(before, candidates, entropy)]
             front = self._going(found, steps)
-            packed = self._packed(front)
+            if front:
+                packed = self._packed(front)
         return self._draft(steps, caught_up)
 
     def fed(self) -> dict[int, FedNodes]:
         """What the draft model has read behind the text of each row of its cache."""
         return {int(self._job.rows[tree.row]): tree.fed for tree in self._trees}
 
-    def _draw(
-        self, packed: Packed, front: _Nodes, steps: int
-    ) -> tuple[list[list[int]], list[list[float]], list[float]]:
-        """For each node of the front the likeliest candidates, how sure it was of each, and its entropy."""
+    def _draw(self, packed: Packed, front: _Nodes, steps: int) -> list[tuple[Iterable[tuple[int, float]], float]]:
+        """For each node of the front its candidates, how sure each was, and the entropy of what they are drawn from."""
         job, logits = self._job, self._runner.forward(packed)
-        width = max(tree.width for tree, _ in front)
         if job.sampling.plain_greedy:
             scores = drawn_from = job.sampling.process(logits, _NOBODY, _NOBODY, NO_PATHS)
             if len(front) == 1 and scores.is_cpu:
-                candidates = top_candidates(scores.numpy()[0], width)
-                return [candidates[0]], [candidates[1]], [candidates[2]]
+                return [top_candidates(scores.numpy()[0])]
         else:
             index = np.array([tree.row for tree, _ in front], dtype=np.int64)
             offsets = np.full(len(front), steps, dtype=np.int64)
@@ -179,14 +187,18 @@ class TreeGrowth:
             if job.temperature is not None:
                 drawn_from = tempered(scores, job.temperature.at(index, entropies(scores)))
             drawn_from = job.sampling.perturbed(drawn_from, index, offsets)
-        tokens, confidence = leading(drawn_from, width)
-        return tokens.tolist(), confidence.tolist(), entropies(scores).tolist()
+        tokens, confidence = leading(drawn_from, max(tree.width for tree, _ in front))
+        told = zip(tokens.tolist(), confidence.tolist(), entropies(scores).tolist(), strict=True)
+        return [(zip(line, sure, strict=True), spread) for line, sure, spread in told]
 
     def _going(self, found: _Nodes, steps: int) -> _Nodes:
         """Which of the latest nodes are drafted on from: all of them together must earn the step.
 
         Nodes off the main chain go by the bounds of survival alone: without a price nothing is known to earn more.
         """
+        if len(found) == 1 and (tree := found[0][0]).main[-1] == (number := found[0][1]):
+            goes = tree.depth > steps and tree.tokens[number] not in self._ends
+            return found if goes and tree.goes_on(steps) else []
         going: list[tuple[_RowTree, int, float]] = []  # and the price that what they earn must be above
         together = 0.0
         for tree, number in found:
@@ -223,29 +235,45 @@ class TreeGrowth:
 
     def _packed(self, front: _Nodes) -> Packed:
         """The pass that reads the front, whose nodes are in order of their rows."""
-        rows: dict[int, tuple[_RowTree, list[int]]] = {}
+        if len(front) == 1:
+            tree, number = front[0]
+            sight = tree.feed([number])
+            tokens = np.array([tree.tokens[number]])
+            return Packed(tree.place, _ONE, tokens, _ONE, None if sight is None else [sight])
+        rows: dict[int, list[int]] = {}
+        trees = {tree.row: tree for tree, _ in front}
         for tree, number in front:
-            rows.setdefault(tree.row, (tree, []))[1].append(number)
-        counts = np.array([len(numbers) for _, numbers in rows.values()], dtype=np.int64)
+            rows.setdefault(tree.row, []).append(number)
+        counts = np.array([len(numbers) for numbers in rows.values()], dtype=np.int64)
         tokens = np.array([tree.tokens[number] for tree, number in front], dtype=np.int64)
-        seen = [tree.feed(numbers) for tree, numbers in rows.values()]
+        seen = [trees[row].feed(numbers) for row, numbers in rows.items()]
         branching = any(one is not None for one in seen)
         return Packed(self._job.rows[list(rows)], counts, tokens, counts, seen if branching else None)
 
     def _draft(self, steps: int, caught_up: int) -> Draft:
         """What is submitted of it all; chains, where nothing branches."""
-        orders = [tree.best() for tree in self._trees]
-        draft = Draft.empty(len(self._job.rows), max(map(len, orders), default=0))
-        tree = Tree.of_chains(draft.counts, draft.tokens.shape[1], np.zeros_like(draft.counts))
-        branching = False
-        for own, order in zip(self._trees, orders, strict=True):
-            row, count = own.row, len(order)
-            draft.tokens[row, :count] = [own.tokens[number] for number in order]
-            draft.confidence[row, :count] = [own.confidence[number] for number in order]
-            draft.entropy[row, :count] = [own.entropy[number] for number in order]
-            draft.counts[row], tree.chain[row] = count, len(own.main)
-            if count > len(own.main):
-                branching, places = True, {number: place for place, number in enumerate(order)} | {-1: -1}
-                tree.parents[row, :count] = [places[own.parents[number]] for number in order]
-                tree.ranks[row, :count] = [own.ranks[number] for number in order]
-        return replace(draft, steps=steps, caught_up=caught_up, tree=tree if branching else None)
+        rows = len(self._job.rows)
+        orders: list[list[int]] = [[] for _ in range(rows)]
+        chain: IntArray = np.zeros(rows, dtype=np.int64)
+        for own in self._trees:
+            orders[own.row], chain[own.row] = own.best(), len(own.main)
+        counts = np.array([len(order) for order in orders], dtype=np.int64)
+        width = int(counts.max())
+
+        def column(name: str, nothing: float) -> list[list[Any]]:
+            """One value of all that is submitted, row by row."""
+            lines = [[nothing] * width] * rows
+            for own in self._trees:
+                values, order = getattr(own, name), orders[own.row]
+                lines[own.row] = [values[number] for number in order] + [nothing] * (width - len(order))
+            return lines
+
+        tree = None
+        if (counts > chain).any():
+            parents, ranks = np.array(column("parents", -1)), np.array(column("ranks", 0))
+            for own in self._trees:
+                places = {number: place for place, number in enumerate(orders[own.row])} | {-1: -1}
+                parents[own.row] = [places[number] for number in parents[own.row].tolist()]
+            tree = Tree(parents, chain, ranks, np.zeros_like(ranks))
+        sure, spread = np.array(column("confidence", nan)), np.array(column("entropy", nan))
+        return Draft(np.array(column("tokens", 0)), counts, sure, spread, None, steps, caught_up, tree=tree)
