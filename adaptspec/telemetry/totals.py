@@ -101,16 +101,18 @@ def by_proposer(records: Sequence[RoundRecord], drafters: int) -> tuple[IntArray
     A row may hold tokens of several, whoever was decided to draft for it.
     """
     proposed, kept = [np.arange(0)], [np.arange(0)]
+    chains = [record for record in records if record.branches is None]
+    if chains:
+        owners, drafted = gathered(chains, "drafter"), gathered(chains, "drafted")
+        proposed.append(np.repeat(owners, drafted))
+        kept.append(np.repeat(owners, np.minimum(gathered(chains, "accepted"), gathered(chains, "emitted"))))
     for record in records:
-        emitted = np.minimum(record.accepted, record.emitted)
-        if record.branches is None:
-            proposed.append(np.repeat(record.drafter, record.drafted))
-            kept.append(np.repeat(record.drafter, emitted))
-            continue
-        owners, path = record.branches.tree.drafters, record.branches.path
-        proposed.append(owners[np.arange(owners.shape[1]) < record.nodes[:, None]])
-        row, place = np.nonzero(np.arange(path.shape[1]) < emitted[:, None])
-        kept.append(owners[row, path[row, place]])
+        if record.branches is not None:
+            owners, path = record.branches.tree.drafters, record.branches.path
+            proposed.append(owners[np.arange(owners.shape[1]) < record.nodes[:, None]])
+            emitted = np.minimum(record.accepted, record.emitted)
+            row, place = np.nonzero(np.arange(path.shape[1]) < emitted[:, None])
+            kept.append(owners[row, path[row, place]])
     told = [np.bincount(np.concatenate(owners), minlength=drafters) for owners in (proposed, kept)]
     return told[0], np.pad(told[1], (0, len(told[0]) - len(told[1])))
 
