@@ -189,6 +189,22 @@ class TreeTable:
     def take(self, index: IntArray) -> TreeTable:
         return TreeTable(self.width[index], self.nodes[index], self.floor[index], self.calibration[index])
 
+    @staticmethod
+    def stacked(parts: Sequence[tuple[IntArray, TreeTable | None]], rows: int) -> TreeTable | None:
+        """One table for `rows` rows, from those for the rows at these positions; rows of None draft chains."""
+        known = [(at, table) for at, table in parts if table is not None]
+        if not known:
+            return None
+        ranks, bins = (max(table.calibration.shape[axis] for _, table in known) for axis in (1, 2))
+        ones, floor = np.ones(rows, dtype=np.int64), np.zeros(rows)
+        whole = TreeTable(ones, ones * 0, floor, np.ones((rows, ranks, bins)))
+        for at, table in known:
+            whole.width[at], whole.nodes[at], whole.floor[at] = table.width, table.nodes, table.floor
+            own = np.repeat(table.calibration, bins // table.calibration.shape[2], axis=2)
+            whole.calibration[at, : own.shape[1]] = own
+            whole.calibration[at, own.shape[1] :] = own[:, -1:]
+        return whole
+
     def within(self, depths: IntArray) -> IntArray:
         """Depths [E >= B], those of the first B rows lowered to what the ceilings on nodes leave to chains."""
         rows = len(self.nodes)

@@ -26,13 +26,15 @@ class Kind(str, Enum):
 class Entry:
     """One drafter. `maker` is `module:Class.function`, called with `drafting.drafter.Loaded`.
 
-    `needs_draft`: it runs a draft model, which must have been given.
+    `needs_draft`: it runs a draft model, which must have been given. `states_confidence`: a model-free one that says
+    beforehand how sure it is of each token.
     """
 
     name: str
     kind: Kind
     maker: str
     needs_draft: bool = False
+    states_confidence: bool = False
 
 
 # In the order that engines have them.
@@ -48,6 +50,11 @@ DRAFTERS: Mapping[str, Entry] = {
 def kind_of(name: str) -> Kind:
     """The kind of a drafter. Simulations may have several models, by names of their own."""
     return DRAFTERS[name].kind if name in DRAFTERS else Kind.MODEL
+
+
+def states_confidence(name: str) -> bool:
+    """Whether a model-free drafter says how sure it is of what it found."""
+    return name in DRAFTERS and DRAFTERS[name].states_confidence
 
 
 def available_drafters(*, draft: bool) -> tuple[str, ...]:

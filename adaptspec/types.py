@@ -232,9 +232,9 @@ class Branches:
         return Branches(self.tree.take(index), self.nodes[index], self.confidence[index], self.path[index])
 
 
-# Fields of `RoundRecord` by their shape: [B] and [drafters, B].
+# Fields of `RoundRecord` by their shape: [B] and [drafters, B, ...].
 PER_ROW = ("rows", "depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
-PER_DRAFTER = ("shadow", "shadow_drafted")
+PER_DRAFTER = ("shadow", "shadow_drafted", "stated")
 
 
 @dataclass(frozen=True)
@@ -277,6 +277,8 @@ class RoundRecord:
     # beyond the emitted tokens does. Indexed as `drafter` is.
     shadow: IntArray | None = None
     shadow_drafted: IntArray | None = None
+    # [drafters, B, depth]: how sure each drafter was of what it had found before the round (see `BatchSignals.stated`).
+    stated: FloatArray | None = None
     expected: Expected | None = None  # None where the policy estimates nothing
     ended: float = nan
     # [B, D, candidates]: how surely each drafted token would have been accepted at each candidate draft temperature;

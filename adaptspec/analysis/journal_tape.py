@@ -21,7 +21,8 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.journal import RequestStarted
 from adaptspec.simulation.cost_profiles import MachineCosts, of_table
-from adaptspec.simulation.tape import DraftView, Tape, join, recorded
+from adaptspec.simulation.draft_view import DraftView
+from adaptspec.simulation.tape import Tape, join, recorded
 from adaptspec.types import IntArray, RoundRecord
 
 DRAFTER = "draft-model"

@@ -16,15 +16,17 @@ from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter
 from adaptspec.errors import ConfigError
 from adaptspec.models.processors import Paths, SamplingRow
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import SamplingBatch, certainty
+from adaptspec.models.sampling import SamplingBatch, entropies, leading
 from adaptspec.request import SamplingParams
-from adaptspec.simulation.tape import FAR, AfterMiss, DraftView
+from adaptspec.simulation.draft_view import FAR, UNRANKED, AfterMiss, DraftView
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # The deepest draft that a policy may ask for.
 _DEEPEST = 64
 # So many tokens after each wrong one are drafted, too: to the depth of 12, the deepest of every policy that ships.
 _AFTER_MISS = 11
+# Of so many candidates at each position it is noted how sure a draft model is of them.
+_CANDIDATES = 8
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,16 @@ class Judge:
         agreed = np.zeros(size, dtype=np.bool_)
         drafted: IntArray = np.zeros(0, dtype=np.int64)
         confidence, entropy, chance = (np.full(size, np.nan), np.full(size, np.nan), np.zeros(size))
+        rank, top = np.full(size, UNRANKED), np.zeros((size, min(_CANDIDATES, sampling.vocab_size)))
         if known:
             index, offsets = np.zeros(known, dtype=np.int64), np.arange(known)
             scores = self._scores(runner, text, sampling, known).to(shares.device)
-            chosen = sampling.choose(scores, index, offsets)
-            drafted = chosen.cpu().numpy()
+            noisy = sampling.perturbed(scores, index, offsets)
+            candidates, top[:known] = leading(noisy, _CANDIDATES)
+            drafted = candidates[:, 0]
             agreed[:known] = drafted == np.array(text.output[:known])
-            sure = certainty(scores, chosen)
-            confidence[:known], entropy[:known] = sure.confidence, sure.entropy
+            confidence[:known], entropy[:known] = top[:known, 0], entropies(scores)
+            rank[:known] = _ranks(noisy, text.output[:known])
             both = torch.minimum(shares[:known], sampling.probabilities(scores, index)).sum(1)
             chance[:known] = np.minimum(both.double().cpu().numpy(), 1.0)
         view = DraftView.of_agreement(agreed, confidence, entropy, chance)
@@ -98,7 +102,10 @@ class Judge:
         after_miss, ended = self._after_miss(drafter, text, np.flatnonzero(~agreed[:known]))
         ends = [int(token) in drafter.ends for token in drafted]
         reach = np.where(np.arange(size) < known, np.minimum(left, _until_end(agreed[:known], ends, ended, size)), 0)
-        return replace(view, reach=reach, run=np.minimum(view.run, reach), after_miss=after_miss)
+        run = np.minimum(view.run, reach)
+        # An own token that ends the context is none that it could have drafted.
+        rank = np.where((rank == 0) & (run == 0), UNRANKED, rank)
+        return replace(view, reach=reach, run=run, rank=rank, after_miss=after_miss, top=top)
 
     def _after_miss(self, drafter: ModelDrafter, text: Written, wrong: IntArray) -> tuple[AfterMiss, Mapping[int, int]]:
         """What the drafter itself goes on with where its token is wrong: no pass over the true text tells.
@@ -154,6 +161,15 @@ def _until_end(agreed: BoolArray, ends: Sequence[bool], ended: Mapping[int, int]
     return reach
 
 
+def _ranks(scores: torch.Tensor, tokens: Sequence[int]) -> IntArray:
+    """How many candidates come before each token in the order of scores [N, V], of equals the first; at most 127."""
+    true = torch.tensor(tokens, device=scores.device).unsqueeze(1)
+    own = scores.gather(1, true)
+    earlier = (scores == own) & (torch.arange(scores.shape[1], device=scores.device) < true)
+    ranks: IntArray = ((scores > own) | earlier).sum(1).cpu().numpy()
+    return np.where(torch.isinf(own).squeeze(1).cpu().numpy(), UNRANKED, np.minimum(ranks, UNRANKED))
+
+
 def _of_ngram(drafter: Drafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor) -> DraftView:
     """An n-gram drafter reads only what was committed, so each position is asked for anew, at full depth."""
     size, tokens = len(text.output), text.tokens
@@ -170,7 +186,8 @@ def _of_ngram(drafter: Drafter, text: Written, sampling: SamplingBatch, shares: 
             chance[at] = float(shares[at, int(proposed[0])])
     drafter.free(0)
     unknown: FloatArray = np.full(size, np.nan)
-    return DraftView(run, reach, unknown, unknown, np.minimum(chance, 1.0))
+    rank = np.where(run > 0, 0, UNRANKED)
+    return DraftView(run, reach, rank, unknown, unknown, np.minimum(chance, 1.0))
 
 
 def _read(runner: Runner, tokens: Sequence[int], count: int) -> torch.Tensor:

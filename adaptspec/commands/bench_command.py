@@ -42,19 +42,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="what to compute in (default: %(default)s)",
     )
+    policies = commands.add_parser("policies", help="speed of policies side by side, on the same prompts")
+    add_policy(policies, "policies", nargs="+", help="two or more; speeds are ratios to the first one's")
+    policies.add_argument("--batch", type=int, default=1, help="prompts at once (default: %(default)s)")
+    policies.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
+    policies.add_argument("--repeats", type=int, default=1, help="of every prompt (default: %(default)s)")
+    policies.add_argument("--prompts", type=int, default=6, help="prompts per task (default: %(default)s)")
     decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
     add_policy(decisions, "--policy", action="append", help="may be repeated (default: all shipped)")
     decisions.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
     decisions.add_argument("--cost", default="cpu-2-cores", metavar="NAME|FILE", help="(default: %(default)s)")
+    trees = commands.add_parser("trees", help="what the best fixed chains, combs and trees of a tape earn")
+    trees.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
+    trees.add_argument("--cost", action="append", metavar="NAME|FILE", help="may be repeated (default: all that ship)")
+    trees.add_argument("--drafter", default="draft-model", help="whose drafts (default: %(default)s)")
     telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
     telemetry.add_argument("--requests", type=int, default=400, help="per collector (default: %(default)s)")
     telemetry.add_argument("--prompts", type=int, default=4, help="prompts per task (default: %(default)s)")
-    for command, tokens in ((quick, 128), (exact, 128), (telemetry, 64)):
+    for command, tokens in ((quick, 128), (exact, 128), (policies, 128), (telemetry, 64)):
         command.add_argument("--tokens", type=int, default=tokens, help="tokens per answer (default: %(default)s)")
         _add_workloads(command)
-    for command in (quick, exact):
+    for command in (quick, exact, policies):
         command.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    for command, run in ((quick, _quick), (exact, _exactness), (decisions, _decisions), (telemetry, _telemetry)):
+    runs = {
+        quick: _quick,
+        exact: _exactness,
+        policies: _policies,
+        decisions: _decisions,
+        trees: _trees,
+        telemetry: _telemetry,
+    }
+    for command, run in runs.items():
         add_table_forms(command, json=True)
         command.set_defaults(run=run)
     record = commands.add_parser("record", help="record tapes for `adaptspec policy simulate`")
@@ -116,6 +134,21 @@ def _exactness(arguments: argparse.Namespace) -> int:
     return 1 if result["unexplained"] else 0
 
 
+def _policies(arguments: argparse.Namespace) -> int:
+    from adaptspec.bench.side_by_side import SideBySideSettings, run_side_by_side, side_by_side_report
+    from adaptspec.bench.workloads import read_workloads
+    from adaptspec.engine.assembly import EngineConfig
+
+    workloads = read_workloads(arguments.workloads, arguments.prompts)
+    settings = SideBySideSettings(
+        arguments.policies, arguments.tokens, arguments.batch, arguments.temperature, arguments.repeats
+    )
+    groups = sum(-(-len(prompts) // settings.batch) for prompts in workloads.values())
+    with _progress("policies", groups * settings.repeats) as tick:
+        result = run_side_by_side(EngineConfig(device=arguments.device), workloads, settings, tick)
+    return tell(arguments, result, side_by_side_report(result))
+
+
 def _decisions(arguments: argparse.Namespace) -> int:
     from adaptspec.bench.decisions import DecisionSettings, run_decisions
     from adaptspec.control.language.build import load_policy_spec
@@ -130,6 +163,17 @@ def _decisions(arguments: argparse.Namespace) -> int:
         result = run_decisions(policies, tape, costs, settings, tick)
     title = "decide + learn per round; simulated rounds of " + costs.name
     return tell(arguments, result, [table_of(result["policies"], title)])
+
+
+def _trees(arguments: argparse.Namespace) -> int:
+    from adaptspec.analysis.static_trees import compare_shapes, shapes_table
+    from adaptspec.simulation.cost_profiles import load_costs, shipped_costs
+    from adaptspec.simulation.tape_file import find_tape, load_tape
+
+    tape = load_tape(find_tape(arguments.tape))
+    machines = [load_costs(name) for name in arguments.cost or shipped_costs()]
+    lines = compare_shapes(tape, arguments.drafter, machines)
+    return tell(arguments, {"benchmark": "trees", "shapes": lines}, [shapes_table(lines)])
 
 
 def _telemetry(arguments: argparse.Namespace) -> int:

@@ -6,11 +6,13 @@ just been right: text that repeats other text does so in runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.policy import Learner
+from adaptspec.control.policy import BatchSignals, Learner
+from adaptspec.control.side_nodes import SideNodes
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 # Certainty is never claimed: a hazard (1 - acceptance) stays inside these bounds.
@@ -155,8 +157,11 @@ class Calibration(Acceptance):
         unknown = np.isnan(confidence)
         reached = np.arange(confidence.shape[1]) < np.minimum(accepted + 1, drafted)[:, None]
         told = np.where((unknown & reached).any(axis=1), 0, drafted)
-        bins = np.minimum(np.where(unknown, 0.0, confidence) * self._bins, self._bins - 1).astype(np.int64)
-        self.observe_classes(rows, tasks, bins, told, accepted)
+        self.observe_classes(rows, tasks, self.bins_of(np.where(unknown, 0.0, confidence)), told, accepted)
+
+    def bins_of(self, confidence: FloatArray) -> IntArray:
+        """The class of each confidence; any shape, no NaN."""
+        return np.minimum(confidence * self._bins, self._bins - 1).astype(np.int64)
 
 
 class Continuation:
@@ -191,7 +196,10 @@ class Continuation:
 
 @dataclass(frozen=True)
 class RowRounds:
-    """Rounds of single rows, all [N] (of requests that have ended: row -1); `confidence` [N, D]."""
+    """Rounds of single rows, all [N] (of requests that have ended: row -1); `confidence` [N, D].
+
+    `kept` are tokens of the main chain. `branched` are the rounds among them whose drafts branch.
+    """
 
     rows: IntArray
     tasks: IntArray
@@ -200,32 +208,41 @@ class RowRounds:
     drafted: IntArray
     kept: IntArray
     confidence: FloatArray
+    branched: Sequence[RoundRecord]
 
 
 class ModelAcceptance(Learner):
     """What is known of a drafter that runs a model: acceptance by position, its confidence, how far its drafts go."""
 
-    def __init__(self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings) -> None:
+    def __init__(
+        self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings, *, branches: bool = False
+    ) -> None:
         self.by_position = Acceptance(rows, tasks, depth, settings)
         self.calibration = Calibration(rows, tasks)
         self.continuation = Continuation(depth)
+        self.sides = SideNodes() if branches else None
 
     def start(self, row: int) -> None:
         self.by_position.start(row)
         self.calibration.start(row)
 
-    def observe(self, rounds: RowRounds, mine: IntArray) -> None:
-        """Row-rounds, `mine` [N] where this drafter ran."""
+    def observe(self, which: int, rounds: RowRounds) -> None:
+        """Row-rounds; this is drafter `which` of them."""
+        mine = (rounds.drafter == which) & (rounds.depths > 0)
         rows, tasks, drafted, kept = rounds.rows, rounds.tasks, rounds.drafted * mine, rounds.kept * mine
         self.by_position.observe(rows, tasks, drafted, kept)
         self.continuation.observe(rounds.depths * mine, drafted, kept)
         self.calibration.observe_confidence(rounds.confidence, rows, tasks, drafted, kept)
+        if self.sides is not None:
+            for record in rounds.branched:
+                self.sides.observe(which, record)
 
     def state(self) -> dict[str, FloatArray]:
         return {
             "acceptance": self.by_position.counts(),
             "continuation": self.continuation.counts(),
             "calibration": self.calibration.counts(),
+            **({} if self.sides is None else self.sides.state()),
         }
 
 
@@ -243,6 +260,14 @@ class NgramAcceptance(Learner):
 
     def start(self, row: int) -> None:
         self.run[row] = 0
+
+    def likely(self, which: int, signals: BatchSignals) -> FloatArray:  # noqa: ARG002 - it has no more to go by
+        """Tokens expected to be kept of 0, 1, 2 ... of those found, for each row [B, 1 + depth]."""
+        return self.gains(signals.rows, signals.tasks)
+
+    def mark(self, which: int, signals: BatchSignals) -> int:  # noqa: ARG002
+        """Tells what `likely` says of a single row apart from what it says at other times, while nothing is learned."""
+        return self.run[signals.rows.item()]
 
     def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
         """Tokens expected to be kept of a draft of 0, 1, 2 ... tokens for each row [B, 1 + depth]."""
@@ -322,7 +347,7 @@ class PendingRecords:
         counts = [len(r.rows) for r in records]
         rows, tasks, drafter, depths, drafted, kept = (
             np.concatenate([getattr(r, name) for r in records])
-            for name in ("rows", "tasks", "drafter", "depths", "drafted", "kept")
+            for name in ("rows", "tasks", "drafter", "depths", "chain", "straight")
         )
         decided = np.repeat([r.decision for r in records], counts)
         ended = (decided > 0) & (decided <= self._began[rows])  # 0: nobody numbers decisions, and none comes late
@@ -341,4 +366,5 @@ class PendingRecords:
             drafted,
             np.minimum(kept, drafted),
             confidence,
+            [r for r in records if r.branches is not None],
         )

@@ -9,6 +9,7 @@ import numpy as np
 
 from adaptspec.control.algorithms.algorithm import Algorithm, Choice
 from adaptspec.control.algorithms.goodput import Goodput
+from adaptspec.control.branching import Branching
 from adaptspec.control.ceilings import Ceilings, Dwell, TaskTiers
 from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.guard import Guard, Mode
@@ -33,6 +34,7 @@ class ComposedPolicy(Policy):
     task_stops: Mapping[int, StopRule] = field(default_factory=dict)
     values: Goodput | None = None  # says what a stop rule asks for where the algorithm expects nothing
     temperature: DraftTemperature | None = None
+    branching: Branching | None = None  # None: drafts are chains
     _barred: bool = False  # a ceiling left no row a single token
     _stacked: tuple[bytes, tuple[StopTable | None, ...], StopTable | None] | None = None
 
@@ -107,26 +109,37 @@ class ComposedPolicy(Policy):
         return known
 
     def _decision(self, choice: Choice, signals: BatchSignals) -> Decision:
-        stop = temperature = None
+        stop = temperature = tree = None
         if some(choice.depths):
-            stop = self._stop_of(choice, signals)
+            priced = choice
+            if self.values is not None and choice.value is None:
+                priced = replace(choice, value=self.values.value(signals))
+            stop = self._stop_of(priced, signals.tasks)
+            tree = None if self.branching is None else self.branching.table(priced)
             temperature = None if self.temperature is None else self.temperature.table(len(choice.depths))
         expected = choice.expected
         if expected is None and choice.value is not None:
             expected = choice.value.expected(choice.depths, choice.drafter)
         told = choice.provenance
-        return Decision(choice.depths, choice.reasons, choice.drafter, stop, told, temperature, expected=expected)
+        return Decision(
+            choice.depths,
+            choice.reasons,
+            choice.drafter,
+            stop,
+            told,
+            temperature,
+            expected=expected,
+            tree=tree,
+            union=choice.union,
+        )
 
     @staticmethod
     def _none(signals: BatchSignals, reason: Reason) -> Decision:
         nothing: IntArray = np.zeros_like(signals.rows)
         return Decision(nothing, np.full_like(nothing, int(reason)), nothing)
 
-    def _stop_of(self, choice: Choice, signals: BatchSignals) -> StopTable | None:
-        if self.values is not None and choice.value is None:
-            choice = replace(choice, value=self.values.value(signals))
+    def _stop_of(self, choice: Choice, tasks: IntArray) -> StopTable | None:
         usual = self.stop.table(choice) if choice.stop is None else choice.stop
-        tasks = signals.tasks
         tables = {task: rule.table(choice) for task, rule in self.task_stops.items() if task in tasks}
         if not tables:
             return usual

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -26,10 +26,11 @@ class BatchSignals:
     how many tokens each drafter is behind, beyond the usual one or two: what drafting with it would have to catch up
     first. What a policy sees has its own drafters first, in its order. `found` [drafters, B] is how many tokens an
     n-gram drafter has found for each row, within the limits: known before the round, since looking is free. It is 0 for
-    drafters that cannot tell, and where nobody asked (see `Policy.search_depth`). `position` counts the tokens a row
-    has emitted. `beside` counts rows that decode in the same round under other policies; `free_memory` is the share of
-    the cache that no row holds. The controller fills in `tasks` (0: unknown), `keys`, the numbers of API keys (0: none
-    that a policy names; None: no policy names any), and `number`, the decision's.
+    drafters that cannot tell, and where nobody asked (see `Policy.search_depth`). `stated` [drafters, B, depth] is how
+    sure they are of each token they found, NaN beyond and where one does not say; None: nobody says. `position` counts
+    the tokens a row has emitted. `beside` counts rows that decode in the same round under other policies; `free_memory`
+    is the share of the cache that no row holds. The controller fills in `tasks` (0: unknown), `keys`, the numbers of
+    API keys (0: none that a policy names; None: no policy names any), and `number`, the decision's.
     """
 
     rows: IntArray
@@ -44,6 +45,7 @@ class BatchSignals:
     free_memory: float = 1.0
     keys: IntArray | None = None
     number: int = 0
+    stated: FloatArray | None = None
 
     @property
     def batch_size(self) -> int:
@@ -68,6 +70,7 @@ class BatchSignals:
             self.free_memory,
             None if self.keys is None else self.keys[index],
             self.number,
+            None if self.stated is None else self.stated[:, index],
         )
 
 
@@ -77,6 +80,20 @@ class Union:
 
     drafter: IntArray
     depths: IntArray
+
+    def within(self, limits: IntArray) -> Union:
+        return Union(self.drafter, np.minimum(self.depths, limits))
+
+    @staticmethod
+    def stacked(parts: Sequence[tuple[IntArray, Union | None]], rows: int) -> Union | None:
+        """One for `rows` rows, from those for the rows at these positions; None where nobody adds anything."""
+        known = [(at, union) for at, union in parts if union is not None]
+        if not known:
+            return None
+        whole = Union(np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64))
+        for at, union in known:
+            whole.drafter[at], whole.depths[at] = union.drafter, union.depths
+        return whole
 
 
 @dataclass(eq=False, slots=True)

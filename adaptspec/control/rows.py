@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.policy import BatchSignals, Decision, Policy, T
-from adaptspec.decision_tables import StopTable, TemperatureTable
+from adaptspec.control.policy import BatchSignals, Decision, Policy, T, Union
+from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
 from adaptspec.request import SpeculationParams
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord
 
@@ -87,7 +87,13 @@ class DrafterNumbers:
         """For the policy: what is known of its drafters first."""
         if self.alike:
             return signals
-        return replace(signals, cache_gap=signals.cache_gap[self._engine], found=signals.found[self._engine])
+        own, stated = self._engine, signals.stated
+        return replace(
+            signals,
+            cache_gap=signals.cache_gap[own],
+            found=signals.found[own],
+            stated=None if stated is None else stated[own],
+        )
 
     def drafter(self, drafter: IntArray) -> IntArray:
         """For the engine: who drafts for each row [B]."""
@@ -97,18 +103,25 @@ class DrafterNumbers:
         """What the policy decides, in the engine's numbers."""
         decision = policy.decide(self.signals(signals))
         decision.drafter = self.drafter(decision.drafter)
+        if decision.union is not None:
+            decision.union = Union(self.drafter(decision.union.drafter), decision.union.depths)
         return decision
 
     def record(self, record: RoundRecord) -> RoundRecord:
         """For the policy: a round in its own numbers. A drafter it does not have (any more) becomes its first."""
         if self.alike:
             return record
-        shadow, drafted = record.shadow, record.shadow_drafted
+        shadow, drafted, branches = record.shadow, record.shadow_drafted, record.branches
+        if branches is not None:
+            tree = replace(branches.tree, drafters=self._own[branches.tree.drafters])
+            branches = replace(branches, tree=tree)
         return replace(
             record,
             drafter=self._own[record.drafter],
+            branches=branches,
             shadow=None if shadow is None else shadow[self._engine],
             shadow_drafted=None if drafted is None else drafted[self._engine],
+            stated=None if record.stated is None else record.stated[self._engine],
         )
 
 
@@ -150,6 +163,8 @@ def _joined(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Decision:
         TemperatureTable.stacked([(mine, part.temperature) for mine, part in parts], rows),
         tuple(sorted({which for _, part in parts for which in part.watched})),
         _filled(expected, [(mine, part.expected) for mine, part in parts]),
+        tree=TreeTable.stacked([(mine, part.tree) for mine, part in parts], rows),
+        union=Union.stacked([(mine, part.union) for mine, part in parts], rows),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
-from adaptspec.control.algorithms.planning import ModelTerms
+from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import Learner
 from adaptspec.control.rows import total
@@ -232,18 +232,18 @@ def _verifying(value: ExpectedValue, model: ModelTerms) -> FloatArray:
     others = max(sum(value.drafting.values()) - 1, 0)
     drafted = np.append(model.drafted, 0.0)
     tokens = np.arange(1.0, len(drafted)) + others * (np.cumsum(drafted)[:-1] + 0.5 * drafted[1:])
-    slopes = _slopes(value.verify)
-    seconds: FloatArray = np.interp(tokens, np.arange(len(slopes)), slopes)
+    each = slopes(value.verify)
+    seconds: FloatArray = np.interp(tokens, np.arange(len(each)), each)
     return seconds
 
 
-def _slopes(curve: FloatArray) -> FloatArray:
+def slopes(curve: FloatArray) -> FloatArray:
     """Seconds of one more token [n]: the least mean of the next 1, 2 or 4, so that one step up is no wall."""
-    slopes: FloatArray = np.diff(curve)
+    each: FloatArray = np.diff(curve)
     for ahead in (2, 4):
         mean = (curve[ahead:] - curve[:-ahead]) / ahead
-        slopes[: len(mean)] = np.minimum(slopes[: len(mean)], mean)
-    return slopes
+        each[: len(mean)] = np.minimum(each[: len(mean)], mean)
+    return each
 
 
 class MarginalGoodputStopSpec(Part):

@@ -7,13 +7,13 @@ noise g a position's candidates are the largest of log q + g: draws without repl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from adaptspec.decision_tables import RowStop, TreeTable
+from adaptspec.decision_tables import RowStop, StopTable, TreeTable
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.models.draft import Draft
 from adaptspec.models.processors import NO_PATHS, Paths
@@ -50,14 +50,15 @@ class FedNodes(NamedTuple):
         return path
 
 
-class _RowTree:
+class RowTree:
     """One row's nodes, in the order they were drafted in. Number -1 stands for its newest token."""
 
-    def __init__(self, job: DraftJob, table: TreeTable, row: int, depth: int) -> None:
-        self.row, self.base = row, len(job.tokens[row])
+    def __init__(self, table: TreeTable, stop: StopTable | None, row: int, depth: int, base: int) -> None:
+        """For a row of `base` tokens, drafted at most `depth` deep."""
+        self.row, self.base = row, base
         self.width = int(table.width[row])
         self.most, self.depth = int(table.nodes[row]), depth
-        self.stop = None if job.stop is None else RowStop(job.stop, row)
+        self.stop = None if stop is None else RowStop(stop, row)
         self.floor = float(table.floor[row])
         self._calibration: list[list[float]] = table.calibration[row].tolist()
         self.parents: list[int] = []
@@ -129,42 +130,119 @@ class _RowTree:
         return seen
 
 
-_Nodes = list[tuple[_RowTree, int]]
+Nodes = list[tuple[RowTree, int]]
 
 
 class TreeGrowth:
-    """The trees of one round's rows while they grow."""
+    """The trees of one round's rows while they grow: what is submitted, and what is drafted on from."""
 
-    def __init__(self, runner: Runner, ends: Collection[int], job: DraftJob, table: TreeTable) -> None:
-        """Nothing is drafted on from at one of the tokens `ends`."""
-        self._runner, self._ends, self._job, self._table = runner, ends, job, table
-        self._trees: list[_RowTree] = []
+    def __init__(self, trees: Sequence[RowTree], ends: Collection[int], *, beams: bool) -> None:
+        """Nothing is drafted on from at one of the tokens `ends`, nor off main chains without `beams`."""
+        self.trees, self._ends, self._beams = trees, ends, beams
 
-    def grow(self, active: IntArray, depths: IntArray, packed: Packed, caught_up: int) -> Draft:
-        """Draft from the logits of `packed` on, which are those of the active rows [b], `depths` [B] deep."""
-        self._trees = [_RowTree(self._job, self._table, row, int(depths[row])) for row in active.tolist()]
-        front: _Nodes = [(tree, -1) for tree in self._trees]
+    def candidates(self, front: Nodes, steps: int) -> tuple[list[list[int]], list[list[float]], list[float]]:
+        """For each node of the front, all `steps` deep, the likeliest candidates, how sure of each, and its entropy."""
+        raise NotImplementedError
+
+    def has_room(self, tree: RowTree, more: int) -> bool:
+        """Whether so many nodes more can be drafted on from."""
+        raise NotImplementedError
+
+    def grow(self, rows: int, caught_up: int) -> Draft:
+        """Draft, step by step, for some of `rows` rows."""
+        front: Nodes = [(tree, -1) for tree in self.trees]
         steps = 0
         while front:
-            tokens, confidence, entropy = self._draw(packed, front, steps)
+            tokens, confidence, entropy = self.candidates(front, steps)
             steps += 1
-            found: _Nodes = []
+            found: Nodes = []
             for i, (tree, before) in enumerate(front):
                 numbers = tree.submit(before, tokens[i], confidence[i], entropy[i])
                 found += [(tree, number) for number in numbers]
             front = self._going(found, steps)
-            packed = self._packed(front)
-        return self._draft(steps, caught_up)
+        return replace(submitted(self.trees, rows), steps=steps, caught_up=caught_up)
+
+    def _going(self, found: Nodes, steps: int) -> Nodes:
+        """Which of the latest nodes are drafted on from: all of them together must earn the step.
+
+        Nodes off the main chain go by the bounds of survival alone: without a price nothing is known to earn more.
+        """
+        going: list[tuple[RowTree, int, float]] = []  # and the price that what they earn must be above
+        together = 0.0
+        for tree, number in found:
+            main, stop = tree.main[-1] == number, tree.stop
+            if tree.depth <= steps or tree.tokens[number] in self._ends:
+                continue
+            price = -1.0
+            if stop is not None:
+                if not stop.within(steps, tree.confidence[number], tree.entropy[number]):
+                    continue
+                if stop.priced:
+                    alive = stop.follow(steps, tree.confidence[number]) if main else tree.chance[number]
+                    above, worth, price = stop.earning(steps, alive)
+                    if not above > 0.0:
+                        continue
+                    together += worth
+            if main or (price >= 0.0 and self._beams):
+                going.append((tree, number, price))
+        return self._with_room([(tree, number) for tree, number, price in going if together > price])
+
+    def _with_room(self, going: Nodes) -> Nodes:
+        """Less the nodes off main chains that will not be submitted, or that their row has no room for."""
+        crowded = {id(tree): tree for tree, number in going if tree.main[-1] != number}
+        for key, tree in crowded.items():
+            best = set(tree.best())
+            beside = {number for own, number in going if own is tree and tree.main[-1] != number}
+            kept = beside & best
+            if not self.has_room(tree, len(kept)):
+                kept = set()
+            going = [one for one in going if id(one[0]) != key or one[1] not in beside - kept]
+        return going
+
+
+def submitted(trees: Iterable[RowTree], rows: int) -> Draft:
+    """A draft for `rows` rows of what the trees of some of them submit; chains, where nothing branches."""
+    orders = [(tree, tree.best()) for tree in trees]
+    draft = Draft.empty(rows, max((len(order) for _, order in orders), default=0))
+    tree = Tree.of_chains(draft.counts, draft.tokens.shape[1], np.zeros_like(draft.counts))
+    branching = False
+    for own, order in orders:
+        row, count = own.row, len(order)
+        draft.tokens[row, :count] = [own.tokens[number] for number in order]
+        draft.confidence[row, :count] = [own.confidence[number] for number in order]
+        draft.entropy[row, :count] = [own.entropy[number] for number in order]
+        draft.counts[row], tree.chain[row] = count, len(own.main)
+        if count > len(own.main):
+            branching, places = True, {number: place for place, number in enumerate(order)} | {-1: -1}
+            tree.parents[row, :count] = [places[own.parents[number]] for number in order]
+            tree.ranks[row, :count] = [own.ranks[number] for number in order]
+    return replace(draft, tree=tree if branching else None)
+
+
+class ModelTrees(TreeGrowth):
+    """Trees that a draft model grows."""
+
+    def __init__(
+        self, runner: Runner, ends: Collection[int], job: DraftJob, active: IntArray, *, depths: IntArray, first: Packed
+    ) -> None:
+        """For the active rows [b], `depths` [B] deep; `first` is the pass that reads what came before."""
+        assert job.tree is not None
+        trees = [RowTree(job.tree, job.stop, row, int(depths[row]), len(job.tokens[row])) for row in active.tolist()]
+        super().__init__(trees, ends, beams=runner.info.takes_trees)
+        self._runner, self._job, self._first = runner, job, first
 
     def fed(self) -> dict[int, FedNodes]:
         """What the draft model has read behind the text of each row of its cache."""
-        return {int(self._job.rows[tree.row]): tree.fed for tree in self._trees}
+        return {int(self._job.rows[tree.row]): tree.fed for tree in self.trees}
 
-    def _draw(
-        self, packed: Packed, front: _Nodes, steps: int
-    ) -> tuple[list[list[int]], list[list[float]], list[float]]:
-        """For each node of the front the likeliest candidates, how sure it was of each, and its entropy."""
-        job, logits = self._job, self._runner.forward(packed)
+    def has_room(self, tree: RowTree, more: int) -> bool:
+        """See `TreeGrowth.has_room`. What the main chain may come to stays reserved."""
+        needed = tree.base + tree.depth + len(tree.fed.tokens) + more
+        return needed <= self._runner.info.context and self._runner.reserve(int(self._job.rows[tree.row]), needed)
+
+    def candidates(self, front: Nodes, steps: int) -> tuple[list[list[int]], list[list[float]], list[float]]:
+        """See `TreeGrowth.candidates`: one pass reads the whole front."""
+        job, logits = self._job, self._runner.forward(self._packed(front) if steps else self._first)
         width = max(tree.width for tree, _ in front)
         if job.sampling.plain_greedy:
             scores = drawn_from = job.sampling.process(logits, _NOBODY, _NOBODY, NO_PATHS)
@@ -182,48 +260,9 @@ class TreeGrowth:
         tokens, confidence = leading(drawn_from, width)
         return tokens.tolist(), confidence.tolist(), entropies(scores).tolist()
 
-    def _going(self, found: _Nodes, steps: int) -> _Nodes:
-        """Which of the latest nodes are drafted on from: all of them together must earn the step.
-
-        Nodes off the main chain go by the bounds of survival alone: without a price nothing is known to earn more.
-        """
-        going: list[tuple[_RowTree, int, float]] = []  # and the price that what they earn must be above
-        together = 0.0
-        for tree, number in found:
-            main, stop = tree.main[-1] == number, tree.stop
-            if tree.depth <= steps or tree.tokens[number] in self._ends:
-                continue
-            price = -1.0
-            if stop is not None:
-                if not stop.within(steps, tree.confidence[number], tree.entropy[number]):
-                    continue
-                if stop.priced:
-                    alive = stop.follow(steps, tree.confidence[number]) if main else tree.chance[number]
-                    above, worth, price = stop.earning(steps, alive)
-                    if not above > 0.0:
-                        continue
-                    together += worth
-            if main or (price >= 0.0 and self._runner.info.takes_trees):
-                going.append((tree, number, price))
-        return self._with_room([(tree, number) for tree, number, price in going if together > price])
-
-    def _with_room(self, going: _Nodes) -> _Nodes:
-        """Less the nodes off main chains that will not be submitted, or that their row has no room for."""
-        crowded = {id(tree): tree for tree, number in going if tree.main[-1] != number}
-        for key, tree in crowded.items():
-            best = set(tree.best())
-            beside = {number for own, number in going if own is tree and tree.main[-1] != number}
-            kept = beside & best
-            # What the main chain may come to stays reserved.
-            needed = tree.base + tree.depth + len(tree.fed.tokens) + len(kept)
-            if needed > self._runner.info.context or not self._runner.reserve(int(self._job.rows[tree.row]), needed):
-                kept = set()
-            going = [one for one in going if id(one[0]) != key or one[1] not in beside - kept]
-        return going
-
-    def _packed(self, front: _Nodes) -> Packed:
+    def _packed(self, front: Nodes) -> Packed:
         """The pass that reads the front, whose nodes are in order of their rows."""
-        rows: dict[int, tuple[_RowTree, list[int]]] = {}
+        rows: dict[int, tuple[RowTree, list[int]]] = {}
         for tree, number in front:
             rows.setdefault(tree.row, (tree, []))[1].append(number)
         counts = np.array([len(numbers) for _, numbers in rows.values()], dtype=np.int64)
@@ -231,21 +270,3 @@ class TreeGrowth:
         seen = [tree.feed(numbers) for tree, numbers in rows.values()]
         branching = any(one is not None for one in seen)
         return Packed(self._job.rows[list(rows)], counts, tokens, counts, seen if branching else None)
-
-    def _draft(self, steps: int, caught_up: int) -> Draft:
-        """What is submitted of it all; chains, where nothing branches."""
-        orders = [tree.best() for tree in self._trees]
-        draft = Draft.empty(len(self._job.rows), max(map(len, orders), default=0))
-        tree = Tree.of_chains(draft.counts, draft.tokens.shape[1], np.zeros_like(draft.counts))
-        branching = False
-        for own, order in zip(self._trees, orders, strict=True):
-            row, count = own.row, len(order)
-            draft.tokens[row, :count] = [own.tokens[number] for number in order]
-            draft.confidence[row, :count] = [own.confidence[number] for number in order]
-            draft.entropy[row, :count] = [own.entropy[number] for number in order]
-            draft.counts[row], tree.chain[row] = count, len(own.main)
-            if count > len(own.main):
-                branching, places = True, {number: place for place, number in enumerate(order)} | {-1: -1}
-                tree.parents[row, :count] = [places[own.parents[number]] for number in order]
-                tree.ranks[row, :count] = [own.ranks[number] for number in order]
-        return replace(draft, steps=steps, caught_up=caught_up, tree=tree if branching else None)

@@ -5,37 +5,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from adaptspec.decision_tables import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.simulation.cost_profiles import MachineCosts
-from adaptspec.simulation.tape import DraftView
+from adaptspec.simulation.draft_view import DraftView
+from adaptspec.simulation.tape_trees import TapeJob, TapeTrees, chain_tokens
 from adaptspec.types import FloatArray, IntArray
 
 # As in the engine: after full acceptance two tokens are to be read, which every round brings.
 _USUAL = 2
 
 
-@dataclass(frozen=True)
-class TapeJob:
-    """What to draft in one round. `at` indexes the tape's position after each row's `context` tokens, `last` the last
-    position recorded of its request.
-    """
-
-    rows: IntArray  # [B]
-    depths: IntArray  # [B], 0 leaves a row out
-    context: IntArray  # [B]
-    at: IntArray  # [B]
-    last: IntArray  # [B]
-    stop: StopTable | None
-
-
 class TapeModel:
     """A draft model: reads what it missed, at most so many tokens a round, then drafts step by step. Where the tape
-    does not know how sure the model is behind a wrong token, it is taken to be as sure as it is of the true text.
+    does not know how sure the model is behind a wrong token, it is taken to be as sure as it is of the true text;
+    `TapeTrees` says what is known where drafts branch.
     """
 
     def __init__(self, name: str, view: DraftView, costs: MachineCosts, max_rows: int, catch_up_tokens: int) -> None:
@@ -53,7 +41,7 @@ class TapeModel:
 
     def propose(self, job: TapeJob) -> tuple[Draft, float]:
         """Drafts for the rows with a depth, and the seconds they take."""
-        job = replace(job, depths=np.minimum(job.depths, self.view.reach[job.at]))
+        job = replace(job, depths=self._within(job))
         fed, parts, active = self._read(job)
         counts = np.zeros(len(job.rows), dtype=np.int64)
         certainty = np.full((2, len(counts), int(job.depths.max())), np.nan)
@@ -64,11 +52,16 @@ class TapeModel:
             seconds += self._step(job, fed, 0)
         else:
             seconds += self._step(job, active, 0, len(fed))
+            if job.tree is not None and (job.tree.width[active] > 1).any():
+                trees = TapeTrees(self.view, job, active, self._price)
+                draft = trees.grow(len(counts), caught_up)
+                self._cached[job.rows[active]] = (job.context + trees.read)[active]
+                return draft, seconds + trees.seconds
             steps, more = self._draft(job, active, counts, certainty)
             seconds += more
             # The last token drafted was never fed.
             self._cached[job.rows[active]] = job.context[active] + counts[active] - 1
-        tokens = np.zeros(certainty.shape[1:], dtype=np.int64)
+        tokens = chain_tokens(job, self.view.run[job.at], certainty.shape[2])
         return Draft(tokens, counts, certainty[0], certainty[1], steps=steps, caught_up=caught_up), seconds
 
     def keep(self, rows: IntArray, lengths: IntArray) -> None:
@@ -77,6 +70,17 @@ class TapeModel:
 
     def free(self, row: int) -> None:
         self._cached[row] = 0
+
+    def _within(self, job: TapeJob) -> IntArray:
+        """Depths that the model goes to, as far as that is known beforehand: where a tree ends, its own nodes say."""
+        reach = self.view.reach[job.at]
+        if job.tree is None:
+            return np.minimum(job.depths, reach)
+        wide = job.tree.width > 1
+        return np.minimum(job.depths, np.where(wide & (reach > 0), job.tree.nodes, reach))
+
+    def _price(self, rows: int, cached: float) -> float:
+        return self._costs.step_seconds(self._name, rows, cached)
 
     def _draft(self, job: TapeJob, active: IntArray, counts: IntArray, certainty: FloatArray) -> tuple[int, float]:
         """Draft until depth or stop rule end it, all steps at once: steps, and seconds of those after the first."""
@@ -157,7 +161,7 @@ class TapeNGram:
     def propose(self, job: TapeJob) -> tuple[Draft, float]:
         counts = np.minimum(job.depths, self.view.reach[job.at])
         unknown = np.full((len(counts), int(job.depths.max())), np.nan)
-        draft = Draft(np.zeros(unknown.shape, dtype=np.int64), counts, unknown, unknown)
+        draft = Draft(chain_tokens(job, self.view.run[job.at], unknown.shape[1]), counts, unknown, unknown)
         return draft, self._seconds_per_row * int(np.count_nonzero(job.depths))
 
     def keep(self, rows: IntArray, lengths: IntArray) -> None:

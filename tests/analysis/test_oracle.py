@@ -14,10 +14,11 @@ from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.errors import ConfigError
 from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
+from adaptspec.simulation.draft_view import UNRANKED, DraftView, run_lengths
 from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, in_phases, stream
 from adaptspec.simulation.simulator import SimulatorSettings
-from adaptspec.simulation.tape import DraftView, Tape, recorded, run_lengths
+from adaptspec.simulation.tape import Tape, recorded
 from tests.simulation.tapes import made_tape, one_request
 
 BOTH = ("draft-model", "ngram")
@@ -167,7 +168,7 @@ def test_it_is_what_trying_everything_finds(
     views = {"draft-model": DraftView.of_agreement(flags)}
     rows = {"draft-model": alone(load_costs("cpu-2-cores"), "draft-model", 4)}
     if both:
-        views["ngram"] = DraftView(run, reach, unknown, unknown, unknown)
+        views["ngram"] = DraftView(run, reach, np.where(run > 0, 0, UNRANKED), unknown, unknown, unknown)
         rows["ngram"] = alone(load_costs("cpu-2-cores"), "ngram", 4)
     tape = recorded("only", prompt, size, views)
     model = rows["draft-model"]

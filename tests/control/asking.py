@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
-from adaptspec.control.algorithms.planning import ModelTerms
+from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.decision_tables import StopEvaluator, StopTable
 from adaptspec.types import FloatArray
 
@@ -42,7 +42,9 @@ def terms(
     gains = np.concatenate((np.zeros((rows, 1)), np.cumsum(np.cumprod(acceptance, axis=1), axis=1)), axis=1)
     ones = np.ones(depth)
     sizes = np.arange(depth + 1.0)
-    return ModelTerms(which, acceptance, gains, sizes, ones, step, row, 0.0, np.zeros(rows), calibration)
+    return ModelTerms(
+        which, acceptance, gains, sizes, sizes, ones, step, row, 0.0, np.zeros(rows), calibration, np.ones(1)
+    )
 
 
 def choice(outlook: ExpectedValue | None, rows: int = 1) -> Choice:

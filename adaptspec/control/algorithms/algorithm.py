@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from adaptspec.control.algorithms.planning import ModelTerms
+from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.schema import Part
-from adaptspec.control.policy import BatchSignals, Learner, Policy
+from adaptspec.control.policy import BatchSignals, Learner, Policy, Union
 from adaptspec.control.tasks import Labels
 from adaptspec.decision_tables import StopTable
 from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord, nobody
@@ -58,6 +58,7 @@ class Choice:
     stop: StopTable | None = None
     provenance: Provenance | None = None
     expected: Expected | None = None  # where it is not what `value` says of these depths
+    union: Union | None = None  # model-free drafters beside others
 
     def __post_init__(self) -> None:
         if not len(self.drafter):
@@ -66,7 +67,8 @@ class Choice:
     def within(self, limits: IntArray) -> Choice:
         """The choice itself where no limit [B] binds, which is nearly always; else one held to the limits."""
         if np.count_nonzero(self.depths > limits):
-            return replace(self, depths=np.minimum(self.depths, limits))
+            union = None if self.union is None else self.union.within(limits)
+            return replace(self, depths=np.minimum(self.depths, limits), union=union)
         return self
 
 
@@ -120,6 +122,7 @@ class Parts:
     drafters: tuple[str, ...]  # preferred first
     stops: bool  # a stop rule will cut drafts short
     policy: Callable[[str], Policy]  # builds one that the file names as a `PolicyName`
+    max_width: int = 1  # children of a node of a draft at most; 1: drafts are chains
     labels: Labels = field(default_factory=Labels)  # names of tasks and API keys by their numbers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
@@ -19,20 +20,20 @@ from adaptspec.control.acceptance import (
 from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, ExpectedValue, Parts
 from adaptspec.control.algorithms.exploration import Exploration
 from adaptspec.control.algorithms.planning import (
-    ModelTerms,
     NgramProposal,
-    RoundTerms,
     Solution,
     allocated,
     best_of,
     best_plan,
     drafting_goodput,
 )
+from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.schema import Part
-from adaptspec.control.policy import BatchSignals, Learner
+from adaptspec.control.policy import BatchSignals, Learner, Union
 from adaptspec.control.rows import some
-from adaptspec.drafters import Kind, kind_of
+from adaptspec.control.stated_acceptance import StatedAcceptance
+from adaptspec.drafters import Kind, kind_of, states_confidence
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
 # A plan serves this many rounds; those of new requests fewer, those without drafts more: rounds are shortest there, and
@@ -52,6 +53,7 @@ class GoodputSettings:
     drafters: tuple[str, ...] = ("draft-model",)
     acceptance: AcceptanceSettings = field(default_factory=AcceptanceSettings)
     stops: bool = True
+    max_width: int = 1  # children of a node at most; 1: drafts are chains
     horizon_rounds: float = 32.0  # catching up is spread over so many rounds
     optimism: float = 0.1  # added to acceptance: optimism / sqrt(1 + times seen)
     tries: float = 0.005  # share of time that may be lost on trying what is off
@@ -86,7 +88,14 @@ class GoodputSpec(AlgorithmSpec):
 
     def build(self, parts: Parts) -> Goodput:
         acceptance = AcceptanceSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
-        settings = GoodputSettings(parts.tiers, parts.drafters, acceptance, stops=parts.stops, optimism=self.optimism)
+        settings = GoodputSettings(
+            parts.tiers,
+            parts.drafters,
+            acceptance,
+            stops=parts.stops,
+            max_width=parts.max_width,
+            optimism=self.optimism,
+        )
         return Goodput(parts.cost, parts.max_rows, parts.tasks, settings)
 
 
@@ -101,7 +110,7 @@ class _Plan:
     rows: bytes = b""  # that the rest is for
     value: ExpectedValue | None = None
     choice: Choice | None = None
-    known: dict[tuple[int, ...], Choice] = field(default_factory=dict)  # for a single row
+    known: dict[tuple[int | bytes, ...], Choice] = field(default_factory=dict)  # for a single row
     drafts: float | None = None  # goodput of the best drafts, once a round without any has asked
 
 
@@ -130,8 +139,13 @@ class Goodput(Algorithm):
         self._allowed: BoolArray = np.isin(np.arange(depth + 1), [0, *tiers])
         ngram = {i for i, name in enumerate(settings.drafters) if kind_of(name) is Kind.MODEL_FREE}
         models = {i: name for i, name in enumerate(settings.drafters) if i not in ngram}
-        self._models = {i: ModelAcceptance(rows, tasks, depth, settings.acceptance) for i in models}
-        self._ngram = {i: NgramAcceptance(rows, tasks, depth) for i in sorted(ngram)}
+        self._models = {
+            i: ModelAcceptance(rows, tasks, depth, settings.acceptance, branches=settings.max_width > 1) for i in models
+        }
+        self._ngram = {
+            i: (StatedAcceptance if states_confidence(settings.drafters[i]) else NgramAcceptance)(rows, tasks, depth)
+            for i in sorted(ngram)
+        }
         # By row, as planned: the depth with a model (-1: not yet), which model, and what it is expected to keep, draft
         # and take beside verifying; what is expected of each model.
         self._depth: IntArray = np.full(rows, -1, dtype=np.int64)
@@ -226,7 +240,7 @@ class Goodput(Algorithm):
         rounds = self._pending.taken()
         if rounds is not None:
             for which, model in self._models.items():
-                model.observe(rounds, (rounds.drafter == which) & (rounds.depths > 0))
+                model.observe(which, rounds)
         for ngram in self._ngram.values():
             ngram.settle()
 
@@ -275,48 +289,34 @@ class Goodput(Algorithm):
         plan.value = self._value_of(plan, rows)
 
     def _round_terms(self, signals: BatchSignals) -> RoundTerms:
-        cost, size, depth = self._cost, signals.round_size, self.max_depth
-        context = float(signals.context.sum())
-        tokens = size + np.arange(1.0 + len(signals.rows) * depth)
-        verify = cost.verify_curve(size, tokens, context, optimistic=True)
-        return RoundTerms(
-            size=size,
-            plain=cost.plain_seconds(size, context),
-            beside=cost.overhead_seconds(size, drafting=True) - cost.overhead_seconds(size, drafting=False),
-            verify=verify - verify[0],
-            fits=self._fits(signals),
-            models=self._model_terms(signals),
+        side = max((self._side_nodes(model) for model in self._models.values()), default=0.0)
+        most = math.ceil(self.max_depth * (1.0 + side))
+        return RoundTerms.of(self._cost, signals, self._fits(signals), self._model_terms(signals), most)
+
+    def _model_terms(self, signals: BatchSignals) -> tuple[ModelTerms, ...]:
+        settings = self._settings
+        return tuple(
+            ModelTerms.of(
+                which,
+                known,
+                self._cost,
+                settings.drafters[which],
+                signals,
+                optimism=settings.optimism,
+                horizon=settings.horizon_rounds,
+                side=self._side_nodes(known),
+            )
+            for which, known in self._models.items()
         )
+
+    def _side_nodes(self, model: ModelAcceptance) -> float:
+        """How many are expected beside each token of a chain."""
+        return 0.0 if model.sides is None else min(model.sides.nodes, self._settings.max_width - 1.0)
 
     def _fits(self, signals: BatchSignals) -> BoolArray:
         """Depths that each row may draft [B, D + 1]."""
         fits: BoolArray = self._allowed & (np.arange(self.max_depth + 1) <= signals.limits[:, None])
         return fits
-
-    def _model_terms(self, signals: BatchSignals) -> tuple[ModelTerms, ...]:
-        cost, terms = self._cost, []
-        for which, known in self._models.items():
-            name = self._settings.drafters[which]
-            sure = known.by_position.acceptance(signals.rows, signals.tasks)
-            unseen = self._settings.optimism / np.sqrt(1.0 + known.by_position.seen())
-            acceptance = np.minimum(sure + unseen, 1.0)
-            kept, drafted = known.continuation.rates()
-            per_step, per_row = cost.step_line(name, signals.round_size)
-            gains = np.cumsum(acceptance.cumprod(axis=1) * kept, axis=1)
-            made = ModelTerms(
-                which,
-                acceptance,
-                np.concatenate((np.zeros((len(gains), 1)), gains), axis=1),
-                np.concatenate(([0.0], np.cumsum(drafted))),
-                drafted,
-                per_step,
-                per_row,
-                cost.start_seconds(name),
-                cost.catch_up_seconds(name, 1.0) * signals.cache_gap[which] / self._settings.horizon_rounds,
-                known.calibration.acceptance(signals.rows, signals.tasks),
-            )
-            terms.append(made)
-        return tuple(terms)
 
     def _value_of(self, plan: _Plan, rows: IntArray) -> ExpectedValue | None:
         terms, who, planned = plan.terms, self._who[rows], self._depth[rows] > 0
@@ -334,10 +334,10 @@ class Goodput(Algorithm):
     def _of_one(self, plan: _Plan, signals: BatchSignals) -> Choice:
         """The choice for a single row, which is one of few while a plan serves."""
         row = signals.rows.item()
-        key = [row, self._depth.item(row)]
+        key: list[int | bytes] = [row, self._depth.item(row)]
         for which, ngram in self._ngram.items():
             tokens = signals.found[which, 0].item()
-            key += (tokens, ngram.run[row]) if tokens else (0, 0)
+            key += (tokens, ngram.mark(which, signals)) if tokens else (0, 0)
         at = tuple(key)
         known = plan.known.get(at)
         if known is None:
@@ -349,18 +349,22 @@ class Goodput(Algorithm):
         """Each row does what earns most beyond the plan's price."""
         rows = signals.rows
         self._assign(plan, signals)
+        union: Union | None = None
         found = [which for which in self._ngram if signals.found[which].any()]
         if not found and plan.choice is not None:
             return plan.choice
         depth, who, expected = self._depth[rows], self._who[rows], self._expected[:, rows]
         capped = np.where(depth > 0, self.max_depth, 0) if self._capped else depth
         if found:
-            allocation = allocated(plan.terms, expected, self._proposals(signals), plan.price)
+            allocation = allocated(plan.terms, expected, self._gains(rows), self._proposals(signals), plan.price)
             plan.price, expected, taken = allocation.price, allocation.expected, allocation.taken
-            capped, who = np.where(taken > 0, taken, capped), np.where(taken > 0, allocation.whose, who)
+            alone = (taken > 0) & ~allocation.united
+            if allocation.united.any():
+                union = Union(allocation.whose, np.where(allocation.united, taken, 0))
+            capped, who = np.where(alone, taken, capped), np.where(alone, allocation.whose, who)
         reasons = np.where(capped > 0, int(Reason.POLICY), int(Reason.OFF))
         told = Expected(plan.price, expected[0], self._other(plan, drafting=some(capped)))
-        choice = Choice(capped, reasons, plan.value, who, expected=told)
+        choice = Choice(capped, reasons, plan.value, who, expected=told, union=union)
         if not found:
             plan.choice = choice
         return choice
@@ -374,12 +378,24 @@ class Goodput(Algorithm):
             plan.drafts = drafting_goodput(plan.terms)
         return plan.drafts
 
+    def _gains(self, rows: IntArray) -> FloatArray | None:
+        """What these rows are to keep up to each depth [B, D + 1], as planned; None where nobody may draft beside."""
+        if self._settings.max_width < 2 or not some(self._expected[0, rows]):
+            return None
+        gains: FloatArray = np.zeros((len(rows), self.max_depth + 1))
+        depth, who = self._depth[rows], self._who[rows]
+        upto = np.minimum(np.arange(self.max_depth + 1), np.maximum(depth, 0)[:, None])
+        for which, terms in self._terms_of.items():
+            mine = np.flatnonzero((who == which) & (depth > 0))
+            gains[mine] = np.take_along_axis(terms["gains"][rows[mine]], upto[mine], axis=1)
+        return gains
+
     def _proposals(self, signals: BatchSignals) -> list[NgramProposal]:
         n = np.arange(self.max_depth + 1)
         return [
             NgramProposal(
                 which,
-                ngram.gains(signals.rows, signals.tasks),
+                ngram.likely(which, signals),
                 self._allowed & (n <= signals.found[which][:, None]),
                 self._cost.ngram_seconds(self._settings.drafters[which]),
             )

@@ -9,40 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # Steps of the two iterations, which settle sooner as a rule: of the price, and of how many tokens others verify.
 _ITERATIONS, _ROUNDS = 4, 3
 # A price that changes by less has settled.
 _CLOSE = 0.02
-
-
-@dataclass(frozen=True)
-class ModelTerms:
-    """What a drafter that runs a model brings and costs these rows, by depth 0 ... D."""
-
-    which: int
-    acceptance: FloatArray  # [B, D]
-    gains: FloatArray  # [B, D + 1] tokens expected to be kept
-    sizes: FloatArray  # [D + 1] tokens expected to be drafted
-    drafted: FloatArray  # [D] how likely the stop rule lets a draft come to each token
-    per_step: float
-    per_row: float
-    start: float
-    entry: FloatArray  # [B] for a row to draft at all: catching up
-    calibration: FloatArray  # [B, bins] P(a token is kept) by the model's confidence in it
-
-
-@dataclass(frozen=True)
-class RoundTerms:
-    """What drafting brings and costs the rows of a round. Times are seconds."""
-
-    size: int  # rows that decode, under whatever policy
-    plain: float
-    beside: float  # what a round with drafts takes beyond its passes, more than a plain one
-    verify: FloatArray  # [B * D + 1] what verifying n more tokens adds
-    fits: BoolArray  # [B, D + 1]
-    models: tuple[ModelTerms, ...]
 
 
 @dataclass(frozen=True)
@@ -68,42 +41,70 @@ class NgramProposal:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Rows that take a proposal: how deep (0: none) and whose; what all rows keep, draft, take [3, B]; the price."""
+    """Rows that take a proposal: how deep (0: none) and whose, and whether beside what they are to do themselves; what
+    all rows keep, submit and take [3, B]; the price.
+    """
 
     taken: IntArray
     whose: IntArray
+    united: BoolArray
     expected: FloatArray
     price: float
 
 
-def allocated(terms: RoundTerms, planned: FloatArray, proposals: Sequence[NgramProposal], price: float) -> Allocation:
+def allocated(
+    terms: RoundTerms, planned: FloatArray, gains: FloatArray | None, proposals: Sequence[NgramProposal], price: float
+) -> Allocation:
     """Rows take what is proposed where that earns more than what they are to do, at the round's own price.
 
-    `planned` [3, B] are tokens kept, tokens drafted and seconds beside verifying; `price` is that of the last round.
+    `planned` [3, B] are tokens kept, tokens submitted and seconds beside verifying; `gains` [B, D + 1] what is kept
+    of it up to each depth (None: drafts do not branch); `price` is that of the last round.
     """
     rows = len(planned[0])
-    at, n = np.arange(rows), np.arange(terms.fits.shape[1])
-    others = float(planned[1].sum()) * (1.0 - 1.0 / rows)
+    at, others = np.arange(rows), float(planned[1].sum()) * (1.0 - 1.0 / rows)
+    options = [(one, *option) for one in proposals for option in _options(one, planned, gains)]
     for _ in range(_ROUNDS):
         line = line_at(terms, others)
+        n = np.arange(len(line))
         worth = np.maximum(planned[0] - price * (planned[2] + np.interp(planned[1], n, line)), 0.0)
         taken, whose, expected = np.zeros(rows, np.int64), np.zeros(rows, np.int64), planned
-        for proposal in proposals:
-            net = np.where(proposal.fits, proposal.gains - price * (line + (n > 0) * proposal.seconds), -np.inf)
+        united: BoolArray = np.zeros(rows, dtype=np.bool_)
+        for proposal, beside, kept, tokens, seconds in options:
+            net = np.where(proposal.fits, kept - price * (np.interp(tokens, n, line) + seconds), -np.inf)
             own = net.argmax(axis=1)
             best = net[at, own]
             better = best > worth
             worth = np.where(better, best, worth)
             taken, whose = np.where(better, own, taken), np.where(better, proposal.which, whose)
-            expected = np.where(better, (proposal.gains[at, own], own, np.full(rows, proposal.seconds)), expected)
-        kept, tokens, spent = expected.sum(axis=1).tolist()
-        spent += float(np.interp(tokens, np.arange(len(terms.verify)), terms.verify))
-        now = (terms.size + kept) / (terms.plain + terms.beside * (tokens > 0) + spent)
+            united = np.where(better, beside, united)
+            expected = np.where(better, (kept[at, own], tokens[at, own], seconds[at, own]), expected)
+        brought, submitted, spent = expected.sum(axis=1).tolist()
+        spent += float(np.interp(submitted, np.arange(len(terms.verify)), terms.verify))
+        now = (terms.size + brought) / (terms.plain + terms.beside * (submitted > 0) + spent)
         settled = abs(now - price) < _CLOSE * price
-        price, others = now, tokens * (1.0 - 1.0 / rows)
+        price, others = now, submitted * (1.0 - 1.0 / rows)
         if settled:
             break
-    return Allocation(taken, whose, expected, price)
+    return Allocation(taken, whose, united, expected, price)
+
+
+def _options(
+    proposal: NgramProposal, planned: FloatArray, gains: FloatArray | None
+) -> Iterator[tuple[bool, FloatArray, FloatArray, FloatArray]]:
+    """A proposal in place of what rows are to do, and beside it: tokens kept, tokens submitted and seconds, [B, D + 1].
+
+    Where both draft, the likelier of two nodes of one depth is taken to be kept whenever the other is: no more than
+    that is known before they have drafted, and the two are never worth less.
+    """
+    n = np.arange(proposal.gains.shape[1])
+    seconds = np.broadcast_to((n > 0) * proposal.seconds, proposal.gains.shape)
+    yield False, proposal.gains, np.broadcast_to(n, proposal.gains.shape), seconds
+    if gains is not None:
+        own, found = np.diff(gains, axis=1), np.diff(proposal.gains, axis=1)
+        more, fresh = np.zeros((2, *proposal.gains.shape))
+        more[:, 1:] = np.maximum(found - own, 0.0).cumsum(axis=1)
+        fresh[:, 1:] = (1.0 - np.minimum(found, own)).cumsum(axis=1)
+        yield True, planned[0][:, None] + more, planned[1][:, None] + fresh, planned[2][:, None] + seconds
 
 
 def best_plan(terms: RoundTerms) -> Solution:
@@ -127,13 +128,13 @@ def drafting_goodput(terms: RoundTerms) -> float:
     """Goodput of the best drafts of one depth for all rows that they fit, pay or not; NaN where none does."""
     rounds = [math.nan]
     for model in terms.models:
-        number = terms.fits.sum(axis=0) * model.sizes
+        rows = terms.fits.sum(axis=0)
         kept = np.where(terms.fits, model.gains, 0.0).sum(axis=0)
-        spent = terms.beside + model.start + model.per_step * model.sizes + model.per_row * number
+        spent = terms.beside + model.start + (model.per_step + model.per_row * rows) * model.sizes
         spent += (terms.fits * model.entry[:, None]).sum(axis=0)
-        spent += np.interp(number, np.arange(len(terms.verify)), terms.verify)
+        spent += np.interp(rows * model.nodes, np.arange(len(terms.verify)), terms.verify)
         whole = (terms.size + kept) / (terms.plain + spent)
-        rounds += whole[1:][terms.fits.sum(axis=0)[1:] > 0].tolist()
+        rounds += whole[1:][rows[1:] > 0].tolist()
     return float(np.nanmax(rounds)) if len(rounds) > 1 else math.nan
 
 
@@ -143,17 +144,18 @@ def _subsets(models: Sequence[ModelTerms]) -> Iterator[tuple[ModelTerms, ...]]:
 
 
 def line_at(terms: RoundTerms, tokens: float) -> FloatArray:
-    """Seconds that 0 ... D tokens of one row add to those of others."""
-    depth, last = terms.fits.shape[1] - 1, len(terms.verify) - 1
-    low = min(int(tokens), last - depth)
-    line: FloatArray = terms.verify[low : low + depth + 1] - terms.verify[low]
+    """Seconds that 0 ... N tokens of one row add to those of others."""
+    last = len(terms.verify) - 1
+    most = last // len(terms.fits)
+    low = min(int(tokens), last - most)
+    line: FloatArray = terms.verify[low : low + most + 1] - terms.verify[low]
     return line
 
 
 def best_of(
     terms: RoundTerms, deepest: Mapping[int, int], goodput: float, line: FloatArray, share: Mapping[int, float]
 ) -> tuple[IntArray, IntArray, FloatArray]:
-    """Depth and model of each row [B] at a price, and what it is expected to keep, draft and take [3, B]."""
+    """Depth and model of each row [B] at a price, and what it is expected to keep, submit and take [3, B]."""
     rows = len(terms.fits)
     at = np.arange(rows)
     depth, who = np.zeros((2, rows), dtype=np.int64)
@@ -165,17 +167,16 @@ def best_of(
             own = net.argmax(axis=1)
             best = net[at, own]
             better = best > worth
-            size = model.sizes[own]
-            seconds = model.entry + model.per_row * size + share.get(model.which, 0.0)
+            seconds = model.entry + model.per_row * model.sizes[own] + share.get(model.which, 0.0)
             depth, who = np.where(better, own, depth), np.where(better, model.which, who)
             worth = np.where(better, best, worth)
-            expected = np.where(better, (model.gains[at, own], size, seconds), expected)
+            expected = np.where(better, (model.gains[at, own], model.nodes[own], seconds), expected)
     return depth, who, expected
 
 
 def _net(terms: RoundTerms, model: ModelTerms, goodput: float, line: FloatArray) -> FloatArray:
     """What drafts of each depth earn beyond their price [B, D + 1], steps left out."""
-    tokens = np.interp(model.sizes, np.arange(len(line)), line)
+    tokens = np.interp(model.nodes, np.arange(len(line)), line)
     net = model.gains - goodput * (tokens + model.per_row * model.sizes)
     net[:, 1:] -= goodput * model.entry[:, None]
     return np.where(terms.fits, net, -np.inf)

@@ -10,7 +10,7 @@ from pydantic import Field
 from adaptspec.control.acceptance import AcceptanceSettings
 from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Choice, Parts
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings, PriorSpec
-from adaptspec.control.algorithms.planning import RoundTerms
+from adaptspec.control.algorithms.round_terms import RoundTerms
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
@@ -39,7 +39,7 @@ class Slo(Goodput):
 
     def __init__(self, spec: SloSpec, parts: Parts) -> None:
         acceptance = AcceptanceSettings(spec.prior.acceptance, spec.prior.weight, row=spec.discount)
-        settings = GoodputSettings(parts.tiers, parts.drafters[:1], acceptance, stops=parts.stops)
+        settings = GoodputSettings(parts.tiers, parts.drafters[:1], acceptance, parts.stops, parts.max_width)
         super().__init__(parts.cost, parts.max_rows, parts.tasks, settings)
         self._target = spec.time_per_output_token_ms / 1e3 * (1.0 - spec.margin)
         self._horizon = spec.horizon_tokens
@@ -137,10 +137,10 @@ def emitted_of(terms: RoundTerms, depths: IntArray) -> FloatArray:
 def seconds_of(terms: RoundTerms, depths: IntArray) -> FloatArray:
     """T of N batches of depths [N, B], in seconds, all drafts by the first model."""
     model = terms.models[0]
-    tokens = model.sizes[depths].sum(axis=1)
+    drafted, tokens = model.sizes[depths].sum(axis=1), model.nodes[depths].sum(axis=1)
     # A step is paid while any row is still drafting.
     steps = np.cumsum(np.concatenate(([0.0], 1.0 - (1.0 - model.drafted) ** depths.shape[1])))
-    drafting = terms.beside + model.start + model.per_step * steps[depths.max(axis=1)] + model.per_row * tokens
+    drafting = terms.beside + model.start + model.per_step * steps[depths.max(axis=1)] + model.per_row * drafted
     drafting += np.where(depths > 0, model.entry, 0.0).sum(axis=1)
     drafting += np.interp(tokens, np.arange(len(terms.verify)), terms.verify)
     seconds: FloatArray = terms.plain + np.where(tokens > 0.0, drafting, 0.0)

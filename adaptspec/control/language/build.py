@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from adaptspec.control.algorithms.algorithm import Parts
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
+from adaptspec.control.branching import Branching
 from adaptspec.control.ceilings import Bounds, Ceilings, Dwell, TaskTiers
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.cost import CostTable
@@ -94,6 +95,7 @@ def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Label
         drafters=spec.drafters,
         stops=body.stop.rule != "none",
         policy=arm,
+        max_width=body.max_width,
         labels=labels,
     )
     algorithm = body.choose.build(parts)
@@ -102,7 +104,8 @@ def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Label
     weighs = "marginal-goodput" in {body.stop.rule, *(stop.rule for stop in stops.values())}
     values = None
     if weighs and algorithm.max_depth and not body.choose.has_value:
-        settings = GoodputSettings(tuple(range(1, 1 + algorithm.max_depth)), spec.drafters)
+        depths = tuple(range(1, 1 + algorithm.max_depth))
+        settings = GoodputSettings(depths, spec.drafters, max_width=body.max_width)
         values = Goodput(cost, max_rows, parts.tasks, settings)
     usual = ComposedPolicy(
         algorithm,
@@ -115,6 +118,7 @@ def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Label
         task_stops={task: stop.build() for task, stop in stops.items()},
         values=values,
         temperature=None if body.draft_temperature is None else body.draft_temperature.build(),
+        branching=Branching(body.max_width, body.max_nodes) if body.max_width > 1 else None,
     )
     if not body.when:
         return usual

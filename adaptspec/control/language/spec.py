@@ -202,6 +202,10 @@ class BodySpec(Part):
         description="The depths it may choose, ascending, such as [off, 1, 3, 7]. Absent: any up to max-depth.",
     )
     max_depth: int | None = Field(default=None, ge=0, le=DEEPEST, description="The deepest draft. Absent: 7.")
+    max_width: int = Field(
+        default=1, ge=1, le=32, description="Most candidates for one place in a draft. 1: drafts do not branch."
+    )
+    max_nodes: int = Field(default=64, ge=1, le=1024, description="Most tokens that a branching draft submits.")
     drafters: Annotated[list[Drafter], AfterValidator(_each_once)] = Field(
         default=["draft-model"], min_length=1, description="What proposes tokens, preferred first."
     )
@@ -228,6 +232,11 @@ class BodySpec(Part):
         if not self.choose.takes_tiers and (self.tiers is not None or self.max_depth is not None):
             raise ValueError(
                 f"algorithm {self.choose.algorithm!r} has depths of its own; leave out tiers and max-depth"
+            )
+        if self.max_width > 1 and self.verification.method != "coupled":
+            raise ValueError(
+                f"max-width: {self.max_width} lets drafts branch, which verification {self.verification.method!r} "
+                "cannot judge: use coupled, or leave max-width out"
             )
         if len(self.drafters) > 1 and not self.choose.takes_drafters:
             raise ValueError(f"algorithm {self.choose.algorithm!r} does not choose among drafters; name one")

@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.algorithms.planning import (
-    ModelTerms,
     NgramProposal,
-    RoundTerms,
     allocated,
     best_of,
     best_plan,
     drafting_goodput,
 )
+from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 
 DEPTH = 3
 
@@ -27,7 +26,7 @@ def model(which: int, acceptance: list[float], step: float) -> ModelTerms:
     gains = np.concatenate((np.zeros((len(rate), 1)), np.cumsum(np.cumprod(rate, axis=1), axis=1)), axis=1)
     ones, sizes = np.ones(DEPTH), np.arange(DEPTH + 1.0)
     unsure = np.ones((len(rate), 10))
-    return ModelTerms(which, rate, gains, sizes, ones, step, 0.01, 0.0, np.zeros(len(rate)), unsure)
+    return ModelTerms(which, rate, gains, sizes, sizes, ones, step, 0.01, 0.0, np.zeros(len(rate)), unsure, np.ones(1))
 
 
 def terms_of(models: list[ModelTerms], verify: float, limits: list[int]) -> RoundTerms:
@@ -92,7 +91,7 @@ def test_proposals_are_taken_where_they_earn_more() -> None:
     plan = best_plan(terms)
     *_, planned = best_of(terms, plan.deepest, plan.goodput, plan.line, plan.share)
     gains = np.array([[0.0, 0.99, 1.97, 2.94], [0.0, 0.3, 0.4, 0.42]])
-    found = allocated(terms, planned, [NgramProposal(1, gains, terms.fits, 0.0)], plan.goodput)
+    found = allocated(terms, planned, None, [NgramProposal(1, gains, terms.fits, 0.0)], plan.goodput)
     assert found.taken.tolist() == [3, 0]
     assert found.whose.tolist() == [1, 0]
     assert found.price > plan.goodput

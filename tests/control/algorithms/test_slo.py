@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from adaptspec.control.algorithms.algorithm import Choice
 from adaptspec.control.algorithms.goodput import Goodput
-from adaptspec.control.algorithms.planning import ModelTerms, RoundTerms
+from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 from adaptspec.control.algorithms.slo import Slo, SloSpec, keep_pace, seconds_of, worst_pace
 from adaptspec.control.policy import BatchSignals
 from adaptspec.simulation.replay import Tally
@@ -46,6 +46,8 @@ def terms(
         acceptance=chances,
         gains=np.concatenate((np.zeros((rows, 1)), np.cumsum(np.cumprod(chances, axis=1), axis=1)), axis=1),
         sizes=depths.astype(np.float64),
+        nodes=depths.astype(np.float64),
+        chances=np.ones(1),
         drafted=np.ones(deepest),
         per_step=0.1,
         per_row=0.02,
