@@ -20,7 +20,6 @@ from adaptspec.decision_tables import CANDIDATES
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
 from adaptspec.types import (
-    PER_DRAFTER,
     PER_ROW,
     Branches,
     Expected,
@@ -112,6 +111,7 @@ _DEEPEST = 2**12  # tokens of a draft, nodes of a tree
 
 _COUNTS = ("number", "prefill_tokens", "draft_steps", "caught_up", "verify_tokens", "decision")
 _SECONDS = ("draft_seconds", "verify_seconds", "total_seconds")
+_HINDSIGHT = ("shadow", "shadow_drafted")
 
 
 def to_line(entry: Entry) -> str:
@@ -127,7 +127,7 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
     """A round as lists and numbers: NaN is null, and nulls at the end of a row are left out."""
     plain: dict[str, Any] = {name: getattr(record, name) for name in _COUNTS + _SECONDS}
     plain |= {name: getattr(record, name).tolist() for name in PER_ROW}
-    plain |= {name: value.tolist() for name in PER_DRAFTER if (value := getattr(record, name)) is not None}
+    plain |= {name: value.tolist() for name in _HINDSIGHT if (value := getattr(record, name)) is not None}
     plain |= {
         "ended": _nulled(record.ended),
         "request_ids": list(record.request_ids),
@@ -144,6 +144,8 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
             plain["expected"]["other"] = record.expected.other
     if record.temperature_scores is not None:
         plain["temperature_scores"] = _nulled(record.temperature_scores.tolist())
+    if record.stated is not None:
+        plain |= {"stated": list(map(_ragged, record.stated)), "stated_deepest": record.stated.shape[2]}
     if record.branches is not None:
         plain["branches"] = _trees(record, record.branches)
     return plain
@@ -176,7 +178,7 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
         if not 0 <= deepest <= _DEEPEST:
             raise ValueError(f"a depth of {deepest}")
         values: dict[str, Any] = {name: _integers(plain[name], rows) for name in PER_ROW}
-        values |= {name: _integers(plain[name], len(plain[name]), rows) for name in PER_DRAFTER if name in plain}
+        values |= {name: _integers(plain[name], len(plain[name]), rows) for name in _HINDSIGHT if name in plain}
         values |= {name: int(plain[name]) for name in _COUNTS} | {name: float(plain[name]) for name in _SECONDS}
         values |= {name: _filled(plain[name], rows, deepest) for name in ("confidence", "entropy")}
         values["ended"] = float(_floats(plain["ended"]))
@@ -190,11 +192,19 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
             values["expected"] = Expected(goodput, _floats(told["accepted"], rows), other)
         if "temperature_scores" in plain:
             values["temperature_scores"] = _floats(plain["temperature_scores"], rows, deepest, len(CANDIDATES))
+        if "stated" in plain:
+            values["stated"] = _stated(plain["stated"], rows, int(plain["stated_deepest"]))
         if "branches" in plain:
             values["branches"] = _branches(plain["branches"], values)
         return RoundRecord(request_ids=tuple(map(str, plain["request_ids"])), **values)
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise JournalError(f"not a round ({error!r}); it was written by something else, or changed since") from error
+
+
+def _stated(told: Sequence[Sequence[Sequence[float | None]]], rows: int, deepest: int) -> FloatArray:
+    if not 0 <= deepest <= _DEEPEST:
+        raise ValueError(f"a depth of {deepest}")
+    return np.array([_filled(own, rows, deepest) for own in told], dtype=np.float64).reshape(len(told), rows, deepest)
 
 
 def _branches(told: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> Branches:

@@ -66,6 +66,7 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
         shadow_drafted=draw(hindsight),
         expected=Expected(draw(FLOATS), draw(reals), draw(FLOATS)) if draw(st.booleans()) else None,
         temperature_scores=draw(scores) if draw(st.booleans()) else None,
+        stated=draw(arrays(np.float64, (drafters, rows, deepest), elements=FLOATS)) if draw(st.booleans()) else None,
         ended=draw(FLOATS),
         **whole,
     )
@@ -142,6 +143,7 @@ def test_every_field_of_a_round_is_written() -> None:
         provenance=Provenance(np.array([3]), np.array([0.25]), np.array([2]), np.array([1.5])),
         shadow=np.array([[4], [-1]]),
         shadow_drafted=np.array([[5], [-1]]),
+        stated=np.array([[[np.nan] * 3], [[0.5, 0.25, np.nan]]]),
         expected=Expected(812.5, np.array([1.75]), 700.25),
         temperature_scores=np.full((1, 3, len(CANDIDATES)), 0.5),
         ended=17.25,

@@ -248,6 +248,8 @@ def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
         expected=None,
         shadow=_scores("shadow", records),
         shadow_drafted=_scores("shadow_drafted", records),
+        stated=None,
+        temperature_scores=None,
         **{name: gathered(records, name) for name in _PER_ROW},  # type: ignore[arg-type]
     )
 

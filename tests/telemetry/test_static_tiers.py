@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,6 +139,9 @@ def test_rounds_together_are_their_rows_one_after_the_other() -> None:
     whole = together(rounds, np.array([0, 1, 0, 0, 1, 2]))
     assert whole.drafted.tolist() == [2, 0, 0, 3, 1, 0]
     assert whole.rows.tolist() == [0, 1, 0, 0, 1, 2]
+    scored = replace(rounds[0], stated=np.ones((1, 2, 4)), temperature_scores=np.ones((2, 2, 8)))
+    part = together([scored, *rounds[1:]], np.array([0, 1, 0, 0, 1, 2])).take(np.array([5]))
+    assert (part.drafted.tolist(), part.stated, part.temperature_scores) == ([0], None, None)
     assert np.isnan(whole.confidence[:, 0]).tolist() == [False, True, True, False, False, True]
     assert whole.shadow is None
 
