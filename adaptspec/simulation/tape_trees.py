@@ -65,14 +65,12 @@ class TapeTrees(TreeGrowth):
         """See `TreeGrowth.candidates`."""
         if steps:
             self.seconds += self._price(len(front), float(sum(tree.base + steps for tree, _ in front)))
-        tokens, sure, spread = [], [], []
+        known = []
         for tree, before in front:
             strayed, straight = _strayed(tree, before)
             self.read[tree.row] += bool(steps) and not strayed
-            known = self._true(tree, steps) if not strayed else self._wrong(tree, steps, strayed, straight=straight)
-            for part, own in zip((tokens, sure, spread), known, strict=True):
-                part.append(own)  # type: ignore[attr-defined]  # each has its own kind
-        return tokens, sure, spread
+            known.append(self._wrong(tree, steps, strayed, straight=straight) if strayed else self._true(tree, steps))
+        return [one[0] for one in known], [one[1] for one in known], [one[2] for one in known]
 
     def _true(self, tree: RowTree, steps: int) -> tuple[list[int], list[float], float]:
         """After the true text."""
@@ -94,10 +92,11 @@ class TapeTrees(TreeGrowth):
     ) -> tuple[list[int], list[float], float]:
         """After so many wrong tokens; `straight`: each of them its drafter's first choice."""
         view, at = self._view, int(self._job.at[tree.row]) + steps
-        place = min(at, int(self._job.last[tree.row]))
+        last = int(self._job.last[tree.row])
+        place = min(at, last)
         sure, spread = self._sure(place, tree.width), float(view.entropy[place])
         tokens, miss, after = [WRONG] * len(sure), at - strayed, view.after_miss
-        if not straight:
+        if not straight or miss > last:
             return tokens, sure, spread
         if int(view.reach[miss]) == strayed + 1:
             tokens[0] = ENDED
