@@ -143,7 +143,8 @@ class RowTree:
 
 
 Nodes = list[tuple[RowTree, int]]
-Candidates = Iterable[tuple[int, float]]  # tokens, and how sure the drafter is of each, falling
+# After a node: tokens that may follow, likeliest first, and how sure of each; the entropy of what they are drawn from.
+Candidates = tuple[Iterable[tuple[int, float]], float]
 
 
 class TreeGrowth:
@@ -153,8 +154,8 @@ class TreeGrowth:
         """Nothing is drafted on from at one of the tokens `ends`, nor off main chains without `beams`."""
         self.trees, self._ends, self._beams = trees, ends, beams
 
-    def candidates(self, front: Nodes, steps: int) -> list[tuple[Candidates, float]]:
-        """For each node of the front, all `steps` deep, its candidates and the entropy of what they are drawn from."""
+    def candidates(self, front: Nodes, steps: int) -> Sequence[Candidates]:
+        """For each node of the front, all `steps` deep."""
         raise NotImplementedError
 
     def has_room(self, tree: RowTree, more: int) -> bool:
@@ -215,7 +216,7 @@ class TreeGrowth:
         return going
 
 
-def submitted(trees: Sequence[RowTree], rows: int, steps: int = 0, caught_up: int = 0) -> Draft:
+def submitted(trees: Sequence[RowTree], rows: int, steps: int, caught_up: int) -> Draft:
     """A draft for `rows` rows of what the trees of some of them submit; chains, where nothing branches."""
     orders: list[list[int]] = [[] for _ in range(rows)]
     chain: IntArray = np.zeros(rows, dtype=np.int64)
@@ -264,7 +265,7 @@ class ModelTrees(TreeGrowth):
         needed = tree.base + tree.depth + len(tree.fed.tokens) + more
         return needed <= self._runner.info.context and self._runner.reserve(int(self._job.rows[tree.row]), needed)
 
-    def candidates(self, front: Nodes, steps: int) -> list[tuple[Candidates, float]]:
+    def candidates(self, front: Nodes, steps: int) -> Sequence[Candidates]:
         """See `TreeGrowth.candidates`: one pass reads the whole front."""
         job, logits = self._job, self._runner.forward(self._packed(front) if steps else self._first)
         if job.sampling.plain_greedy:
@@ -292,12 +293,12 @@ class ModelTrees(TreeGrowth):
             return Packed(
                 self._job.rows[tree.row : tree.row + 1], _ONE, tokens, _ONE, None if sight is None else [sight]
             )
-        numbered: dict[int, list[int]] = {}
+        rows: dict[int, list[int]] = {}
         trees = {tree.row: tree for tree, _ in front}
         for tree, number in front:
-            numbered.setdefault(tree.row, []).append(number)
-        counts = np.array([len(numbers) for numbers in numbered.values()], dtype=np.int64)
+            rows.setdefault(tree.row, []).append(number)
+        counts = np.array([len(numbers) for numbers in rows.values()], dtype=np.int64)
         tokens = np.array([tree.tokens[number] for tree, number in front], dtype=np.int64)
-        seen = [trees[row].feed(numbers) for row, numbers in numbered.items()]
+        seen = [trees[row].feed(numbers) for row, numbers in rows.items()]
         branching = any(one is not None for one in seen)
-        return Packed(self._job.rows[list(numbered)], counts, tokens, counts, seen if branching else None)
+        return Packed(self._job.rows[list(rows)], counts, tokens, counts, seen if branching else None)

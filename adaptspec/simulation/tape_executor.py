@@ -56,7 +56,7 @@ class TapeSequence(Seq):
             self.finish = FinishReason.LENGTH
         return gained
 
-    def count_round(self, drafted: int, accepted: int) -> None:
+    def count_round(self, drafted: int, accepted: int, nodes: int) -> None:
         """See `Sequence.count_round`; nobody reads it here."""
 
     def delta(self) -> Delta:

@@ -10,7 +10,7 @@ them is ever right; that one ends a text is known of first choices only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,33 +61,37 @@ class TapeTrees(TreeGrowth):
         """See `TreeGrowth.has_room`."""
         return True
 
-    def candidates(self, front: Nodes, steps: int) -> list[tuple[Candidates, float]]:
+    def candidates(self, front: Nodes, steps: int) -> Sequence[Candidates]:
         """See `TreeGrowth.candidates`."""
         if steps:
             self.seconds += self._price(len(front), float(sum(tree.base + steps for tree, _ in front)))
-        known: list[tuple[Candidates, float]] = []
+        found: list[Candidates] = []
         for tree, before in front:
             strayed, straight = _strayed(tree, before)
             self.read[tree.row] += bool(steps) and not strayed
-            known.append(self._wrong(tree, steps, strayed, straight=straight) if strayed else self._true(tree, steps))
-        return known
+            known = self._true(tree, steps) if not strayed else self._wrong(tree, steps, strayed, straight=straight)
+            tokens, sure, spread = known
+            found.append((zip(tokens, sure, strict=True), spread))
+        return found
 
-    def _true(self, tree: RowTree, steps: int) -> tuple[Candidates, float]:
+    def _true(self, tree: RowTree, steps: int) -> tuple[list[int], list[float], float]:
         """After the true text."""
         view, at = self._view, int(self._job.at[tree.row]) + steps
         if at > self._job.last[tree.row]:
             return self._wrong(tree, steps, 0, straight=False)
         reach, rank, sure = int(view.reach[at]), int(view.rank[at]), self._sure(at, tree.width)
         if not reach:
-            return (), np.nan
+            return [], [], np.nan
         tokens = [WRONG] * len(sure)
         if rank < len(tokens):
             tokens[rank] = RIGHT if rank == 0 or at < self._job.end[tree.row] else LAST
         if reach == 1:
             tokens[0] = LAST if rank == 0 else ENDED
-        return zip(tokens, sure, strict=True), float(view.entropy[at])
+        return tokens, sure, float(view.entropy[at])
 
-    def _wrong(self, tree: RowTree, steps: int, strayed: int, *, straight: bool) -> tuple[Candidates, float]:
+    def _wrong(
+        self, tree: RowTree, steps: int, strayed: int, *, straight: bool
+    ) -> tuple[list[int], list[float], float]:
         """After so many wrong tokens; `straight`: each of them its drafter's first choice."""
         view, at = self._view, int(self._job.at[tree.row]) + steps
         last = int(self._job.last[tree.row])
@@ -95,7 +99,7 @@ class TapeTrees(TreeGrowth):
         sure, spread = self._sure(place, tree.width), float(view.entropy[place])
         tokens, miss, after = [WRONG] * len(sure), at - strayed, view.after_miss
         if not straight or miss > last:
-            return zip(tokens, sure, strict=True), spread
+            return tokens, sure, spread
         if int(view.reach[miss]) == strayed + 1:
             tokens[0] = ENDED
         if after is not None and strayed <= after.confidence.shape[1]:
@@ -104,7 +108,7 @@ class TapeTrees(TreeGrowth):
                 share = (1.0 - first) / max(1.0 - sure[0], 1e-6)
                 sure = [first, *(min(other * share, first) for other in sure[1:])]
                 spread = float(after.entropy[miss, strayed - 1])
-        return zip(tokens, sure, strict=True), spread
+        return tokens, sure, spread
 
     def _sure(self, at: int, width: int) -> list[float]:
         """How sure the drafter is of its candidates given the true text, as far as they were recorded."""
