@@ -126,22 +126,44 @@ class RowStop:
 
     def goes(self, step: int, confidence: float, entropy: float) -> bool:
         """Whether the row goes on after token `step`."""
+        if not self.within(step, confidence, entropy):
+            return False
+        if not self._survival:
+            return True
+        above, worth, price = self.earning(step, self.follow(step, confidence))
+        return above > 0.0 and worth > price
+
+    def within(self, step: int, confidence: float, entropy: float) -> bool:
+        """Whether a token `step` passes the bounds of its own confidence and entropy."""
         at = step - 1
         floors, ceilings = self._confidence, self._entropy
         if floors is not None and confidence < floors[min(at, len(floors) - 1)]:
             return False
-        if ceilings is not None and entropy > ceilings[min(at, len(ceilings) - 1)]:
-            return False
-        if not self._survival:
-            return True
-        least, calibration, unstated, worth, price = self._survival
+        return ceilings is None or not entropy > ceilings[min(at, len(ceilings) - 1)]
+
+    @property
+    def priced(self) -> bool:
+        """Whether there are bounds of `survival`."""
+        return bool(self._survival)
+
+    def follow(self, step: int, confidence: float) -> float:
+        """The chance that all tokens of the row are accepted, token `step` the latest of them."""
+        _, calibration, unstated, _, _ = self._survival
         if isnan(confidence):
-            self._alive *= unstated[min(at, len(unstated) - 1)]
+            self._alive *= unstated[min(step - 1, len(unstated) - 1)]
         else:
             self._alive *= calibration[min(int(confidence * len(calibration)), len(calibration) - 1)]
-        at = min(at, len(least) - 1)
-        above = self._alive - least[at]
-        return above > 0.0 and above * worth[min(at, len(worth) - 1)] > price[min(at, len(price) - 1)]
+        return self._alive
+
+    def earning(self, step: int, alive: float) -> tuple[float, float, float]:
+        """By how much a chance of acceptance is above `survival`, what that is worth, and the price of the next step.
+
+        Nodes off the main chain have a chance of their own; a price below 0 means that the row has no such bounds.
+        """
+        least, _, _, worth, price = self._survival
+        at = step - 1
+        above = alive - least[min(at, len(least) - 1)]
+        return above, above * worth[min(at, len(worth) - 1)], price[min(at, len(price) - 1)]
 
 
 def _column(values: FloatArray, step: int) -> FloatArray:
@@ -182,6 +204,12 @@ class TreeTable:
             whole.calibration[at, : own.shape[1]] = own
             whole.calibration[at, own.shape[1] :] = own[:, -1:]
         return whole
+
+    def within(self, depths: IntArray) -> IntArray:
+        """Depths [E >= B], those of the first B rows lowered to what the ceilings on nodes leave to chains."""
+        rows = len(self.nodes)
+        most = np.where(self.width > 1, self.nodes, depths[:rows])
+        return np.append(np.minimum(depths[:rows], most), depths[rows:])
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -13,7 +15,7 @@ class TableRunner:
     """A `Runner` whose logits depend on the last two tokens; `seed` picks the table, `blend` mixes in seed 0's.
 
     It keeps the tokens of each row, so a wrong rollback or a token fed twice changes what it says.
-    `capacity` tokens in all fit into its cache.
+    `capacity` tokens in all fit into its cache; where that is bounded, room of forgotten tokens is free at once.
     """
 
     device = torch.device("cpu")
@@ -27,7 +29,7 @@ class TableRunner:
         self._table = torch.from_numpy(blend * base + (1 - blend) * own).float()
         self._rows: dict[int, list[int]] = {}
         self._reserved: dict[int, int] = {}
-        self._capacity = capacity
+        self._capacity, self._bounded = capacity, capacity < 10**9
         self.fed = 0
 
     @property
@@ -43,13 +45,18 @@ class TableRunner:
 
     def forward(self, packed: Packed) -> torch.Tensor:
         logits, start = [], 0
-        for row, count, wanted in zip(packed.rows, packed.counts, packed.wanted, strict=True):
+        for i, (row, count, wanted) in enumerate(zip(packed.rows, packed.counts, packed.wanted, strict=True)):
             held = self._rows.setdefault(int(row), [])
-            for i, token in enumerate(packed.tokens[start : start + count].tolist()):
-                held.append(token)
-                if i >= count - wanted:
-                    logits.append(self.logits(held))
-            assert len(held) <= self._reserved.get(int(row), 0), "a row grew beyond what was reserved"
+            held += packed.tokens[start : start + count].tolist()
+            seen = None if packed.seen is None else packed.seen[i]
+            for new in range(count - wanted, count):
+                text = held[: len(held) - count + new + 1]
+                if seen is not None:
+                    tail = np.flatnonzero(seen[new]) + len(held) - seen.shape[1]
+                    text = held[: len(held) - seen.shape[1]] + [held[place] for place in tail]
+                logits.append(self.logits(text))
+            room = len(held) <= self._reserved.get(int(row), 0) or (self._bounded and self.reserve(int(row), len(held)))
+            assert room, "a row grew beyond what was reserved"
             start += count
         self.fed += int(packed.counts.sum())
         return torch.stack(logits) if logits else torch.zeros((0, self.info.vocab_size))
@@ -64,6 +71,13 @@ class TableRunner:
 
     def truncate(self, row: int, length: int) -> None:
         del self._rows[row][length:]
+        if self._bounded:
+            self._reserved[row] = min(self._reserved[row], length)
+
+    def keep(self, row: int, base: int, places: Sequence[int]) -> None:
+        held = self._rows[row]
+        held[base:] = [held[base + place] for place in places]
+        self.truncate(row, len(held))
 
     def free(self, row: int) -> None:
         self._rows.pop(row, None)

@@ -42,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="what to compute in (default: %(default)s)",
     )
+    policies = commands.add_parser("policies", help="speed of policies side by side, on the same prompts")
+    add_policy(policies, "policies", nargs="+", help="two or more; speeds are ratios to the first one's")
+    policies.add_argument("--batch", type=int, default=1, help="prompts at once (default: %(default)s)")
+    policies.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
+    policies.add_argument("--repeats", type=int, default=1, help="of every prompt (default: %(default)s)")
+    policies.add_argument("--prompts", type=int, default=6, help="prompts per task (default: %(default)s)")
     decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
     add_policy(decisions, "--policy", action="append", help="may be repeated (default: all shipped)")
     decisions.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
@@ -49,12 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
     telemetry.add_argument("--requests", type=int, default=400, help="per collector (default: %(default)s)")
     telemetry.add_argument("--prompts", type=int, default=4, help="prompts per task (default: %(default)s)")
-    for command, tokens in ((quick, 128), (exact, 128), (telemetry, 64)):
+    for command, tokens in ((quick, 128), (exact, 128), (policies, 128), (telemetry, 64)):
         command.add_argument("--tokens", type=int, default=tokens, help="tokens per answer (default: %(default)s)")
         _add_workloads(command)
-    for command in (quick, exact):
+    for command in (quick, exact, policies):
         command.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    for command, run in ((quick, _quick), (exact, _exactness), (decisions, _decisions), (telemetry, _telemetry)):
+    runs = _quick, _exactness, _policies, _decisions, _telemetry
+    for command, run in zip((quick, exact, policies, decisions, telemetry), runs, strict=True):
         add_table_forms(command, json=True)
         command.set_defaults(run=run)
     record = commands.add_parser("record", help="record tapes for `adaptspec policy simulate`")
@@ -114,6 +121,21 @@ def _exactness(arguments: argparse.Namespace) -> int:
         result = run_exactness(config, workloads, arguments.tokens, tick, policies=arguments.policies)
     tell(arguments, result, exactness_report(result))
     return 1 if result["unexplained"] else 0
+
+
+def _policies(arguments: argparse.Namespace) -> int:
+    from adaptspec.bench.side_by_side import SideBySideSettings, run_side_by_side, side_by_side_report
+    from adaptspec.bench.workloads import read_workloads
+    from adaptspec.engine.assembly import EngineConfig
+
+    workloads = read_workloads(arguments.workloads, arguments.prompts)
+    settings = SideBySideSettings(
+        arguments.policies, arguments.tokens, arguments.batch, arguments.temperature, arguments.repeats
+    )
+    groups = sum(-(-len(prompts) // settings.batch) for prompts in workloads.values())
+    with _progress("policies", groups * settings.repeats) as tick:
+        result = run_side_by_side(EngineConfig(device=arguments.device), workloads, settings, tick)
+    return tell(arguments, result, side_by_side_report(result))
 
 
 def _decisions(arguments: argparse.Namespace) -> int:

@@ -15,12 +15,13 @@ import torch
 
 from adaptspec.decision_tables import RowStop
 from adaptspec.drafting.drafter import DraftJob, Loaded
+from adaptspec.drafting.tree_growth import FedNodes, TreeGrowth
 from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Stream
 from adaptspec.models.processors import NO_PATHS, Paths
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import certainty, entropies, tempered, top_certainty
+from adaptspec.models.sampling import Certainty, argmax, certainty, entropies, leading, tempered, top_certainty
 from adaptspec.types import IntArray
 
 # After full acceptance the last drafted token was never fed, so two tokens are the usual share of a round.
@@ -42,6 +43,7 @@ class DraftModelDrafter:
         self.runner = runner
         self.ends: Collection[int] = frozenset(ends)
         self._catch_up_tokens = catch_up_tokens
+        self._fed: dict[int, FedNodes] = {}  # by row, from its draft to its commit
 
     @classmethod
     def make(cls, loaded: Loaded) -> DraftModelDrafter:
@@ -60,6 +62,11 @@ class DraftModelDrafter:
         depths = self._within_context(job)
         first = self._first(job, depths)
         active, packed = first.active, first.packed
+        if job.tree is not None and len(active) and (job.tree.width[active] > 1).any():
+            growth = TreeGrowth(self.runner, self.ends, job, job.tree)
+            draft = growth.grow(active, depths, packed, first.caught_up)
+            self._fed.update(growth.fed())
+            return draft
         if len(active) == 1 and _takes_likeliest(job) and self.runner.device.type == "cpu":
             return self._propose_for_one(job, first, int(depths[active[0]]))
         draft = Draft.empty(len(job.rows), int(depths.max(initial=0)))
@@ -71,12 +78,11 @@ class DraftModelDrafter:
         while len(active):
             offsets = np.full(len(active), steps, dtype=np.int64)
             scores = job.sampling.process(self.runner.forward(packed), active, offsets, Paths(draft.tokens))
-            chosen, drawn_from = _draw(job, scores, active, offsets)
+            drawn, sure, drawn_from = _draw(job, scores, active, offsets)
             if distribution is not None:
                 distribution[torch.from_numpy(active), steps] = job.sampling.probabilities(drawn_from, active)
             if own_scores is not None:
                 own_scores[torch.from_numpy(active), steps] = scores
-            sure, drawn = certainty(scores, chosen), chosen.cpu().numpy()
             draft.tokens[active, steps] = drawn
             draft.confidence[active, steps] = sure.confidence
             draft.entropy[active, steps] = sure.entropy
@@ -90,6 +96,8 @@ class DraftModelDrafter:
             active, drawn = active[going], drawn[going]
             ones = np.ones_like(active)
             packed = Packed(job.rows[active], ones, drawn, ones)
+        for i in first.active.tolist():
+            self._note(job, i, draft.tokens[i, : draft.counts[i]].tolist())
         return replace(draft, distribution=distribution, steps=steps, caught_up=first.caught_up, scores=own_scores)
 
     def _propose_for_one(self, job: DraftJob, first: _FirstPass, depth: int) -> Draft:
@@ -113,6 +121,7 @@ class DraftModelDrafter:
                 break
             packed = Packed(row, one, np.array(drawn[-1:]), one)
         steps = len(drawn)
+        self._note(job, active.item(), drawn)
         if len(job.rows) == 1:
             sureness, told = np.array([sure]), np.array([spread])
             return Draft(np.array([drawn]), np.array([steps]), sureness, told, None, steps, first.caught_up)
@@ -121,12 +130,24 @@ class DraftModelDrafter:
         draft.counts[active] = steps
         return replace(draft, steps=steps, caught_up=first.caught_up)
 
-    def commit(self, row: int, valid: int, tokens: list[int]) -> None:  # noqa: ARG002
+    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
+        """See `Drafter.commit`. Of what was drafted for it stays what the text went on with, whoever proposed that."""
+        fed = self._fed.pop(row, None)
+        if fed is not None:
+            places = fed.kept(tokens[fed.base : valid])
+            if places and places[-1] >= len(places):
+                self.runner.keep(row, fed.base, places)
+            valid = min(valid, fed.base + len(places))
         if self.runner.length(row) > valid:
             self.runner.truncate(row, valid)
 
     def free(self, row: int) -> None:
+        self._fed.pop(row, None)
         self.runner.free(row)
+
+    def _note(self, job: DraftJob, row: int, drawn: list[int]) -> None:
+        """Remember what a row's chain has fed: all of it but the last token."""
+        self._fed[int(job.rows[row])] = FedNodes(len(job.tokens[row]), drawn[:-1])
 
     def _room(self, draft: Draft, job: DraftJob) -> torch.Tensor:
         """Zeros [B, D, V], of which the drafted tokens' places are to be filled."""
@@ -181,10 +202,20 @@ def _takes_likeliest(job: DraftJob) -> bool:
 
 def _draw(
     job: DraftJob, scores: torch.Tensor, active: IntArray, offsets: IntArray
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens drawn for the active rows, and the scores they were drawn from."""
+) -> tuple[IntArray, Certainty, torch.Tensor]:
+    """The tokens drawn for the active rows, how sure of them it was, and the scores they were drawn from.
+
+    Of what was drawn with the target's noise that is known, too: softmax(log q + g) foretells agreement better than q.
+    """
+    drawn_from = scores
     if job.temperature is not None:
-        scores = tempered(scores, job.temperature.at(active, entropies(scores)))
-    if job.shares_noise:
-        return job.sampling.choose(scores, active, offsets), scores
-    return job.sampling.sample(scores, active, offsets, Stream.DRAFT), scores
+        drawn_from = tempered(scores, job.temperature.at(active, entropies(scores)))
+    if not job.shares_noise:
+        chosen = job.sampling.sample(drawn_from, active, offsets, Stream.DRAFT)
+    else:
+        perturbed = job.sampling.perturbed(drawn_from, active, offsets)
+        if perturbed is not scores:
+            tokens, confidence = leading(perturbed, 1)
+            return tokens[:, 0], Certainty(confidence[:, 0], entropies(scores)), drawn_from
+        chosen = argmax(scores)
+    return chosen.cpu().numpy(), certainty(scores, chosen), drawn_from

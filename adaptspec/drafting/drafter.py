@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from adaptspec.decision_tables import StopTable, TemperatureTable
+from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
 from adaptspec.drafters import DRAFTERS, available_drafters
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Runner
@@ -22,7 +22,8 @@ class DraftJob:
     Depth 0 leaves a row out. `shares_noise`: guess with the target's noise (coupled) or with noise
     of one's own. `keep_distribution`: return what sampled tokens were drawn from. `stop`: when rows stop before
     their depth (None: never). `temperature`: what to divide the scores by before drawing (None: draw from them as they
-    are); in rounds that are scored, return the scores before that.
+    are); in rounds that are scored, return the scores before that, unless drafts branch. `tree`: which candidates
+    beside its first choice a drafter may submit (None: drafts are chains).
     """
 
     rows: IntArray  # [B]
@@ -33,6 +34,7 @@ class DraftJob:
     keep_distribution: bool = False
     stop: StopTable | None = None
     temperature: TemperatureTable | None = None
+    tree: TreeTable | None = None
 
 
 class Drafter(Protocol):

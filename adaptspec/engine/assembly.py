@@ -83,6 +83,7 @@ class Built:
     specs: tuple[PolicySpec, ...]
     costs: CostTable
     files: Mapping[str, Path]  # where each policy was read from, by its name
+    loaded: Loaded  # what further drafters may be made from
 
     @property
     def pair(self) -> str:
@@ -123,7 +124,8 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     check_tokenizer(tokenizer, target.info)
     for place, draft in zip(places[1:], drafts, strict=True):
         check_pair(tokenizer, load_tokenizer(place), target.info, draft.info)
-    drafters = make_drafters(Loaded(target, drafts[0] if drafts else None, target.info.eos_token_ids))
+    loaded = Loaded(target, drafts[0] if drafts else None, target.info.eos_token_ids)
+    drafters = make_drafters(loaded)
     table = costs(target, drafters, config.limits.max_rows)
     warm_up(target, drafters)
     core = assemble(
@@ -137,7 +139,7 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
         detector=detector,
         labels=labels,
     )
-    return Built(core, tokenizer, target, tuple(drafters), tuple(specs), table, files)
+    return Built(core, tokenizer, target, tuple(drafters), tuple(specs), table, files, loaded)
 
 
 def assemble(

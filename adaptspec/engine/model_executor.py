@@ -85,20 +85,37 @@ class ModelExecutor:
         parts = []
         for which, how in used:
             mine = depths if len(used) == 1 else np.where([one == (which, how) for one in lanes], depths, 0)
+            tree = decision.tree if how.takes_trees and self.cache.info.takes_trees else None
             job = DraftJob(
                 batch.rows,
                 [s.tokens for s in emitting],
-                mine,
+                mine if tree is None else tree.within(mine),
                 sampling,
                 shares_noise=how.shares_noise,
                 keep_distribution=how.needs_distribution and not sampling.plain_greedy,
                 stop=decision.stop,
                 # Nothing can be gained where every row takes the likeliest token.
                 temperature=None if sampling.plain_greedy else decision.temperature,
+                tree=tree,
             )
             parts.append(self._drafters[which].propose(job))
-        draft = parts[0] if len(parts) == 1 else Draft.merged(parts)
-        return cut_refused(draft, sampling.constraints) if sampling.constrained else draft
+        draft = _owned(parts[0] if len(parts) == 1 else Draft.merged(parts), drafter)
+        if not self.cache.info.takes_trees:
+            draft = draft.straight()
+        if sampling.constrained:
+            draft = cut_refused(draft, sampling.constraints)
+        return draft if draft.tree is None else self._fitted(batch, draft)
+
+    def _fitted(self, batch: Batch, draft: Draft) -> Draft:
+        """The draft without the branches for which there is no room: it was made for the depths, which chains need."""
+        counts = draft.counts.copy()
+        for i, sequence in enumerate(batch.decoding):
+            if counts[i] > draft.chain[i]:
+                room = self.cache.info.context - sequence.length  # what comes last is least likely
+                counts[i] = max(min(int(counts[i]), room), draft.chain[i])
+                if not self.cache.reserve(held_row(sequence), sequence.length + int(counts[i])):
+                    counts[i] = draft.chain[i]
+        return draft if (counts == draft.counts).all() else draft.cut(counts)
 
     def verify(self, batch: Batch, draft: Draft) -> VerifyResult:
         logits, broken = zero_broken_logits(
@@ -113,8 +130,8 @@ class ModelExecutor:
                 verdict, accepted=np.where(np.isin(np.arange(len(emitting)), broken), 0, verdict.accepted)
             )
         score_output(emitting, logits, draft, verdict)
-        if draft.scores is None:
-            return verdict
+        if draft.scores is None or draft.tree is not None:
+            return verdict  # scores are laid out by depth
         shares = np.array([s.method.shares_noise for s in emitting], dtype=np.bool_)
         sampling = self._sampled(emitting)
         scores = score_temperatures(logits, draft, verdict, sampling, shares_noise=shares, temperatures=CANDIDATES)
@@ -171,7 +188,18 @@ class ModelExecutor:
             accepted[mine], following[mine] = part.accepted, part.following
             if part.path is not None:
                 path[mine, : part.path.shape[1]] = part.path
-        return VerifyResult(accepted, following, path=None if draft.tree is None else path)
+        if draft.tree is None:
+            return VerifyResult(accepted, following)
+        path[np.arange(path.shape[1]) >= accepted[:, None]] = -1
+        return VerifyResult(accepted, following, path=path)
+
+
+def _owned(draft: Draft, drafter: IntArray) -> Draft:
+    """The draft, the nodes of each row marked as those of its drafter [B]."""
+    tree = draft.tree
+    if tree is None:
+        return draft
+    return replace(draft, tree=replace(tree, drafters=np.broadcast_to(drafter[:, None], tree.parents.shape).copy()))
 
 
 def _packed(batch: Batch, draft: Draft) -> Packed:

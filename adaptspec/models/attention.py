@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.types import IntArray
+from adaptspec.types import BoolArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,47 @@ class Heads:
 
 
 class Span(NamedTuple):
-    """The new tokens of one row: `start` is the position of the first, `end` one beyond the last."""
+    """The new tokens of one row, at its places `start` to `end` (exclusive).
+
+    A place is the position too, but in rows that branch: there `seen` [size, n] says which of the row's last n tokens
+    each new one sees, itself among them, beside all that come before these (see `Packed`).
+    """
 
     row: int
     start: int
     end: int
+    seen: BoolArray | None = None
 
     @property
     def size(self) -> int:
         return self.end - self.start
 
+    @property
+    def positions(self) -> IntArray:
+        """Of the new tokens [size]."""
+        if self.seen is None:
+            return np.arange(self.start, self.end)
+        return np.asarray(self.end - self.seen.shape[1] - 1 + self.seen.sum(axis=1))
+
+    def visible(self, first: int, window: int | None) -> BoolArray:
+        """Which of the row's places from `first` on each new token sees [size, end - first], by position."""
+        asking, places = self.positions[:, None], np.arange(self.end)[None]
+        if self.seen is None:
+            visible = places <= asking
+        else:
+            trunk = self.end - self.seen.shape[1]
+            # What a token sees is its path, one position after the other.
+            branch = trunk - 1 + np.cumsum(self.seen, axis=1)
+            places = np.hstack([np.broadcast_to(places[:, :trunk], (self.size, trunk)), branch])
+            visible = np.hstack([np.ones((self.size, trunk), dtype=np.bool_), self.seen])
+        if window is not None:
+            visible = visible & (places > asking - window)
+        return visible[:, first:]
+
 
 def positions(spans: Sequence[Span]) -> IntArray:
     """Of all new tokens in their rows [N]."""
-    return np.concatenate([np.arange(span.start, span.end) for span in spans])
+    return np.concatenate([span.positions for span in spans])
 
 
 def last_places(spans: Sequence[Span], wanted: Sequence[int]) -> IntArray:
@@ -63,8 +90,11 @@ class AttentionMetadata:
     window: int | None
 
     def first(self, span: Span) -> int:
-        """The oldest position that the first new token may see: nothing before it is read."""
-        return 0 if self.window is None else max(0, span.start - self.window + 1)
+        """The oldest position that any new token may see: nothing before it is read.
+
+        Nor is anything before that place: none lies at a place before its position.
+        """
+        return 0 if self.window is None else max(0, int(span.positions.min()) - self.window + 1)
 
 
 Attention = Callable[[int, torch.Tensor], torch.Tensor]
@@ -109,6 +139,8 @@ class _RowView(NamedTuple):
     @staticmethod
     def of(cache: KVCache, meta: AttentionMetadata, span: Span, like: torch.Tensor) -> _RowView:
         """A single token sees all of its view, and a prompt from the start needs no mask but `causal`."""
+        if span.seen is not None:
+            return _RowView.of_branches(cache, meta, span, like)
         first, window = meta.first(span), meta.window
         keys, values = cache.views(span.row, first, span.end)
         whole = window is None or span.end <= window  # every new token sees all before it
@@ -117,6 +149,12 @@ class _RowView(NamedTuple):
             return _RowView(keys, values, None, causal)
         mask = causal_mask(span.size, span.end - first, meta.heads.group, None if whole else window)
         return _RowView(keys, values, mask.to(like), causal)
+
+    @staticmethod
+    def of_branches(cache: KVCache, meta: AttentionMetadata, span: Span, like: torch.Tensor) -> _RowView:
+        first = meta.first(span)
+        mask = additive(span.visible(first, meta.window), meta.heads.group)
+        return _RowView(*cache.views(span.row, first, span.end), mask.to(like), causal=False)
 
 
 class GatheredAttention:
@@ -167,12 +205,18 @@ class _Group:
         width, length = int((ends - starts).max()), int((ends - firsts).max())
         owned = [cache.slots(span.row, meta.first(span), span.end) for span in spans]
         slots = [np.pad(own, (0, length - len(own)), mode="edge") for own in owned]
-        asking = np.minimum(starts + np.arange(width), ends - 1)  # position of each padded query
+        asking = np.minimum(starts + np.arange(width), ends - 1)  # place of each padded query
         queries = asking - starts + offsets[:, None]
         real = starts + np.arange(width) < ends
         seen = firsts[:, None] + np.arange(length) <= asking[:, :, None]
         if meta.window is not None:
             seen &= firsts[:, None] + np.arange(length) > asking[:, :, None] - meta.window
+        for mine, span in zip(seen, spans, strict=True):
+            if span.seen is not None:
+                visible = span.visible(meta.first(span), meta.window)
+                mine[:] = False
+                mine[: span.size, : visible.shape[1]] = visible
+                mine[span.size :] = mine[span.size - 1]
         mask = np.where(np.tile(seen, (1, meta.heads.group, 1)), np.float32(0), np.float32(-np.inf))[:, None]
         return _Group(
             (len(spans), width, length),
@@ -198,6 +242,12 @@ def causal_mask(width: int, length: int, group: int, window: int | None = None) 
     if window is not None:
         mask += hidden.tril(length - width - window)
     return mask.repeat(group, 1)
+
+
+def additive(visible: BoolArray, group: int) -> torch.Tensor:
+    """[group * width, length] of 0 and -inf: `visible` [width, length] as attention adds it."""
+    hidden = np.where(visible, np.float32(0), np.float32(-np.inf))
+    return torch.from_numpy(np.tile(hidden, (group, 1)))
 
 
 def fold(queries: torch.Tensor, heads: Heads) -> torch.Tensor:

@@ -41,11 +41,11 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
         """Logits [sum(wanted), vocab] in float32: an inference tensor, to be changed in inference mode only."""
-        spans = []
-        for row, count in zip(packed.rows.tolist(), packed.counts.tolist(), strict=True):
+        spans, seen = [], packed.seen or [None] * len(packed.rows)
+        for row, count, own in zip(packed.rows.tolist(), packed.counts.tolist(), seen, strict=True):
             start = self._cache.length(row)
             self._cache.require(row, start + count)
-            spans.append(Span(row, start, start + count))
+            spans.append(Span(row, start, start + count, own))
         if self._small is not None and self._small.takes(spans):
             logits = self._small.run(packed.tokens, spans, packed.wanted)
         else:
@@ -89,7 +89,7 @@ class PassPlan:
         self._spans = spans
         self._heads = Heads(config.heads, config.kv_heads, config.head_dim)
         self._queries = config.heads * config.head_dim
-        self._slots = torch.from_numpy(np.concatenate([cache.slots(*span) for span in spans])).to(like.device)
+        self._slots = torch.from_numpy(np.concatenate([cache.slots(*span[:3]) for span in spans])).to(like.device)
         self._rotations = table.index_select(0, torch.from_numpy(positions(spans)).to(like.device))
         kinds = {window: AttentionMetadata(self._heads, spans, window) for window in set(config.windows)}
         plans = {window: make_attention(cache, meta, like) for window, meta in kinds.items()}

@@ -134,6 +134,10 @@ class Draft:
             tree=None if tree is None else replace(tree, chain=np.minimum(tree.chain, counts)),
         )
 
+    def straight(self) -> Draft:
+        """Each row's main chain alone."""
+        return self if self.tree is None else replace(self.cut(self.chain), tree=None)
+
     def without(self, refused: BoolArray) -> Draft:
         """The draft, less the `refused` nodes [B, N] and all that comes after them. Others keep their order."""
         if self.tree is None:

@@ -15,7 +15,13 @@ from adaptspec.models.decoder import Decoder
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
 from adaptspec.models.model_files import CONFIG, eos_token_ids, fingerprint, read_json, resolve_model, weight_files
 from adaptspec.models.runner import ModelInfo, Runner
-from adaptspec.models.transformers_runner import BLOCK, TransformersRunner, load_through_transformers, longest_context
+from adaptspec.models.transformers_runner import (
+    BLOCK,
+    TransformersRunner,
+    can_branch,
+    load_through_transformers,
+    longest_context,
+)
 from adaptspec.models.weights import load_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -74,9 +80,10 @@ def _load_lean(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device:
 def _load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:
     model, bytes_per_token = load_through_transformers(folder, dtype, device)
     config = model.config.get_text_config(decoder=True)
+    info = _info(folder, raw, dtype, (model.num_parameters(), config.vocab_size, longest_context(config)))
     return LoadedModel(
         folder,
-        _info(folder, raw, dtype, (model.num_parameters(), config.vocab_size, longest_context(config))),
+        replace(info, takes_trees=can_branch(model)),
         device,
         bytes_per_token,
         lambda info, plan: TransformersRunner(info, model, plan.tokens),

@@ -19,7 +19,7 @@ class ModelInfo:
     """What a model is, and how it runs here.
 
     `context` is the most tokens a row can hold; `fingerprint` tells weights apart; `dtype` is what they are computed
-    in, in torch's words (float32).
+    in, in torch's words (float32). A model that does not take trees takes no `Packed.seen`: drafts for it are chains.
     """
 
     name: str
@@ -30,6 +30,7 @@ class ModelInfo:
     fingerprint: str
     eos_token_ids: tuple[int, ...]
     dtype: str
+    takes_trees: bool = True
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from adaptspec.models.attention import Heads, Span, causal_mask, fold, last_places, positions, unfold
+from adaptspec.models.attention import Heads, Span, additive, causal_mask, fold, last_places, positions, unfold
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import LengthNorm
@@ -88,12 +88,13 @@ class SmallPass:
     def _places(self, spans: Sequence[Span]) -> tuple[npt.NDArray[np.complex64], slice | IntArray]:
         """How the tokens are rotated [N, 1, head_dim / 2], and where in the cache they go."""
         if len(spans) == 1:
-            row, start, end = spans[0]
+            row, start, end, seen = spans[0]
             first = self._cache.first_slot(row)
-            return self._rotations[start:end], slice(first + start, first + end)
-        places = positions(spans)
+            turned = slice(start, end) if seen is None else spans[0].positions
+            return self._rotations[turned], slice(first + start, first + end)
+        places = np.concatenate([np.arange(span.start, span.end) for span in spans])
         shifts = np.repeat([self._cache.first_slot(span.row) for span in spans], [span.size for span in spans])
-        return self._rotations[places], places + shifts
+        return self._rotations[positions(spans)], places + shifts
 
     def _rows(self, spans: Sequence[Span]) -> list[_Row]:
         rows, first = [], 0
@@ -101,7 +102,7 @@ class SmallPass:
             queries = self._queries.get((first, span.size))
             if queries is None:
                 queries = self._queries[first, span.size] = self._queries_at(first, span.size)
-            mask = None if span.size == 1 else self._mask(span)
+            mask = None if span.size == 1 and span.seen is None else self._mask(span)
             rows.append(_Row(self._heads, *queries, mask, *self._cache.views(span.row, 0, span.end)))
             first += span.size
         return rows
@@ -111,6 +112,8 @@ class SmallPass:
         return packed, fold(packed, self._heads) if size == 1 or self._heads.group == 1 else None
 
     def _mask(self, span: Span) -> torch.Tensor:
+        if span.seen is not None:
+            return additive(span.visible(0, None), self._heads.group)
         if span.end > _MASKED:
             return causal_mask(span.size, span.end, self._heads.group)
         mask = self._masks.get(span.size)
@@ -158,7 +161,8 @@ class _Row(NamedTuple):
             out = F.scaled_dot_product_attention(fold(packed, heads), keys[layer], values[layer], attn_mask=mask)
             return unfold(out, heads)[0]
         out = F.scaled_dot_product_attention(folded, keys[layer], values[layer], attn_mask=mask)
-        return out.reshape(1, -1) if mask is None else out.transpose(1, 2).reshape(packed.shape[1], -1)
+        size = packed.shape[1]
+        return out.reshape(1, -1) if size == 1 else out.transpose(1, 2).reshape(size, -1)
 
 
 def _project(layer: LayerWeights, buffers: _Buffers, rotations: npt.NDArray[np.complex64]) -> None:

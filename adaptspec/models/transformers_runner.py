@@ -11,13 +11,16 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from adaptspec.errors import ModelError
+from adaptspec.models.attention import Span, additive
 from adaptspec.models.kv_cache import BlockAllocator
 from adaptspec.models.layers import Float32Head
 from adaptspec.models.runner import ModelInfo, Packed
+from adaptspec.types import BoolArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel  # a type only here, and seconds to import
@@ -59,11 +62,9 @@ class TransformersRunner:
 
     def keep(self, row: int, base: int, places: Sequence[int]) -> None:
         """See `Runner.keep`."""
-        layers: list[Any] = self._caches[row].layers
-        kept = torch.tensor([*range(base), *(base + place for place in places)], device=self.device)
-        for layer in layers:
-            layer.keys, layer.values = layer.keys.index_select(2, kept), layer.values.index_select(2, kept)
-        self._blocks.truncate(row, len(kept))
+        if base + len(places) > 0:
+            _keep(self._caches[row], base, places, self.device)
+        self.truncate(row, base + len(places))
 
     def free(self, row: int) -> None:
         self._caches.pop(row, None)
@@ -73,15 +74,12 @@ class TransformersRunner:
     def forward(self, packed: Packed) -> torch.Tensor:
         """Logits [sum(wanted), vocab] in float32: an inference tensor, to be changed in inference mode only."""
         parts = torch.split(torch.from_numpy(packed.tokens).to(self.device), packed.counts.tolist())
-        logits = [
-            self._run(row, tokens, wanted)
-            for row, tokens, wanted in zip(packed.rows.tolist(), parts, packed.wanted.tolist(), strict=True)
-        ]
-        return torch.cat(logits)
+        rows = zip(packed.rows.tolist(), parts, packed.wanted.tolist(), packed.seen or [None] * len(parts), strict=True)
+        return torch.cat([self._run(*row) for row in rows])
 
-    def _run(self, row: int, tokens: torch.Tensor, wanted: int) -> torch.Tensor:
+    def _run(self, row: int, tokens: torch.Tensor, wanted: int, seen: BoolArray | None) -> torch.Tensor:
         self._blocks.require(row, self.length(row) + len(tokens))
-        return _logits(self._model, self._caches.setdefault(row, DynamicCache()), tokens, wanted)
+        return _logits(self._model, self._caches.setdefault(row, DynamicCache()), tokens, wanted, seen)
 
 
 def load_through_transformers(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[PreTrainedModel, int]:
@@ -129,11 +127,19 @@ def longest_context(config: Any) -> int:
     return longest
 
 
-def _logits(model: PreTrainedModel, cache: DynamicCache, tokens: torch.Tensor, wanted: int) -> torch.Tensor:
-    """Logits [wanted, vocab] of the last of `tokens` in float32; the cache grows by all of them."""
+def _logits(
+    model: PreTrainedModel, cache: DynamicCache, tokens: torch.Tensor, wanted: int, seen: BoolArray | None = None
+) -> torch.Tensor:
+    """Logits [wanted, vocab] of the last of `tokens` in float32; the cache grows by all of them.
+
+    `seen` as in `Packed`.
+    """
     # 0 would mean every position to transformers, so at least one is asked for, where a model can be asked.
     keep = max(wanted, 1)
-    asked = {"logits_to_keep": keep} if "logits_to_keep" in signature(model.forward).parameters else {}
+    asked: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in signature(model.forward).parameters else {}
+    if seen is not None:
+        start = cache.get_seq_length()
+        asked |= _branching(model, Span(0, start, start + len(tokens), seen))
     out = model(tokens[None], past_key_values=cache, use_cache=True, **asked)
     logits: torch.Tensor = out.logits[0, -keep:].float()
     return logits[keep - wanted :]
@@ -145,8 +151,7 @@ def _try_rollback(model: PreTrainedModel) -> int:
 
     Returns the bytes that a token takes in the cache. A model that cannot do it raises what it likes, or ValueError.
     """
-    text = torch.arange(1, TRIAL + 1, device=model.device)
-    cache = DynamicCache()
+    text, cache = torch.arange(1, TRIAL + 1, device=model.device), DynamicCache()
     _logits(model, cache, torch.cat([text[:KEPT], text[:3]]), 0)
     cache.crop(-3)  # a negative number is how many to remove
     parts = [_logits(model, cache, text[KEPT : KEPT + 1], 1)]
@@ -155,10 +160,65 @@ def _try_rollback(model: PreTrainedModel) -> int:
     parts.append(_logits(model, cache, text[KEPT + 1 :], TRIAL - KEPT - 1))
     if cache.get_seq_length() != TRIAL:
         raise ValueError(f"its cache holds {cache.get_seq_length()} of {TRIAL} tokens")
-    whole = _logits(model, DynamicCache(), text, TRIAL - KEPT)
-    off = float((torch.cat(parts) - whole).norm() / (whole - whole.mean(-1, keepdim=True)).norm())
+    off = _off(torch.cat(parts), _logits(model, DynamicCache(), text, TRIAL - KEPT))
     if not off <= ROUNDING[model.dtype]:
         raise ValueError(f"logits are {off:.1%} off after a rollback")
     layers: list[Any] = cache.layers
     held: list[torch.Tensor | None] = [part for layer in layers for part in (layer.keys, layer.values)]
     return sum(part.nbytes for part in held if part is not None) // TRIAL
+
+
+def _off(mine: torch.Tensor, its: torch.Tensor) -> float:
+    """How far logits lie from those they should be, of the spread of these."""
+    return float((mine - its).norm() / (its - its.mean(-1, keepdim=True)).norm())
+
+
+@torch.inference_mode()
+def can_branch(model: PreTrainedModel) -> bool:
+    """Whether the model takes trees: masks and positions from outside, tried out with two branches of a text.
+
+    A family that computes positions from the mask itself (ALiBi) or attends in chunks does not; drafts stay chains.
+    """
+    text, wrong = (
+        torch.arange(1, TRIAL + 1, device=model.device),
+        torch.arange(TRIAL + 1, TRIAL + 3, device=model.device),
+    )
+    cache, base = DynamicCache(), KEPT + 1
+    # After the newest token two branches of two tokens each, of which the second is the text.
+    nodes = torch.stack([wrong, text[base : base + 2]], dim=1).flatten()
+    seen = np.array(
+        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]], dtype=np.bool_
+    )
+    try:
+        _logits(model, cache, text[:KEPT], 0)
+        parts = [_logits(model, cache, torch.cat([text[KEPT:base], nodes]), 5, seen)[[0, 2, 4]]]
+        _keep(cache, base, [1, 3], model.device)
+        parts.append(_logits(model, cache, text[base + 2 :], TRIAL - base - 2))
+        return _off(torch.cat(parts), _logits(model, DynamicCache(), text, TRIAL - KEPT)) <= ROUNDING[model.dtype]
+    except (TypeError, ValueError, AttributeError, RuntimeError, LookupError):
+        return False
+
+
+def _branching(model: PreTrainedModel, span: Span) -> dict[str, Any]:
+    """What tells a model who sees whom in `span`: positions, and a mask for each kind of its layers.
+
+    transformers takes a mask [1, 1, new, cached] as it is, so the mask has to know windows too.
+    """
+    config: Any = model.config.get_text_config(decoder=True)
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention" if window is None else "sliding_attention"])
+    windows = {"full_attention": None, "sliding_attention": window}
+    masks = {
+        kind: additive(span.visible(0, windows[kind]), 1)[None, None].to(model.device, model.dtype) for kind in kinds
+    }
+    positions = torch.from_numpy(span.positions)[None].to(model.device)
+    return {"position_ids": positions, "attention_mask": masks if len(masks) > 1 else masks.popitem()[1]}
+
+
+def _keep(cache: DynamicCache, base: int, places: Sequence[int], device: torch.device) -> None:
+    """Of the tokens from `base` on those at `places` stay (see `Runner.keep`)."""
+    kept = torch.tensor([*range(base), *(base + place for place in places)], device=device)
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        if layer.is_initialized:  # a layer that shares another's keys holds none
+            layer.keys, layer.values = layer.keys.index_select(-2, kept), layer.values.index_select(-2, kept)

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from adaptspec.models.decoder import Decoder
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
 from adaptspec.models.runner import Packed, Runner
+from adaptspec.types import BoolArray
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
 
-def pack(*parts: tuple[int, Sequence[int], int]) -> Packed:
+def pack(*parts: tuple[int, Sequence[int], int], seen: Sequence[BoolArray | None] | None = None) -> Packed:
     """One `Packed` of (row, tokens, wanted) parts."""
     rows, tokens, wanted = zip(*parts, strict=True)
     counts = [len(part) for part in tokens]
@@ -25,6 +27,7 @@ def pack(*parts: tuple[int, Sequence[int], int]) -> Packed:
         np.array(counts, dtype=np.int64),
         np.concatenate([np.array(part, dtype=np.int64) for part in tokens]),
         np.array(wanted, dtype=np.int64),
+        seen,
     )
 
 
@@ -46,6 +49,12 @@ def feed(runner: Runner, row: int, tokens: Sequence[int], wanted: int | None = N
     """Reserve room and run `tokens` in `row`; all of their logits, or the last `wanted`."""
     assert runner.reserve(row, runner.length(row) + len(tokens))
     return runner.forward(pack((row, tokens, len(tokens) if wanted is None else wanted)))
+
+
+def cached(runner: Decoder, row: int) -> torch.Tensor:
+    """The keys and values of a row [layers, tokens, width]."""
+    slots = torch.from_numpy(runner._cache.slots(row, 0, runner.length(row)))
+    return torch.stack([layer[slots] for layer in runner._cache.pool])
 
 
 def random_tokens(count: int, seed: int = 0, vocab: int = 260) -> list[int]:

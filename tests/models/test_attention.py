@@ -46,7 +46,7 @@ def test_attention_is_what_its_definition_says(
     spans = [Span(row, start, start + count) for row, (start, count) in enumerate(lengths)]
     sizes = [span.size for span in spans]
     stored = []
-    for row, _, end in spans:
+    for row, _, end, _ in spans:
         cache.reserve(row, end)
         stored.append(torch.randn(end, 2, kv_heads, DIM))
         cache.pool[0][torch.from_numpy(cache.slots(row, 0, end))] = stored[-1].flatten(1)

@@ -9,17 +9,10 @@ from hypothesis import strategies as st
 
 from adaptspec.models import small_pass
 from adaptspec.models.attention import Span
-from adaptspec.models.decoder import Decoder
 from adaptspec.models.small_pass import MOST, WIDEST, SmallPass
 from tests.conftest import MakeModel
-from tests.models.packing import assert_alike_but_for_rounding, pack, random_tokens
+from tests.models.packing import assert_alike_but_for_rounding, cached, pack, random_tokens
 from tests.models.test_decoder import VARIANTS, lean, model_path
-
-
-def cached(runner: Decoder, row: int) -> torch.Tensor:
-    """The keys and values of a row [layers, tokens, width]."""
-    slots = torch.from_numpy(runner._cache.slots(row, 0, runner.length(row)))
-    return torch.stack([layer[slots] for layer in runner._cache.pool])
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if "window" not in name])
