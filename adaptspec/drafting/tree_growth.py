@@ -7,7 +7,7 @@ noise g a position's candidates are the largest of log q + g: draws without repl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -50,7 +50,7 @@ class FedNodes(NamedTuple):
         return path
 
 
-class _RowTree:
+class RowTree:
     """One row's nodes, in the order they were drafted in. Number -1 stands for its newest token."""
 
     def __init__(self, job: DraftJob, table: TreeTable, row: int, depth: int) -> None:
@@ -129,7 +129,7 @@ class _RowTree:
         return seen
 
 
-_Nodes = list[tuple[_RowTree, int]]
+_Nodes = list[tuple[RowTree, int]]
 
 
 class TreeGrowth:
@@ -138,11 +138,11 @@ class TreeGrowth:
     def __init__(self, runner: Runner, ends: Collection[int], job: DraftJob, table: TreeTable) -> None:
         """Nothing is drafted on from at one of the tokens `ends`."""
         self._runner, self._ends, self._job, self._table = runner, ends, job, table
-        self._trees: list[_RowTree] = []
+        self._trees: list[RowTree] = []
 
     def grow(self, active: IntArray, depths: IntArray, packed: Packed, caught_up: int) -> Draft:
         """Draft from the logits of `packed` on, which are those of the active rows [b], `depths` [B] deep."""
-        self._trees = [_RowTree(self._job, self._table, row, int(depths[row])) for row in active.tolist()]
+        self._trees = [RowTree(self._job, self._table, row, int(depths[row])) for row in active.tolist()]
         front: _Nodes = [(tree, -1) for tree in self._trees]
         steps = 0
         while front:
@@ -187,7 +187,7 @@ class TreeGrowth:
 
         Nodes off the main chain go by the bounds of survival alone: without a price nothing is known to earn more.
         """
-        going: list[tuple[_RowTree, int, float]] = []  # and the price that what they earn must be above
+        going: list[tuple[RowTree, int, float]] = []  # and the price that what they earn must be above
         together = 0.0
         for tree, number in found:
             main, stop = tree.main[-1] == number, tree.stop
@@ -223,7 +223,7 @@ class TreeGrowth:
 
     def _packed(self, front: _Nodes) -> Packed:
         """The pass that reads the front, whose nodes are in order of their rows."""
-        rows: dict[int, tuple[_RowTree, list[int]]] = {}
+        rows: dict[int, tuple[RowTree, list[int]]] = {}
         for tree, number in front:
             rows.setdefault(tree.row, (tree, []))[1].append(number)
         counts = np.array([len(numbers) for _, numbers in rows.values()], dtype=np.int64)
@@ -233,19 +233,24 @@ class TreeGrowth:
         return Packed(self._job.rows[list(rows)], counts, tokens, counts, seen if branching else None)
 
     def _draft(self, steps: int, caught_up: int) -> Draft:
-        """What is submitted of it all; chains, where nothing branches."""
-        orders = [tree.best() for tree in self._trees]
-        draft = Draft.empty(len(self._job.rows), max(map(len, orders), default=0))
-        tree = Tree.of_chains(draft.counts, draft.tokens.shape[1], np.zeros_like(draft.counts))
-        branching = False
-        for own, order in zip(self._trees, orders, strict=True):
-            row, count = own.row, len(order)
-            draft.tokens[row, :count] = [own.tokens[number] for number in order]
-            draft.confidence[row, :count] = [own.confidence[number] for number in order]
-            draft.entropy[row, :count] = [own.entropy[number] for number in order]
-            draft.counts[row], tree.chain[row] = count, len(own.main)
-            if count > len(own.main):
-                branching, places = True, {number: place for place, number in enumerate(order)} | {-1: -1}
-                tree.parents[row, :count] = [places[own.parents[number]] for number in order]
-                tree.ranks[row, :count] = [own.ranks[number] for number in order]
-        return replace(draft, steps=steps, caught_up=caught_up, tree=tree if branching else None)
+        """What is submitted of it all."""
+        return replace(submitted(self._trees, len(self._job.rows)), steps=steps, caught_up=caught_up)
+
+
+def submitted(trees: Iterable[RowTree], rows: int) -> Draft:
+    """A draft for `rows` rows of what the trees of some of them submit; chains, where nothing branches."""
+    orders = [(tree, tree.best()) for tree in trees]
+    draft = Draft.empty(rows, max((len(order) for _, order in orders), default=0))
+    tree = Tree.of_chains(draft.counts, draft.tokens.shape[1], np.zeros_like(draft.counts))
+    branching = False
+    for own, order in orders:
+        row, count = own.row, len(order)
+        draft.tokens[row, :count] = [own.tokens[number] for number in order]
+        draft.confidence[row, :count] = [own.confidence[number] for number in order]
+        draft.entropy[row, :count] = [own.entropy[number] for number in order]
+        draft.counts[row], tree.chain[row] = count, len(own.main)
+        if count > len(own.main):
+            branching, places = True, {number: place for place, number in enumerate(order)} | {-1: -1}
+            tree.parents[row, :count] = [places[own.parents[number]] for number in order]
+            tree.ranks[row, :count] = [own.ranks[number] for number in order]
+    return replace(draft, tree=tree if branching else None)
