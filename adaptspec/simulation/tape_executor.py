@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from adaptspec.control.policy import Decision
 from adaptspec.control.rows import some
-from adaptspec.engine.executor import Kept
+from adaptspec.engine.executor import Kept, Offers
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
@@ -152,12 +152,14 @@ class TapeExecutor:
         self._at = self._tape.offsets[request] + self._context - self._tape.prompt_tokens[request]
         return [drafter.cache_gap(self._rows, self._context) for drafter in self._drafters]
 
-    def offers(self, batch: Batch, most: int) -> Sequence[Sequence[int]]:
+    def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
         offers: list[list[int]] = [[0] * len(batch.decoding)] * len(self._drafters)
-        for which in self._ngrams if most else ():
+        for which in asked if most else ():
+            if which not in self._ngrams:
+                continue
             reach = self._drafters[which].view.reach[self._at]
             offers[which] = np.minimum(reach, np.minimum(batch.limits, most)).tolist()
-        return offers
+        return Offers(offers, None)  # tapes know no confidence beforehand
 
     def draft(self, batch: Batch, decision: Decision) -> Draft:
         self._slower, union = self._factors(), decision.union
