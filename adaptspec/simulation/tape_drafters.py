@@ -61,7 +61,7 @@ class TapeModel:
             seconds += more
             # The last token drafted was never fed.
             self._cached[job.rows[active]] = job.context[active] + counts[active] - 1
-        tokens = chain_tokens(job, self.view.run[job.at], certainty.shape[2])
+        tokens = chain_tokens(self.view.run[job.at], certainty.shape[2])
         return Draft(tokens, counts, certainty[0], certainty[1], steps=steps, caught_up=caught_up), seconds
 
     def keep(self, rows: IntArray, lengths: IntArray) -> None:
@@ -161,7 +161,7 @@ class TapeNGram:
     def propose(self, job: TapeJob) -> tuple[Draft, float]:
         counts = np.minimum(job.depths, self.view.reach[job.at])
         unknown = np.full((len(counts), int(job.depths.max())), np.nan)
-        draft = Draft(chain_tokens(job, self.view.run[job.at], unknown.shape[1]), counts, unknown, unknown)
+        draft = Draft(chain_tokens(self.view.run[job.at], unknown.shape[1]), counts, unknown, unknown)
         return draft, self._seconds_per_row * int(np.count_nonzero(job.depths))
 
     def keep(self, rows: IntArray, lengths: IntArray) -> None:

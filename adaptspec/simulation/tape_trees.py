@@ -10,13 +10,13 @@ them is ever right; that one ends a text is known of first choices only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from adaptspec.decision_tables import StopTable, TreeTable
-from adaptspec.drafting.tree_growth import Nodes, RowTree, TreeGrowth
+from adaptspec.drafting.tree_growth import Candidates, Nodes, RowTree, TreeGrowth
 from adaptspec.models.draft import Draft
 from adaptspec.simulation.draft_view import DraftView
 from adaptspec.types import BoolArray, IntArray, Tree
@@ -61,18 +61,18 @@ class TapeTrees(TreeGrowth):
         """See `TreeGrowth.has_room`."""
         return True
 
-    def candidates(self, front: Nodes, steps: int) -> tuple[list[list[int]], list[list[float]], list[float]]:
+    def candidates(self, front: Nodes, steps: int) -> Sequence[Candidates]:
         """See `TreeGrowth.candidates`."""
         if steps:
             self.seconds += self._price(len(front), float(sum(tree.base + steps for tree, _ in front)))
-        tokens, sure, spread = [], [], []
+        found: list[Candidates] = []
         for tree, before in front:
             strayed, straight = _strayed(tree, before)
             self.read[tree.row] += bool(steps) and not strayed
             known = self._true(tree, steps) if not strayed else self._wrong(tree, steps, strayed, straight=straight)
-            for part, own in zip((tokens, sure, spread), known, strict=True):
-                part.append(own)  # type: ignore[attr-defined]  # each has its own kind
-        return tokens, sure, spread
+            tokens, sure, spread = known
+            found.append((zip(tokens, sure, strict=True), spread))
+        return found
 
     def _true(self, tree: RowTree, steps: int) -> tuple[list[int], list[float], float]:
         """After the true text."""
@@ -83,10 +83,10 @@ class TapeTrees(TreeGrowth):
         if not reach:
             return [], [], np.nan
         tokens = [WRONG] * len(sure)
-        if reach == 1:
-            tokens[0] = ENDED
         if rank < len(tokens):
-            tokens[rank] = LAST if at == self._job.end[tree.row] else RIGHT
+            tokens[rank] = RIGHT if rank == 0 or at < self._job.end[tree.row] else LAST
+        if reach == 1:
+            tokens[0] = LAST if rank == 0 else ENDED
         return tokens, sure, float(view.entropy[at])
 
     def _wrong(
@@ -124,11 +124,9 @@ def _strayed(tree: RowTree, number: int) -> tuple[int, bool]:
     return count, straight
 
 
-def chain_tokens(job: TapeJob, run: IntArray, width: int) -> IntArray:
+def chain_tokens(run: IntArray, width: int) -> IntArray:
     """What stands for the tokens of chains [B, width] of which the first `run` [B] are right."""
-    ahead = np.arange(width)
-    right = np.where(job.at[:, None] + ahead == job.end[:, None], LAST, RIGHT)
-    return np.where(ahead < run[:, None], right, WRONG)
+    return np.where(np.arange(width) < run[:, None], RIGHT, WRONG)
 
 
 def right_path(draft: Draft) -> tuple[IntArray, IntArray]:
