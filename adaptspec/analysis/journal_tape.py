@@ -115,7 +115,7 @@ class _Request:
             self.length += int(record.emitted[i])
         if int(record.drafter[i]) != drafter:
             return
-        drafted, accepted = int(record.drafted[i]), int(record.accepted[i])
+        drafted, accepted = int(record.chain[i]), int(record.trunk().accepted[i])
         for j in range(min(accepted + 1, drafted)):
             sure, spread = float(record.confidence[i, j]), float(record.entropy[i, j])
             self.known[at + j] = (int(j < accepted), sure, spread)

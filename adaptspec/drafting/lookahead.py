@@ -60,8 +60,8 @@ class LookaheadDrafter:
             grown.append(nodes)
         return _draft(grown, branch=branch)
 
-    def offer(self, row: int, tokens: list[int], most: int) -> Sequence[float]:
-        """See `ModelFreeDrafter.offer`. Without an n-gram it still offers a lane's guess, or it would never learn one."""
+    def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
+        """See `ModelFreeDrafter.offer`. Without an n-gram it offers a lane's guess, or it would never learn one."""
         found = self._rows[row].grams(tokens[-1]) if row in self._rows else []
         return [float("nan")] * min(most, len(found[0]) if found else 1)
 

@@ -167,6 +167,29 @@ class Draft:
         return whole.cut(kept.sum(axis=1))
 
 
+class NodeChoices:
+    """What the target chose after each node of one row's draft, -1 where nobody tells."""
+
+    def __init__(self, draft: Draft, row: int, choices: list[int]) -> None:
+        """`choices` [counts + 1]: after the newest token and after each node."""
+        assert draft.tree is not None
+        count = len(choices) - 1
+        nodes = zip(draft.tree.parents[row, :count].tolist(), draft.tokens[row, :count].tolist(), strict=True)
+        self._places = {node: place for place, node in enumerate(nodes)}
+        self._choices = choices
+
+    def after(self, path: Sequence[int]) -> int | None:
+        """The token that the target chose after these drafted ones; None: nobody drafted them."""
+        place = -1
+        for token in path:
+            found = self._places.get((place, token))
+            if found is None:
+                return None
+            place = found
+        chosen = self._choices[place + 1]
+        return None if chosen < 0 else chosen
+
+
 def _room(kept: Sequence[torch.Tensor | None], rows: int, width: int) -> torch.Tensor | None:
     """Zeros [rows, width, V], if any part kept something."""
     like = next((part for part in kept if part is not None), None)

@@ -19,6 +19,7 @@ from adaptspec.simulation.tape import Tape
 BUNDLED = "bundled"
 
 FORMAT, VERSION = "adaptspec-tape", 1
+_LEAST = 0.0005  # share of a candidate
 _AFTER_MISS = "astray"  # its name in files, as in those recorded before
 _WORDS = ("ids", "tasks", "sources")
 _COUNTS = ("prompt_tokens", "lengths", "max_tokens")
@@ -48,7 +49,9 @@ def save_tape(tape: Tape, path: Path) -> None:
             both = np.stack((view.after_miss.confidence, view.after_miss.entropy))
             arrays[f"{i}.{_AFTER_MISS}"] = both.astype(np.float16)
         if view.top is not None:
-            arrays[f"{i}.top"] = np.round(view.top, 3).astype(np.float16)  # half the bytes of full float16
+            # Three decimals take half the bytes of float16, but what is a candidate must not become none.
+            share = np.where(view.top > 0.0, np.maximum(np.round(view.top, 3), _LEAST), 0.0)
+            arrays[f"{i}.top"] = share.astype(np.float16)
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]  # its flag is not among the names
     try:
