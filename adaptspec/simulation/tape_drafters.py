@@ -1,6 +1,7 @@
 """Drafters on a tape: what the engine's would make of recorded text, and how long they would take.
 
-`TapeModel` reads, lags and drafts by the rules of the engine's draft model, `TapeModelFree` by those of its model-free ones.
+`TapeModel` reads, lags and drafts by the rules of the engine's draft model, `TapeModelFree` by those of its model-free
+ones.
 """
 
 from __future__ import annotations
@@ -164,8 +165,8 @@ class TapeModelFree:
         """Drafts for the rows with a depth, and the seconds they take."""
         view, seconds = self.view, self._seconds_per_row * int(np.count_nonzero(job.depths))
         counts = np.minimum(job.depths, view.reach[job.at])
-        width = int(counts.max(initial=0))
-        if job.tree is not None and view.top is not None and width:
+        width = int(job.depths.max())
+        if job.tree is not None and view.top is not None and counts.any():
             job = replace(job, depths=counts, stop=None)
             trees = TapeTrees(view, job, np.flatnonzero(counts), lambda rows, cached: 0.0, beams=False)  # noqa: ARG005
             return replace(trees.grow(len(counts), 0), steps=0), seconds

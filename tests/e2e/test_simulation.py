@@ -18,6 +18,7 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
@@ -44,6 +45,7 @@ COSTS = MachineCosts(
     {
         "draft-model": DraftCosts(Curve((1, 2, 4), (2.5e-4, 2.7e-4, 3.1e-4)), 2e-6, start=1e-4),
         "ngram": DraftCosts(per_row=1e-5),
+        "counts": DraftCosts(per_row=2e-5),
     },
 )
 
@@ -98,6 +100,18 @@ class PricedLookup(NgramDrafter):
         return super().propose(job)
 
 
+class PricedCounts(CountsDrafter):
+    """Counts for each row that asks for them."""
+
+    def __init__(self, timer: Timer, vocab_size: int, ends: frozenset[int]) -> None:
+        super().__init__(vocab_size, ends)
+        self._timer = timer
+
+    def propose(self, job: DraftJob) -> Draft:
+        self._timer.seconds += COSTS.drafters["counts"].per_row * int(np.count_nonzero(job.depths))
+        return super().propose(job)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     patch = pytest.MonkeyPatch()
@@ -115,7 +129,7 @@ def workloads() -> Workloads:
 
 @pytest.fixture(scope="module")
 def tape(built: Built, workloads: Workloads) -> Tape:
-    return record(built, workloads, RecordSettings(TOKENS, (0.0, 0.7), seed=3), lambda: None)
+    return record(built, workloads, RecordSettings(TOKENS, (0.0, 0.7), seed=3, history=False), lambda: None)
 
 
 def live(built: Built, workloads: Workloads, tape: Tape, spec: PolicySpec, rows: int) -> Notes:
@@ -125,6 +139,7 @@ def live(built: Built, workloads: Workloads, tape: Tape, spec: PolicySpec, rows:
     drafters: Sequence[Drafter] = [
         DraftModelDrafter(PricedDraft(draft.runner, timer), draft.ends),
         PricedLookup(timer, draft.ends),
+        PricedCounts(timer, built.target.info.vocab_size, draft.ends),
     ]
     core = assemble(
         PricedTarget(built.target, timer),
