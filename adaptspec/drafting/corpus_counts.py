@@ -17,6 +17,8 @@ FILE = "counts.npz"  # in a model's folder
 _MAKE = "make it anew (adaptspec train counts)"
 # All of a context's tokens together count as much as so many of the history's.
 _WORTH = 16.0
+# Answers that are remembered at most: texts come back to the same contexts, and one is found in 2 us.
+_LATELY = 2**14
 
 
 class CorpusCounts:
@@ -40,6 +42,7 @@ class CorpusCounts:
         bits = max(1, len(contexts).bit_length())
         first = (contexts >> np.uint64(64 - bits)).astype(np.int64)
         self._shift = 64 - bits
+        self._lately: dict[int, tuple[tuple[int, float], ...]] = {}
         # Elements of a memoryview are read in a third of the time of an array's, and need no objects of their own.
         self._contexts = np.ascontiguousarray(contexts).data
         self._starts = np.searchsorted(first, np.arange(2**bits + 1)).astype(np.int32).data
@@ -50,15 +53,22 @@ class CorpusCounts:
     def __len__(self) -> int:
         return len(self._contexts)
 
-    def votes(self, context: int) -> dict[int, float]:
+    def votes(self, context: int) -> tuple[tuple[int, float], ...]:
         """What followed a context, and how much each counts; nothing where it is not known."""
+        votes = self._lately.get(context)
+        if votes is None:
+            if len(self._lately) >= _LATELY:
+                self._lately.clear()
+            votes = self._lately[context] = self._found(context)
+        return votes
+
+    def _found(self, context: int) -> tuple[tuple[int, float], ...]:
         place = context >> self._shift
-        contexts = self._contexts
         for at in range(self._starts[place], self._starts[place + 1]):
-            if contexts[at] == context:
+            if self._contexts[at] == context:
                 begin, end = self._places[at], self._places[at + 1]
-                return dict(zip(self._tokens[begin:end], self._votes[begin:end], strict=True))
-        return {}
+                return tuple(zip(self._tokens[begin:end], self._votes[begin:end], strict=True))
+        return ()
 
 
 def read_corpus_counts(path: Path, tokenizer: str, vocab_size: int) -> CorpusCounts:

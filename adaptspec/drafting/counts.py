@@ -27,9 +27,10 @@ from adaptspec.models.processors import MIN_TEMPERATURE
 # What a token is worth that the request's own text went on with, in tokens of others, and one that it predicted.
 _OWN, _PREDICTED = 4.0, 8.0
 # For each token known after a context, this much is left to shorter ones; less than the rest is not looked for.
-_NOVEL, _REST = 1.5, 0.1
-# Tokens that noise is drawn for, and how surely a draft must come to a token.
-_CANDIDATES, _SURVIVAL = 6, 0.1
+_NOVEL, _REST = 1.5, 0.2
+# Tokens that noise is drawn for: so many, and none much less likely than the likeliest. How surely a draft must come to
+# a token.
+_CANDIDATES, _LEAST, _SURVIVAL = 6, 0.05, 0.1
 # The least that is unknown, and in log how much better than its share unknown tokens do by their number.
 _UNSEEN, _LUCK = 1e-3, 1.5
 # Of longer prompts only the end is read; of an output's contexts so many are remembered, twice.
@@ -172,7 +173,7 @@ class CountsDrafter:
             chances[expected] = 1.0 - left
         corpus = self._corpus
         for context in reversed(contexts):
-            votes = {} if corpus is None else corpus.votes(context)
+            votes = {} if corpus is None else dict(corpus.votes(context))
             for counts, weight in sources:
                 followed = counts.get(context)
                 if followed is None:
@@ -200,7 +201,8 @@ class CountsDrafter:
 
     def _with_noise(self, chances: dict[int, float], temperature: float, word: int) -> list[tuple[int, float]]:
         """What the target's noise makes of the likeliest tokens: softmax(log q / temperature + noise)."""
-        likely = list(chances)
+        least = _LEAST * max(chances.values())
+        likely = [token for token, chance in chances.items() if chance >= least]
         if len(likely) > _CANDIDATES:
             likely = sorted(likely, key=chances.__getitem__, reverse=True)[:_CANDIDATES]
         noise = gumbel_of_few(word, likely, self._words)
