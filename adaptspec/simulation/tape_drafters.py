@@ -152,7 +152,11 @@ def certainty_ahead(view: DraftView, at: IntArray, last: IntArray, ahead: IntArr
 
 
 class TapeModelFree:
-    """A model-free drafter: never lags, ends where it finds nothing, and asks no stop rule."""
+    """A model-free drafter: never lags, ends where it finds nothing, and asks no stop rule.
+
+    What it drafts and how much of it is right was recorded from every position. How sure it is of a token further on is
+    taken from there: one that counts would have read the tokens in between by then, and be a little surer.
+    """
 
     def __init__(self, view: DraftView, seconds_per_row: float) -> None:
         self.view = view
