@@ -19,10 +19,20 @@ from pydantic import TypeAdapter, ValidationError
 from adaptspec.decision_tables import CANDIDATES
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
-from adaptspec.types import PER_DRAFTER, PER_ROW, Expected, FloatArray, IntArray, Provenance, RoundRecord
+from adaptspec.types import (
+    PER_ROW,
+    Branches,
+    Expected,
+    FloatArray,
+    IntArray,
+    Provenance,
+    RoundRecord,
+    Tree,
+)
 
-# 3: rounds and requests say when.
-JOURNAL_VERSION = 3
+# 3: rounds and requests say when. 4: drafts may branch, and who knew chains only would misread them.
+JOURNAL_VERSION = 4
+_READ = (3, JOURNAL_VERSION)
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,7 @@ class RequestFinished:
     queued: float | None
     to_first_token: float | None
     ended: float
+    nodes: int | None = None  # None: as many as `drafted`, since nothing branched when it was written
 
 
 @dataclass(frozen=True)
@@ -96,10 +107,11 @@ _KINDS: Mapping[str, type[JournalHeader | RequestStarted | RequestFinished | Lin
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _READERS: Mapping[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
 _LONGEST = 2**24  # characters of a line
-_DEEPEST = 2**12  # tokens of a draft
+_DEEPEST = 2**12  # tokens of a draft, nodes of a tree
 
 _COUNTS = ("number", "prefill_tokens", "draft_steps", "caught_up", "verify_tokens", "decision")
 _SECONDS = ("draft_seconds", "verify_seconds", "total_seconds")
+_HINDSIGHT = ("shadow", "shadow_drafted")
 
 
 def to_line(entry: Entry) -> str:
@@ -115,7 +127,7 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
     """A round as lists and numbers: NaN is null, and nulls at the end of a row are left out."""
     plain: dict[str, Any] = {name: getattr(record, name) for name in _COUNTS + _SECONDS}
     plain |= {name: getattr(record, name).tolist() for name in PER_ROW}
-    plain |= {name: value.tolist() for name in PER_DRAFTER if (value := getattr(record, name)) is not None}
+    plain |= {name: value.tolist() for name in _HINDSIGHT if (value := getattr(record, name)) is not None}
     plain |= {
         "ended": _nulled(record.ended),
         "request_ids": list(record.request_ids),
@@ -132,7 +144,30 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
             plain["expected"]["other"] = record.expected.other
     if record.temperature_scores is not None:
         plain["temperature_scores"] = _nulled(record.temperature_scores.tolist())
+    if record.stated is not None:
+        plain |= {"stated": list(map(_ragged, record.stated)), "stated_deepest": record.stated.shape[2]}
+    if record.branches is not None:
+        plain["branches"] = _trees(record, record.branches)
     return plain
+
+
+def _trees(record: RoundRecord, branches: Branches) -> list[dict[str, Any]]:
+    """Of each row that says more than a chain: its nodes, and the places of those that were accepted.
+
+    Parents, ranks and confidence are those of nodes off its main chain of `chain` nodes: what is on it, first choices,
+    is known already. `drafters` are told where they are not all the row's own.
+    """
+    tree, told = branches.tree, []
+    for row, (nodes, chain) in enumerate(zip(branches.nodes.tolist(), tree.chain.tolist(), strict=True)):
+        owners = tree.drafters[row, :nodes].tolist()
+        united = owners.count(int(record.drafter[row])) < nodes
+        if nodes > chain or united:
+            one = {"row": row, "chain": chain}
+            one |= {name: getattr(tree, name)[row, chain:nodes].tolist() for name in ("parents", "ranks")}
+            one |= {"drafters": owners} if united else {}
+            one["confidence"] = _nulled(branches.confidence[row, chain:nodes].tolist())
+            told.append(one | {"path": branches.path[row, : int(record.accepted[row])].tolist()})
+    return told
 
 
 def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
@@ -146,7 +181,7 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
         if not 0 <= deepest <= _DEEPEST:
             raise ValueError(f"a depth of {deepest}")
         values: dict[str, Any] = {name: _integers(plain[name], rows) for name in PER_ROW}
-        values |= {name: _integers(plain[name], len(plain[name]), rows) for name in PER_DRAFTER if name in plain}
+        values |= {name: _integers(plain[name], len(plain[name]), rows) for name in _HINDSIGHT if name in plain}
         values |= {name: int(plain[name]) for name in _COUNTS} | {name: float(plain[name]) for name in _SECONDS}
         values |= {name: _filled(plain[name], rows, deepest) for name in ("confidence", "entropy")}
         values["ended"] = float(_floats(plain["ended"]))
@@ -160,9 +195,47 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
             values["expected"] = Expected(goodput, _floats(told["accepted"], rows), other)
         if "temperature_scores" in plain:
             values["temperature_scores"] = _floats(plain["temperature_scores"], rows, deepest, len(CANDIDATES))
+        if "stated" in plain:
+            values["stated"] = _stated(plain["stated"], rows, int(plain["stated_deepest"]))
+        if "branches" in plain:
+            values["branches"] = _branches(plain["branches"], values)
         return RoundRecord(request_ids=tuple(map(str, plain["request_ids"])), **values)
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise JournalError(f"not a round ({error!r}); it was written by something else, or changed since") from error
+
+
+def _stated(told: Sequence[Sequence[Sequence[float | None]]], rows: int, deepest: int) -> FloatArray:
+    if not 0 <= deepest <= _DEEPEST:
+        raise ValueError(f"a depth of {deepest}")
+    return np.array([_filled(own, rows, deepest) for own in told], dtype=np.float64).reshape(len(told), rows, deepest)
+
+
+def _branches(told: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> Branches:
+    """What `_trees` wrote of a round; rows that it left out are chains. Places beyond a row's nodes are a chain's."""
+    chain, nodes, kept = values["drafted"].copy(), values["drafted"].copy(), values["accepted"]
+    for one in told:
+        chain[one["row"]] = one["chain"]
+        nodes[one["row"]] = one["chain"] + len(one["parents"])
+    width, deepest = int(nodes.max(initial=0)), int(kept.max(initial=0))
+    if (chain < 0).any() or (chain > values["drafted"]).any() or max(width, deepest) > _DEEPEST:
+        raise ValueError(f"a tree of {width} nodes")
+    tree = Tree.of_chains(chain, width, values["drafter"])
+    sure: FloatArray = np.full((len(nodes), width), np.nan)
+    main = values["confidence"][:, :width]
+    sure[:, : main.shape[1]] = np.where(np.arange(main.shape[1]) < chain[:, None], main, np.nan)
+    places = np.arange(deepest)
+    path = np.where(places < kept[:, None], places, -1)
+    for one in told:
+        row, start, end = one["row"], one["chain"], nodes[one["row"]]
+        tree.parents[row, start:end] = _integers(one["parents"], end - start)
+        tree.ranks[row, start:end] = _integers(one["ranks"], end - start)
+        if "drafters" in one:
+            tree.drafters[row, :end] = _integers(one["drafters"], end)
+        sure[row, start:end] = _floats(one["confidence"], end - start)
+        path[row, : kept[row]] = _integers(one["path"], kept[row])
+    if ((tree.parents < -1) | (tree.parents >= np.arange(width))).any() or (path >= nodes[:, None]).any():
+        raise ValueError("a tree whose nodes are in no order")
+    return Branches(tree, nodes, sure, path)
 
 
 def read_entries(path: str | Path) -> Iterator[Entry]:
@@ -217,10 +290,10 @@ def _entry(line: str, place: str) -> Entry:
         raise JournalError(f"{place}: no line of a journal ({field}: {first['msg']})") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, JournalError) as error:
         raise JournalError(f"{place}: no line of a journal ({error}); give the file that --journal wrote") from error
-    if isinstance(entry, JournalHeader) and entry.version != JOURNAL_VERSION:
+    if isinstance(entry, JournalHeader) and entry.version not in _READ:
         raise JournalError(
-            f"{place}: a journal of version {entry.version}; this program reads {JOURNAL_VERSION}: write a new one "
-            "with `adaptspec serve --journal`, or read it with the program that wrote it"
+            f"{place}: a journal of version {entry.version}; this program reads {_READ[0]} to {_READ[-1]}: write a new "
+            "one with `adaptspec serve --journal`, or read it with the program that wrote it"
         )
     return entry
 

@@ -62,8 +62,10 @@ REASON_WORDS: Mapping[Reason, str] = {
 class SpeculationStats:
     """What speculation did for one request. Only tokens that were emitted count as accepted.
 
-    Entry j of `accepted_per_position` counts the rounds whose draft was accepted at position j (0-based);
-    `rounds` counts the rounds that emitted; `draft_rounds` those of them that drafted.
+    `drafted` counts the tokens of each round's longest path, so that acceptance is that of depths, whatever else was
+    tried beside them; `nodes` counts all tokens that were submitted for verification. Entry j of
+    `accepted_per_position` counts the rounds whose draft was accepted at position j (0-based); `rounds` counts the
+    rounds that emitted; `draft_rounds` those of them that drafted.
     """
 
     policy: str = ""
@@ -76,6 +78,7 @@ class SpeculationStats:
     task: str | None = None  # None: unknown
     task_detected: bool = False  # read off the prompt, not named by the request
     lossy: bool = False  # the policy's verification may have kept what the target alone would not have written
+    nodes: int = 0
 
     @property
     def acceptance_rate(self) -> float:
@@ -221,7 +224,9 @@ class Branches:
     @property
     def straight(self) -> IntArray:
         """[B] accepted nodes on the main chain: what the chain alone would have had accepted."""
-        return np.asarray(np.logical_and.accumulate(self.path == np.arange(self.path.shape[1]), axis=1).sum(axis=1))
+        run = np.logical_and.accumulate(self.path == np.arange(self.path.shape[1]), axis=1).sum(axis=1)
+        # What follows on the chain's last node may have the next place, too.
+        return np.asarray(np.minimum(run, self.tree.chain))
 
     def take(self, index: IntArray) -> Branches:
         return Branches(self.tree.take(index), self.nodes[index], self.confidence[index], self.path[index])
@@ -253,7 +258,7 @@ class RoundRecord:
     depths: IntArray  # [B] decided
     reasons: IntArray  # [B] Reason codes
     drafter: IntArray  # [B] index into the engine's drafters
-    drafted: IntArray  # [B] submitted for verification
+    drafted: IntArray  # [B] submitted for verification, along the longest path
     accepted: IntArray  # [B]
     emitted: IntArray  # [B]
     context: IntArray  # [B] tokens before this round
@@ -301,6 +306,11 @@ class RoundRecord:
         return np.minimum(self.accepted, np.maximum(self.emitted - 1, 0))
 
     @property
+    def nodes(self) -> IntArray:
+        """All tokens of each row that were submitted for verification [B]."""
+        return self.drafted if self.branches is None else self.branches.nodes
+
+    @property
     def chain(self) -> IntArray:
         """Tokens of each row's main chain [B]."""
         return self.drafted if self.branches is None else self.branches.tree.chain
@@ -309,6 +319,16 @@ class RoundRecord:
     def straight(self) -> IntArray:
         """Tokens of it that the client got [B]: `kept`, had nothing branched off."""
         return self.kept if self.branches is None else np.minimum(self.kept, self.branches.straight)
+
+    def trunk(self) -> RoundRecord:
+        """The round as its main chains tell it, of which `straight` was accepted. `emitted` may be more than they got.
+
+        For whoever asks what chains would do: beside an accepted path, the main chain has drafted and failed.
+        """
+        if self.branches is None:
+            return self
+        straight = np.minimum(self.accepted, self.branches.straight)
+        return replace(self, drafted=self.branches.tree.chain, accepted=straight, branches=None)
 
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch; what the whole round cost stays."""

@@ -27,8 +27,9 @@ from adaptspec.journal import (
     round_to_plain,
     to_line,
 )
-from adaptspec.types import Expected, Provenance, RoundRecord, nobody
+from adaptspec.types import Branches, Expected, Provenance, RoundRecord, Tree, nobody
 from tests.control.helpers import record
+from tests.trees import CHAIN, SIBLING, STRAIGHT, branching, forests
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=False)
 SECONDS = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)
@@ -65,6 +66,7 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
         shadow_drafted=draw(hindsight),
         expected=Expected(draw(FLOATS), draw(reals), draw(FLOATS)) if draw(st.booleans()) else None,
         temperature_scores=draw(scores) if draw(st.booleans()) else None,
+        stated=draw(arrays(np.float64, (drafters, rows, deepest), elements=FLOATS)) if draw(st.booleans()) else None,
         ended=draw(FLOATS),
         **whole,
     )
@@ -74,7 +76,7 @@ def same(a: Any, b: Any) -> bool:
     """Equal value for value, NaN and shapes and types included."""
     if isinstance(a, np.ndarray):
         return a.shape == b.shape and a.dtype == b.dtype and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
-    if isinstance(a, (RoundRecord, Provenance, Expected)):
+    if isinstance(a, (RoundRecord, Provenance, Expected, Branches, Tree)):
         return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
     return type(a) is type(b) and (bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
 
@@ -86,18 +88,73 @@ def test_a_round_comes_back_exactly(original: RoundRecord) -> None:
     assert same(original, round_from_plain(json.loads(json.dumps(round_to_plain(original), allow_nan=False))))
 
 
+@given(forests())
+@settings(max_examples=150, deadline=None)
+def test_trees_come_back_exactly(original: RoundRecord) -> None:
+    """Who proposed which node, after which, how sure of it, and which of them stayed: also rows that are chains."""
+    read = round_from_plain(json.loads(json.dumps(round_to_plain(original), allow_nan=False)))
+    assert same(replace(original, tasks=nobody()), read)
+    assert read.nodes.tolist() == original.nodes.tolist()
+    assert read.straight.tolist() == original.straight.tolist()
+
+
+def test_only_rows_that_branch_tell_of_a_tree() -> None:
+    """A line grows by what is new in it; a round of chains has the line it always had."""
+    plain = round_to_plain(branching(CHAIN, SIBLING))
+    (tree,) = plain["branches"]
+    assert tree == {
+        "row": 1,
+        "chain": 3,
+        "parents": [-1, 3],
+        "ranks": [1, 1],
+        "confidence": [0.87, 0.86],
+        "path": [3, 4],
+    }
+    assert "branches" not in round_to_plain(record([2, 3], [1, 0]))
+    (united,) = round_to_plain(branching(replace(CHAIN, drafters=[0, 1])))["branches"]
+    assert united == {
+        "row": 0,
+        "chain": 2,
+        "parents": [],
+        "ranks": [],
+        "drafters": [0, 1],
+        "confidence": [],
+        "path": [0],
+    }
+
+
+def test_journals_from_before_trees_are_read(tmp_path: Path) -> None:
+    """A server's week of evidence outlives its update."""
+    path = tmp_path / "j"
+    path.write_text(
+        to_line(replace(HEADER, version=3)) + "\n" + to_line(FINISHED).replace(',"nodes":null', "") + "\n"
+        # A round as version 3 wrote it.
+        '{"type":"round","number":7,"prefill_tokens":0,"draft_steps":2,"caught_up":0,"verify_tokens":3,"decision":0,'
+        '"draft_seconds":0.001,"verify_seconds":0.002,"total_seconds":0.003,"rows":[0],"depths":[2],"reasons":[0],'
+        '"drafter":[0],"drafted":[2],"accepted":[1],"emitted":[2],"context":[9],"ended":null,"request_ids":["r"],'
+        '"deepest":2,"confidence":[[0.5,0.25]],"entropy":[[1.0]]}\n'
+    )
+    header, finished, told = read_entries(path)
+    assert isinstance(header, JournalHeader)
+    assert finished == FINISHED
+    assert isinstance(told, RoundRecord)
+    assert told.branches is None
+    assert told.nodes.tolist() == [2]
+
+
 def test_every_field_of_a_round_is_written() -> None:
     """A field added to RoundRecord and forgotten here would be lost in silence.
 
     But for numbers that mean something to the running controller only: who ran is told by the requests' own lines.
     """
     full = replace(
-        record([2], [1]),
+        branching(STRAIGHT),
         provenance=Provenance(np.array([3]), np.array([0.25]), np.array([2]), np.array([1.5])),
         shadow=np.array([[4], [-1]]),
         shadow_drafted=np.array([[5], [-1]]),
+        stated=np.array([[[np.nan] * 3], [[0.5, 0.25, np.nan]]]),
         expected=Expected(812.5, np.array([1.75]), 700.25),
-        temperature_scores=np.full((1, 2, len(CANDIDATES)), 0.5),
+        temperature_scores=np.full((1, 3, len(CANDIDATES)), 0.5),
         ended=17.25,
         tasks=nobody(),
         policies=nobody(),
@@ -177,7 +234,7 @@ def test_an_older_journal_is_refused_for_its_age(tmp_path: Path) -> None:
     """Its rounds lack what is read now; the header says so before the first of them is called broken."""
     path = tmp_path / "j"
     write(path, replace(HEADER, version=1), record([1], [1]))
-    with pytest.raises(JournalError, match="a journal of version 1; this program reads 3: write a new one"):
+    with pytest.raises(JournalError, match="a journal of version 1; this program reads 3 to 4: write a new one"):
         list(read_entries(path))
 
 
@@ -198,6 +255,24 @@ HEADER = JournalHeader("0.1", {"name": "t"}, "f00d", ["draft-model"], ["goodput"
         to_line(record([2], [1])).replace('"deepest":', '"deepest":1000000000000,"x":'),
         to_line(record([2], [1])).replace('"deepest":', '"deepest":-1,"x":'),
         to_line(record([2], [1])).replace('"depths":[2]', '"depths":[1e300]'),
+        *(
+            to_line(branching(SIBLING)).replace(*change)
+            for change in (
+                ('"row":0', '"row":1'),
+                ('"row":0', '"row":0.5'),
+                ('"chain":3', '"chain":-1'),
+                ('"chain":3', '"chain":4'),
+                ('"parents":[-1,3]', '"parents":[-1,4]'),
+                ('"parents":[-1,3]', '"parents":[-2,3]'),
+                ('"parents":[-1,3]', '"parents":[-1]'),
+                ('"ranks":[1,1]', '"ranks":[1]'),
+                ('"ranks":[1,1]', '"ranks":[1,1],"drafters":[0,0]'),
+                ('"path":[3,4]', '"path":[3,5]'),
+                ('"path":[3,4]', '"path":[3]'),
+                ('"branches":[', '"branches":[7,'),
+                ('"accepted":[2]', '"accepted":[1000000000000]'),
+            )
+        ),
         '{"type":"finish","id":7}',
         '{"type":["round"]}',
         "x" * 2**24,

@@ -32,6 +32,7 @@ class Group:
     depth: int = 0
     drafted: int = 0
     accepted: int = 0
+    nodes: int = 0
     first: int = 0
     emitted: int = 0
     seconds: float = 0.0
@@ -47,6 +48,7 @@ class Group:
         self.depth += line.depth
         self.drafted += line.drafted
         self.accepted += line.accepted
+        self.nodes += line.nodes
         self.first += line.accepted > 0
         self.emitted += line.emitted
         self.seconds += line.seconds
@@ -66,6 +68,7 @@ class Group:
             "mean_depth": self.depth / self.rows,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "nodes": self.nodes,
             "first_token_acceptance": self.first / self.drafting if self.drafting else None,
             "emitted": self.emitted,
             "goodput_over_plain": self.over_plain(pace),
@@ -97,6 +100,7 @@ class RowRound:
     reason: Reason
     drafted: int
     accepted: int
+    nodes: int
     emitted: int
     expected: float | None  # accepted tokens
     worth: float | None
@@ -234,6 +238,7 @@ def _lines(log: JournalLog, logged: LoggedRound, costs: CostTable) -> list[RowRo
             reason=Reason(int(own.reasons[i])),
             drafted=int(own.drafted[i]),
             accepted=int(own.accepted[i]),
+            nodes=int(own.nodes[i]),
             emitted=int(own.emitted[i]),
             expected=None if expected is None else _known(expected.accepted[i]),
             worth=None if told is None else _known(told.worth[i]),

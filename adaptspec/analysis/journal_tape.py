@@ -21,7 +21,8 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.journal import RequestStarted
 from adaptspec.simulation.cost_profiles import MachineCosts, of_table
-from adaptspec.simulation.tape import DraftView, Tape, join, recorded
+from adaptspec.simulation.draft_view import DraftView
+from adaptspec.simulation.tape import Tape, join, recorded
 from adaptspec.types import IntArray, RoundRecord
 
 DRAFTER = "draft-model"
@@ -114,7 +115,7 @@ class _Request:
             self.length += int(record.emitted[i])
         if int(record.drafter[i]) != drafter:
             return
-        drafted, accepted = int(record.drafted[i]), int(record.accepted[i])
+        drafted, accepted = int(record.chain[i]), int(record.trunk().accepted[i])
         for j in range(min(accepted + 1, drafted)):
             sure, spread = float(record.confidence[i, j]), float(record.entropy[i, j])
             self.known[at + j] = (int(j < accepted), sure, spread)

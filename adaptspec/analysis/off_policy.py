@@ -162,9 +162,10 @@ class _Seen:
             np.minimum.at(by_draw, of_row, chances)
             self.rounds.append((int(own.emitted.sum()), own.total_seconds, float(by_draw.prod()), bool(same.all())))
         models = replica.runs_model[own.drafter] & (own.drafted > 0) & (own.depths <= limits)
-        went_on = models & (own.accepted == own.drafted) & (own.emitted > own.drafted)
+        main = own.trunk()
+        went_on = models & (main.accepted == main.drafted) & (own.emitted > main.drafted)
         self.went_on += int(went_on.sum())
-        self.stopped += int((went_on & (own.drafted < own.depths)).sum())
+        self.stopped += int((went_on & (main.drafted < own.depths)).sum())
         if same.all():
             replica.learn(own)
 
@@ -246,7 +247,7 @@ class _Replica:
         self._decided = decision.number
         drafter = (decision.drafter == record.drafter) | (decision.depths == 0)
         read = record.drafted > 0
-        self._cached[record.drafter[read], record.rows[read]] = (record.context + record.accepted)[read]
+        self._cached[record.drafter[read], record.rows[read]] = (record.context + record.trunk().accepted)[read]
         return np.asarray((decision.depths == record.depths) & drafter), limits
 
     def learn(self, record: RoundRecord) -> None:

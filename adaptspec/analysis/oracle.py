@@ -1,10 +1,13 @@
-"""References in hindsight: fixed depths, each request at its own best depth, and the clairvoyant plan.
+"""References in hindsight: fixed settings, each request at its own best one, and the clairvoyant plan.
 
 All read the same tape and costs as the simulator. No causal policy reaches the clairvoyant plan, which knows every
 agreement: dynamic programming over output positions, from the last to the first. It is exact for a request alone, with
 what a draft model has missed counted as read in the round that drafts again (the engine reads at most 512 tokens a
 round: where a lag is longer, the true optimum is a little slower than this). In a batch it is priced with shares of
 rounds that no round of at most so many rows can undercut, so that it is at most as slow as any real plan: see `shares`.
+
+Where policies let drafts branch, fixed settings have widths as well (alone; in a batch the chains stand for them), and
+the plan knows the ranks: behind its chain's wrong token it takes the right one from its next candidates, one node each.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 
 from adaptspec.errors import ConfigError
 from adaptspec.simulation.cost_profiles import MachineCosts
+from adaptspec.simulation.draft_view import run_lengths
 from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Stream, phases_of
 from adaptspec.simulation.simulator import SimulatorSettings
@@ -25,17 +29,24 @@ from adaptspec.types import FloatArray
 
 _NEVER = float("inf")
 TIERS = (0, 1, 2, 3, 4, 5, 6, 7)
+_WIDTHS = (2, 4, 8)
+# The ceiling of a policy that says none.
+_MOST_NODES = 64
 
 
 @dataclass(frozen=True)
 class Tier:
-    """A fixed setting: always this depth with this drafter; depth 0 is plain decoding."""
+    """A fixed setting: always this depth with this drafter; depth 0 is plain decoding. With a width, so many candidates
+    for each token of a chain.
+    """
 
     depth: int
     drafter: str
+    width: int = 1
 
     def __str__(self) -> str:
-        return "off" if not self.depth else f"{self.drafter} at {self.depth}"
+        wide = f", {self.width} wide" if self.width > 1 else ""
+        return f"{self.drafter} at {self.depth}{wide}" if self.depth else "off"
 
 
 @dataclass(frozen=True)
@@ -80,8 +91,12 @@ def references(
     drafters: Sequence[str] = ("draft-model",),
     settings: SimulatorSettings = SimulatorSettings(),
     depths: Sequence[int] = TIERS,
+    *,
+    width: int = 1,
 ) -> References:
-    """All references over a stream, for tiers of these drafters; noise in the settings is left out."""
+    """All references over a stream, for tiers of these drafters; noise in the settings is left out. `width` is how many
+    candidates a policy may submit for one place.
+    """
     tiers = [Tier(depth, name) for i, name in enumerate(drafters) for depth in sorted({0, *depths}) if depth or not i]
     batch, tape = stream.schedule.fixed, stream.tape
     if batch is None or settings.prefill_tokens:
@@ -90,16 +105,19 @@ def references(
     times = np.bincount(np.array(stream.order), minlength=len(tape))
     tokens = float((times * (tape.lengths - 1)).sum())
     asked = np.flatnonzero(times).tolist()
-    priced = _priced(costs, drafters, max(depths), batch)
+    wide = [Tier(depth, name, w) for name in drafters for w in _WIDTHS if w <= width for depth in depths if depth]
+    wide = [tier for tier in wide if batch == 1 and tape.views[tier.drafter].top is not None]
+    nodes = max([max(depths) + (width > 1), *(min(tier.depth * tier.width, _MOST_NODES) for tier in wide)])
+    priced = _priced(costs, drafters, batch, max(depths), nodes)
     # Each way of sharing gives a bound; the one that promises the least goodput is the tightest.
-    plan = max(sum(float(times[r]) * plan_seconds(tape, r, rows) for r in asked) for rows in priced)
+    plan = max(sum(float(times[r]) * plan_seconds(tape, r, rows, width) for r in asked) for rows in priced)
     most = settings.catch_up_tokens
     if batch > 1:
         known, phased = _all_replayed(tiers, stream, costs, settings)
         return References(known, None, tokens / plan, phased)
     alone_at = {
         tier: np.array([times[r] * tier_seconds(tape, r, tier, priced[0][tier.drafter], most) for r in asked])
-        for tier in tiers
+        for tier in (*tiers, *wide)
     }
     own_best = np.min(list(alone_at.values()), axis=0).sum()
     known = {tier: float(tokens / seconds.sum()) for tier, seconds in alone_at.items()}
@@ -118,7 +136,8 @@ def tier_seconds(tape: Tape, request: int, tier: Tier, row: RowCosts, catch_up_t
     """
     view = tape.views[tier.drafter]
     start, length = int(tape.offsets[request]), int(tape.lengths[request])
-    run, reach = view.run[start : start + length].tolist(), view.reach[start : start + length].tolist()
+    run, reach, rank = (part[start : start + length].tolist() for part in (view.run, view.reach, view.rank))
+    beside = 0 if view.top is None else min(tier.width, view.top.shape[1]) - 1  # each token of a chain
     prompt, most = int(tape.prompt_tokens[request]), int(tape.max_tokens[request])
     at, seconds, read, cold = 1, 0.0, 0, row.runs_model
     while at < length:
@@ -133,8 +152,11 @@ def tier_seconds(tape: Tape, request: int, tier: Tier, row: RowCosts, catch_up_t
                 seconds += row.reading(prompt + at)
                 at += 1
                 continue
-        seconds += row.round(prompt + at, drafted, asked)
-        at += min(run[at], drafted) + 1
+        side, kept = min(drafted * beside, _MOST_NODES - drafted), min(run[at], drafted)
+        seconds += row.round(prompt + at, drafted, asked, side)
+        if side and kept < drafted and at + kept < length:  # side nodes come in the order of their depths
+            kept += 0 < rank[at + kept] <= min(beside, side - kept * beside)
+        at += kept + 1
     return seconds
 
 
@@ -159,17 +181,19 @@ def _replayed(tier: Tier, stream: Stream, costs: MachineCosts, settings: Simulat
     return replay(static_spec(tier.depth, tier.drafter), stream, costs, replace(settings, noise=0.0)).goodput
 
 
-def _priced(costs: MachineCosts, drafters: Sequence[str], deepest: int, batch: int) -> list[Mapping[str, RowCosts]]:
+def _priced(
+    costs: MachineCosts, drafters: Sequence[str], batch: int, deepest: int, nodes: int
+) -> list[Mapping[str, RowCosts]]:
     """What a row's round costs by drafter: exactly, for one row; else every way of sharing a round that is a bound."""
     if batch == 1:
-        return [{drafter: alone(costs, drafter, deepest) for drafter in drafters}]
-    each = [shares(costs, drafter, deepest, batch) for drafter in drafters]
+        return [{drafter: alone(costs, drafter, deepest, nodes) for drafter in drafters}]
+    each = [shares(costs, drafter, deepest, batch, nodes) for drafter in drafters]
     return [dict(zip(drafters, way, strict=True)) for way in zip(*each, strict=True)]
 
 
 @dataclass(frozen=True)
 class RowCosts:
-    """Seconds of a row's round. `verify[n]` and `steps[n]` are for n drafted tokens, overhead included in `verify`;
+    """Seconds of a row's round. `verify[n]` is for n drafted tokens, overhead included, `steps[n]` for n steps;
     cached tokens come on top: `per_cached` for each the target attends to, `draft_per_cached` for each of a draft step.
     """
 
@@ -185,9 +209,11 @@ class RowCosts:
         """Whether drafting takes passes of a model, which must have read what came before."""
         return self.steps[-1] > 0.0
 
-    def round(self, context: int, drafted: int, asked: int | None = None) -> float:
-        """A round that verifies `drafted` tokens; `asked` differs where an n-gram drafter found fewer."""
-        seconds = self.verify[drafted] + self.per_cached * context
+    def round(self, context: int, drafted: int, asked: int | None = None, beside: int = 0) -> float:
+        """A round that verifies `drafted` tokens of a chain, and so many nodes beside it; `asked` differs where an
+        n-gram drafter found fewer.
+        """
+        seconds = self.verify[drafted + beside] + self.per_cached * context
         if drafted or asked:
             seconds += self.steps[drafted] + self.draft_row
             seconds += self.draft_per_cached * drafted * (context + (drafted - 1) / 2)
@@ -198,36 +224,37 @@ class RowCosts:
         return self.round(context, 1) - self.verify[1] + self.verify[0]
 
 
-def alone(costs: MachineCosts, drafter: str, deepest: int) -> RowCosts:
-    """The exact costs of a round of one row."""
-    verify = [costs.overhead + costs.verify_seconds(1, 1 + n, 0.0) for n in range(deepest + 1)]
-    return _row_costs(costs, drafter, 1, verify)
+def alone(costs: MachineCosts, drafter: str, deepest: int, nodes: int = 0) -> RowCosts:
+    """The exact costs of a round of one row, of up to `nodes` drafted tokens (default: `deepest`)."""
+    verify = [costs.overhead + costs.verify_seconds(1, 1 + n, 0.0) for n in range(max(nodes, deepest) + 1)]
+    return _row_costs(costs, drafter, 1, verify, deepest)
 
 
-def shares(costs: MachineCosts, drafter: str, deepest: int, rows: int) -> list[RowCosts]:
+def shares(costs: MachineCosts, drafter: str, deepest: int, rows: int, nodes: int = 0) -> list[RowCosts]:
     """Shares of a round of `rows` rows, each of which underestimates every round; the largest bound is the best.
 
     For any slope b, a round that verifies n tokens takes at least a(b) + b n with a(b) = min over n of (T(n) - b n), n
-    from `rows` to rows x (deepest + 1): a row with d drafts gets a(b) / rows + b (1 + d). A draft step of m <= rows
+    from `rows` to rows x (nodes + 1): a row with d drafts gets a(b) / rows + b (1 + d). A draft step of m <= rows
     rows takes at least m / rows of a full one if its cost does not fall with m per row more than in proportion, which
     holds for a line s0 + s1 m. Slopes tried are those of the lower convex hull of T: between hull points no other
     slope gives a higher a(b) + b n.
     """
-    sizes = range(rows, rows * (deepest + 1) + 1)
+    nodes = max(nodes, deepest)
+    sizes = range(rows, rows * (nodes + 1) + 1)
     points = [(float(n), costs.overhead + costs.verify_seconds(rows, n, 0.0)) for n in sizes]
     priced = []
     for (x0, y0), (x1, y1) in pairwise(_lower_hull(points)):
         slope = (y1 - y0) / (x1 - x0)
         fixed = (y0 - slope * x0) / rows
-        priced.append(_row_costs(costs, drafter, rows, [fixed + slope * (1 + n) for n in range(deepest + 1)]))
+        priced.append(_row_costs(costs, drafter, rows, [fixed + slope * (1 + n) for n in range(nodes + 1)], deepest))
     return priced
 
 
-def _row_costs(costs: MachineCosts, drafter: str, rows: int, verify: Sequence[float]) -> RowCosts:
+def _row_costs(costs: MachineCosts, drafter: str, rows: int, verify: Sequence[float], deepest: int) -> RowCosts:
     own, step = costs.drafters[drafter], costs.step_seconds(drafter, rows, 0.0) / rows
     return RowCosts(
         verify,
-        [step * n for n in range(len(verify))],
+        [step * n for n in range(deepest + 1)],
         own.catch_up_per_token,
         costs.per_cached_token,
         own.per_cached_token,
@@ -248,8 +275,9 @@ def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
     return hull
 
 
-def plan_seconds(tape: Tape, request: int, rows: Mapping[str, RowCosts]) -> float:
-    """Seconds of the best plan for all tokens after the first, with these drafters at these costs.
+def plan_seconds(tape: Tape, request: int, rows: Mapping[str, RowCosts], width: int = 1) -> float:
+    """Seconds of the best plan for all tokens after the first, with these drafters at these costs; `width` as in
+    `references`.
 
     A draft model's cache falls behind in each round that it does not draft in, which it pays for when it drafts again.
     That price is linear in the tokens missed, so three values per position carry it: `coming` is the least time if the
@@ -264,7 +292,7 @@ def plan_seconds(tape: Tape, request: int, rows: Mapping[str, RowCosts]) -> floa
     length, prompt = int(tape.lengths[request]), int(tape.prompt_tokens[request])
     plain = next(iter(rows.values()))
     coming, never, fresh = [_NEVER] * (length + 1), [0.0] * (length + 1), [0.0] * (length + 1)
-    drafts = {name: list(_drafts(tape, request, name, row)) for name, row in rows.items()}
+    drafts = {name: list(_drafts(tape, request, name, row, width)) for name, row in rows.items()}
     for at in range(length - 1, 0, -1):
         draft, idle = _NEVER, [(plain.round(prompt + at, 0), at + 1)]
         for name, row in rows.items():
@@ -280,15 +308,24 @@ def plan_seconds(tape: Tape, request: int, rows: Mapping[str, RowCosts]) -> floa
     return 0.0 if length == 1 else min(coming[1] + price * (prompt - 1), never[1])
 
 
-def _drafts(tape: Tape, request: int, drafter: str, row: RowCosts) -> Iterator[list[tuple[float, int, bool]]]:
+def _drafts(
+    tape: Tape, request: int, drafter: str, row: RowCosts, width: int
+) -> Iterator[list[tuple[float, int, bool]]]:
     """By position: seconds, next position, and whether the draft ended in a miss, for every depth that may be worth it.
-    One token past the run may be worth it only to a model, which reads it meanwhile.
+    One token past the run may be worth it only to a model, which reads it meanwhile. A draft that goes on behind its
+    chain's wrong token submits that one too.
     """
     start, length = int(tape.offsets[request]), int(tape.lengths[request])
     prompt, most = int(tape.prompt_tokens[request]), int(tape.max_tokens[request])
-    for at, run in enumerate(tape.views[drafter].run[start : start + length].tolist()):
-        limit = min(len(row.verify) - 1, most - at - 1, run + row.runs_model)
-        yield [
+    view, end = tape.views[drafter], int(tape.offsets[request + 1])
+    ranked = view.run[start:end] if width == 1 else run_lengths(view.rank[start:end] < width)
+    for at, run in enumerate(view.run[start : start + length].tolist()):
+        limit = min(len(row.steps) - 1, most - at - 1)
+        chains = [
             (row.round(prompt + at, depth), min(at + min(depth, run) + 1, length), depth > run)
-            for depth in range(1, limit + 1)
+            for depth in range(1, min(limit, run + row.runs_model) + 1)
+        ]
+        yield chains + [
+            (row.round(prompt + at, depth, beside=1), min(at + depth + 1, length), False)
+            for depth in range(run + 1, min(limit, int(ranked[at])) + 1)
         ]

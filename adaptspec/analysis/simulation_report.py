@@ -169,13 +169,14 @@ def simulate(
     """
     results = []
     wanted = {drafter for spec in policies if spec.drafts for drafter in spec.drafters}
+    width = max(spec.spec.max_width for spec in policies)
     for costs in machines:
         for scenario in scenarios:
             stream = scenario.stream
             here = drafters_of(stream.tape, costs, settings)
             tallies = {spec.name: replay(spec, stream, costs, settings) for spec in policies}
             used = [drafter for drafter in here if drafter in wanted] or list(here[:1])
-            known = references(stream, costs, used, settings, depths)
+            known = references(stream, costs, used, settings, depths, width=width)
             recovery = {} if known.phase_seconds is None else _recovery(stream, tallies, known.phase_seconds)
             results.append(CellResult(costs.name, scenario, known, tallies, recovery))
             tick()

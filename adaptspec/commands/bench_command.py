@@ -52,6 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_policy(decisions, "--policy", action="append", help="may be repeated (default: all shipped)")
     decisions.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
     decisions.add_argument("--cost", default="cpu-2-cores", metavar="NAME|FILE", help="(default: %(default)s)")
+    trees = commands.add_parser("trees", help="what the best fixed chains, combs and trees of a tape earn")
+    trees.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
+    trees.add_argument("--cost", action="append", metavar="NAME|FILE", help="may be repeated (default: all that ship)")
+    trees.add_argument("--drafter", default="draft-model", help="whose drafts (default: %(default)s)")
     telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
     telemetry.add_argument("--requests", type=int, default=400, help="per collector (default: %(default)s)")
     telemetry.add_argument("--prompts", type=int, default=4, help="prompts per task (default: %(default)s)")
@@ -60,8 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _add_workloads(command)
     for command in (quick, exact, policies):
         command.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    runs = _quick, _exactness, _policies, _decisions, _telemetry
-    for command, run in zip((quick, exact, policies, decisions, telemetry), runs, strict=True):
+    runs = {
+        quick: _quick,
+        exact: _exactness,
+        policies: _policies,
+        decisions: _decisions,
+        trees: _trees,
+        telemetry: _telemetry,
+    }
+    for command, run in runs.items():
         add_table_forms(command, json=True)
         command.set_defaults(run=run)
     record = commands.add_parser("record", help="record tapes for `adaptspec policy simulate`")
@@ -83,6 +94,7 @@ def _add_record_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")
     add("--temperatures", default="0,0.8", help="comma-separated; 0 is greedy (default: %(default)s)")
     add("--seed", type=int, default=0, help="what the requests' seeds are made of")
+    add("--no-history", action="store_true", help="drafters that learn from the requests before forget each of them")
     add_table_forms(parser, json=True)
 
 
@@ -154,6 +166,17 @@ def _decisions(arguments: argparse.Namespace) -> int:
     return tell(arguments, result, [table_of(result["policies"], title)])
 
 
+def _trees(arguments: argparse.Namespace) -> int:
+    from adaptspec.analysis.static_trees import compare_shapes, shapes_table
+    from adaptspec.simulation.cost_profiles import load_costs, shipped_costs
+    from adaptspec.simulation.tape_file import find_tape, load_tape
+
+    tape = load_tape(find_tape(arguments.tape))
+    machines = [load_costs(name) for name in arguments.cost or shipped_costs()]
+    lines = compare_shapes(tape, arguments.drafter, machines)
+    return tell(arguments, {"benchmark": "trees", "shapes": lines}, [shapes_table(lines)])
+
+
 def _telemetry(arguments: argparse.Namespace) -> int:
     from adaptspec.bench.collectors import Load
     from adaptspec.bench.telemetry_cost import TelemetrySettings, run_telemetry, telemetry_report
@@ -179,7 +202,8 @@ def _record(arguments: argparse.Namespace) -> int:
     if arguments.out is None:
         write_costs(build(config), config.limits.max_rows, arguments.costs_out)
         return 0
-    settings = RecordSettings(arguments.tokens, _temperatures(arguments.temperatures), arguments.seed)
+    heats = _temperatures(arguments.temperatures)
+    settings = RecordSettings(arguments.tokens, heats, arguments.seed, history=not arguments.no_history)
     workloads = read_workloads(arguments.workloads, arguments.prompts)
     built = build(config)
     with _progress("record", 2 * len(settings.temperatures) * sum(map(len, workloads.values()))) as tick:

@@ -37,9 +37,10 @@ def _generate(arguments: argparse.Namespace) -> int:
         if delta.completion is not None:
             stats, timings = delta.completion.stats, delta.completion.timings
             seconds = timings.finished - timings.arrived
+            nodes = f" (of {stats.nodes} nodes)" if stats.nodes > stats.drafted else ""
             print(
                 f"\n\n[{len(delta.completion.tokens)} tokens in {seconds:.2f} s, policy {stats.policy}: "
-                f"{stats.accepted} of {stats.drafted} drafted tokens accepted, "
+                f"{stats.accepted} of {stats.drafted} drafted tokens{nodes} accepted, "
                 f"{stats.mean_acceptance_length:.2f} tokens per drafting round]",
                 file=sys.stderr,
             )

@@ -61,6 +61,8 @@ def _sentences(found: Explanation, spec: PolicySpec | None) -> Iterator[str]:
         f"It drafted in {total.drafting / total.rows:.0%} of a request's rounds, had {total.accepted:,} of "
         f"{total.drafted:,} drafted tokens accepted, and delivered {times} the tokens per second of plain decoding."
     )
+    if total.nodes > total.drafted:
+        yield f"Its drafts branched: they had {total.nodes:,} nodes, of which drafted tokens are the longest paths."
     yield from _estimates(found)
     yield from _overruling(found)
     yield f"Requests changed their depth {1e3 * found.switches / total.rows:.0f} times per 1,000 rounds."
@@ -121,7 +123,8 @@ def _shares(found: Explanation, groups: Mapping[str, Group], what: str, title: s
 def _rounds_table(lines: Sequence[RowRound]) -> Table:
     several = len({line.request for line in lines}) > 1
     names = ["round", "request"] if several else ["round"]
-    figures = ("rows", "depth", "drafted", "accepted", "expected", "ms")
+    branched = any(line.nodes > line.drafted for line in lines)
+    figures = ("rows", "depth", "drafted", *(["nodes"] if branched else []), "accepted", "expected", "ms")
     table = Table(*names, *figures, "why", title="rounds" if several else lines[0].request, keys=len(names))
     for line in lines:
         table.add_row(
@@ -130,6 +133,7 @@ def _rounds_table(lines: Sequence[RowRound]) -> Table:
             str(line.size),
             str(line.depth),
             str(line.drafted),
+            *([str(line.nodes)] if branched else []),
             str(line.accepted),
             "-" if line.expected is None or not line.depth else f"{line.expected:.2f}",
             f"{line.seconds * line.size * 1e3:.1f}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
-from adaptspec.control.algorithms.planning import ModelTerms
+from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.stopping import slopes
 from adaptspec.decision_tables import TreeTable
 from adaptspec.types import FloatArray, IntArray

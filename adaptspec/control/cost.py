@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from adaptspec.control.grid import LearnedGrid, Quantity, Term, look
 from adaptspec.errors import ConfigError
-from adaptspec.types import FloatArray, RoundRecord
+from adaptspec.types import FloatArray, IntArray, RoundRecord
 
 MOST_BYTES = 2**20  # of a file that holds a table
 _VERSION = 2
@@ -32,6 +32,7 @@ _PASSES = 1024  # rounds after which a kind that never ran again speaks against 
 
 _Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]  # checked where a profile is read
 _log = logging.getLogger(__name__)
+_FEW_NODES = 4  # that a draft which branches runs in one step
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,12 @@ class CostTable:
         return 0.0 if grid is None or rows <= 0 else self._machine.seconds * grid.at(rows, 1)
 
     def step_line(self, drafter: str, rows: int) -> tuple[float, float]:
-        """A draft step as a line in its active rows, exact at 1 and at `rows`: seconds per step, and per row."""
-        one = self.draft_step_seconds(drafter, 1)
-        if rows <= 1:
-            return 0.0, one
-        per_row = max(0.0, self.draft_step_seconds(drafter, rows) - one) / (rows - 1)
+        """A draft step as a line in its active rows, exact at 1 and at `rows`: seconds per step, and per row.
+
+        A single row's step is part of a line, too: drafts that branch run several nodes of it.
+        """
+        one, most = self.draft_step_seconds(drafter, 1), max(rows, _FEW_NODES)
+        per_row = max(0.0, self.draft_step_seconds(drafter, most) - one) / (most - 1)
         return max(0.0, one - per_row), per_row
 
     def start_seconds(self, drafter: str) -> float:
@@ -254,18 +256,14 @@ class CostTable:
     def _proposing(self, record: RoundRecord, drafters: Sequence[str]) -> list[Term]:
         """What the drafting of a round is made of."""
         parts: list[Term] = []
-        for which in sorted(set(record.drafter[record.depths > 0].tolist())):
+        for which, rows, active in _drafting(record):
             name = drafters[which] if which < len(drafters) else ""
-            mine = (record.drafter == which) & (record.depths > 0)
-            drafted = record.drafted[mine]
             grid = self._steps.get(name)
             if grid is None:
-                parts.append((self._ngram_of(name), float(len(drafted))))
+                parts.append((self._ngram_of(name), float(rows)))
                 continue
             parts.append((self._starts[name], 1.0))
             parts.append((self._catch_up[name], float(record.caught_up)))
-            active = np.count_nonzero(drafted[:, None] > np.arange(max(1, drafted.max())), axis=0)
-            active[0] = len(drafted)  # whoever only catches up runs, too
             for size, number in zip(*np.unique(active, return_counts=True), strict=True):
                 parts += grid.parts(float(size), 1, float(number))
         return parts
@@ -282,6 +280,32 @@ class CostTable:
             prior = max(self.profile.overhead, _LEAST) if other is None else other.seconds
             known = self._overhead[drafting, bucket] = Quantity(prior)
         return known
+
+
+def _drafting(record: RoundRecord) -> Iterator[tuple[int, int, IntArray]]:
+    """Each drafter of a round: its number, its rows, and how many tokens it drafted on from at each step, at least one.
+
+    A row's drafter drafts on from the newest token and from nodes that have its own after them; whoever else adds nodes
+    to a row has drafted for it, too.
+    """
+    asked, tree = record.depths > 0, None if record.branches is None else record.branches.tree
+    if tree is None:
+        for which in sorted(set(record.drafter[asked].tolist())):
+            drafted = record.drafted[(record.drafter == which) & asked]
+            active = np.count_nonzero(drafted[:, None] > np.arange(max(1, drafted.max())), axis=0)
+            active[0] = len(drafted)  # whoever only catches up runs, too
+            yield which, len(drafted), active
+        return
+    inside, depths = np.arange(tree.parents.shape[1]) < record.nodes[:, None], tree.depths
+    for which in sorted({*record.drafter[asked].tolist(), *tree.drafters[inside].tolist()}):
+        own = inside & (tree.drafters == which)
+        rows = int(np.count_nonzero(own.any(axis=1) | (asked & (record.drafter == which))))
+        row, place = np.nonzero(own)
+        # Siblings come of one step.
+        first = np.unique(np.stack((row, tree.parents[row, place])), axis=1, return_index=True)[1]
+        active = np.bincount(depths[row, place][first] - 1, minlength=1).astype(np.int64)
+        active[0] = rows
+        yield which, rows, active
 
 
 def batch_bucket(rows: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -83,6 +83,17 @@ class Union:
 
     def within(self, limits: IntArray) -> Union:
         return Union(self.drafter, np.minimum(self.depths, limits))
+
+    @staticmethod
+    def stacked(parts: Sequence[tuple[IntArray, Union | None]], rows: int) -> Union | None:
+        """One for `rows` rows, from those for the rows at these positions; None where nobody adds anything."""
+        known = [(at, union) for at, union in parts if union is not None]
+        if not known:
+            return None
+        whole = Union(np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64))
+        for at, union in known:
+            whole.drafter[at], whole.depths[at] = union.drafter, union.depths
+        return whole
 
 
 @dataclass(eq=False, slots=True)

@@ -164,7 +164,7 @@ def _joined(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Decision:
         tuple(sorted({which for _, part in parts for which in part.watched})),
         _filled(expected, [(mine, part.expected) for mine, part in parts]),
         tree=TreeTable.stacked([(mine, part.tree) for mine, part in parts], rows),
-        union=_filled(Union(depths * 0, depths * 0), [(mine, part.union) for mine, part in parts]),
+        union=Union.stacked([(mine, part.union) for mine, part in parts], rows),
     )
 
 

@@ -36,7 +36,11 @@ class Counterfactual:
 
     @classmethod
     def of(cls, record: RoundRecord, drafter: IntArray, deepest: int) -> Counterfactual:
-        """Of the drafters [B] in the round's numbers: from what ran, else what was scored; `deepest` is D."""
+        """Of the drafters [B] in the round's numbers: from what ran, else what was scored; `deepest` is D.
+
+        Of drafts that branched it tells what their main chains had.
+        """
+        record = record.trunk()
         ran = (record.drafter == drafter) & (record.depths > 0)
         silent = np.isnan(record.confidence).all(axis=1)
         seen, kept = np.where(ran, record.drafted, 0), np.where(ran, record.accepted, 0)
@@ -119,6 +123,8 @@ class ShadowPolicy:
     Tokens: a round run at depth d tells exactly what depths up to d would have earned, and deeper ones too where a
     token was rejected. Where all d were accepted, those beyond are estimated from the acceptance seen on this traffic
     (their expected number counts). Of a drafter that did not run, the round tells what its hindsight says, or nothing.
+    Drafts count as chains; a tree is told of only where the policy that acts branched with the same drafter, and then
+    taken to be the one that ran, cut to the shadow's depth.
     Seconds: those measured, plus what the cost table says of the difference. Catching up is charged for the tokens
     that the shadow itself would not have drafted through. Whole rounds are compared, rows of other policies included.
 
@@ -201,9 +207,12 @@ class ShadowPolicy:
         # A request that ended in this round would have ended with any depth.
         ended = acted.emitted < acted.accepted + 1
         most = np.where(ended, acted.emitted, decided.signals.limits + 1)
-        tokens = np.minimum(kept + expected + 1.0, most)
-        guessed = tokens - np.minimum(kept + 1.0, most)
-        seconds = self._seconds(record, at, decided, drafted)
+        wide = _branched_alike(acted, decision)
+        kept_wide, expected = np.where(wide, np.minimum(acted.accepted, drafted), kept), np.where(wide, 0.0, expected)
+        tokens = np.minimum(kept_wide + expected + 1.0, most)
+        guessed = tokens - np.minimum(kept_wide + 1.0, most)
+        nodes = np.where(wide, np.maximum(acted.nodes, drafted), drafted)
+        seconds = self._seconds(record, at, decided, (drafted, nodes))
         acting = float(total(record.emitted))
         others = acting - total(acted.emitted)
         new = np.array([others + tokens.sum(), guessed.sum(), seconds, acting, record.total_seconds])
@@ -213,21 +222,27 @@ class ShadowPolicy:
         self.policy.learn(self._numbers.record(_as_if(acted, decided, known, own, seconds)))
         self._note(acted, decided, drafted)
 
-    def _seconds(self, record: RoundRecord, at: IntArray, decided: _Decided, drafted: IntArray) -> float:
-        """The round's time, had this policy decided for its rows, which stand `at` [B] among the round's."""
-        all_drafted, all_drafters = record.drafted.copy(), record.drafter.copy()
-        all_drafted[at], all_drafters[at] = drafted, decided.decision.drafter
+    def _seconds(
+        self, record: RoundRecord, at: IntArray, decided: _Decided, tokens: tuple[IntArray, IntArray]
+    ) -> float:
+        """The round's time, had this policy decided for its rows, which stand `at` [B] among the round's, and drafted
+        chains of so many tokens of so many nodes [B].
+        """
+        all_drafted, all_nodes, all_drafters = record.chain.copy(), record.nodes.copy(), record.drafter.copy()
+        (all_drafted[at], all_nodes[at]), all_drafters[at] = tokens, decided.decision.drafter
         own, acting = np.zeros((2, len(self._drafters), len(record.rows)))
         own[:, at], acting[:, at] = decided.cache_gap, decided.signals.cache_gap[: len(acting)]
-        change = self._modelled(record, all_drafted, all_drafters, own)
-        change -= self._modelled(record, record.drafted, record.drafter, acting)
+        change = self._modelled(record, all_drafted, all_nodes, all_drafters, own)
+        change -= self._modelled(record, record.chain, record.nodes, record.drafter, acting)
         # The table may be wrong by more than a short round takes; time never runs backwards.
         return max(record.total_seconds + change, 0.1 * record.total_seconds)
 
-    def _modelled(self, record: RoundRecord, drafted: IntArray, drafter: IntArray, gap: FloatArray) -> float:
+    def _modelled(
+        self, record: RoundRecord, drafted: IntArray, nodes: IntArray, drafter: IntArray, gap: FloatArray
+    ) -> float:
         """What the cost table has the round take at these drafts [B]; rows that draft catch up `gap` [drafters, B]."""
         cost, rows = self._cost, len(record.rows)
-        tokens = rows + total(drafted) + record.prefill_tokens
+        tokens = rows + total(nodes) + record.prefill_tokens
         seconds = cost.overhead_seconds(rows, drafting=some(drafted))
         seconds += cost.verify_seconds(rows, tokens, float(total(record.context)))
         for which in np.unique(drafter[drafted > 0]).tolist():
@@ -240,9 +255,10 @@ class ShadowPolicy:
 
     def _note(self, acted: RoundRecord, decided: _Decided, drafted: IntArray) -> None:
         """What was really seen, for later estimates, and how far each drafter would be behind now."""
-        for which in np.unique(acted.drafter[acted.drafted > 0]).tolist():
-            of = np.flatnonzero((acted.drafter == which) & (acted.drafted > 0))
-            seen, kept = np.minimum(acted.drafted[of], self._depth), np.minimum(acted.accepted[of], self._depth)
+        main = acted.trunk()
+        for which in np.unique(acted.drafter[main.drafted > 0]).tolist():
+            of = np.flatnonzero((acted.drafter == which) & (main.drafted > 0))
+            seen, kept = np.minimum(main.drafted[of], self._depth), np.minimum(main.accepted[of], self._depth)
             self._signals[which].observe(acted.rows[of], acted.tasks[of], seen, kept)
         cache_gap = decided.cache_gap + acted.emitted
         drafting = np.flatnonzero(drafted)
@@ -256,6 +272,14 @@ class _Decided(NamedTuple):
     decision: Decision
     cache_gap: IntArray
     signals: BatchSignals
+
+
+def _branched_alike(acted: RoundRecord, decision: Decision) -> BoolArray:
+    """Rows [B] that branched with the drafter that a decision has branch there, too."""
+    if acted.branches is None or decision.tree is None:
+        return np.zeros(len(acted.rows), dtype=np.bool_)
+    branched = (acted.nodes > acted.chain) & (decision.tree.width > 1) & (decision.depths > 0)
+    return np.asarray(branched & (acted.drafter == decision.drafter))
 
 
 def _as_if(
@@ -283,7 +307,7 @@ def _as_if(
         entropy=np.where(unknown, np.nan, known.entropy[:, :deepest]),
         draft_steps=deepest,
         caught_up=int(decided.cache_gap[decision.drafter, np.arange(len(drafted))][drafted > 0].sum()),
-        verify_tokens=acted.verify_tokens + total(drafted) - total(acted.drafted),
+        verify_tokens=acted.verify_tokens + total(drafted) - total(acted.nodes),
         draft_seconds=max(0.0, acted.draft_seconds + seconds - acted.total_seconds),
         total_seconds=seconds,
         provenance=decision.provenance,
@@ -291,4 +315,5 @@ def _as_if(
         shadow=agreed,
         shadow_drafted=said,
         temperature_scores=None,  # of tokens that it might not have drafted
+        branches=None,  # it learns of what chains would have had
     )

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
-from adaptspec.control.algorithms.planning import ModelTerms
+from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import Learner
 from adaptspec.control.rows import total
@@ -117,7 +117,8 @@ class AdaEdlStop(ThresholdStop):
         lambda <- threshold_memory * lambda + (1 - threshold_memory) * (lambda + step * sign(target - r))
 
     so it rises, and drafts get shorter, while fewer than `target` of the drafted tokens are accepted, and falls while
-    more are. Held to [0, 1]. A draft without entropies is never stopped.
+    more are. Held to [0, 1]. A draft without entropies is never stopped. Of drafts that branch their main chains count:
+    these are what it stops.
 
     Regimes: no training and no costs needed; it aims at an acceptance, not at time, so the target should fall as
     drafting gets cheaper. Source: Agrawal et al. 2024, "AdaEDL: Early Draft Stopping for Speculative Decoding of
@@ -145,12 +146,13 @@ class AdaEdlStop(ThresholdStop):
         return super().table(choice)
 
     def learn(self, record: RoundRecord) -> None:
-        drafted = total(record.drafted)
+        main = record.trunk()
+        drafted = total(main.drafted)
         if not drafted:
             return
         many, threshold, rate = self._sums.tolist()
         threshold, rate = threshold / max(1.0, many), rate / max(1.0, many)
-        rate += (1.0 - _RATE_MEMORY) * (total(record.accepted) / drafted - rate)
+        rate += (1.0 - _RATE_MEMORY) * (total(main.accepted) / drafted - rate)
         towards = (rate < self._target) - (rate > self._target)
         threshold += (1.0 - _THRESHOLD_MEMORY) * self._step * towards
         self._sums[:] = 1.0, min(1.0, max(0.0, threshold)), rate

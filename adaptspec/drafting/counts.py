@@ -79,7 +79,7 @@ class CountsDrafter:
             for i in np.flatnonzero(job.depths).tolist()
         }
         if job.tree is not None:
-            return submitted(self._trees(job, job.tree, drafts), len(job.rows))
+            return submitted(list(self._trees(job, job.tree, drafts)), len(job.rows))
         draft = Draft.empty(len(job.rows), max(map(len, drafts.values()), default=0))
         for i, found in drafts.items():
             draft.tokens[i, : len(found)] = [guess.token for guess in found]
@@ -114,10 +114,10 @@ class CountsDrafter:
     def _trees(job: DraftJob, table: TreeTable, drafts: Mapping[int, list[_Guess]]) -> Iterator[RowTree]:
         """Combs: after each token of the chain, beside the one that it goes on with, the next likely ones."""
         for i, found in drafts.items():
-            tree = RowTree(job, table, i, len(found))
+            tree = RowTree(table, None, i, len(found), len(job.tokens[i]))
             for guess in found:
-                tokens, sure = zip(*sorted(guess.others, key=_chance, reverse=True)[: tree.width], strict=True)
-                tree.submit(tree.main[-1] if tree.main else -1, list(tokens), list(sure), math.nan)
+                likely = sorted(guess.others, key=_chance, reverse=True)
+                tree.submit(tree.main[-1] if tree.main else -1, likely, math.nan)
             yield tree
 
     def _row(self, row: int) -> _Row:

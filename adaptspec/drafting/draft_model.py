@@ -15,7 +15,7 @@ import torch
 
 from adaptspec.decision_tables import RowStop
 from adaptspec.drafting.drafter import DraftJob, Loaded
-from adaptspec.drafting.tree_growth import FedNodes, TreeGrowth
+from adaptspec.drafting.tree_growth import FedNodes, ModelTrees
 from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Stream
@@ -63,8 +63,8 @@ class DraftModelDrafter:
         first = self._first(job, depths)
         active, packed = first.active, first.packed
         if job.tree is not None and len(active) and (job.tree.width[active] > 1).any():
-            growth = TreeGrowth(self.runner, self.ends, job, job.tree)
-            draft = growth.grow(active, depths, packed, first.caught_up)
+            growth = ModelTrees(self.runner, self.ends, job, active, depths=depths, first=packed)
+            draft = growth.grow(len(job.rows), first.caught_up)
             self._fed.update(growth.fed())
             return draft
         if len(active) == 1 and _takes_likeliest(job) and self.runner.device.type == "cpu":

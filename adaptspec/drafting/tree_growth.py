@@ -8,12 +8,12 @@ noise g a position's candidates are the largest of log q + g: draws without repl
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from math import nan
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptspec.decision_tables import RowStop, TreeTable
+from adaptspec.decision_tables import RowStop, StopTable, TreeTable
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.models.draft import Draft
 from adaptspec.models.processors import NO_PATHS, Paths
@@ -21,6 +21,7 @@ from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import entropies, leading, tempered, top_candidates
 from adaptspec.types import BoolArray, IntArray, Tree
 
+_ONE: IntArray = np.ones(1, dtype=np.int64)
 _NOBODY: IntArray = np.zeros(0, dtype=np.int64)
 
 
@@ -53,13 +54,14 @@ class FedNodes(NamedTuple):
 class RowTree:
     """One row's nodes, in the order they were drafted in. Number -1 stands for its newest token."""
 
-    def __init__(self, job: DraftJob, table: TreeTable, row: int, depth: int) -> None:
-        self.row, self.base = row, len(job.tokens[row])
+    def __init__(self, table: TreeTable, stop: StopTable | None, row: int, depth: int, base: int) -> None:
+        """For a row of `base` tokens, drafted at most `depth` deep."""
+        self.row, self.base = row, base
         self.width = int(table.width[row])
         self.most, self.depth = int(table.nodes[row]), depth
-        self.stop = None if job.stop is None else RowStop(job.stop, row)
+        self.stop = None if stop is None else RowStop(stop, row)
         self.floor = float(table.floor[row])
-        self._calibration: list[list[float]] = table.calibration[row].tolist()
+        self._calibration = table.calibration
         self.parents: list[int] = []
         self.ranks: list[int] = []
         self.tokens: list[int] = []
@@ -70,26 +72,37 @@ class RowTree:
         self.fed = FedNodes(self.base, [], [])
         self._places: dict[int, int] = {-1: -1}  # where the nodes that were drafted on from were fed
 
-    def submit(self, before: int, tokens: list[int], confidence: list[float], entropy: float) -> list[int]:
-        """Take in the candidates after a node that are likely enough, and a chain's own in any case; their numbers."""
-        chain = before == (self.main[-1] if self.main else -1)
-        alive = 1.0 if before < 0 else self.chance[before]
-        first = len(self.tokens)
-        for rank, (token, sure) in enumerate(zip(tokens[: self.width], confidence, strict=False)):
-            known = self._calibration[min(rank, len(self._calibration) - 1)]
-            # Without a number there is no chance; what scores -inf was removed, and has none.
-            chance = alive * known[min(int(sure * len(known)), len(known) - 1)] if sure > 0.0 else 0.0
+    def submit(self, before: int, candidates: Iterable[tuple[int, float]], entropy: float) -> range:
+        """Take in the candidates after a node, likeliest first, as long as they are likely enough; their numbers.
+
+        Of a chain the first one stays in any case.
+        """
+        main, alive, first = self.main, 1.0 if before < 0 else self.chance[before], len(self.tokens)
+        chain = before == (main[-1] if main else -1)
+        for rank, (token, sure) in zip(range(self.width), candidates, strict=False):
+            chance = alive * self._calibrated(rank, sure)
             if rank == 0 and chain:
-                self.main.append(len(self.tokens))
-            elif not (sure > 0.0 and chance > self.floor):
-                continue
+                main.append(first)
+            elif not chance > self.floor:
+                break
             self.parents.append(before)
             self.ranks.append(rank)
             self.tokens.append(token)
             self.confidence.append(sure)
             self.entropy.append(entropy)
             self.chance.append(chance)
-        return list(range(first, len(self.tokens)))
+        return range(first, len(self.tokens))
+
+    def _calibrated(self, rank: int, sure: float) -> float:
+        """The chance of a candidate of this rank; none without a number, or where it was removed."""
+        if not sure > 0.0:
+            return 0.0
+        _, ranks, bins = self._calibration.shape
+        return self._calibration.item(self.row, min(rank, ranks - 1), min(int(sure * bins), bins - 1))
+
+    def goes_on(self, steps: int) -> bool:
+        """Whether the main chain does, by itself."""
+        return self.stop is None or self.stop.goes(steps, self.confidence[self.main[-1]], self.entropy[self.main[-1]])
 
     def best(self) -> list[int]:
         """What is submitted: the main chain, then the likeliest others within the ceiling, parents first.
@@ -129,64 +142,47 @@ class RowTree:
         return seen
 
 
-_Nodes = list[tuple[RowTree, int]]
+Nodes = list[tuple[RowTree, int]]
+# After a node: tokens that may follow, likeliest first, and how sure of each; the entropy of what they are drawn from.
+Candidates = tuple[Iterable[tuple[int, float]], float]
 
 
 class TreeGrowth:
-    """The trees of one round's rows while they grow."""
+    """The trees of one round's rows while they grow: what is submitted, and what is drafted on from."""
 
-    def __init__(self, runner: Runner, ends: Collection[int], job: DraftJob, table: TreeTable) -> None:
-        """Nothing is drafted on from at one of the tokens `ends`."""
-        self._runner, self._ends, self._job, self._table = runner, ends, job, table
-        self._trees: list[RowTree] = []
+    def __init__(self, trees: Sequence[RowTree], ends: Collection[int], *, beams: bool) -> None:
+        """Nothing is drafted on from at one of the tokens `ends`, nor off main chains without `beams`."""
+        self.trees, self._ends, self._beams = trees, ends, beams
 
-    def grow(self, active: IntArray, depths: IntArray, packed: Packed, caught_up: int) -> Draft:
-        """Draft from the logits of `packed` on, which are those of the active rows [b], `depths` [B] deep."""
-        self._trees = [RowTree(self._job, self._table, row, int(depths[row])) for row in active.tolist()]
-        front: _Nodes = [(tree, -1) for tree in self._trees]
+    def candidates(self, front: Nodes, steps: int) -> Sequence[Candidates]:
+        """For each node of the front, all `steps` deep."""
+        raise NotImplementedError
+
+    def has_room(self, tree: RowTree, more: int) -> bool:
+        """Whether so many nodes more can be drafted on from."""
+        raise NotImplementedError
+
+    def grow(self, rows: int, caught_up: int) -> Draft:
+        """Draft, step by step, for some of `rows` rows."""
+        front: Nodes = [(tree, -1) for tree in self.trees]
         steps = 0
         while front:
-            tokens, confidence, entropy = self._draw(packed, front, steps)
+            drawn = self.candidates(front, steps)
             steps += 1
-            found: _Nodes = []
-            for i, (tree, before) in enumerate(front):
-                numbers = tree.submit(before, tokens[i], confidence[i], entropy[i])
-                found += [(tree, number) for number in numbers]
+            found: Nodes = []
+            for (tree, before), (candidates, entropy) in zip(front, drawn, strict=True):
+                found += [(tree, number) for number in tree.submit(before, candidates, entropy)]
             front = self._going(found, steps)
-            packed = self._packed(front)
-        return self._draft(steps, caught_up)
+        return submitted(self.trees, rows, steps, caught_up)
 
-    def fed(self) -> dict[int, FedNodes]:
-        """What the draft model has read behind the text of each row of its cache."""
-        return {int(self._job.rows[tree.row]): tree.fed for tree in self._trees}
-
-    def _draw(
-        self, packed: Packed, front: _Nodes, steps: int
-    ) -> tuple[list[list[int]], list[list[float]], list[float]]:
-        """For each node of the front the likeliest candidates, how sure it was of each, and its entropy."""
-        job, logits = self._job, self._runner.forward(packed)
-        width = max(tree.width for tree, _ in front)
-        if job.sampling.plain_greedy:
-            scores = drawn_from = job.sampling.process(logits, _NOBODY, _NOBODY, NO_PATHS)
-            if len(front) == 1 and scores.is_cpu:
-                candidates = top_candidates(scores.numpy()[0], width)
-                return [candidates[0]], [candidates[1]], [candidates[2]]
-        else:
-            index = np.array([tree.row for tree, _ in front], dtype=np.int64)
-            offsets = np.full(len(front), steps, dtype=np.int64)
-            paths = np.array([tree.path(number) for tree, number in front], dtype=np.int64).reshape(len(front), steps)
-            scores = drawn_from = job.sampling.process(logits, index, offsets, Paths(paths, np.arange(len(front))))
-            if job.temperature is not None:
-                drawn_from = tempered(scores, job.temperature.at(index, entropies(scores)))
-            drawn_from = job.sampling.perturbed(drawn_from, index, offsets)
-        tokens, confidence = leading(drawn_from, width)
-        return tokens.tolist(), confidence.tolist(), entropies(scores).tolist()
-
-    def _going(self, found: _Nodes, steps: int) -> _Nodes:
+    def _going(self, found: Nodes, steps: int) -> Nodes:
         """Which of the latest nodes are drafted on from: all of them together must earn the step.
 
         Nodes off the main chain go by the bounds of survival alone: without a price nothing is known to earn more.
         """
+        if len(found) == 1 and (tree := found[0][0]).main[-1] == (number := found[0][1]):
+            goes = tree.depth > steps and tree.tokens[number] not in self._ends
+            return found if goes and tree.goes_on(steps) else []
         going: list[tuple[RowTree, int, float]] = []  # and the price that what they earn must be above
         together = 0.0
         for tree, number in found:
@@ -203,54 +199,106 @@ class TreeGrowth:
                     if not above > 0.0:
                         continue
                     together += worth
-            if main or (price >= 0.0 and self._runner.info.takes_trees):
+            if main or (price >= 0.0 and self._beams):
                 going.append((tree, number, price))
         return self._with_room([(tree, number) for tree, number, price in going if together > price])
 
-    def _with_room(self, going: _Nodes) -> _Nodes:
+    def _with_room(self, going: Nodes) -> Nodes:
         """Less the nodes off main chains that will not be submitted, or that their row has no room for."""
         crowded = {id(tree): tree for tree, number in going if tree.main[-1] != number}
         for key, tree in crowded.items():
             best = set(tree.best())
             beside = {number for own, number in going if own is tree and tree.main[-1] != number}
             kept = beside & best
-            # What the main chain may come to stays reserved.
-            needed = tree.base + tree.depth + len(tree.fed.tokens) + len(kept)
-            if needed > self._runner.info.context or not self._runner.reserve(int(self._job.rows[tree.row]), needed):
+            if not self.has_room(tree, len(kept)):
                 kept = set()
             going = [one for one in going if id(one[0]) != key or one[1] not in beside - kept]
         return going
 
-    def _packed(self, front: _Nodes) -> Packed:
+
+def submitted(trees: Sequence[RowTree], rows: int, steps: int = 0, caught_up: int = 0) -> Draft:
+    """A draft for `rows` rows of what the trees of some of them submit; chains, where nothing branches."""
+    orders: list[list[int]] = [[] for _ in range(rows)]
+    chain: IntArray = np.zeros(rows, dtype=np.int64)
+    for own in trees:
+        orders[own.row], chain[own.row] = own.best(), len(own.main)
+    counts = np.array([len(order) for order in orders], dtype=np.int64)
+    width = int(counts.max())
+
+    def column(name: str, nothing: float) -> list[list[Any]]:
+        """One value of all that is submitted, row by row."""
+        lines = [[nothing] * width] * rows
+        for own in trees:
+            values, order = getattr(own, name), orders[own.row]
+            lines[own.row] = [values[number] for number in order] + [nothing] * (width - len(order))
+        return lines
+
+    tree = None
+    if (counts > chain).any():
+        parents, ranks = np.array(column("parents", -1)), np.array(column("ranks", 0))
+        for own in trees:
+            places = {number: place for place, number in enumerate(orders[own.row])} | {-1: -1}
+            parents[own.row] = [places[number] for number in parents[own.row].tolist()]
+        tree = Tree(parents, chain, ranks, np.zeros_like(ranks))
+    sure, spread = np.array(column("confidence", nan)), np.array(column("entropy", nan))
+    return Draft(np.array(column("tokens", 0)), counts, sure, spread, None, steps, caught_up, tree=tree)
+
+
+class ModelTrees(TreeGrowth):
+    """Trees that a draft model grows."""
+
+    def __init__(
+        self, runner: Runner, ends: Collection[int], job: DraftJob, active: IntArray, *, depths: IntArray, first: Packed
+    ) -> None:
+        """For the active rows [b], `depths` [B] deep; `first` is the pass that reads what came before."""
+        assert job.tree is not None
+        trees = [RowTree(job.tree, job.stop, row, int(depths[row]), len(job.tokens[row])) for row in active.tolist()]
+        super().__init__(trees, ends, beams=runner.info.takes_trees)
+        self._runner, self._job, self._first = runner, job, first
+
+    def fed(self) -> dict[int, FedNodes]:
+        """What the draft model has read behind the text of each row of its cache."""
+        return {int(self._job.rows[tree.row]): tree.fed for tree in self.trees}
+
+    def has_room(self, tree: RowTree, more: int) -> bool:
+        """See `TreeGrowth.has_room`. What the main chain may come to stays reserved."""
+        needed = tree.base + tree.depth + len(tree.fed.tokens) + more
+        return needed <= self._runner.info.context and self._runner.reserve(int(self._job.rows[tree.row]), needed)
+
+    def candidates(self, front: Nodes, steps: int) -> Sequence[Candidates]:
+        """See `TreeGrowth.candidates`: one pass reads the whole front."""
+        job, logits = self._job, self._runner.forward(self._packed(front) if steps else self._first)
+        if job.sampling.plain_greedy:
+            scores = drawn_from = job.sampling.process(logits, _NOBODY, _NOBODY, NO_PATHS)
+            if len(front) == 1 and scores.is_cpu:
+                return [top_candidates(scores.numpy()[0])]
+        else:
+            index = np.array([tree.row for tree, _ in front], dtype=np.int64)
+            offsets = np.full(len(front), steps, dtype=np.int64)
+            paths = np.array([tree.path(number) for tree, number in front], dtype=np.int64).reshape(len(front), steps)
+            scores = drawn_from = job.sampling.process(logits, index, offsets, Paths(paths, np.arange(len(front))))
+            if job.temperature is not None:
+                drawn_from = tempered(scores, job.temperature.at(index, entropies(scores)))
+            drawn_from = job.sampling.perturbed(drawn_from, index, offsets)
+        tokens, confidence = leading(drawn_from, max(tree.width for tree, _ in front))
+        told = zip(tokens.tolist(), confidence.tolist(), entropies(scores).tolist(), strict=True)
+        return [(zip(line, sure, strict=True), spread) for line, sure, spread in told]
+
+    def _packed(self, front: Nodes) -> Packed:
         """The pass that reads the front, whose nodes are in order of their rows."""
-        rows: dict[int, tuple[RowTree, list[int]]] = {}
+        if len(front) == 1:
+            tree, number = front[0]
+            sight = tree.feed([number])
+            tokens = np.array([tree.tokens[number]])
+            return Packed(
+                self._job.rows[tree.row : tree.row + 1], _ONE, tokens, _ONE, None if sight is None else [sight]
+            )
+        rows: dict[int, list[int]] = {}
+        trees = {tree.row: tree for tree, _ in front}
         for tree, number in front:
-            rows.setdefault(tree.row, (tree, []))[1].append(number)
-        counts = np.array([len(numbers) for _, numbers in rows.values()], dtype=np.int64)
+            rows.setdefault(tree.row, []).append(number)
+        counts = np.array([len(numbers) for numbers in rows.values()], dtype=np.int64)
         tokens = np.array([tree.tokens[number] for tree, number in front], dtype=np.int64)
-        seen = [tree.feed(numbers) for tree, numbers in rows.values()]
+        seen = [trees[row].feed(numbers) for row, numbers in rows.items()]
         branching = any(one is not None for one in seen)
         return Packed(self._job.rows[list(rows)], counts, tokens, counts, seen if branching else None)
-
-    def _draft(self, steps: int, caught_up: int) -> Draft:
-        """What is submitted of it all."""
-        return replace(submitted(self._trees, len(self._job.rows)), steps=steps, caught_up=caught_up)
-
-
-def submitted(trees: Iterable[RowTree], rows: int) -> Draft:
-    """A draft for `rows` rows of what the trees of some of them submit; chains, where nothing branches."""
-    orders = [(tree, tree.best()) for tree in trees]
-    draft = Draft.empty(rows, max((len(order) for _, order in orders), default=0))
-    tree = Tree.of_chains(draft.counts, draft.tokens.shape[1], np.zeros_like(draft.counts))
-    branching = False
-    for own, order in orders:
-        row, count = own.row, len(order)
-        draft.tokens[row, :count] = [own.tokens[number] for number in order]
-        draft.confidence[row, :count] = [own.confidence[number] for number in order]
-        draft.entropy[row, :count] = [own.entropy[number] for number in order]
-        draft.counts[row], tree.chain[row] = count, len(own.main)
-        if count > len(own.main):
-            branching, places = True, {number: place for place, number in enumerate(order)} | {-1: -1}
-            tree.parents[row, :count] = [places[own.parents[number]] for number in order]
-            tree.ranks[row, :count] = [own.ranks[number] for number in order]
-    return replace(draft, tree=tree if branching else None)

@@ -216,7 +216,7 @@ class EngineCore:
                 continue
             if i < size:
                 emitted[i] = gained
-                sequence.count_round(int(drafted[i]), min(len(places), gained))
+                sequence.count_round(int(drafted[i]), min(len(places), gained), int(draft.counts[i]))
                 # A drafter may have read on though all it drafted was cut: what was asked for tells, not what is left.
                 kept.append(Kept(sequence, length, places, int(decision.drafter[i]) if decision.depths[i] else -1))
         self.executor.keep(kept)

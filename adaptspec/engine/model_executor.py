@@ -16,6 +16,7 @@ from adaptspec.decision_tables import CANDIDATES
 from adaptspec.drafters import states_confidence
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, RowStart
 from adaptspec.drafting.isolated_drafter import isolated
+from adaptspec.drafting.united_drafts import united
 from adaptspec.engine.executor import Kept, Offers
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
@@ -82,19 +83,41 @@ class ModelExecutor:
 
     def draft(self, batch: Batch, decision: Decision) -> Draft:
         """See `Executor.draft`. Rows of one drafter that are judged alike draft together."""
+        emitting, tree, union = batch.emitting, decision.tree, decision.union
+        if not self.cache.info.takes_trees:
+            tree = None
+        free = nothing = Draft.empty(len(emitting))
+        if union is not None and tree is not None and some(union.depths):
+            # Chains of a row's own drafter stay alone.
+            depths = np.where((tree.width > 1) | (decision.depths == 0), union.depths, 0)
+            depths = tree.within(np.minimum(depths, batch.limits))
+            free = self._propose(batch, replace(decision, stop=None, tree=None), union.drafter, depths, beside=True)
+        draft = nothing
+        if some(decision.depths):
+            draft = self._propose(batch, replace(decision, tree=tree), decision.drafter, decision.depths)
+        if union is not None and tree is not None and free is not nothing:
+            who = _padded(decision.drafter, len(emitting)), _padded(union.drafter, len(emitting))
+            draft = united(draft, free, tree, who)
+        if self._sampled(emitting).constrained:
+            draft = cut_refused(draft, self._sampled(emitting).constraints)
+        return draft if draft.tree is None else self._fitted(batch, draft)
+
+    def _propose(
+        self, batch: Batch, decision: Decision, drafter: IntArray, depths: IntArray, *, beside: bool = False
+    ) -> Draft:
+        """What these drafters [B] draft so deep [B] for the decoding rows; `beside` others: where drafts may branch."""
         emitting = batch.emitting
-        if not some(decision.depths):
-            return Draft.empty(len(emitting))
-        depths, drafter = decision.depths, decision.drafter
-        if beyond := len(emitting) - len(depths):
-            depths, drafter = np.pad(depths, (0, beyond)), np.pad(drafter, (0, beyond))
+        if len(emitting) > len(depths):
+            depths, drafter = _padded(depths, len(emitting)), _padded(drafter, len(emitting))
         sampling, methods = self._sampled(emitting), [s.method for s in emitting]
         lanes = [(int(which), how) for which, how in zip(drafter, methods, strict=True)]
-        used = dict.fromkeys(lanes[i] for i in np.flatnonzero(depths))
+        used = dict.fromkeys(lanes[i] for i in np.flatnonzero(depths) if lanes[i][1].takes_trees or not beside)
         parts = []
         for which, how in used:
-            mine = depths if len(used) == 1 else np.where([one == (which, how) for one in lanes], depths, 0)
-            tree = decision.tree if how.takes_trees and self.cache.info.takes_trees else None
+            mine = (
+                depths if len(used) == 1 and not beside else np.where([one == (which, how) for one in lanes], depths, 0)
+            )
+            tree = decision.tree if how.takes_trees else None
             job = DraftJob(
                 batch.rows,
                 [s.tokens for s in emitting],
@@ -108,12 +131,9 @@ class ModelExecutor:
                 tree=tree,
             )
             parts.append(self._drafters[which].propose(job))
-        draft = _owned(parts[0] if len(parts) == 1 else Draft.merged(parts), drafter)
-        if not self.cache.info.takes_trees:
-            draft = draft.straight()
-        if sampling.constrained:
-            draft = cut_refused(draft, sampling.constraints)
-        return draft if draft.tree is None else self._fitted(batch, draft)
+        if not parts:
+            return Draft.empty(len(emitting))
+        return _owned(parts[0] if len(parts) == 1 else Draft.merged(parts), drafter)
 
     def _fitted(self, batch: Batch, draft: Draft) -> Draft:
         """The draft without the branches for which there is no room: it was made for the depths, which chains need."""
@@ -201,6 +221,11 @@ class ModelExecutor:
             return VerifyResult(accepted, following)
         path[np.arange(path.shape[1]) >= accepted[:, None]] = -1
         return VerifyResult(accepted, following, path=path)
+
+
+def _padded(values: IntArray, rows: int) -> IntArray:
+    """For the decoding rows, and nothing for those whose prompt ends in this round."""
+    return np.pad(values, (0, rows - len(values)))
 
 
 def _owned(draft: Draft, drafter: IntArray) -> Draft:

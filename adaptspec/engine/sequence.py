@@ -154,9 +154,11 @@ class Sequence:
         elif self.emitted >= self.max_tokens:
             self.finish = FinishReason.STOP if self._detokenizer.close() else FinishReason.LENGTH
 
-    def count_round(self, drafted: int, accepted: int) -> None:
-        """Note one decoding round for the request's statistics; `accepted` of the drafted tokens were emitted."""
-        self._counts.add(drafted, accepted)
+    def count_round(self, drafted: int, accepted: int, nodes: int) -> None:
+        """Note one decoding round for the request's statistics: of `drafted` tokens along the longest path and `nodes`
+        in all, `accepted` were emitted.
+        """
+        self._counts.add(drafted, accepted, nodes)
 
     def delta(self) -> Delta:
         start, self._sent = self._sent, self.emitted
@@ -198,12 +200,14 @@ class _Counts:
         self.rounds = 0
         self.drafted = 0
         self.accepted = 0
+        self.nodes = 0
         self.histogram: list[int] = []
 
-    def add(self, drafted: int, accepted: int) -> None:
+    def add(self, drafted: int, accepted: int, nodes: int) -> None:
         self.rounds += 1
         if drafted:
             self.drafted += drafted
+            self.nodes += nodes
             self.accepted += accepted
             self.histogram += [0] * (drafted + 1 - len(self.histogram))
             self.histogram[accepted] += 1
@@ -218,6 +222,7 @@ class _Counts:
             accepted=self.accepted,
             accepted_per_position=tuple(int(n) for n in at_least[1:]),
             acceptance_histogram=tuple(self.histogram),
+            nodes=self.nodes,
         )
 
 

@@ -14,7 +14,7 @@ from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import Norm, float32_logits, rotations
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.small_pass import SmallPass
-from adaptspec.models.weights import DecoderWeights, Linear
+from adaptspec.models.weights import DecoderWeights
 
 
 class Decoder:
@@ -59,23 +59,14 @@ class Decoder:
         hidden = weights.embedding.index_select(0, torch.from_numpy(packed.tokens).to(self.device))
         plan = PassPlan(self._config, self._cache, spans, self._rotations, hidden)
         for i, layer in enumerate(weights.layers):
-            attended = plan.attend(i, _product(layer.attention_norm(hidden), layer.qkv), layer.qk_norm)
+            attended = plan.attend(i, layer.qkv.of(layer.attention_norm(hidden)), layer.qk_norm)
             if i + 1 == len(weights.layers):
                 # Once the last keys and values are cached only wanted tokens matter: the rest of a prompt stops here.
                 hidden, attended = plan.pick(packed.wanted.tolist(), hidden, attended)
-            hidden = _add_product(hidden, attended, layer.output)
-            gate, up = _product(layer.mlp_norm(hidden), layer.gate_up).chunk(2, -1)
-            hidden = _add_product(hidden, F.silu(gate).mul_(up), layer.down)
+            hidden = layer.output.add_to(hidden, attended)
+            gate, up = layer.gate_up.of(layer.mlp_norm(hidden)).chunk(2, -1)
+            hidden = layer.down.add_to(hidden, F.silu(gate).mul_(up))
         return float32_logits(weights.norm(hidden), weights.head)
-
-
-def _product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
-    return torch.mm(x, linear.weight) if linear.bias is None else torch.addmm(linear.bias, x, linear.weight)
-
-
-def _add_product(total: torch.Tensor, x: torch.Tensor, linear: Linear) -> torch.Tensor:
-    total = total.addmm_(x, linear.weight)
-    return total if linear.bias is None else total.add_(linear.bias)
 
 
 class PassPlan:

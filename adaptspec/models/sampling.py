@@ -8,7 +8,7 @@ the same choice from the same scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -203,22 +203,22 @@ def top_certainty(scores: npt.NDArray[np.float32], top: int) -> tuple[float, flo
     return 1.0 / total, math.log(total) - float(weights @ below) / total
 
 
-def top_candidates(scores: npt.NDArray[np.float32], width: int) -> tuple[list[int], list[float], float]:
-    """`leading` of one row [V], its likeliest tokens and their shares, and its entropy in nats."""
+def top_candidates(scores: npt.NDArray[np.float32]) -> tuple[Iterator[tuple[int, float]], float]:
+    """`leading` of one row [V], token by token as far as one looks, and the entropy in nats."""
     top = int(scores.argmax())
     below = scores - scores[top]
     if below[-1] == -np.inf:  # as above
         np.maximum(below, -200.0, out=below)
     weights = np.exp(below)
     total = float(weights.sum())
-    entropy = math.log(total) - float(weights @ below) / total
-    tokens, shares = [top], [1.0 / total]
-    for _ in range(1, min(width, len(weights))):
+    return _by_weight(top, weights, total), math.log(total) - float(weights @ below) / total
+
+
+def _by_weight(top: int, weights: npt.NDArray[np.float32], total: float) -> Iterator[tuple[int, float]]:
+    for _ in range(len(weights)):
+        yield top, float(weights[top]) / total
         weights[top] = -1.0
         top = int(weights.argmax())
-        tokens.append(top)
-        shares.append(float(weights[top]) / total)
-    return tokens, shares, entropy
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:

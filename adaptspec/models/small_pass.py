@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from adaptspec.models.attention import Heads, Span, additive, causal_mask, fold, last_places, positions, unfold
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.layers import LengthNorm
-from adaptspec.models.weights import DecoderWeights, LayerWeights, Linear
+from adaptspec.models.layers import LengthNorm, product
+from adaptspec.models.weights import DecoderWeights, LayerWeights
 from adaptspec.types import IntArray
 
 Floats = npt.NDArray[np.float32]
@@ -80,10 +80,10 @@ class SmallPass:
                 _project(layer, buffers, rotations)
                 self._pool[i][slots] = buffers.keys_values
                 attended = rows[0].attend(i) if len(rows) == 1 else torch.cat([row.attend(i) for row in rows])
-                _add(buffers, attended, layer.output)
+                layer.output.add_to(buffers.hidden_tensor, attended)
                 _transform(layer, buffers)
         _unit(buffers, self._weights.norm)
-        return torch.mm(_last(buffers, spans, wanted), self._weights.head)
+        return product(_last(buffers, spans, wanted), self._weights.head)
 
     def _places(self, spans: Sequence[Span]) -> tuple[npt.NDArray[np.complex64], slice | IntArray]:
         """How the tokens are rotated [N, 1, head_dim / 2], and where in the cache they go."""
@@ -168,7 +168,7 @@ class _Row(NamedTuple):
 def _project(layer: LayerWeights, buffers: _Buffers, rotations: npt.NDArray[np.complex64]) -> None:
     """Queries, keys and values of the hidden states; the first two normalised and rotated."""
     _unit(buffers, layer.attention_norm)
-    _product(buffers.normed_tensor, layer.qkv, out=buffers.qkv_tensor)
+    layer.qkv.of(buffers.normed_tensor, out=buffers.qkv_tensor)
     if layer.qk_norm is not None:
         buffers.heads_tensor.copy_(layer.qk_norm(buffers.heads_tensor))
     np.multiply(buffers.pairs, rotations, out=buffers.pairs)
@@ -176,24 +176,12 @@ def _project(layer: LayerWeights, buffers: _Buffers, rotations: npt.NDArray[np.c
 
 def _transform(layer: LayerWeights, buffers: _Buffers) -> None:
     _unit(buffers, layer.mlp_norm)
-    _product(buffers.normed_tensor, layer.gate_up, out=buffers.gate_up_tensor)
+    layer.gate_up.of(buffers.normed_tensor, out=buffers.gate_up_tensor)
     active = np.exp(-buffers.gate)
     active += 1.0
     np.divide(buffers.gate, active, out=active)
     np.multiply(active, buffers.up, out=buffers.active)
-    _add(buffers, buffers.active_tensor, layer.down)
-
-
-def _product(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
-    torch.mm(x, linear.weight, out=out)
-    if linear.bias is not None:
-        out.add_(linear.bias)
-
-
-def _add(buffers: _Buffers, x: torch.Tensor, linear: Linear) -> None:
-    buffers.hidden_tensor.addmm_(x, linear.weight)
-    if linear.bias is not None:
-        buffers.hidden_tensor.add_(linear.bias)
+    layer.down.add_to(buffers.hidden_tensor, buffers.active_tensor)
 
 
 def _last(buffers: _Buffers, spans: Sequence[Span], wanted: IntArray) -> torch.Tensor:

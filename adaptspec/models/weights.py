@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from adaptspec.errors import ModelError
 from adaptspec.models.config import DecoderConfig
-from adaptspec.models.layers import Norm, rms_norm, rms_norm_into
+from adaptspec.models.layers import Norm, add_product, product, rms_norm, rms_norm_into
 from adaptspec.models.model_files import weight_files
 
 HEAD_COPY_LIMIT = 64 * 2**20  # bytes: beyond this a tied head shares memory with the embedding instead
@@ -29,6 +29,14 @@ class Linear:
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+
+    def of(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[N, out] of `x` [N, in]."""
+        return product(x, self.weight, self.bias, out)
+
+    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The same, added to `total` in place."""
+        return add_product(total, x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from typing import Literal
 
 from adaptspec.server.api.answers import Answer
 
-# A round of a request: depth, drafted, accepted, emitted, the drafter, the reason, and mean entropy in nats.
-Bar = tuple[int, int, int, int, int, int, float | None]
+# A round of a request: depth, drafted, accepted, emitted, the drafter, the reason, mean entropy in nats, nodes,
+# accepted tokens on the main chain, nodes of other drafters, and nodes by depth.
+Bar = tuple[int, int, int, int, int, int, float | None, int, int, int, list[int] | None]
 
 
 class LiveServer(Answer):
@@ -63,6 +64,7 @@ class LiveSecond(Answer):
     emitted: int
     drafted: int
     accepted: int
+    nodes: int
     prefill_tokens: int
     busy: float
     ended: int
@@ -100,6 +102,7 @@ class EndedRequest(LiveRequest):
     draft_rounds: int
     drafted: int
     accepted: int
+    nodes: int
     arrived: float | None
     admitted: float | None
     first_token: float | None

@@ -28,6 +28,7 @@ class Decision(Answer):
     drafted: int
     accepted: int
     emitted: int
+    nodes: int
 
 
 class DecidedRequest(Answer):

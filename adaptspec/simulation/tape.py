@@ -14,83 +14,10 @@ from typing import Any
 import numpy as np
 
 from adaptspec.errors import TapeError
-from adaptspec.types import BoolArray, FloatArray, IntArray
+from adaptspec.simulation.draft_view import COUNTS, FAR, SHARES, UNRANKED, DraftView, join_views, run_lengths
+from adaptspec.types import FloatArray, IntArray
 
-# A draft that never runs out of proposals reaches this far: deeper than any policy may draft.
-FAR = 255
 _COLUMNS = ("ids", "tasks", "sources", "prompt_tokens", "lengths", "max_tokens", "temperatures", "seeds")
-_VIEW_COLUMNS = ("run", "reach", "confidence", "entropy", "rejection")
-
-
-@dataclass(frozen=True)
-class AfterMiss:
-    """How sure a drafter is of the 1st, 2nd ... S-th token that it drafts after its own wrong one, [P, S]. NaN where
-    its token is right, and where nobody asked it. Stop rules look at these tokens, though none is accepted.
-    """
-
-    confidence: FloatArray
-    entropy: FloatArray
-
-    def take(self, index: IntArray) -> AfterMiss:
-        return AfterMiss(self.confidence[index], self.entropy[index])
-
-
-@dataclass(frozen=True)
-class DraftView:
-    """One drafter at P output positions: a draft of d tokens that starts at t submits min(d, reach[t]) of them
-    and has min(d, run[t]) of these accepted. `confidence` is the draft's probability of its own token at t, given the
-    true text before it, `entropy` that of its distribution in nats (both NaN for n-grams), `rejection` the chance
-    sum(min(p, q)) that rejection sampling keeps its token. `after_miss` is None where it was not recorded.
-    """
-
-    run: IntArray  # [P]
-    reach: IntArray  # [P]
-    confidence: FloatArray  # [P]
-    entropy: FloatArray  # [P]
-    rejection: FloatArray  # [P]
-    after_miss: AfterMiss | None = None
-
-    @property
-    def agreed(self) -> BoolArray:
-        """Whether the drafter's token at a position, given the true text before it, is the target's, [P]."""
-        return np.asarray(self.run > 0)
-
-    @property
-    def proposes(self) -> BoolArray:
-        """Whether it has a token to propose at all, [P]."""
-        return np.asarray(self.reach > 0)
-
-    def take(self, index: IntArray) -> DraftView:
-        """The same for some positions, whole requests at a time (runs must not be cut)."""
-        columns = {name: getattr(self, name)[index] for name in _VIEW_COLUMNS}
-        return DraftView(**columns, after_miss=None if self.after_miss is None else self.after_miss.take(index))
-
-    @classmethod
-    def of_agreement(
-        cls,
-        agreed: BoolArray,
-        confidence: FloatArray | None = None,
-        entropy: FloatArray | None = None,
-        rejection: FloatArray | None = None,
-    ) -> DraftView:
-        """The view of a drafter that always proposes, over the positions of one request."""
-        unknown = np.full(len(agreed), np.nan)
-        return cls(
-            run_lengths(agreed),
-            np.full(len(agreed), FAR, dtype=np.int64),
-            unknown if confidence is None else confidence,
-            unknown if entropy is None else entropy,
-            agreed.astype(np.float64) if rejection is None else rejection,
-        )
-
-
-def run_lengths(agreed: BoolArray) -> IntArray:
-    """How many True in a row start at each position, [P], at most `FAR`."""
-    here = np.arange(len(agreed), dtype=np.int64)
-    misses = np.where(agreed, len(agreed), here)
-    following: IntArray = np.minimum.accumulate(misses[::-1])[::-1]
-    runs: IntArray = np.minimum(following - here, FAR)
-    return runs
 
 
 @dataclass(frozen=True)
@@ -164,9 +91,7 @@ class Tape:
     def always_wrong(self) -> Tape:
         """The same requests with drafts that are sure of themselves as before and never right: the worst case."""
         nothing = np.zeros(int(self.offsets[-1]), dtype=np.int64)
-        views = {
-            name: replace(view, run=nothing, rejection=np.zeros(len(nothing))) for name, view in self.views.items()
-        }
+        views = {name: view.with_runs(nothing, np.zeros(len(nothing))) for name, view in self.views.items()}
         return replace(self, views=views)
 
     def under_rejection(self, seed: int = 0) -> Tape:
@@ -181,8 +106,7 @@ class Tape:
             agreed = (rng.random(len(view.run)) < view.rejection) & view.proposes
             bounds = zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True)
             runs = [run_lengths(agreed[start:end]) for start, end in bounds]
-            run = np.minimum(np.concatenate(runs) if runs else view.run, view.reach)
-            views[name] = replace(view, run=run)
+            views[name] = view.with_runs(np.minimum(np.concatenate(runs) if runs else view.run, view.reach))
         return replace(self, views=views)
 
 
@@ -227,7 +151,7 @@ def join(tapes: Sequence[Tape], about: Mapping[str, str] | None = None) -> Tape:
     return Tape(
         **columns,
         offsets=_offsets([size for tape in tapes for size in np.diff(tape.offsets).tolist()]),
-        views={name: _joined([tape.views[name] for tape in tapes]) for name in names},
+        views={name: join_views([tape.views[name] for tape in tapes]) for name in names},
         about=tapes[0].about if about is None else about,
     )
 
@@ -245,23 +169,6 @@ def _offsets(sizes: Sequence[int]) -> IntArray:
     return np.concatenate(([0], np.cumsum(np.array(sizes, dtype=np.int64)))).astype(np.int64)
 
 
-def _joined(views: Sequence[DraftView]) -> DraftView:
-    columns = {name: np.concatenate([getattr(view, name) for view in views]) for name in _VIEW_COLUMNS}
-    return DraftView(**columns, after_miss=_joined_after_miss([view.after_miss for view in views]))
-
-
-def _joined_after_miss(parts: Sequence[AfterMiss | None]) -> AfterMiss | None:
-    """What all of them recorded: as many tokens as the least of them, none where one of them has none."""
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
-    least = min(part.confidence.shape[1] for part in known)
-    return AfterMiss(
-        np.concatenate([part.confidence[:, :least] for part in known]),
-        np.concatenate([part.entropy[:, :least] for part in known]),
-    )
-
-
 def _checks(tape: Tape) -> dict[str, bool]:
     """What must hold of a tape, in words."""
     count, offsets = len(tape.ids), tape.offsets
@@ -275,15 +182,18 @@ def _checks(tape: Tape) -> dict[str, bool]:
         return checks
     total = int(offsets[-1])
     for name, view in tape.views.items():
-        fits = all(getattr(view, name).shape == (total,) for name in _VIEW_COLUMNS)
+        fits = all(getattr(view, name).shape == (total,) for name in (*COUNTS, *SHARES))
         if view.after_miss is not None:
             beyond = view.after_miss.confidence
             fits &= beyond.ndim == 2 and beyond.shape == view.after_miss.entropy.shape and len(beyond) == total
+        fits &= view.top is None or (view.top.ndim == 2 and len(view.top) == total)
         checks[f"what it says of {name} has another length"] = fits
         if fits:  # else as many numbers would be made as the sizes claim
             ends = np.repeat(offsets[1:], sizes) - np.arange(total)  # positions left in the request
             good = (view.run >= 0) & (view.run <= ends) & (view.run <= view.reach) & (view.reach <= FAR)
             checks[f"runs of {name} leave their request"] = bool(good.all())
+            ranked = ((view.rank == 0) == view.agreed) & (view.rank >= 0) & (view.rank <= UNRANKED)
+            checks[f"ranks of {name} do not fit its runs"] = bool(ranked.all())
     checks["a request has no tokens, or more than were recorded"] = bool(
         ((tape.lengths >= 1) & (tape.lengths <= sizes) & (tape.prompt_tokens >= 1)).all()
         and (tape.max_tokens >= tape.lengths).all()

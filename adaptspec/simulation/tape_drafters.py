@@ -1,41 +1,30 @@
 """Drafters on a tape: what the engine's would make of recorded text, and how long they would take.
 
-`TapeModel` reads, lags and drafts by the rules of the engine's draft model, `TapeNGram` by those of its n-gram drafter.
+`TapeModel` reads, lags and drafts by the rules of the engine's draft model, `TapeModelFree` by those of its model-free
+ones.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from adaptspec.decision_tables import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.simulation.cost_profiles import MachineCosts
-from adaptspec.simulation.tape import DraftView
+from adaptspec.simulation.draft_view import DraftView
+from adaptspec.simulation.tape_trees import TapeJob, TapeTrees, chain_tokens
 from adaptspec.types import FloatArray, IntArray
 
 # As in the engine: after full acceptance two tokens are to be read, which every round brings.
 _USUAL = 2
 
 
-@dataclass(frozen=True)
-class TapeJob:
-    """What to draft in one round. `at` indexes the tape's position after each row's `context` tokens, `last` the last
-    position recorded of its request.
-    """
-
-    rows: IntArray  # [B]
-    depths: IntArray  # [B], 0 leaves a row out
-    context: IntArray  # [B]
-    at: IntArray  # [B]
-    last: IntArray  # [B]
-    stop: StopTable | None
-
-
 class TapeModel:
     """A draft model: reads what it missed, at most so many tokens a round, then drafts step by step. Where the tape
-    does not know how sure the model is behind a wrong token, it is taken to be as sure as it is of the true text.
+    does not know how sure the model is behind a wrong token, it is taken to be as sure as it is of the true text;
+    `TapeTrees` says what is known where drafts branch.
     """
 
     def __init__(self, name: str, view: DraftView, costs: MachineCosts, max_rows: int, catch_up_tokens: int) -> None:
@@ -53,7 +42,7 @@ class TapeModel:
 
     def propose(self, job: TapeJob) -> tuple[Draft, float]:
         """Drafts for the rows with a depth, and the seconds they take."""
-        job = replace(job, depths=np.minimum(job.depths, self.view.reach[job.at]))
+        job = replace(job, depths=self._within(job))
         fed, parts, active = self._read(job)
         counts = np.zeros(len(job.rows), dtype=np.int64)
         certainty = np.full((2, len(counts), int(job.depths.max())), np.nan)
@@ -64,11 +53,16 @@ class TapeModel:
             seconds += self._step(job, fed, 0)
         else:
             seconds += self._step(job, active, 0, len(fed))
+            if job.tree is not None and (job.tree.width[active] > 1).any():
+                trees = TapeTrees(self.view, job, active, self._price)
+                draft = trees.grow(len(counts), caught_up)
+                self._cached[job.rows[active]] = (job.context + trees.read)[active]
+                return draft, seconds + trees.seconds
             steps, more = self._draft(job, active, counts, certainty)
             seconds += more
             # The last token drafted was never fed.
             self._cached[job.rows[active]] = job.context[active] + counts[active] - 1
-        tokens = np.zeros(certainty.shape[1:], dtype=np.int64)
+        tokens = chain_tokens(self.view.run[job.at], certainty.shape[2])
         return Draft(tokens, counts, certainty[0], certainty[1], steps=steps, caught_up=caught_up), seconds
 
     def keep(self, rows: IntArray, lengths: IntArray) -> None:
@@ -78,11 +72,24 @@ class TapeModel:
     def free(self, row: int) -> None:
         self._cached[row] = 0
 
+    def _within(self, job: TapeJob) -> IntArray:
+        """Depths that the model goes to, as far as that is known beforehand: where a tree ends, its own nodes say."""
+        reach = self.view.reach[job.at]
+        if job.tree is None:
+            return np.minimum(job.depths, reach)
+        wide = job.tree.width > 1
+        return np.minimum(job.depths, np.where(wide & (reach > 0), job.tree.nodes, reach))
+
+    def _price(self, rows: int, cached: float) -> float:
+        return self._costs.step_seconds(self._name, rows, cached)
+
     def _draft(self, job: TapeJob, active: IntArray, counts: IntArray, certainty: FloatArray) -> tuple[int, float]:
         """Draft until depth or stop rule end it, all steps at once: steps, and seconds of those after the first."""
         depths = job.depths[active]
         ahead = np.arange(int(depths.max()))
-        known = np.stack(self._certainty(job, active[:, None], ahead))  # [2, rows, depth]
+        known = np.stack(
+            certainty_ahead(self.view, job.at[active, None], job.last[active, None], ahead)
+        )  # [2, rows, depth]
         if job.stop is not None:
             depths = _stopped(job.stop, active, depths, known)
         counts[active] = depths
@@ -92,24 +99,6 @@ class TapeModel:
         rows = np.count_nonzero(drafted, axis=0).tolist()
         cached = (drafted * (job.context[active, None] + ahead[:steps])).sum(axis=0).tolist()
         return steps, sum(self._costs.step_seconds(self._name, rows[i], cached[i]) for i in range(1, steps))
-
-    def _certainty(self, job: TapeJob, rows: IntArray, ahead: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Confidence and entropy of the token that comes `ahead` drafted ones, in these rows of the batch."""
-        view, at, last = self.view, job.at[rows], job.last[rows]
-        where = np.minimum(at + ahead, last)
-        sure, spread, after_miss = view.confidence[where], view.entropy[where], view.after_miss
-        past = ahead - view.run[at] - 1  # tokens since the wrong one
-        if after_miss is None or not (past >= 0).any():
-            return sure, spread
-        wrong, most = np.minimum(at + view.run[at], last), after_miss.confidence.shape[1]
-        past, wrong = np.broadcast_arrays(past, wrong)
-        known = (past >= 0) & (past < most)
-        past = np.where(known, past, 0)
-        known &= ~np.isnan(after_miss.confidence[wrong, past])
-        return (
-            np.where(known, after_miss.confidence[wrong, past], sure),
-            np.where(known, after_miss.entropy[wrong, past], spread),
-        )
 
     def _step(self, job: TapeJob, active: IntArray, step: int, rows: int | None = None) -> float:
         cached = 0.0
@@ -144,8 +133,30 @@ def _stopped(table: StopTable, active: IntArray, depths: IntArray, certainty: Fl
     return drafted
 
 
-class TapeNGram:
-    """An n-gram drafter: never lags, ends where it finds nothing, and asks no stop rule."""
+def certainty_ahead(view: DraftView, at: IntArray, last: IntArray, ahead: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Confidence and entropy of the token that comes `ahead` drafted ones, of chains that start `at` positions."""
+    where = np.minimum(at + ahead, last)
+    sure, spread, after_miss = view.confidence[where], view.entropy[where], view.after_miss
+    past = ahead - view.run[at] - 1  # tokens since the wrong one
+    if after_miss is None or not (past >= 0).any():
+        return sure, spread
+    wrong, most = np.minimum(at + view.run[at], last), after_miss.confidence.shape[1]
+    past, wrong = np.broadcast_arrays(past, wrong)
+    known = (past >= 0) & (past < most)
+    past = np.where(known, past, 0)
+    known &= ~np.isnan(after_miss.confidence[wrong, past])
+    return (
+        np.where(known, after_miss.confidence[wrong, past], sure),
+        np.where(known, after_miss.entropy[wrong, past], spread),
+    )
+
+
+class TapeModelFree:
+    """A model-free drafter: never lags, ends where it finds nothing, and asks no stop rule.
+
+    What it drafts and how much of it is right was recorded from every position. How sure it is of a token further on is
+    taken from there: one that counts would have read the tokens in between by then, and be a little surer.
+    """
 
     def __init__(self, view: DraftView, seconds_per_row: float) -> None:
         self.view = view
@@ -155,10 +166,24 @@ class TapeNGram:
         return [0] * len(rows)
 
     def propose(self, job: TapeJob) -> tuple[Draft, float]:
-        counts = np.minimum(job.depths, self.view.reach[job.at])
-        unknown = np.full((len(counts), int(job.depths.max())), np.nan)
-        draft = Draft(np.zeros(unknown.shape, dtype=np.int64), counts, unknown, unknown)
-        return draft, self._seconds_per_row * int(np.count_nonzero(job.depths))
+        """Drafts for the rows with a depth, and the seconds they take."""
+        view, seconds = self.view, self._seconds_per_row * int(np.count_nonzero(job.depths))
+        counts = np.minimum(job.depths, view.reach[job.at])
+        width = int(job.depths.max())
+        if job.tree is not None and view.top is not None and counts.any():
+            job = replace(job, depths=counts, stop=None)
+            trees = TapeTrees(view, job, np.flatnonzero(counts), lambda rows, cached: 0.0, beams=False)  # noqa: ARG005
+            return replace(trees.grow(len(counts), 0), steps=0), seconds
+        unknown = np.full((len(counts), width), np.nan)
+        sure = unknown
+        if view.top is not None:
+            sure = np.where(np.arange(width) < counts[:, None], self.stated(job.at, job.last, width), np.nan)
+        return Draft(chain_tokens(view.run[job.at], width), counts, sure, unknown), seconds
+
+    def stated(self, at: IntArray, last: IntArray, most: int) -> FloatArray:
+        """How sure it is of the tokens that it drafts from these positions [B], as far as it drafts any, [B, most]."""
+        sure, _ = certainty_ahead(self.view, at[:, None], last[:, None], np.arange(most))
+        return np.where(np.arange(most) < self.view.reach[at, None], sure, np.nan)
 
     def keep(self, rows: IntArray, lengths: IntArray) -> None:
         pass

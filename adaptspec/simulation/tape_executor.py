@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from adaptspec.control.policy import Decision
-from adaptspec.control.rows import alike, some
+from adaptspec.control.rows import some
 from adaptspec.engine.executor import Kept, Offers
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.scheduler import Batch, held_row
@@ -17,8 +17,9 @@ from adaptspec.models.draft import Draft
 from adaptspec.request import Request
 from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.tape import Tape
-from adaptspec.simulation.tape_drafters import TapeJob, TapeModel, TapeNGram
-from adaptspec.types import Completion, Delta, FinishReason, IntArray, SpeculationStats, Timings
+from adaptspec.simulation.tape_drafters import TapeModel, TapeModelFree
+from adaptspec.simulation.tape_trees import RIGHT, TapeJob, right_path, united
+from adaptspec.types import Completion, Delta, FinishReason, IntArray, SpeculationStats, Timings, Tree
 from adaptspec.verification.method import Method, VerifyResult
 
 
@@ -55,7 +56,7 @@ class TapeSequence(Seq):
             self.finish = FinishReason.LENGTH
         return gained
 
-    def count_round(self, drafted: int, accepted: int) -> None:
+    def count_round(self, drafted: int, accepted: int, nodes: int) -> None:
         """See `Sequence.count_round`; nobody reads it here."""
 
     def delta(self) -> Delta:
@@ -123,17 +124,16 @@ class TapeExecutor:
         self._tape = tape
         self._costs = costs
         self._drafters = [
-            TapeNGram(tape.views[name], costs.drafters[name].per_row)
+            TapeModelFree(tape.views[name], costs.drafters[name].per_row)
             if costs.drafters[name].step is None
             else TapeModel(name, tape.views[name], costs, rows, catch_up_tokens)
             for name in self.drafters
         ]
-        self._ngrams = [which for which, drafter in enumerate(self._drafters) if isinstance(drafter, TapeNGram)]
+        self._ngrams = [which for which, drafter in enumerate(self._drafters) if isinstance(drafter, TapeModelFree)]
         self._request: IntArray = np.zeros(rows, dtype=np.int64)  # on the tape, by row
         self._factors = factors
         self._slower = (1.0, 1.0, 1.0)
         self._rows = self._context = self._at = self._request[:0]  # of the decoding rows of this round
-        self._drafter: IntArray = self._rows
 
     def start(self, sequence: Seq) -> None:
         assert isinstance(sequence, TapeSequence), "made by `TapeInputs`"
@@ -153,32 +153,48 @@ class TapeExecutor:
         return [drafter.cache_gap(self._rows, self._context) for drafter in self._drafters]
 
     def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
-        offers: list[list[int]] = [[0] * len(batch.decoding)] * len(self._drafters)
+        size, stated = len(batch.decoding), None
+        found: list[list[int]] = [[0] * size] * len(self._drafters)
         for which in asked if most else ():
-            if which not in self._ngrams:
+            drafter = self._drafters[which]
+            if not isinstance(drafter, TapeModelFree):
                 continue
-            reach = self._drafters[which].view.reach[self._at]
-            offers[which] = np.minimum(reach, np.minimum(batch.limits, most)).tolist()
-        return Offers(offers, None)  # tapes know no confidence beforehand
+            reach = np.minimum(drafter.view.reach[self._at], np.minimum(batch.limits, most))
+            found[which] = reach.tolist()
+            if drafter.view.top is not None:
+                stated = np.full((len(self._drafters), size, most), np.nan) if stated is None else stated
+                sure = drafter.stated(self._at, self._tape.offsets[self._request[self._rows] + 1] - 1, most)
+                stated[which] = np.where(np.arange(most) < reach[:, None], sure, np.nan)
+        return Offers(found, stated)
 
     def draft(self, batch: Batch, decision: Decision) -> Draft:
-        self._slower, self._drafter = self._factors(), decision.drafter
-        depths = decision.depths
+        self._slower, union = self._factors(), decision.union
+        draft = self._drafted(decision, decision.drafter, decision.depths)
+        if union is not None and some(union.depths):
+            draft = united(draft, self._drafted(decision, union.drafter, union.depths), decision.drafter, union.drafter)
+        beyond = len(batch.emitting) - len(batch.decoding)
+        return _padded(draft, beyond) if beyond else draft
+
+    def _drafted(self, decision: Decision, drafter: IntArray, depths: IntArray) -> Draft:
+        """What these drafters draft for the decoding rows, this deep; the time passes."""
         if not some(depths):
-            return Draft.empty(len(batch.emitting))
-        used = sorted(set(decision.drafter[depths > 0].tolist()))
-        last = self._tape.offsets[self._request[self._rows] + 1] - 1
+            return Draft.empty(len(depths))
+        used = sorted(set(drafter[depths > 0].tolist()))
+        request = self._request[self._rows]
+        end, last = self._tape.offsets[request] + self._tape.lengths[request] - 1, self._tape.offsets[request + 1] - 1
         drafts, spent = [], 0.0
         for which in used:
-            mine = depths if len(used) == 1 else np.where(decision.drafter == which, depths, 0)
-            job = TapeJob(self._rows, mine, self._context, self._at, last, decision.stop)
+            mine = depths if len(used) == 1 else np.where(drafter == which, depths, 0)
+            job = TapeJob(self._rows, mine, self._context, self._at, end, last, decision.stop, decision.tree)
             draft, seconds = self._drafters[which].propose(job)
             drafts.append(draft)
             spent += seconds
         self.now += spent * self._slower[0]
         whole = drafts[0] if len(drafts) == 1 else Draft.merged(drafts)
-        beyond = len(batch.emitting) - len(batch.decoding)
-        return _padded(whole, beyond) if beyond else whole
+        if whole.tree is None:
+            return whole
+        owners = np.broadcast_to(drafter[:, None], whole.tokens.shape).copy()
+        return replace(whole, tree=replace(whole.tree, drafters=owners))
 
     def verify(self, batch: Batch, draft: Draft) -> VerifyResult:
         size, costs = len(batch.decoding), self._costs
@@ -188,17 +204,11 @@ class TapeExecutor:
         for chunk in batch.chunks:
             self.cache.lengths[held_row(chunk.sequence)] += chunk.count
             self.firsts += chunk.last
-        accepted = np.zeros(len(batch.emitting), dtype=np.int64)
-        accepted[:size] = np.minimum(self._runs(), draft.counts[:size])
-        return VerifyResult(accepted, np.zeros_like(accepted))
-
-    def _runs(self) -> IntArray:
-        """How many tokens of a draft are right, in each decoding row, by its drafter."""
-        first = int(self._drafter[0]) if len(self._drafter) else 0
-        if alike(self._drafter, first):
-            return self._drafters[first].view.run[self._at]
-        runs = np.stack([drafter.view.run[self._at] for drafter in self._drafters])
-        return np.asarray(runs[self._drafter, np.arange(len(self._drafter))])
+        if draft.tree is not None:
+            accepted, path = right_path(draft)
+            return VerifyResult(accepted, np.zeros_like(accepted), path=path)
+        right = (draft.tokens >= RIGHT).sum(axis=1)
+        return VerifyResult(np.minimum(right, draft.counts), np.zeros_like(right))
 
     def keep(self, kept: Sequence[Kept]) -> None:
         by_drafter: dict[int, list[tuple[int, int]]] = {}
@@ -234,4 +244,11 @@ def _padded(draft: Draft, beyond: int) -> Draft:
         counts=np.pad(draft.counts, (0, beyond)),
         confidence=np.pad(draft.confidence, rows, constant_values=np.nan),
         entropy=np.pad(draft.entropy, rows, constant_values=np.nan),
+        tree=None if draft.tree is None else _padded_tree(draft.tree, beyond),
     )
+
+
+def _padded_tree(tree: Tree, beyond: int) -> Tree:
+    rows = ((0, beyond), (0, 0))
+    parents, ranks, drafters = (np.pad(part, rows) for part in (tree.parents, tree.ranks, tree.drafters))
+    return Tree(parents, np.pad(tree.chain, (0, beyond)), ranks, drafters)

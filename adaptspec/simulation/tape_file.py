@@ -13,22 +13,23 @@ import numpy.typing as npt
 
 from adaptspec.errors import TapeError
 from adaptspec.files import DAMAGE, read_arrays, write_file
-from adaptspec.simulation.tape import AfterMiss, DraftView, Tape
+from adaptspec.simulation.draft_view import COUNTS, SHARES, UNRANKED, AfterMiss, DraftView
+from adaptspec.simulation.tape import Tape
 
 BUNDLED = "bundled"
 
 FORMAT, VERSION = "adaptspec-tape", 1
+_LEAST = 0.0005  # share of a candidate
 _AFTER_MISS = "astray"  # its name in files, as in those recorded before
 _WORDS = ("ids", "tasks", "sources")
 _COUNTS = ("prompt_tokens", "lengths", "max_tokens")
-_SHARES = ("confidence", "entropy", "rejection")
 
 _Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def save_tape(tape: Tape, path: Path) -> None:
-    """Write a tape; confidence, entropy and chances are kept to three digits (float16). Raises TapeError: the file
-    cannot be written.
+    """Write a tape; confidence, entropy and chances are kept to three digits (float16), those of candidates to
+    three decimals. Raises TapeError: the file cannot be written.
     """
     header = {"format": FORMAT, "version": VERSION, "drafters": list(tape.views), "about": dict(tape.about)}
     arrays: dict[str, npt.NDArray[Any]] = {
@@ -40,12 +41,17 @@ def save_tape(tape: Tape, path: Path) -> None:
         "sizes": np.diff(tape.offsets).astype(np.int32),
     }
     for i, view in enumerate(tape.views.values()):
-        arrays[f"{i}.run"], arrays[f"{i}.reach"] = view.run.astype(np.uint8), view.reach.astype(np.uint8)
-        for name in _SHARES:
+        for name in COUNTS:
+            arrays[f"{i}.{name}"] = getattr(view, name).astype(np.uint8)
+        for name in SHARES:
             arrays[f"{i}.{name}"] = getattr(view, name).astype(np.float16)
         if view.after_miss is not None:
             both = np.stack((view.after_miss.confidence, view.after_miss.entropy))
             arrays[f"{i}.{_AFTER_MISS}"] = both.astype(np.float16)
+        if view.top is not None:
+            # Three decimals take half the bytes of float16, but what is a candidate must not become none.
+            share = np.where(view.top > 0.0, np.maximum(np.round(view.top, 3), _LEAST), 0.0)
+            arrays[f"{i}.top"] = share.astype(np.float16)
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]  # its flag is not among the names
     try:
@@ -95,7 +101,11 @@ def _tape(arrays: _Arrays) -> Tape:
 
 def _view(arrays: _Arrays, i: int) -> DraftView:
     run, reach = (arrays[f"{i}.{name}"].astype(np.int64) for name in ("run", "reach"))
-    confidence, entropy, rejection = (arrays[f"{i}.{name}"].astype(np.float64) for name in _SHARES)
+    confidence, entropy, rejection = (arrays[f"{i}.{name}"].astype(np.float64) for name in SHARES)
     beyond = arrays.get(f"{i}.{_AFTER_MISS}")
     after_miss = None if beyond is None else AfterMiss(*beyond.astype(np.float64))
-    return DraftView(run, reach, confidence, entropy, rejection, after_miss)
+    # Tapes of earlier versions say of other candidates than the first nothing.
+    rank = arrays[f"{i}.rank"].astype(np.int64) if f"{i}.rank" in arrays else np.where(run > 0, 0, UNRANKED)
+    top = arrays.get(f"{i}.top")
+    top = None if top is None else top.astype(np.float64)
+    return DraftView(run, reach, rank, confidence, entropy, rejection, after_miss, top)

@@ -14,7 +14,7 @@ from adaptspec.control.guard import GuardEvents
 from adaptspec.telemetry.live_schema import Compared
 from adaptspec.telemetry.request_store import Batch, RequestStore, Started, row_count
 from adaptspec.telemetry.static_tiers import StaticTiers, TierEarnings
-from adaptspec.telemetry.totals import Totals, gathered
+from adaptspec.telemetry.totals import Totals, by_proposer, gathered
 from adaptspec.types import IntArray, RoundRecord
 
 _SWITCHES = ("depth_switches", "drafter_switches", "guard_switches", "probes", "probes_won")
@@ -73,7 +73,8 @@ class Switches:
     def __init__(self, rows: int, drafters: int) -> None:
         self._depth: IntArray = np.full(rows, -1, dtype=np.int64)
         self._drafter: IntArray = np.full(rows, -1, dtype=np.int64)
-        self.drafts: IntArray = np.zeros(drafters, dtype=np.int64)  # row-rounds that drafted with each
+        # By drafter: row-rounds that it was to draft for, tokens that it proposed, and those of them that were emitted.
+        self.drafts, self.proposed, self.kept = np.zeros((3, drafters), dtype=np.int64)
         self.of_depth = 0
         self.of_drafter = 0
         self.guarding = GuardEvents()
@@ -88,6 +89,9 @@ class Switches:
         on = depths > 0
         self.of_drafter += _changes(self._drafter, rows[on], drafter[on])
         self.drafts += np.bincount(drafter[drafted > 0], minlength=len(self.drafts))
+        proposed, kept = by_proposer(records, len(self.drafts))
+        self.proposed += proposed
+        self.kept += kept
         for record in records:
             self.guarding.add(record.reasons.tolist())
 
@@ -117,6 +121,8 @@ class EarningsSnapshot:
     totals: Totals = field(default_factory=Totals)
     tiers: tuple[TierEarnings, ...] = ()
     drafts_by_drafter: Mapping[str, int] = field(default_factory=dict)
+    nodes_by_drafter: Mapping[str, int] = field(default_factory=dict)  # whoever proposed each
+    accepted_by_drafter: Mapping[str, int] = field(default_factory=dict)
     depth_switches: int = 0
     drafter_switches: int = 0
     guard_switches: int = 0
@@ -135,7 +141,8 @@ class EarningsSnapshot:
 
     @property
     def wasted_tokens(self) -> int:
-        return self.totals.drafted_tokens - self.totals.accepted_tokens
+        """Drafted tokens, on whatever branch, that were verified and not emitted."""
+        return self.totals.nodes - self.totals.accepted_tokens
 
     @property
     def off(self) -> TierEarnings | None:
@@ -222,7 +229,9 @@ class Earnings:
             return EarningsSnapshot(
                 totals=self._store.totals,
                 tiers=tiers.earnings,
-                drafts_by_drafter=dict(zip(self._drafters, switches.drafts.tolist(), strict=True)),
+                drafts_by_drafter=self._named(switches.drafts),
+                nodes_by_drafter=self._named(switches.proposed),
+                accepted_by_drafter=self._named(switches.kept),
                 depth_switches=switches.of_depth,
                 drafter_switches=switches.of_drafter,
                 guard_switches=switches.guarding.switched_off,
@@ -234,6 +243,9 @@ class Earnings:
                 doubts=costs.doubts,
                 measured=costs.measured,
             )
+
+    def _named(self, counts: IntArray) -> dict[str, int]:
+        return dict(zip(self._drafters, counts.tolist(), strict=True))
 
     def _take(self, batch: Batch) -> None:
         tiers, switches = self._tiers, self._switches

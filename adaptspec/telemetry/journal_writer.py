@@ -231,4 +231,5 @@ def _finished(completion: Completion) -> RequestFinished:
         queued=None if timings.admitted is None else timings.admitted - timings.arrived,
         to_first_token=None if timings.first_token is None else timings.first_token - timings.arrived,
         ended=timings.finished,
+        nodes=stats.nodes,
     )

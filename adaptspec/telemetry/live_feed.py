@@ -17,7 +17,7 @@ from adaptspec.telemetry.earnings import EarningsSnapshot
 from adaptspec.telemetry.live_schema import Bar, DrafterSums
 from adaptspec.telemetry.request_record import RequestRecord, bars_of
 from adaptspec.telemetry.request_store import Batch, Finished, RequestStore, RoundEnded, Started
-from adaptspec.telemetry.totals import Totals, gathered, tallied
+from adaptspec.telemetry.totals import Totals, by_proposer, gathered, tallied
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 HISTORY_SECONDS = 300
@@ -52,8 +52,12 @@ class Second:
         used = drafted > 0
         unseen = max(0, int(drafter[used].max(initial=-1)) + 1 - len(self.drafters))
         self.drafters = np.pad(self.drafters, ((0, unseen), (0, 0)))
-        np.add.at(self.drafters, drafter[used], np.stack((used, drafted, accepted), axis=1)[used])
-        sums = (np.ones(len(depths)), used, drafted, accepted, emitted, *_entropies(records))
+        np.add.at(self.drafters[:, :3], drafter[used], np.stack((used, drafted, accepted), axis=1)[used])
+        proposers = np.stack(by_proposer(records, len(self.drafters)), axis=1)
+        self.drafters = np.pad(self.drafters, ((0, len(proposers) - len(self.drafters)), (0, 0)))
+        self.drafters[:, 3:] += proposers
+        nodes = gathered(records, "nodes")
+        sums = (np.ones(len(depths)), used, drafted, accepted, emitted, *_entropies(records), nodes)
         tasks = [_task(one) for each in rounds for one in each.requests]
         known = {name: i for i, name in enumerate(dict.fromkeys(tasks))}
         which = np.array([known[name] for name in tasks], dtype=np.int64)
@@ -73,6 +77,7 @@ class Second:
             "emitted": totals.emitted,
             "drafted": totals.drafted_tokens,
             "accepted": totals.accepted_tokens,
+            "nodes": totals.nodes,
             "prefill_tokens": totals.prefill_tokens,
             "busy": round(totals.total_seconds, 6),
             "ended": self.ended,

@@ -13,7 +13,12 @@ Columns = TypeVar("Columns", bound=NamedTuple)
 
 
 class Bar(NamedTuple):
-    """One round of one request; `entropy` is the mean over what was drafted, in nats, None where unknown."""
+    """One round of one request; `entropy` is the mean over what was drafted, in nats, None where unknown.
+
+    Of a draft that branched, `drafted` and `accepted` are tokens along a path, the longest and the accepted one;
+    `nodes` are all that were verified, of which drafters other than `drafter` proposed `others`. The first `straight`
+    accepted tokens are on the main chain, the rest beside it. `levels` counts nodes by depth, None of a chain.
+    """
 
     depth: int
     drafted: int
@@ -22,14 +27,23 @@ class Bar(NamedTuple):
     drafter: int
     reason: int
     entropy: float | None
+    nodes: int
+    straight: int
+    others: int
+    levels: list[int] | None
 
 
 class DrafterSums(NamedTuple):
-    """What a drafter did in one second."""
+    """What a drafter did in one second: first in the rounds of requests that it was to draft for.
+
+    `nodes` are the tokens that it proposed in any round, and `kept` those of them that were emitted.
+    """
 
     rounds: int
     drafted: int
     accepted: int
+    nodes: int
+    kept: int
 
 
 class TaskSums(NamedTuple):
@@ -42,6 +56,7 @@ class TaskSums(NamedTuple):
     emitted: float
     entropy_sum: float
     entropy_count: float
+    nodes: float
 
 
 class Compared(NamedTuple):

@@ -38,7 +38,8 @@ def round_families(totals: Totals, vllm_labels: dict[str, str] | None) -> Iterat
     """What rounds did: `adaptspec_*`, and vLLM's names where labels for them are given."""
     for name, help_text, count in (
         (f"{_SPEC}_drafts", "Row-rounds that drafted", totals.drafts),
-        (f"{_SPEC}_draft_tokens", "Tokens submitted for verification", totals.drafted_tokens),
+        (f"{_SPEC}_draft_tokens", "Tokens drafted along the longest path of each draft", totals.drafted_tokens),
+        (f"{_SPEC}_nodes", "Drafted tokens submitted for verification, on all branches", totals.nodes),
         (f"{_SPEC}_accepted_tokens", "Drafted tokens that were emitted", totals.accepted_tokens),
         (f"{_SPEC}_emitted_tokens", "Tokens emitted by decoding rounds", totals.emitted),
         ("adaptspec_rounds", "Rounds run", totals.rounds),
@@ -60,6 +61,7 @@ def round_families(totals: Totals, vllm_labels: dict[str, str] | None) -> Iterat
 
 
 def _vllm(totals: Totals, labels: dict[str, str]) -> Iterator[Metric]:
+    """Draft tokens are positions drafted for, not nodes: dashboards divide accepted tokens by them."""
     prefix = "vllm:spec_decode_num"
     for name, help_text, count in (
         ("drafts", "Number of drafts", totals.drafts),
@@ -111,7 +113,7 @@ def earning_families(seen: EarningsSnapshot) -> Iterator[Metric]:
     told = seen.forecast
     for name, help_text, count in (
         (f"{_SPEC}_saved_tokens", "Drafted tokens that were emitted: plain rounds not needed", seen.saved_tokens),
-        (f"{_SPEC}_wasted_tokens", "Drafted tokens that were not emitted", seen.wasted_tokens),
+        (f"{_SPEC}_wasted_tokens", "Drafted tokens, on all branches, that were not emitted", seen.wasted_tokens),
         (f"{_SPEC}_depth_switches", "Changes of depth within requests", seen.depth_switches),
         (f"{_SPEC}_drafter_switches", "Changes of drafter within requests", seen.drafter_switches),
         (f"{_SPEC}_guard_switches", "Times that a guard switched speculation off", seen.guard_switches),
@@ -128,8 +130,12 @@ def earning_families(seen: EarningsSnapshot) -> Iterator[Metric]:
         ("realised_accepted_tokens", "Drafted tokens accepted where some number was expected", told.realised_accepted),
     ):
         yield CounterMetricFamily(f"adaptspec_{name}", help_text, tokens)
-    pairs = seen.drafts_by_drafter.items()
-    yield _counter(f"{_SPEC}_drafter_drafts", "Row-rounds that drafted, by drafter", ["drafter"], pairs)
+    for name, help_text, counts in (
+        ("drafts", "Row-rounds that drafted, by the drafter they were decided for", seen.drafts_by_drafter),
+        ("nodes", "Drafted tokens submitted for verification, by who proposed them", seen.nodes_by_drafter),
+        ("accepted_tokens", "Drafted tokens that were emitted, by who proposed them", seen.accepted_by_drafter),
+    ):
+        yield _counter(f"{_SPEC}_drafter_{name}", help_text, ["drafter"], counts.items())
     name, help_text = "adaptspec_goodput_calibration_ratio", "Predicted goodput over realised; above 1: too hopeful"
     yield GaugeMetricFamily(name, help_text, told.goodput_ratio)
     shares, help_text = seen.tier_share.items(), "Share of row-rounds by decided depth"

@@ -12,9 +12,11 @@ from itertools import pairwise, repeat
 from math import isnan, nan
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from adaptspec.request import Request
 from adaptspec.telemetry.live_schema import Bar
-from adaptspec.types import Completion, Reason, RoundRecord
+from adaptspec.types import Branches, Completion, Reason, RoundRecord
 
 # So many rounds of a request are kept one by one, so many of its rare events; sums go on.
 ROUNDS_KEPT = 512
@@ -33,9 +35,10 @@ class RareEvent(NamedTuple):
 class RowRound(NamedTuple):
     """One round of one request.
 
-    Confidence and entropy are of the first drafted token. Of the whole round: when it `ended` on the monotonic clock,
-    what it took, the rows of its `batch`, whether any of them was to draft, the tokens that `came`, the `goodput` that
-    was expected and that of the `other` choice. Unknown is NaN, and -1 for an arm.
+    Confidence and entropy are of the first drafted token. `path` has the rank of each accepted token among its
+    drafter's candidates, and is None of a chain, whose ranks are all 0. Of the whole round: when it `ended` on the
+    monotonic clock, what it took, the rows of its `batch`, whether any of them was to draft, the tokens that `came`,
+    the `goodput` that was expected and that of the `other` choice. Unknown is NaN, and -1 for an arm.
     """
 
     depth: int
@@ -43,6 +46,8 @@ class RowRound(NamedTuple):
     drafter: int
     drafted: int
     accepted: int  # drafted tokens that were emitted
+    nodes: int
+    path: tuple[int, ...] | None
     confidence: float
     entropy: float
     expected: float  # tokens to be accepted
@@ -78,6 +83,8 @@ def rows_of(record: RoundRecord, ended: float) -> Iterator[Row]:
         record.drafter.tolist(),
         record.drafted.tolist(),
         map(min, record.accepted.tolist(), record.emitted.tolist()),
+        record.nodes.tolist(),
+        repeat(None) if record.branches is None else _ranks(record, record.branches),
         record.confidence[:, 0].tolist() if scored else unknown,
         record.entropy[:, 0].tolist() if scored else unknown,
         unknown if expected is None else expected.accepted.tolist(),
@@ -86,6 +93,13 @@ def rows_of(record: RoundRecord, ended: float) -> Iterator[Row]:
         *map(repeat, whole),
         strict=False,  # what is the same for all has no end
     )
+
+
+def _ranks(record: RoundRecord, branches: Branches) -> Iterator[tuple[int, ...] | None]:
+    """Of each row that branched, the ranks of the tokens that were emitted."""
+    emitted, branched = np.minimum(record.accepted, record.emitted), branches.nodes > branches.tree.chain
+    for row, (count, wide) in enumerate(zip(emitted.tolist(), branched.tolist(), strict=True)):
+        yield tuple(branches.tree.ranks[row, branches.path[row, :count]].tolist()) if wide else None
 
 
 @dataclass
@@ -247,7 +261,7 @@ class RequestRecord:
             "policy": stats.policy,
             "finish": self.completion.finish.value,
             "tokens": len(self.completion.tokens),
-            **{name: getattr(stats, name) for name in ("rounds", "draft_rounds", "drafted", "accepted")},
+            **{name: getattr(stats, name) for name in ("rounds", "draft_rounds", "drafted", "accepted", "nodes")},
             **{name: None if at is None else round(at + clock, 4) for name, at in times.items()},
         }
 
@@ -264,11 +278,29 @@ def bars_of(rounds: Sequence[RoundRecord]) -> dict[str, list[Bar]]:
             record.drafter.tolist(),
             record.reasons.tolist(),
             map(_mean, record.entropy.tolist()),
+            *_shapes(record),
             strict=True,
         )
         for name, bar in zip(record.request_ids, map(Bar._make, columns), strict=True):
             bars.setdefault(name, []).append(bar)
     return bars
+
+
+def _shapes(record: RoundRecord) -> Sequence[Sequence[Any]]:
+    """Nodes, accepted ones on the main chain, those of other drafters, and nodes by depth, of each row."""
+    branches, rows = record.branches, len(record.rows)
+    if branches is None:
+        accepted = list(map(min, record.accepted.tolist(), record.emitted.tolist()))
+        return record.drafted.tolist(), accepted, [0] * rows, [None] * rows
+    tree, straight = branches.tree, np.minimum(record.trunk().accepted, record.emitted)
+    inside = np.arange(tree.parents.shape[1]) < branches.nodes[:, None]
+    others = ((tree.drafters != record.drafter[:, None]) & inside).sum(axis=1)
+    depths = np.where(inside, tree.depths, 0)
+    levels = [
+        np.bincount(own)[1:].tolist() if wide else None
+        for own, wide in zip(depths, branches.nodes > tree.chain, strict=True)
+    ]
+    return branches.nodes.tolist(), straight.tolist(), others.tolist(), levels
 
 
 def drafter_name(drafters: Sequence[str], which: int) -> str:

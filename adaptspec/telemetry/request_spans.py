@@ -62,6 +62,7 @@ def of_answers(completions: Sequence[Completion]) -> Attributes:
         "gen_ai.response.finish_reasons": [one.finish.value for one in completions],
         "adaptspec.spec.drafted_tokens": sum(one.stats.drafted for one in completions),
         "adaptspec.spec.accepted_tokens": sum(one.stats.accepted for one in completions),
+        "adaptspec.spec.drafted_nodes": sum(one.stats.nodes for one in completions),
         "adaptspec.spec.rounds": sum(one.stats.rounds for one in completions),
         "adaptspec.policy": completions[0].stats.policy,
         "adaptspec.lossy": any(one.stats.lossy for one in completions),
@@ -101,6 +102,7 @@ def of_decoding(record: RequestRecord, drafters: Sequence[str]) -> Attributes:
             "adaptspec.policy": stats.policy,
             "adaptspec.spec.drafted_tokens": stats.drafted,
             "adaptspec.spec.accepted_tokens": stats.accepted,
+            "adaptspec.spec.drafted_nodes": stats.nodes,
             "adaptspec.spec.mean_acceptance_length": stats.mean_acceptance_length,
             "adaptspec.lossy": stats.lossy,
         }
@@ -108,7 +110,10 @@ def of_decoding(record: RequestRecord, drafters: Sequence[str]) -> Attributes:
 
 
 def _rounds(history: RoundHistory, drafters: Sequence[str]) -> Attributes:
-    """Arrays are attributes of JSON: of OpenTelemetry's own, viewers make a row per element."""
+    """Arrays are attributes of JSON: of OpenTelemetry's own, viewers make a row per element.
+
+    Nodes and paths are told where a round branched; a path is null in rounds of chains.
+    """
     rounds = history.columns
     depths, reasons, who = rounds["depth"], rounds["reason"], rounds["drafter"]
     used = [drafter_name(drafters, which) if depth else "" for which, depth in zip(who, depths, strict=True)]
@@ -123,6 +128,9 @@ def _rounds(history: RoundHistory, drafters: Sequence[str]) -> Attributes:
         "adaptspec.spec.switches": history.switches,
         "adaptspec.events.dropped": history.events_dropped,
     }
+    if any(path is not None for path in rounds["path"]):
+        said["adaptspec.spec.nodes"] = json.dumps(rounds["nodes"])
+        said["adaptspec.spec.path"] = json.dumps(rounds["path"])
     counts = history.sums.reasons.most_common()
     said["adaptspec.decision.reasons"] = [_NAMES[code] for code, _ in counts]
     said["adaptspec.decision.reason_counts"] = [count for _, count in counts]
@@ -172,6 +180,7 @@ def _context(record: RequestRecord) -> Attributes:
 
 def of_round(row: RowRound, drafters: Sequence[str]) -> Attributes:
     """One round of a request; `adaptspec.round` is its number in the journal."""
+    tree: Attributes = {} if row.path is None else {"adaptspec.spec.nodes": row.nodes, "adaptspec.spec.path": row.path}
     return {
         "adaptspec.round": row.number,
         "adaptspec.spec.tier": row.depth,
@@ -179,6 +188,7 @@ def of_round(row: RowRound, drafters: Sequence[str]) -> Attributes:
         "adaptspec.spec.accepted": row.accepted,
         "adaptspec.spec.reason": _NAMES[row.reason],
         "adaptspec.spec.drafter": drafter_name(drafters, row.drafter) if row.depth else "",
+        **tree,
     }
 
 
@@ -203,6 +213,7 @@ def summary(record: RequestRecord, drafters: Sequence[str]) -> str:
     if record.completion is not None:
         stats = record.completion.stats
         words += f"; {stats.accepted} of {stats.drafted} drafted tokens kept"
+        words += f", of {stats.nodes} nodes" if stats.nodes > stats.drafted else ""
     dearer = _price(sums.drafting)
     if dearer is not None:
         words += f"; plain decoding {dearer:.1f} x the price of drafting"

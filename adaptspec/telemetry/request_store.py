@@ -276,7 +276,7 @@ class RequestStore:
             self.running[name].history.happened(when, "resume", "has room again")
 
 
-_DECISION = ("round", "depth", "reason", "drafter", "drafted", "accepted", "emitted")
+_DECISION = ("round", "depth", "reason", "drafter", "drafted", "accepted", "emitted", "nodes")
 
 
 def row_count(max_rows: int) -> int:

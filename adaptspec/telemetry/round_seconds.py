@@ -15,6 +15,7 @@ _FADE = 0.9995  # per round: about the last two thousand count
 _STALL = 3.0  # times what is expected: beyond it the machine was elsewhere
 _TELLING = 16  # rounds before stalls can be told from others
 _RIDGE = 1e-4  # looks that speak for "no seconds at all" where nothing else does
+_BEGUN = 3  # features of the whole round: itself, more rows, tokens beside chains
 _LEAST_NOISE = 0.02  # of a round: clocks and models are no better
 
 
@@ -22,12 +23,12 @@ class RoundSeconds:
     """Least squares over rounds of one batch bucket, old ones fading: seconds = plain round + what drafts add.
 
     What drafts add is piecewise linear in the tokens that each drafter drafts per row; steps beyond those of an even
-    batch, tokens read to catch up and more rows than the fewest have prices of their own. What was never run stays
-    unknown: its error is as large as a round.
+    batch, tokens read to catch up, tokens beside the main chains and more rows than the fewest have prices of their
+    own. What was never run stays unknown: its error is as large as a round.
     """
 
     def __init__(self, drafters: int) -> None:
-        self.width = 2 + (len(KNOTS) + 2) * drafters
+        self.width = _BEGUN + (len(KNOTS) + 2) * drafters
         self._matrix: FloatArray = np.zeros((self.width, self.width))
         self._sums: FloatArray = np.zeros(self.width)
         self._squares = 0.0
@@ -67,10 +68,13 @@ class RoundSeconds:
         self._covariance = inverse * max(left / max(freedom, 1.0), least**2)
 
 
-def features(more_rows: float, drafted: FloatArray, steps: FloatArray, read: FloatArray) -> FloatArray:
+def features(
+    more_rows: float, drafted: FloatArray, steps: FloatArray, read: FloatArray, beside: FloatArray | float = 0.0
+) -> FloatArray:
     """What rounds of one batch size did [..., F]: by drafter [..., N] tokens drafted per row, steps, and tokens read.
 
-    `more_rows` is what the batch has beyond the smallest of its bucket, over that.
+    `more_rows` is what the batch has beyond the smallest of its bucket, over that; `beside` [...] are tokens per row
+    that branched off.
     """
     knots = np.array(KNOTS)
     at = np.clip(np.searchsorted(knots, drafted, side="right") - 1, 0, len(KNOTS) - 2)
@@ -79,5 +83,6 @@ def features(more_rows: float, drafted: FloatArray, steps: FloatArray, read: Flo
     np.put_along_axis(each, at[..., None], np.where(drafted > 0, 1.0 - part, 0.0)[..., None], -1)
     np.put_along_axis(each, at[..., None] + 1, np.where(drafted > 0, part, 0.0)[..., None], -1)
     each[..., -2], each[..., -1] = np.maximum(steps - drafted, 0.0), read
-    begun = np.broadcast_to([1.0, more_rows], (*drafted.shape[:-1], 2))
+    begun = np.ones((*drafted.shape[:-1], _BEGUN))
+    begun[..., 1], begun[..., 2] = more_rows, beside
     return np.concatenate([begun, each.reshape(*drafted.shape[:-1], -1)], axis=-1)

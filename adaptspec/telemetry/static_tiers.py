@@ -69,7 +69,9 @@ class StaticTiers:
     A round run at depth d that had a tokens accepted before one was rejected tells exactly how many rounds of a depth
     k <= d its text takes: ceil((a + 1) / (k + 1)); without a rejection, (a + 1) / (k + 1). At larger depths, and for
     drafters that did not run, a round gets as far as what was scored of them says, and beyond that as far as is
-    expected by the acceptance seen so far, by row, task and position. Plain decoding takes a round per token.
+    expected by the acceptance seen so far, by row, task and position. Plain decoding takes a round per token. Fixed
+    depths draft chains: of a round that branched its main chains are told, and what was emitted after these had failed
+    takes rounds of the expected length.
 
     Seconds of a round at a tier are what rounds of its batch bucket were measured to take (`RoundSeconds`). What cannot
     be priced yet waits until enough rounds have run: plain ones, ones as deep. Hiccups take the same share of any tier.
@@ -158,17 +160,25 @@ class StaticTiers:
         guesses = np.where(beyond, survival, 0.0).cumsum(axis=1)[:, _DEPTHS - 1]
         tokens = 1.0 + np.minimum(kept[:, None], _DEPTHS) + guesses
         tokens = np.where(ended[:, None], np.minimum(tokens, emitted), tokens)
-        rounds = emitted / np.maximum(tokens, 1.0)  # a row that failed emits nothing
+        told = np.where((rows.emitted > rows.accepted + 1) & ran, rows.accepted + 1, rows.emitted)[:, None]
+        rounds = told / np.maximum(tokens, 1.0)  # a row that failed emits nothing
         rounds = np.where(certain[:, None], np.ceil(rounds), rounds)
+        guessed = (guesses * rounds).sum(axis=0)
+        after = emitted - told  # the main chain had failed, and something beside it had not
+        if after.any():
+            usual = self._signals[which].acceptance(rows.rows, rows.tasks).cumprod(axis=1).cumsum(axis=1)
+            rounds += after / (1.0 + usual[:, _DEPTHS - 1])
+            guessed += after.sum()
         drafted = np.minimum(_DEPTHS, known.most[:, None])
-        return _Rounds(rounds, drafted.astype(np.float64), (guesses * rounds).sum(axis=0))
+        return _Rounds(rounds, drafted.astype(np.float64), guessed)
 
     def _as_run(self, rows: RoundRecord, records: Sequence[RoundRecord], size: int, more: float) -> FloatArray:
         """Features of the rounds as they were run [R, F]."""
         ran = rows.drafter.reshape(-1, size, 1) == np.arange(len(self._drafters))
         own = np.where(ran, rows.drafted.reshape(-1, size, 1), 0)
         read = np.array([record.caught_up for record in records])[:, None] * self._reads
-        return features(more, own.mean(axis=1), own.max(axis=1), read)
+        beside = np.array([0 if r.branches is None else (r.nodes - r.chain).sum() for r in records]) / size
+        return features(more, own.mean(axis=1), own.max(axis=1), read, beside)
 
     def _learn(self, rows: RoundRecord) -> None:
         for which, signals in enumerate(self._signals):
@@ -220,10 +230,11 @@ class _Rounds:
 
 
 def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
-    """Rounds as one of many `rows` [N]. Of confidence the first column is kept.
+    """Rounds as one of many `rows` [N], by their main chains. Of confidence the first column is kept.
 
     Who they belong to is left out, and what whole rounds cost is left as it was in the first.
     """
+    records = [record.trunk() for record in records]
     first_token = np.concatenate([_first_token(record) for record in records])
     return replace(
         records[0],
@@ -237,6 +248,8 @@ def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
         expected=None,
         shadow=_scores("shadow", records),
         shadow_drafted=_scores("shadow_drafted", records),
+        stated=None,
+        temperature_scores=None,
         **{name: gathered(records, name) for name in _PER_ROW},  # type: ignore[arg-type]
     )
 

@@ -5,7 +5,7 @@ Holds the rounds of requests that run, and nothing of those that have ended.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isnan
@@ -13,6 +13,7 @@ from typing import Any
 
 from adaptspec.errors import JournalError
 from adaptspec.journal import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted
+from adaptspec.telemetry.request_record import drafter_name
 from adaptspec.telemetry.trace_events import Curves, Event, process_name, slice_event, track_name
 from adaptspec.types import FloatArray, Reason, RoundRecord
 
@@ -116,6 +117,8 @@ class Timeline:
         end = _nanoseconds(entry.ended) + self._shift
         arrived = end - _nanoseconds(entry.seconds)
         told = {name: getattr(entry, name) for name in ("policy", "finish", "tokens", "rounds", "drafted", "accepted")}
+        if entry.nodes is not None and entry.nodes > entry.drafted:
+            told["nodes"] = entry.nodes
         yield slice_event(track, "request", arrived, end - arrived, **told)
         admitted = end if entry.queued is None else arrived + _nanoseconds(entry.queued)
         first = end if entry.to_first_token is None else arrived + _nanoseconds(entry.to_first_token)
@@ -160,6 +163,7 @@ class Timeline:
             "context": int(record.context[i]),
             "entropy": _mean(record.entropy[i]),
             "confidence": _mean(record.confidence[i]),
+            **self._tree(record, i),
         }
         if record.provenance is not None:
             told["arm"] = int(record.provenance.arms[i])
@@ -167,6 +171,16 @@ class Timeline:
         if record.expected is not None:
             told["expected_accepted"] = _known(record.expected.accepted[i])
         return {name: value for name, value in told.items() if value is not None}
+
+    def _tree(self, record: RoundRecord, i: int) -> dict[str, Any]:
+        """Nodes by who proposed them, and the ranks of the accepted ones; nothing of a chain."""
+        branches, nodes = record.branches, int(record.nodes[i])
+        if branches is None or nodes == branches.tree.chain[i]:
+            return {}
+        owners = Counter(branches.tree.drafters[i, :nodes].tolist())
+        path = branches.path[i, : min(record.accepted[i], record.emitted[i])]
+        names = {drafter_name(self._drafters, which): count for which, count in owners.items()}
+        return {"nodes": nodes, "proposed": names, "path": branches.tree.ranks[i, path].tolist()}
 
 
 def _tier_name(depth: int) -> str:

@@ -26,12 +26,15 @@ def _empty() -> IntArray:
 class Totals:
     """Sums over all rounds so far. The three tallies are indexed by number of tokens, and count row-rounds.
 
+    Of drafts that branch, `drafted` and `accepted` are along a path, so that they say how deep; `nodes` are all tokens.
+
     As in `SpeculationStats`, `accepted` counts only tokens that were emitted: what lies behind an end of
     sequence, a stop string or max_tokens was kept by verification but earned nothing.
     """
 
     rounds: int = 0
     emitted: int = 0
+    nodes: int = 0  # submitted for verification
     prefill_tokens: int = 0
     verify_tokens: int = 0
     draft_steps: int = 0
@@ -40,7 +43,7 @@ class Totals:
     verify_seconds: float = 0.0
     total_seconds: float = 0.0
     depths: IntArray = field(default_factory=_empty)  # by decided depth
-    drafted: IntArray = field(default_factory=_empty)  # by number of tokens submitted for verification
+    drafted: IntArray = field(default_factory=_empty)  # by tokens submitted for verification along the longest path
     accepted: IntArray = field(default_factory=_empty)  # by number of tokens accepted
     reasons: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))
 
@@ -81,6 +84,7 @@ class Totals:
             more[name] = tallied(getattr(self, name), gathered(records, name))
         more["rounds"] = self.rounds + len(records)
         more["emitted"] = self.emitted + int(emitted.sum())
+        more["nodes"] = self.nodes + int(gathered(records, "nodes").sum())
         more["accepted"] = tallied(self.accepted, np.minimum(gathered(records, "accepted"), emitted))
         return replace(self, **more)
 
@@ -89,6 +93,28 @@ def gathered(records: Sequence[RoundRecord], name: str) -> IntArray:
     """What rounds say of their rows, one after the other [N]."""
     values: IntArray = np.concatenate([getattr(record, name) for record in records])
     return values
+
+
+def by_proposer(records: Sequence[RoundRecord], drafters: int) -> tuple[IntArray, IntArray]:
+    """By drafter, of at least so many: the tokens that it proposed, and those of them that were emitted.
+
+    A row may hold tokens of several, whoever was decided to draft for it.
+    """
+    proposed, kept = [np.arange(0)], [np.arange(0)]
+    chains = [record for record in records if record.branches is None]
+    if chains:
+        owners, drafted = gathered(chains, "drafter"), gathered(chains, "drafted")
+        proposed.append(np.repeat(owners, drafted))
+        kept.append(np.repeat(owners, np.minimum(gathered(chains, "accepted"), gathered(chains, "emitted"))))
+    for record in records:
+        if record.branches is not None:
+            owners, path = record.branches.tree.drafters, record.branches.path
+            proposed.append(owners[np.arange(owners.shape[1]) < record.nodes[:, None]])
+            emitted = np.minimum(record.accepted, record.emitted)
+            row, place = np.nonzero(np.arange(path.shape[1]) < emitted[:, None])
+            kept.append(owners[row, path[row, place]])
+    told = [np.bincount(np.concatenate(owners), minlength=drafters) for owners in (proposed, kept)]
+    return told[0], np.pad(told[1], (0, len(told[0]) - len(told[1])))
 
 
 def tallied(before: IntArray, values: IntArray) -> IntArray:

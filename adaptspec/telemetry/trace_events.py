@@ -26,7 +26,12 @@ Event = Mapping[str, Any]
 WINDOW = 50_000_000  # nanoseconds: some tens of rounds of a small model, and no more than 20 values a second
 
 # What the values are: viewers show it behind the name.
-_UNITS = {"tokens per second": "output", "acceptance length": "tokens", "batch": "requests"}
+_UNITS = {
+    "tokens per second": "output",
+    "acceptance length": "tokens",
+    "nodes per draft": "tokens",
+    "batch": "requests",
+}
 # Level 6 of gzip is not worth its time here: traces are so repetitive that 3 makes them as small within a few percent.
 _COMPRESSION = 3
 
@@ -98,14 +103,16 @@ class Curves:
     """Sums rounds up in windows of `WINDOW` or more, whole rounds each; a pause ends a window and is one of its own.
 
     Tokens per second x length of a window, summed over all of them, is therefore the number of tokens emitted.
-    Acceptance length is 1 + accepted per draft, as everywhere, and has no value where nothing was drafted.
+    Acceptance length is 1 + accepted per draft, as everywhere, and has no value where nothing was drafted. Nodes per
+    draft are a curve from the first draft that branches.
     """
 
     def __init__(self, process: int) -> None:
         self._process = process
         self._start: int | None = None
         self._end = 0
-        self._emitted = self._accepted = self._drafts = 0
+        self._emitted = self._accepted = self._drafts = self._nodes = 0
+        self._branched = False
         self._batch: int | None = None
 
     def add(self, record: RoundRecord, start: int, length: int) -> Iterator[Event]:
@@ -119,6 +126,8 @@ class Curves:
         self._emitted += int(record.emitted.sum())
         self._accepted += int(np.minimum(record.accepted, record.emitted).sum())
         self._drafts += int((record.drafted > 0).sum())
+        self._nodes += int(record.nodes.sum())
+        self._branched |= record.branches is not None
         if len(record.rows) != self._batch:
             self._batch = len(record.rows)
             yield self._event("batch", start, self._batch)
@@ -139,8 +148,10 @@ class Curves:
             yield self._event("tokens per second", self._start, rate)
             if self._drafts:
                 yield self._event("acceptance length", self._start, 1.0 + self._accepted / self._drafts)
+                if self._branched:
+                    yield self._event("nodes per draft", self._start, self._nodes / self._drafts)
         self._start = None
-        self._emitted = self._accepted = self._drafts = 0
+        self._emitted = self._accepted = self._drafts = self._nodes = 0
 
     def _event(self, name: str, at: int, value: float) -> Event:
         return counter_event(self._process, name, _UNITS[name], at, value)

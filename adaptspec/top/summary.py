@@ -44,6 +44,7 @@ class Summary:
 
     `speedup` is over rounds in which no prompt was read: seconds that they would have taken without speculation, as
     plain rounds that were run tell, over those they took. `plain_tokens_per_second` is the speed divided by it.
+    `nodes` are tokens verified per draft, None while drafts are chains: then they are what is drafted.
     """
 
     model: str
@@ -57,6 +58,7 @@ class Summary:
     acceptance_length: float | None
     acceptance_rate: float | None
     drafting: float | None
+    nodes: float | None
     tiers: Mapping[int, float]
     reasons: Mapping[str, float]
     tasks: Mapping[str, TaskFigures]
@@ -72,7 +74,7 @@ def summary(state: LiveState) -> Summary:
     """The figures as they stand."""
     rated, shared = latest(state, RATE_SECONDS), latest(state, SHARE_SECONDS)
     drafts = sum(read(DrafterSums, own).rounds for second in shared for own in second["drafters"])
-    rows, drafted, accepted = (_sum(shared, name) for name in ("rows", "drafted", "accepted"))
+    rows, drafted, accepted, nodes = (_sum(shared, name) for name in ("rows", "drafted", "accepted", "nodes"))
     speed, gain = _sum(rated, "emitted") / _span(state), speedup(shared)
     return Summary(
         model=state.server["model"],
@@ -86,6 +88,7 @@ def summary(state: LiveState) -> Summary:
         acceptance_length=1.0 + accepted / drafts if drafts else None,
         acceptance_rate=accepted / drafted if drafted else None,
         drafting=drafts / rows if rows else None,
+        nodes=nodes / drafts if nodes > drafted else None,
         tiers=_shares(shared, "depths"),
         reasons={state.reasons[code]["name"]: share for code, share in _shares(shared, "reasons").items()},
         tasks=_tasks(shared),

@@ -146,6 +146,8 @@ def _speed(state: LiveState, figures: Summary, width: int, *, blocks: bool) -> R
         line.append(f"   acceptance length {figures.acceptance_length:.2f}")
     if figures.drafting is not None:
         line.append(f"   drafting {figures.drafting:.0%}")
+    if figures.nodes is not None:
+        line.append(f"   {figures.nodes:.1f} nodes a draft")
     count = max(1, min(_CURVE_SECONDS, width - 12))
     end = int(state.now())
     told = {second["at"]: second for second in latest(state, count)}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptspec.analysis.journal_tape import tape_of_journal
+from adaptspec.analysis.journal_tape import _Request, tape_of_journal
 from adaptspec.cli import main
 from adaptspec.errors import JournalError
 from adaptspec.journal import RequestFinished, RequestStarted, read_entries, to_line
@@ -19,6 +19,7 @@ from adaptspec.simulation.scenarios import Schedule, stream
 from adaptspec.simulation.tape import Tape
 from tests.analysis.logs import write_journal
 from tests.simulation.tapes import made_tape
+from tests.trees import SIBLING, STRAIGHT, branching
 
 
 def _journal(path: Path, depth: int, tape: Tape) -> Path:
@@ -55,6 +56,16 @@ def test_guesses_are_in_proportion(tmp_path: Path) -> None:
     assert guessed == pytest.approx(real, rel=0.08)
     again = tape_of_journal(tmp_path / "j").tape.views["draft-model"]
     assert np.array_equal(again.run, read.tape.views["draft-model"].run), "deterministic"
+
+
+def test_of_trees_the_main_chain_is_told() -> None:
+    """A path beside it tells that it was wrong where they part, and nothing of what would have followed."""
+    one = _Request(RequestStarted("0", "goodput", None, 99, 64, None, 0.0))
+    one.add(branching(SIBLING), 0, 0)
+    assert {at: agreed for at, (agreed, _, _) in one.known.items()} == {1: 0}
+    assert one.length == 4
+    one.add(replace(branching(STRAIGHT), context=np.array([103])), 0, 0)
+    assert {at: agreed for at, (agreed, _, _) in one.known.items()} == {1: 0, 4: 1, 5: 1, 6: 0}
 
 
 def test_costs_are_those_of_the_rounds_and_not_of_a_wrong_start(tmp_path: Path) -> None:

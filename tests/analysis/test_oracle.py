@@ -14,11 +14,12 @@ from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.errors import ConfigError
 from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
+from adaptspec.simulation.draft_view import UNRANKED, DraftView, run_lengths
 from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, in_phases, stream
 from adaptspec.simulation.simulator import SimulatorSettings
-from adaptspec.simulation.tape import DraftView, Tape, recorded, run_lengths
-from tests.simulation.tapes import made_tape, one_request
+from adaptspec.simulation.tape import Tape, recorded
+from tests.simulation.tapes import made_tape, one_request, with_candidates
 
 BOTH = ("draft-model", "ngram")
 TASKS = ("code", "json")
@@ -32,6 +33,33 @@ def test_the_short_way_to_fixed_depths_is_the_simulators(machine: str) -> None:
     known = references(one, costs, BOTH)
     for tier, goodput in known.tiers.items():
         assert replay(static_spec(tier.depth, tier.drafter), one, costs).goodput == pytest.approx(goodput), str(tier)
+
+
+@pytest.mark.parametrize("machine", ["cpu-2-cores", "gpu-8b"])
+def test_fixed_combs_are_added_up_as_the_simulator_replays_them(machine: str) -> None:
+    """To the ceiling of nodes, beyond which the deepest siblings are left out."""
+    tape, costs = with_candidates(made_tape(count=2, beyond=4, most=60), most=8), load_costs(machine)
+    one = stream(tape, Schedule((1,)))
+    known = references(one, costs, BOTH, depths=(0, 1, 3, 12), width=8)
+    assert {tier.width for tier in known.tiers} == {1, 2, 4, 8}
+    for tier, goodput in known.tiers.items():
+        replayed = replay(static_spec(tier.depth, tier.drafter, tier.width), one, costs).goodput
+        assert replayed == pytest.approx(goodput), str(tier)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_no_tree_passes_the_oracle_that_knows_ranks(batch: int) -> None:
+    """It earns more than the one of chains, and than what branches: fixed combs, and a policy that adapts."""
+    tape, costs = with_candidates(made_tape(), most=8), load_costs("gpu-8b")
+    made = stream(tape, Schedule((batch,)))
+    chains, trees = (references(made, costs, depths=(0, 1, 3, 7), width=width) for width in (1, 8))
+    assert trees.clairvoyant is not None
+    assert chains.clairvoyant is not None
+    assert trees.best_static >= chains.best_static
+    spec = load_policy_spec(find_policy("goodput"))
+    wide = spec.model_copy(update={"spec": spec.spec.model_copy(update={"max_width": 8, "drafters": ["draft-model"]})})
+    policy = replay(wide, made, costs).goodput
+    assert trees.clairvoyant > max(policy, trees.best_static, chains.clairvoyant)
 
 
 @pytest.mark.parametrize("machine", ["cpu-2-cores", "gpu-8b"])
@@ -167,7 +195,7 @@ def test_it_is_what_trying_everything_finds(
     views = {"draft-model": DraftView.of_agreement(flags)}
     rows = {"draft-model": alone(load_costs("cpu-2-cores"), "draft-model", 4)}
     if both:
-        views["ngram"] = DraftView(run, reach, unknown, unknown, unknown)
+        views["ngram"] = DraftView(run, reach, np.where(run > 0, 0, UNRANKED), unknown, unknown, unknown)
         rows["ngram"] = alone(load_costs("cpu-2-cores"), "ngram", 4)
     tape = recorded("only", prompt, size, views)
     model = rows["draft-model"]

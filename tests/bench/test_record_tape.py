@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,10 @@ from safetensors.torch import load_file, save_file
 from adaptspec.bench.record_tape import RecordSettings, record
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.cli import main
+from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
+from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.engine.assembly import Built, EngineConfig, assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.request import Request, SamplingParams, SpeculationParams
@@ -61,7 +65,12 @@ def tape(built: Built, workloads: Workloads) -> Tape:
     return record(built, workloads, SETTINGS, lambda: None)
 
 
-def engine_records(built: Built, tape: Tape, prompts: list[Prompt], depth: int, drafter: str) -> list[RoundRecord]:
+Branch = Callable[[Decision], Decision]
+
+
+def engine_records(
+    built: Built, tape: Tape, prompts: list[Prompt], depth: int, drafter: str, *, branch: Branch | None = None
+) -> list[RoundRecord]:
     """What the real engine does at a fixed depth with the requests of the tape."""
     notes = Notes()
     core = assemble(
@@ -77,6 +86,9 @@ def engine_records(built: Built, tape: Tape, prompts: list[Prompt], depth: int, 
         ids = encode(built.tokenizer, prompts[i % len(prompts)], built.target.info.context - SETTINGS.tokens)
         sampling = SamplingParams(SETTINGS.tokens, float(tape.temperatures[i]), seed=int(tape.seeds[i]))
         core.add(Request(name, ids, sampling, SpeculationParams(task="chat")))
+    if branch is not None:
+        decide = core.controller.decide
+        core.controller.decide = lambda signals: branch(decide(signals))
     while not core.idle:
         core.step()
     return notes.records
@@ -103,6 +115,75 @@ def test_a_replayed_depth_does_what_the_engine_did(
             assert getattr(ours, count).tolist() == getattr(theirs, count).tolist(), count
         for count in ("number", "prefill_tokens", "draft_steps", "caught_up", "verify_tokens"):
             assert getattr(ours, count) == getattr(theirs, count), count
+
+
+def branching(width: int, nodes: int, *, beam: bool) -> Branch:
+    """Adds to a decision trees of fixed ranks: 0.6 that a first candidate is right, half as much for each next one."""
+
+    def branch(decision: Decision) -> Decision:
+        rows = len(decision.depths)
+        if rows and decision.depths.any():
+            chances = np.broadcast_to(0.6 * 0.5 ** np.arange(4.0)[:, None], (rows, 4, 1))
+            size = np.full(rows, width), np.full(rows, nodes)
+            decision.tree = TreeTable(*size, np.full(rows, 0.05), chances)
+            if beam:
+                one = np.ones((rows, 1))
+                decision.stop = StopTable(
+                    survival=0.08 * one, calibration=0.6 * one, unstated=0.6 * one, worth=one, step=0.01 * one
+                )
+        return decision
+
+    return branch
+
+
+@pytest.mark.parametrize("size", [(1, 4, 8), (4, 2, 6), (5, 3, 64), (3, 8, 5)])
+def test_a_replayed_comb_does_what_the_engine_did(
+    built: Built, workloads: Workloads, tape: Tape, size: tuple[int, int, int]
+) -> None:
+    """At a depth, width and ceiling of nodes: nodes, paths, steps and what the draft model has read are the same."""
+    depth, width, nodes = size
+    real, replayed = both(built, workloads, tape, depth, branching(width, nodes, beam=False))
+    branched = beside = 0
+    for ours, theirs in zip(replayed, real, strict=False):
+        for count in ("depths", "drafted", "accepted", "emitted", "context", "chain", "straight"):
+            assert getattr(ours, count).tolist() == getattr(theirs, count).tolist(), count
+        for count in ("draft_steps", "caught_up", "verify_tokens"):
+            assert getattr(ours, count) == getattr(theirs, count), count
+        assert (ours.branches is None) == (theirs.branches is None)
+        if ours.branches is not None and theirs.branches is not None:
+            assert ours.branches.nodes.tolist() == theirs.branches.nodes.tolist()
+            assert ours.branches.path.tolist() == theirs.branches.path.tolist()
+            branched += 1
+            beside += int((ours.accepted > ours.straight).sum())
+    assert branched > 10
+    assert beside > 3, "trees whose branches are never right prove nothing"
+
+
+def test_a_replayed_beam_is_right_where_the_engines_was(built: Built, workloads: Workloads, tape: Tape) -> None:
+    """What is accepted is the same; a tape does not know which wrong tokens end a text, so a few nodes more grow."""
+    real, replayed = both(built, workloads, tape, 6, branching(3, 24, beam=True))
+    for ours, theirs in zip(replayed, real, strict=False):
+        for count in ("depths", "accepted", "emitted", "context", "straight"):
+            assert getattr(ours, count).tolist() == getattr(theirs, count).tolist(), count
+    nodes = [sum(record.verify_tokens for record in records[: len(replayed)]) for records in (real, replayed)]
+    assert nodes[0] <= nodes[1] <= 1.05 * nodes[0]
+    assert sum(int((record.accepted > record.straight + 1).sum()) for record in replayed) > 3, "no side node grew"
+
+
+def both(
+    built: Built, workloads: Workloads, tape: Tape, depth: int, branch: Branch
+) -> tuple[list[RoundRecord], list[RoundRecord]]:
+    """The rounds of the engine, and of the simulator, with decisions made to branch."""
+    real = engine_records(built, tape, workloads["chat"], depth, "draft-model", branch=branch)
+
+    class Branching(Controller):
+        def decide(self, signals: BatchSignals) -> Decision:
+            return branch(super().decide(signals))
+
+    stream = Stream(tape, tuple(range(len(tape))), Schedule((4,)))
+    settings, costs = SimulatorSettings(prefill_tokens=512), load_costs("cpu-2-cores")
+    tally = replay(static_spec(depth), stream, costs, settings, keep=True, controller=Branching)
+    return real, tally.records
 
 
 def test_confidence_on_the_tape_is_what_the_engine_saw(built: Built, workloads: Workloads, tape: Tape) -> None:
@@ -144,7 +225,7 @@ def test_the_command_writes_a_tape_and_its_costs(
     printed = json.loads(capsys.readouterr().out)
     tape = load_tape(out)
     assert len(tape) == len(printed["recorded"]) == len(set(tape.tasks))
-    assert tape.drafters == ("draft-model", "ngram")
+    assert tape.drafters == ("draft-model", "ngram", "counts")
     measured = load_costs(str(costs)).profile()
     assert measured.rows == built.costs.profile.rows
     assert measured.drafters["draft-model"].rows == built.costs.profile.drafters["draft-model"].rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,10 @@ from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.errors import ConfigError
+from adaptspec.models.processors import NO_PATHS, SamplingRow
+from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
-from adaptspec.simulation.tape import FAR
+from adaptspec.simulation.draft_view import FAR
 from tests.fakes import TableRunner, plain_greedy
 
 GREEDY = SamplingParams(16, 0.0, seed=1, ignore_eos=True)
@@ -33,6 +37,28 @@ def test_a_draft_model_agrees_where_its_own_next_token_is_the_targets() -> None:
     assert view.rejection.tolist() == [float(agreed) for agreed in own]
     assert (view.reach >= 80).all()
     assert target.length(0) == draft.length(0) == 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, replace(GREEDY, temperature=0.9)])
+def test_the_rank_is_the_place_of_the_true_token_among_the_candidates(sampling: SamplingParams) -> None:
+    """In the order of the draft's scores with the noise of the position, which the shares of the first ones follow."""
+    draft, prompt = TableRunner(seed=1, blend=0.5), [5, 6, 7]
+    text = replace(_text(prompt), sampling=sampling)
+    view = Judge(TableRunner(), [DraftModelDrafter(draft)]).views(text)["draft-model"]
+    assert view.top is not None
+    for at, token in enumerate(text.output):
+        tokens = text.tokens[: 3 + at]
+        logits, here = draft.logits(tokens).unsqueeze(0), np.zeros(1, dtype=np.int64)
+        batch = SamplingBatch([SamplingRow(sampling, 1, tokens, 3, ())], logits.shape[1], draft.device)
+        scores = batch.process(logits, here, here, NO_PATHS)
+        drawn = int(batch.choose(scores, here, here))
+        scores = batch.perturbed(scores, here, here)
+        order = scores[0].argsort(descending=True).tolist()
+        assert order[0] == drawn
+        assert order[view.rank[at]] == token
+        np.testing.assert_allclose(view.top[at], scores.softmax(1)[0, order[:8]], atol=1e-6)
+    assert view.agreed.tolist() == (view.rank == 0).tolist()
+    assert len(set(view.rank.tolist())) > 2
 
 
 def test_behind_a_wrong_token_the_draft_goes_on_with_its_own() -> None:

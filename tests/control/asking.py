@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
-from adaptspec.control.algorithms.planning import ModelTerms
+from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.decision_tables import StopEvaluator, StopTable
 from adaptspec.types import FloatArray
 

@@ -14,10 +14,11 @@ import numpy as np
 from adaptspec.control.cost import CostProfile, DrafterCost
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, packed
+from adaptspec.simulation.draft_view import DraftView
 from adaptspec.simulation.replay import Tally, replay
 from adaptspec.simulation.scenarios import Schedule, Stream
 from adaptspec.simulation.simulator import SimulatorSettings
-from adaptspec.simulation.tape import DraftView, join, recorded
+from adaptspec.simulation.tape import join, recorded
 from adaptspec.types import BoolArray, FloatArray
 from tests.references import fixed_goodput
 

@@ -8,10 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
-from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
+from adaptspec.control.cost import CostProfile, CostTable, DrafterCost, _drafting
 from adaptspec.errors import ConfigError
+from adaptspec.types import RoundRecord
 from tests.control.helpers import QUIET, record, table
+from tests.trees import CHAIN, Grown, branching, forests
 
 
 def test_a_round_is_the_sum_of_its_parts() -> None:
@@ -175,3 +178,42 @@ def test_what_was_measured_at_the_start_is_outweighed_in_a_few_dozen_rounds(wron
         cost.observe(record([3], [2]), ("draft-model",))
     assert cost.plain_seconds(1) == pytest.approx(table().plain_seconds(1), rel=0.1)
     assert cost.verify_seconds(1, 4) == pytest.approx(table().verify_seconds(1, 4), rel=0.1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(forests())
+def test_what_drafts_are_charged_for_is_what_was_drafted_on_from(one: RoundRecord) -> None:
+    """Siblings come of one step; the parts of a tree are paid by whoever proposed them, once."""
+    told = {which: (rows, active) for which, rows, active in _drafting(one)}
+    for which in range(2):
+        rows, active = told.get(which, (0, np.zeros(1, dtype=np.int64)))
+        own = one.branches.tree.drafters == which  # type: ignore[union-attr]
+        nodes = int((own & (np.arange(own.shape[1]) < one.nodes[:, None])).sum())
+        assert active[0] == rows <= len(one.rows)
+        assert active[1:].sum() <= nodes
+
+
+def test_chains_and_combs_cost_the_same_steps() -> None:
+    """What stands beside a chain takes no step of the draft model, but a place in the target's pass."""
+    comb = Grown([-1, 0, 1, -1, 0, 1], 3)
+    told = [
+        [(which, rows, active.tolist()) for which, rows, active in _drafting(one)]
+        for one in (record([3, 2], [1, 0]), branching(comb, CHAIN), branching(Grown([-1, 0, 1], 3), CHAIN))
+    ]
+    assert told == [[(0, 2, [2, 2, 1])]] * 3
+    beam = Grown([-1, 0, -1, 2, 2], 2)  # two nodes are drafted on from in the second step
+    assert [(which, rows, active.tolist()) for which, rows, active in _drafting(branching(beam))] == [(0, 1, [1, 2])]
+    union = Grown([-1, 0, -1, 2], 2, drafters=[0, 0, 1, 1])
+    assert [which for which, _, _ in _drafting(branching(union))] == [0, 1]
+
+
+def test_a_table_learns_verification_by_nodes() -> None:
+    """Rounds of combs teach what as many tokens of chains would: the price of a step stays what it is."""
+    comb, cost = branching(Grown([-1, 0, 1, -1, 0, 1], 3)), table()
+    draft, verify = 3 * QUIET.step(1), QUIET.verify(7)
+    took = {"draft_seconds": draft, "verify_seconds": verify, "total_seconds": draft + verify + QUIET.overhead_ms / 1e3}
+    for _ in range(200):
+        cost.observe(replace(comb, **took), ("draft-model",))
+        cost.observe(record([0], [0]), ("draft-model",))
+    assert cost.draft_step_seconds("draft-model", 1) == pytest.approx(QUIET.step(1), rel=0.02)
+    assert cost.verify_seconds(1, 7) == pytest.approx(QUIET.verify(7), rel=0.05)

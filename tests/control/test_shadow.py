@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import build_policy, parse_policy_spec
-from adaptspec.control.policy import Decision
+from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.control.rollout import ShadowSpec
-from adaptspec.control.shadow import Counterfactual, ShadowEstimate
-from adaptspec.decision_tables import StopTable
+from adaptspec.control.shadow import Counterfactual, ShadowEstimate, ShadowPolicy
+from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.request import Request
 from adaptspec.simulation.cost_profiles import of_profile
 from adaptspec.simulation.replay import Tally
@@ -26,6 +26,7 @@ from adaptspec.types import RoundRecord
 from tests.control.helpers import record, signals
 from tests.control.simulator import GOODPUT, STATIC, Machine, Text, run, run_fixed, stream_of, texts
 from tests.control.two_drafters import alike
+from tests.trees import SIBLING, branching, forests
 
 MACHINE = Machine(noise=0.0)
 
@@ -184,6 +185,53 @@ def test_the_certain_part_is_what_would_have_happened(agrees: list[bool], ran: i
     else:
         assert surely[0] == ran <= truth
         assert np.isclose(expected[0], sum(0.5**j for j in range(1, asked - ran + 1)))
+
+
+@given(forests())
+@settings(max_examples=60, deadline=None)
+def test_a_tree_tells_what_its_main_chain_had(acted: RoundRecord) -> None:
+    """A token beside the chain that was right says of the chain that it was wrong there."""
+    known = Counterfactual.of(acted, acted.drafter, 8)
+    assert (known.kept <= known.seen).all()
+    assert (known.seen <= acted.chain).all()
+    assert not known.open[acted.trunk().accepted < acted.chain].any()
+    for name, value in vars(Counterfactual.of(acted.trunk(), acted.drafter, 8)).items():
+        np.testing.assert_array_equal(getattr(known, name), value)
+
+
+class Wide(Policy):
+    """Depth 3, as a chain or a tree; keeps what it is told."""
+
+    drafters, max_depth = ("draft-model",), 3
+
+    def __init__(self, width: int) -> None:
+        self.width, self.told = np.array([width]), list[RoundRecord]()
+
+    def decide(self, signals: BatchSignals) -> Decision:
+        table = TreeTable(self.width, np.array([8]), np.zeros(1), np.ones((1, 2, 1)))
+        return Decision(np.array([3]), np.array([0]), np.array([0]), tree=table)
+
+    def learn(self, record: RoundRecord) -> None:
+        self.told.append(record)
+
+
+@pytest.mark.parametrize(("width", "tokens"), [(1, 1), (2, 3)])
+def test_who_would_branch_alike_is_told_of_the_tree_that_ran(width: int, tokens: int) -> None:
+    """A chain would have got nothing but the target's own token, for less time; both learn of chains alone."""
+    policy = Wide(width)
+    shadow = ShadowPolicy("s", policy, "a", ("draft-model",), 1, cost=CostTable(MACHINE.profile()), tasks=1)
+    shadow.start(0)
+    for number in range(1, 40):
+        shadow.decide(replace(signals([7], cache_gap=[0]), number=number))
+        shadow.learn(replace(branching(SIBLING), decision=number))
+    acted = branching(SIBLING)
+    chain = MACHINE.verify(1 + 5) - MACHINE.verify(1 + 3)
+    seconds = acted.total_seconds - (chain if width == 1 else 0.0)
+    assert shadow.estimate.goodput_ratio == pytest.approx(tokens / 3 * acted.total_seconds / seconds, rel=0.02)
+    assert shadow.estimate.guessed == 0.0
+    assert all(one.branches is None for one in policy.told)
+    assert {(int(one.drafted[0]), int(one.accepted[0])) for one in policy.told} == {(3, 0)}
+    assert {one.verify_tokens for one in policy.told} == {4}
 
 
 def test_dice_draw_what_is_expected() -> None:

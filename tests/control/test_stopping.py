@@ -27,6 +27,7 @@ from adaptspec.control.stopping import (
 from adaptspec.types import FloatArray
 from tests.control.asking import CURVE, ask, choice, drafted, terms
 from tests.control.helpers import record
+from tests.trees import SIBLING, branching
 
 NAN = float("nan")
 ROWS = st.lists(st.floats(0.0, 12.0), min_size=1, max_size=6)
@@ -103,6 +104,15 @@ def test_rejections_make_adaedl_stricter_and_acceptance_looser() -> None:
     for _ in range(300):
         rule.learn(record([4], [4]))
     assert strict > start > rule.threshold
+
+
+def test_adaedl_goes_by_the_chains_that_it_stops() -> None:
+    """A sibling that was right does not make the chain beside it right."""
+    tree, chain = AdaEdlStop(), AdaEdlStop()
+    for _ in range(50):
+        tree.learn(branching(SIBLING))
+        chain.learn(record([3], [0]))
+    assert tree.threshold == chain.threshold > AdaEdlStop().threshold
 
 
 def test_a_round_without_drafts_says_adaedl_nothing() -> None:

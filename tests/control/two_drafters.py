@@ -8,9 +8,10 @@ import numpy as np
 
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.simulation.cost_profiles import of_profile
+from adaptspec.simulation.draft_view import DraftView
 from adaptspec.simulation.replay import Tally, replay
 from adaptspec.simulation.scenarios import Schedule, Stream
-from adaptspec.simulation.tape import DraftView, Tape, join, recorded
+from adaptspec.simulation.tape import Tape, join, recorded
 from adaptspec.types import FloatArray
 from tests.control.simulator import HEADER, Machine
 

@@ -8,13 +8,18 @@ import shutil
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
+from adaptspec.request import Request
+from adaptspec.telemetry.request_record import RequestRecord, bars_of
+from tests.control.helpers import record
 from tests.e2e.conftest import Server, start_server
+from tests.trees import CHAIN, SIBLING, STRAIGHT, branching
 
 KEY = "open sesame"
 WIDTHS = (360, 390, 600, 768, 1024, 1181, 1440, 1920)
@@ -154,6 +159,47 @@ def test_bars_move_while_a_request_runs(live: Server, open_page: Open) -> None:
     expect(page.locator("#reasons li").first).to_be_visible()
     expect(page.locator("#tasks tbody tr").first).to_be_visible()
     expect(page.locator("#stats-list")).to_contain_text("plain rounds")
+
+
+def test_a_tree_shows_its_path_and_what_stood_beside_it(live: Server, open_page: Open) -> None:
+    """The path is solid, in its own column once it leaves the main chain; words say how wide each depth was."""
+    rounds = [branching(STRAIGHT), branching(SIBLING), record([3], [1]), branching(CHAIN)]
+    with urllib.request.urlopen(f"{live.url}/live/snapshot") as response:
+        told = json.load(response)
+    request = RequestRecord(Request("tree", (1,)), 0, 0.0)
+    bars = [bar for one in rounds for bar in bars_of([replace(one, request_ids=("tree",))])["tree"]]
+    told["running"] = [request.running(0.0) | {"rounds": bars}]
+    told["recent"] = []
+    page = open_page(live, complaints=("getImageData",))
+    body = f"event: snapshot\ndata: {json.dumps(told)}\n\n"
+    page.route("**/live/events", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    page.reload()
+    canvas = page.locator("#strips canvas")
+    canvas.wait_for()
+
+    def shade(number: int, level: int, column: float) -> int:
+        """How solid (0 to 255) a bar of 12 pixels, of which 1.5 are a gap, is at a depth: of the strip's 7."""
+        where = [12 * number + 10.5 * column, level]
+        script = """(canvas, [x, level]) => {
+            const ratio = canvas.width / canvas.clientWidth, unit = (canvas.clientHeight - 4) / 7;
+            const y = canvas.clientHeight - 3 - (level + 0.5) * unit;
+            return canvas.getContext("2d").getImageData(Math.round(x * ratio), Math.round(y * ratio), 1, 1).data[3];
+        }"""
+        return int(canvas.evaluate(script, where))
+
+    trunk, beside = 0.3, 0.85
+    assert shade(0, 0, trunk) == shade(0, 1, trunk) == 255  # STRAIGHT: two of the main chain
+    assert 0 < shade(0, 0, beside) < 100
+    assert shade(1, 0, trunk) < 100  # SIBLING: nothing of it, and two beside it
+    assert shade(1, 0, beside) == shade(1, 1, beside) == 255
+    assert shade(2, 0, trunk) == shade(2, 0, beside) == 255  # a chain has the whole bar
+    assert max(shade(2, 1, trunk), shade(2, 1, beside)) < 200  # the outline of what was drafted
+    canvas.hover(position={"x": 18, "y": 20})
+    words = canvas.get_attribute("title") or ""
+    assert "3 drafted by draft-model, 2 accepted" in words
+    assert "5 nodes, by depth 2, 2, 1; after 0 accepted, a branch was right where the main chain was not" in words
+    canvas.hover(position={"x": 30, "y": 20})
+    assert "nodes" not in (canvas.get_attribute("title") or "")
 
 
 def test_the_race_is_seen_without_scrolling(live: Server, open_page: Open) -> None:

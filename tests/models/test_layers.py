@@ -185,3 +185,21 @@ def test_scalings_that_cannot_be_exact_are_refused(kind: str) -> None:
 def test_a_scaling_without_its_numbers_says_which() -> None:
     with pytest.raises(ModelError, match="low_freq_factor"):
         inverse_frequencies(read_rope(BASE | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}), 8)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["in by out", "as stored"])
+@pytest.mark.parametrize("rows", [1, layers.FEW, 40])
+def test_products_of_all_sizes_are_the_same_product(rows: int, stored: bool) -> None:
+    """Whichever library multiplies: with and without bias, alone, into memory, and onto a sum."""
+    torch.manual_seed(0)
+    x, bias, total = torch.randn(rows, 256), torch.randn(1024), torch.randn(rows, 1024)
+    matrix = torch.randn(1024, 256).t() if stored else torch.randn(256, 1024)
+    exact = x.double() @ matrix.double()
+    out = torch.empty(rows, 1024)
+    for own, more in ((None, 0), (bias, bias)):
+        tolerance = {"atol": 1e-3, "rtol": 0.0, "check_dtype": False}
+        torch.testing.assert_close(layers.product(x, matrix, own), exact + more, **tolerance)
+        assert layers.product(x, matrix, own, out=out) is out
+        torch.testing.assert_close(out, exact + more, **tolerance)
+        onto = layers.add_product(total.clone(), x, matrix, own)
+        torch.testing.assert_close(onto, exact + more + total, **tolerance)

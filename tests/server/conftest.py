@@ -77,7 +77,7 @@ class FakeEngine:
     def _completion(self, request: Request, text: str) -> Completion:
         whole = len(text) == request.sampling.max_tokens
         finish = FinishReason.LENGTH if whole else FinishReason.ABORT if self.drained else FinishReason.ERROR
-        stats = SpeculationStats("goodput", len(text), 2, 6, 3, (2, 1, 0), (0, 1, 1, 0))
+        stats = SpeculationStats("goodput", len(text), 2, 6, 3, (2, 1, 0), (0, 1, 1, 0), nodes=10)
         error, times = "a fuse has blown" if finish is FinishReason.ERROR else None, Timings(0.0, 0.0, 0.1, 0.2)
         return Completion(request.id, text, (100,) * len(text), len(request.prompt), finish, stats, times, error)
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.errors import TapeError
-from adaptspec.simulation.tape import FAR, DraftView, Tape, join, recorded, run_lengths
+from adaptspec.simulation.draft_view import FAR, DraftView, run_lengths
+from adaptspec.simulation.tape import Tape, join, recorded
 from tests.simulation.tapes import made_tape, one_request
 
 

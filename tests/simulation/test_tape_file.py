@@ -11,9 +11,10 @@ import pytest
 
 from adaptspec.control.tasks import TASKS
 from adaptspec.errors import TapeError
-from adaptspec.simulation.tape import AfterMiss, join
+from adaptspec.simulation.draft_view import AfterMiss
+from adaptspec.simulation.tape import join
 from adaptspec.simulation.tape_file import BUNDLED, find_tape, load_tape, save_tape
-from tests.simulation.tapes import made_tape
+from tests.simulation.tapes import made_tape, with_candidates
 
 
 def test_a_tape_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -50,6 +51,32 @@ def test_what_drafts_go_on_with_behind_a_wrong_token_is_kept(tmp_path: Path) -> 
     assert len(both.confidence) == 2 * len(sure)
     assert join([asked, tape]).views["draft-model"].after_miss is None
     assert load_tape(path).views["ngram"].after_miss is None
+
+
+def test_ranks_and_candidates_are_kept(tmp_path: Path) -> None:
+    """Shares to three decimals. Of a tape that has neither, only a right token has a rank."""
+    tape, path = made_tape(count=1), tmp_path / "tape.npz"
+    save_tape(tape, path)
+    read = load_tape(path).views["draft-model"]
+    assert read.top is None
+    assert (read.rank == 0).tolist() == read.agreed.tolist()
+    ranked = with_candidates(tape)
+    save_tape(ranked, path)
+    read, view = load_tape(path).views["draft-model"], ranked.views["draft-model"]
+    np.testing.assert_array_equal(read.rank, view.rank)
+    assert read.top is not None
+    np.testing.assert_allclose(read.top, view.top, atol=1e-3)
+    assert join([ranked, ranked]).views["draft-model"].top is not None
+    assert join([ranked, tape]).views["draft-model"].top is None
+
+
+def test_a_tape_recorded_before_ranks_is_read(tmp_path: Path) -> None:
+    tape, path = made_tape(count=1), tmp_path / "tape.npz"
+    save_tape(tape, path)
+    with np.load(path) as arrays:
+        np.savez(path, **{name: arrays[name] for name in arrays.files if not name.endswith(".rank")})
+    for name, view in load_tape(path).views.items():
+        np.testing.assert_array_equal(view.rank, tape.views[name].rank)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.9, 0.999])
@@ -115,5 +142,5 @@ def test_the_tape_that_ships_has_every_task() -> None:
     """What `policy simulate` and `bench decisions` replay unless told otherwise."""
     tape = load_tape(find_tape(BUNDLED))
     assert set(tape.tasks) == set(TASKS)
-    assert set(tape.views) == {"draft-model", "ngram"}
+    assert set(tape.views) == {"draft-model", "ngram", "counts"}
     assert len(tape.at_temperature(0.0)) == len(tape.at_temperature(0.8)) > 100

@@ -20,6 +20,7 @@ from adaptspec.telemetry.static_tiers import StaticTier, TierEarnings
 from adaptspec.types import Completion, Expected, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record, table
 from tests.telemetry.feeding import made
+from tests.trees import SIBLING, branching
 
 
 def ending(name: str) -> Completion:
@@ -77,6 +78,16 @@ def test_what_a_tier_earned_is_said_against_off_and_the_best() -> None:
     assert seen.regret.value == pytest.approx(seen.best_static.against / seen.best_static.seconds - 1.0)
     assert seen.tier_share["2"] == pytest.approx(10 / 11)
     assert dict(seen.drafts_by_drafter) == {"draft-model": 400}
+
+
+def test_a_node_that_was_not_emitted_was_verified_in_vain() -> None:
+    """Of five nodes two were accepted, along a path of two; the chain of three beside it got nothing."""
+    seen = served(10, 10, branching(SIBLING))
+    assert (seen.saved_tokens, seen.wasted_tokens) == (200, 300)
+    assert (seen.totals.drafted_tokens, seen.totals.nodes) == (300, 500)
+    assert dict(seen.drafts_by_drafter) == {"draft-model": 100}
+    assert dict(seen.nodes_by_drafter) == {"draft-model": 500}
+    assert dict(seen.accepted_by_drafter) == {"draft-model": 200}
 
 
 def test_what_never_ran_is_no_reference() -> None:

@@ -15,13 +15,14 @@ from adaptspec.control.tasks import OTHER
 from adaptspec.request import Request, SpeculationParams
 from adaptspec.telemetry.earnings import EarningsSnapshot
 from adaptspec.telemetry.live_feed import HISTORY_SECONDS, STRIP_ROUNDS, WAITING_ROUNDS, Changes, LiveFeed, Second
-from adaptspec.telemetry.live_schema import TaskSums
+from adaptspec.telemetry.live_schema import DrafterSums, TaskSums
 from adaptspec.telemetry.request_record import RequestRecord
 from adaptspec.telemetry.request_store import RECENT_REQUESTS, RequestStore, RoundEnded
 from adaptspec.types import Completion, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
 from tests.telemetry.feeding import SetClock, made
 from tests.telemetry.test_earnings import snapshot
 from tests.telemetry.test_totals import ROUNDS, record
+from tests.trees import forests
 
 
 def feeding(clock: SetClock | None = None) -> tuple[RequestStore, LiveFeed]:
@@ -57,7 +58,7 @@ def test_a_request_comes_runs_and_goes() -> None:
     store.emit(round_of("a"))
     first = settled(feed)
     assert [one["id"] for one in first.started] == ["a"]
-    assert first.rounds == {"a": [(3, 3, 2, 3, 0, int(Reason.POLICY), None)]}
+    assert first.rounds == {"a": [(3, 3, 2, 3, 0, int(Reason.POLICY), None, 3, 2, 0, None)]}
     assert feed.snapshot()["running"][0]["tokens"] == 3
     clock.at += 1.5
     store.emit(round_of("a"))
@@ -243,9 +244,10 @@ def test_seconds_are_the_sums_of_their_rows(rounds: list[Any], drafters: int, lo
     assert sum(told["depths"]) == sum(told["reasons"]) == len(rows)
     without = [int(one.reasons[i]) for one in records for i in range(len(one.depths)) if one.depths[i] == 0]
     assert told["off"] == np.bincount(without, minlength=len(second.off)).tolist()
-    for which, (used, drafted, accepted) in enumerate(told["drafters"]):
+    for which, (used, drafted, accepted, nodes, kept) in enumerate(told["drafters"]):
         own = [row for row in rows if row[5] == which and row[1]]
         assert (used, drafted, accepted) == (len(own), sum(row[1] for row in own), sum(row[2] for row in own))
+        assert (nodes, kept) == (drafted, accepted)
     assert set(second.tasks) == {row[0] for row in rows}
     for task, sums in second.tasks.items():
         own = [row for row in rows if row[0] == task]
@@ -253,6 +255,22 @@ def test_seconds_are_the_sums_of_their_rows(rounds: list[Any], drafters: int, lo
         assert told["rounds"] == len(own)
         assert told["drafting"] == sum(row[1] > 0 for row in own)
         assert told["accepted"] == sum(row[2] for row in own)
+        assert told["nodes"] == sum(row[1] for row in own)
         assert told["emitted"] == sum(row[3] for row in own)
         assert told["entropy_sum"] == pytest.approx(sum(row[4] for row in own))
         assert told["entropy_count"] == sum(row[1] for row in own)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(forests(), min_size=1, max_size=4))
+def test_nodes_are_counted_beside_depths(records: list[RoundRecord]) -> None:
+    """By second, task and proposer alike."""
+    second = Second(7)
+    second.add([RoundEnded(0.0, one, (None,) * len(one.rows)) for one in records])
+    told = second.to_json()
+    nodes = sum(int(one.nodes.sum()) for one in records)
+    drafters = [DrafterSums._make(own) for own in told["drafters"]]
+    assert told["nodes"] == nodes == sum(one.nodes for one in drafters)
+    assert told["accepted"] == sum(one.accepted for one in drafters) == sum(one.kept for one in drafters)
+    assert told["accepted"] <= told["drafted"] == sum(one.drafted for one in drafters) <= nodes
+    assert TaskSums._make(told["tasks"][OTHER]).nodes == nodes

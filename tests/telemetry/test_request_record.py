@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from adaptspec.request import Request
-from adaptspec.telemetry.request_record import EVENTS_KEPT, ROUNDS_KEPT, RequestRecord, RoundHistory, bars_of
+from adaptspec.telemetry.request_record import (
+    EVENTS_KEPT,
+    ROUNDS_KEPT,
+    RequestRecord,
+    RoundHistory,
+    RowRound,
+    bars_of,
+    rows_of,
+)
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.types import (
     Completion,
@@ -23,6 +33,7 @@ from adaptspec.types import (
 from tests.control.helpers import record
 from tests.telemetry.feeding import made
 from tests.telemetry.test_totals import record as rounds_record
+from tests.trees import CHAIN, Grown, branching, forests
 
 
 def lived(*rounds: RoundRecord, names: tuple[str, ...] = ("a",)) -> list[RoundHistory]:
@@ -93,8 +104,38 @@ def test_a_bar_is_one_round_of_one_request() -> None:
         "drafter": 1,
         "reason": int(Reason.EXPLORE),
         "entropy": 1.0,
+        "nodes": 3,
+        "straight": 2,
+        "others": 0,
+        "levels": None,
     }
-    assert bars["b"] == [(0, 0, 0, 1, 0, int(Reason.OFF), None)] * 2
+    assert bars["b"] == [(0, 0, 0, 1, 0, int(Reason.OFF), None, 0, 0, 0, None)] * 2
+
+
+def test_a_bar_of_a_tree_says_how_wide_it_was_and_where_the_path_left_the_chain() -> None:
+    row = Grown([-1, 0, 1, 0, 3, 3], 3, [0, 3, 5], drafters=[0, 0, 0, 1, 1, 0])
+    one = replace(branching(row, CHAIN, drafter=[0, 1]), request_ids=("a", "b"))
+    (wide,), (chain,) = (bars_of([one])[name] for name in "ab")
+    assert (wide.drafted, wide.accepted, wide.nodes, wide.straight, wide.others) == (3, 3, 6, 1, 2)
+    assert wide.levels == [1, 2, 3]
+    assert (chain.nodes, chain.straight, chain.others, chain.levels) == (2, 1, 0, None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(forests())
+def test_bars_add_up_to_their_round(one: RoundRecord) -> None:
+    """Accepted <= drafted <= nodes, and what is told by depth and by rank is told of every token once."""
+    for i, (bar,) in enumerate(bars_of([one]).values()):
+        assert bar.straight <= bar.accepted <= bar.drafted <= bar.nodes == one.nodes[i]
+        assert bar.others <= bar.nodes
+        assert json.loads(json.dumps(bar)) == list(bar)
+        if bar.levels is not None:
+            assert sum(bar.levels) == bar.nodes
+            assert len(bar.levels) == bar.drafted
+            assert all(bar.levels)
+    for i, row in enumerate(map(RowRound._make, rows_of(one, 0.0))):
+        assert (row.nodes, row.path is None) == (one.nodes[i], one.nodes[i] == one.chain[i])
+        assert row.path is None or len(row.path) == row.accepted
 
 
 def test_what_ended_is_told_in_seconds_since_1970() -> None:

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from adaptspec.request import Request
-from adaptspec.telemetry.request_record import RequestRecord
-from adaptspec.telemetry.request_spans import of_decoding, summary
+from adaptspec.telemetry.request_record import RequestRecord, RowRound
+from adaptspec.telemetry.request_spans import of_decoding, of_round, summary
 from adaptspec.types import Completion, Expected, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record
 from tests.telemetry.feeding import made
+from tests.trees import SIBLING, branching
 
 DRAFTERS = ("draft-model", "ngram")
 
 
-def lived(*rounds: RoundRecord, drafted: int = 0, accepted: int = 0) -> RequestRecord:
+def lived(*rounds: RoundRecord, drafted: int = 0, accepted: int = 0, nodes: int = 0) -> RequestRecord:
     store, _ = made(lambda store: setattr(store, "detailed", True), drafters=DRAFTERS)
     store.started(Request("a", (1,)))
     for one in rounds:
@@ -25,7 +26,7 @@ def lived(*rounds: RoundRecord, drafted: int = 0, accepted: int = 0) -> RequestR
     store.settle()
     one = store.running["a"]
     one.history.close(DRAFTERS)
-    stats = SpeculationStats("goodput", len(rounds), drafted=drafted, accepted=accepted)
+    stats = SpeculationStats("goodput", len(rounds), drafted=drafted, accepted=accepted, nodes=nodes)
     one.completion = Completion("a", "", (), 1, FinishReason.STOP, stats, Timings(0.0, 0.0, 0.0, 1.0))
     return one
 
@@ -66,6 +67,21 @@ def test_who_drafted_is_told_what_it_brought_and_what_it_was_worth() -> None:
     assert said["adaptspec.decision.alternative"] == "off"
     assert said["adaptspec.decision.goodput"] == pytest.approx(900.0)
     assert said["adaptspec.decision.alternative_goodput"] == pytest.approx(500.0)
+
+
+def test_trees_are_told_by_their_nodes_and_paths() -> None:
+    """A path is told by ranks: that of SIBLING began with a second choice. Of chains nothing is said twice."""
+    one = lived(branching(SIBLING), record([2], [1]), drafted=5, accepted=3, nodes=7)
+    assert "; 3 of 5 drafted tokens kept, of 7 nodes" in summary(one, DRAFTERS)
+    said = of_decoding(one, DRAFTERS)
+    assert (said["adaptspec.spec.drafted"], said["adaptspec.spec.nodes"]) == ("[3, 2]", "[5, 2]")
+    assert said["adaptspec.spec.path"] == "[[1, 1], null]"
+    assert said["adaptspec.spec.drafted_nodes"] == 7
+    tree, chain = map(RowRound._make, one.history.kept)
+    assert of_round(tree, DRAFTERS)["adaptspec.spec.path"] == (1, 1)
+    assert not of_round(chain, DRAFTERS).keys() & {"adaptspec.spec.nodes", "adaptspec.spec.path"}
+    of_chains = of_decoding(lived(record([2], [1]), drafted=2, accepted=1, nodes=2), DRAFTERS)
+    assert not of_chains.keys() & {"adaptspec.spec.nodes", "adaptspec.spec.path"}
 
 
 def test_an_answer_of_one_token_has_no_rounds() -> None:

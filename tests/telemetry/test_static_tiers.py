@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from adaptspec.telemetry.static_tiers import TIERS, StaticTiers, together
 from adaptspec.types import RoundRecord
 from tests.control.helpers import record
 from tests.control.simulator import GOODPUT, Machine, Text, stream_of, texts
+from tests.trees import CHAIN, SIBLING, STRAIGHT, Grown, branching
 
 MACHINE = Machine(noise=0.0)
 
@@ -137,5 +139,44 @@ def test_rounds_together_are_their_rows_one_after_the_other() -> None:
     whole = together(rounds, np.array([0, 1, 0, 0, 1, 2]))
     assert whole.drafted.tolist() == [2, 0, 0, 3, 1, 0]
     assert whole.rows.tolist() == [0, 1, 0, 0, 1, 2]
+    scored = replace(rounds[0], stated=np.ones((1, 2, 4)), temperature_scores=np.ones((2, 2, 8)))
+    part = together([scored, *rounds[1:]], np.array([0, 1, 0, 0, 1, 2])).take(np.array([5]))
+    assert (part.drafted.tolist(), part.stated, part.temperature_scores) == ([0], None, None)
     assert np.isnan(whole.confidence[:, 0]).tolist() == [False, True, True, False, False, True]
     assert whole.shadow is None
+
+
+def test_of_trees_the_main_chains_are_told() -> None:
+    """What a sibling earned, no fixed depth would have: a chain's first token was wrong there."""
+    whole = together([branching(SIBLING, STRAIGHT), record([2], [1]), branching(CHAIN)], np.arange(4))
+    assert whole.drafted.tolist() == [3, 3, 2, 2]
+    assert whole.accepted.tolist() == [0, 2, 1, 1]
+    assert whole.emitted.tolist() == [3, 3, 2, 2]
+
+
+@pytest.mark.parametrize("siblings", [0.0, 0.6])
+def test_fixed_depths_are_known_from_trees_too(siblings: float) -> None:
+    """Siblings catch some of what the chain misses: rounds then tell of texts that chains would reach later.
+
+    Tokens that the chain guesses come by chance, so that what it would take is counted by stepping through them.
+    """
+    dice = np.random.default_rng(3)
+    right, caught = dice.random(20_000) < 0.75, dice.random(20_000) < siblings
+    rounds, at = [], 0
+    while at < 19_900:
+        run = int(np.argmin([*right[at : at + 3], False]))
+        parents, path = [-1, 0, 1, -1, 0, 1], list(range(run))
+        if run < 3 and caught[at + run]:
+            path.append(3 + run)
+        rounds.append(branching(Grown(parents, 3, path)))
+        at += len(path) + 1
+    tiers = StaticTiers(("draft-model",), 1, 1)
+    whole = together(rounds, np.zeros(len(rounds), dtype=np.int64))
+    tiers._learn(whole)
+    took = tiers._rounds(0, whole).rounds.sum(axis=0)
+    for tier, estimate in list(zip(TIERS, took.tolist(), strict=True))[: TIERS.index(3) + 1]:
+        position = true = 0
+        while position < at:
+            position += int(np.argmin([*right[position : position + tier], False])) + 1
+            true += 1
+        assert estimate == pytest.approx(true, rel=0.04)

@@ -17,6 +17,7 @@ from adaptspec.telemetry.timeline import ENGINE, REQUESTS, Timeline, latest
 from adaptspec.telemetry.trace_events import Event
 from adaptspec.types import Expected, Provenance, RoundRecord
 from tests.telemetry.logs import HEADER, JOURNALS, journal
+from tests.trees import CHAIN, Grown, branching
 
 SLACK = 2e-3  # microseconds: each end of a slice is rounded to a nanosecond
 
@@ -104,6 +105,19 @@ def test_a_round_says_what_was_decided_and_why() -> None:
     }
     assert "code goodput r0" in [event["args"].get("name") for event in events if event["ph"] == "M"]
     assert tracks(events)[ENGINE, 10][0]["args"]["expected_goodput"] == 812.5
+
+
+def test_a_tree_says_its_nodes_who_proposed_them_and_the_path() -> None:
+    union = Grown([-1, 0, -1, 2], 2, [2, 3], drafters=[0, 0, 1, 1])
+    one = replace(branching(union, CHAIN), request_ids=("r0", "r1"), ended=6.0)
+    wide, chain = (event["args"] for event in drawn([HEADER, one]) if event.get("args", {}).get("tier"))
+    assert wide["nodes"] == 4
+    assert wide["proposed"] == {"draft-model": 2, "ngram": 2}
+    assert wide["path"] == [1, 1]
+    assert not chain.keys() & {"nodes", "proposed", "path"}
+    curves = {event["name"]: event["args"] for event in drawn([HEADER, one]) if event["ph"] == "C"}
+    assert curves["nodes per draft"] == {"tokens": 3.0}
+    assert curves["acceptance length"] == {"tokens": 2.5}
 
 
 def test_tokens_beyond_the_end_were_not_accepted() -> None:

@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.telemetry.totals import Totals
+from adaptspec.telemetry.totals import Totals, by_proposer
 from adaptspec.types import Reason, RoundRecord
+from tests.trees import Grown, branching, forests
 
 
 def record(rows: list[tuple[int, int, int, int, Reason]], number: int = 0) -> RoundRecord:
@@ -61,7 +62,7 @@ def test_totals_are_the_sums(rounds: list[Any], together: int) -> None:
     kept = [min(accepted, emitted) for _, _, accepted, emitted, _ in flat]
     assert totals.rounds == len(rounds)
     assert totals.drafts == sum(row[1] > 0 for row in flat)
-    assert totals.drafted_tokens == sum(row[1] for row in flat)
+    assert totals.drafted_tokens == totals.nodes == sum(row[1] for row in flat)
     assert totals.accepted_tokens == sum(kept) == totals.accepted_per_position.sum()
     assert totals.emitted == sum(row[3] for row in flat)
     for position, count in enumerate(totals.accepted_per_position):
@@ -73,3 +74,34 @@ def test_totals_are_the_sums(rounds: list[Any], together: int) -> None:
     assert totals.prefill_tokens == sum(range(len(rounds)))
     assert totals.draft_steps == 2 * totals.rounds
     assert (totals.draft_seconds, totals.verify_seconds) == (totals.rounds / 4, totals.rounds / 2)
+
+
+FORESTS = st.lists(forests(), max_size=4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(FORESTS)
+def test_trees_are_counted_by_depth_and_by_node(records: list[RoundRecord]) -> None:
+    """Acceptance is that of depths reached, whatever else was tried: accepted <= drafted <= nodes."""
+    totals = Totals().plus(records)
+    assert totals.nodes == sum(int(one.nodes.sum()) for one in records)
+    assert totals.drafted_tokens == sum(int(one.drafted.sum()) for one in records)
+    assert totals.accepted_tokens == totals.accepted_per_position.sum() <= totals.drafted_tokens <= totals.nodes
+    assert len(totals.accepted_per_position) <= max((int(one.drafted.max()) for one in records), default=0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(FORESTS)
+def test_every_token_is_its_proposers(records: list[RoundRecord]) -> None:
+    """In a union a row has tokens of several drafters: none is counted twice, and none is lost."""
+    totals, (nodes, kept) = Totals().plus(records), by_proposer(records, 3)
+    assert len(nodes) == len(kept) == 3
+    assert (nodes.sum(), kept.sum()) == (totals.nodes, totals.accepted_tokens)
+    assert (kept <= nodes).all()
+
+
+def test_a_token_is_counted_for_who_proposed_it() -> None:
+    """A draft model's chain, and beside it two tokens of another drafter, of which the first was right."""
+    row = Grown([-1, 0, -1, 2], 2, [2], drafters=[0, 0, 1, 1])
+    nodes, kept = by_proposer([branching(row)], 2)
+    assert (nodes.tolist(), kept.tolist()) == ([2, 2], [0, 1])

@@ -21,6 +21,7 @@ def empty() -> dict[str, Any]:
 
 def second(at: int, **told: Any) -> dict[str, Any]:
     plain = {"rounds": 0, "rows": 0, "emitted": 0, "drafted": 0, "accepted": 0, "prefill_tokens": 0, "busy": 0.0}
+    plain["nodes"] = told.get("drafted", 0)
     return {
         **plain,
         "at": at,
@@ -40,9 +41,11 @@ def test_figures_are_ratios_of_sums() -> None:
     snapshot = {**empty(), "now": 1000.5}
     snapshot["seconds"] = [
         second(905, emitted=9999, depths=[7]),
-        second(950, rows=20, emitted=50, drafted=30, accepted=10, depths=[10, 0, 10], drafters=[[10, 30, 10]]),
-        second(992, rows=30, emitted=100, drafted=20, accepted=20, depths=[25, 5], drafters=[[0, 0, 0], [5, 20, 20]])
-        | {"compared": [100.0, 0.5, 1.0, 0.5, 0.4], "tasks": {"code": [30.0, 5.0, 20.0, 20.0, 100.0, 12.0, 8.0]}},
+        second(950, rows=20, emitted=50, drafted=30, accepted=10, depths=[10, 0, 10], drafters=[[10, 30, 10, 30, 10]]),
+        second(
+            992, rows=30, emitted=100, drafted=20, accepted=20, depths=[25, 5], drafters=[[0] * 5, [5, 20, 20, 20, 20]]
+        )
+        | {"compared": [100.0, 0.5, 1.0, 0.5, 0.4], "tasks": {"code": [30.0, 5.0, 20.0, 20.0, 100.0, 12.0, 8.0, 20.0]}},
         second(1000, emitted=7777, depths=[7]),
     ]
     told = summary(LiveState.of(snapshot))
@@ -54,6 +57,17 @@ def test_figures_are_ratios_of_sums() -> None:
     assert told.drafting == 15 / 50
     assert told.tiers == {0: 0.7, 1: 0.1, 2: 0.2}
     assert (told.tasks["code"].acceptance_length, told.tasks["code"].entropy) == (5.0, 1.5)
+
+
+def test_trees_are_told_by_nodes_and_depths_apart() -> None:
+    """How wide drafts are is said beside how deep they got; of chains there is nothing to say."""
+    chains = second(990, rows=10, emitted=20, drafted=30, accepted=10, drafters=[[10, 30, 10, 30, 10]])
+    told = [
+        summary(LiveState.of({**empty(), "now": 1000.5, "seconds": [{**chains, "nodes": nodes}]}))
+        for nodes in (30, 120)
+    ]
+    assert [one.nodes for one in told] == [None, 12.0]
+    assert [(one.acceptance_length, one.acceptance_rate) for one in told] == [(2.0, 1 / 3)] * 2
 
 
 def test_nothing_is_no_number() -> None:

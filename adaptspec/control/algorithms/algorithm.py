@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from adaptspec.control.algorithms.planning import ModelTerms
+from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals, Learner, Policy, Union

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from adaptspec.control.algorithms.algorithm import Choice
-from adaptspec.control.algorithms.planning import ModelTerms, RoundTerms
+from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals, Pending
 from adaptspec.control.rows import total

@@ -20,15 +20,14 @@ from adaptspec.control.acceptance import (
 from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, ExpectedValue, Parts
 from adaptspec.control.algorithms.exploration import Exploration
 from adaptspec.control.algorithms.planning import (
-    ModelTerms,
     NgramProposal,
-    RoundTerms,
     Solution,
     allocated,
     best_of,
     best_plan,
     drafting_goodput,
 )
+from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals, Learner, Union
@@ -290,18 +289,24 @@ class Goodput(Algorithm):
         plan.value = self._value_of(plan, rows)
 
     def _round_terms(self, signals: BatchSignals) -> RoundTerms:
-        cost, size, depth = self._cost, signals.round_size, self.max_depth
-        context = float(signals.context.sum())
         side = max((self._side_nodes(model) for model in self._models.values()), default=0.0)
-        tokens = size + np.arange(1.0 + len(signals.rows) * math.ceil(depth * (1.0 + side)))
-        verify = cost.verify_curve(size, tokens, context, optimistic=True)
-        return RoundTerms(
-            size=size,
-            plain=cost.plain_seconds(size, context),
-            beside=cost.overhead_seconds(size, drafting=True) - cost.overhead_seconds(size, drafting=False),
-            verify=verify - verify[0],
-            fits=self._fits(signals),
-            models=self._model_terms(signals),
+        most = math.ceil(self.max_depth * (1.0 + side))
+        return RoundTerms.of(self._cost, signals, self._fits(signals), self._model_terms(signals), most)
+
+    def _model_terms(self, signals: BatchSignals) -> tuple[ModelTerms, ...]:
+        settings = self._settings
+        return tuple(
+            ModelTerms.of(
+                which,
+                known,
+                self._cost,
+                settings.drafters[which],
+                signals,
+                optimism=settings.optimism,
+                horizon=settings.horizon_rounds,
+                side=self._side_nodes(known),
+            )
+            for which, known in self._models.items()
         )
 
     def _side_nodes(self, model: ModelAcceptance) -> float:
@@ -312,39 +317,6 @@ class Goodput(Algorithm):
         """Depths that each row may draft [B, D + 1]."""
         fits: BoolArray = self._allowed & (np.arange(self.max_depth + 1) <= signals.limits[:, None])
         return fits
-
-    def _model_terms(self, signals: BatchSignals) -> tuple[ModelTerms, ...]:
-        cost, terms = self._cost, []
-        for which, known in self._models.items():
-            name = self._settings.drafters[which]
-            sure = known.by_position.acceptance(signals.rows, signals.tasks)
-            unseen = self._settings.optimism / np.sqrt(1.0 + known.by_position.seen())
-            acceptance = np.minimum(sure + unseen, 1.0)
-            kept, drafted = known.continuation.rates()
-            per_step, per_row = cost.step_line(name, signals.round_size)
-            alive = acceptance.cumprod(axis=1)
-            gains = alive * kept
-            nodes = sizes = np.concatenate(([0.0], np.cumsum(drafted)))
-            if known.sides is not None:  # what the chain misses, side nodes may still have
-                gains[:, 0] += (1.0 - alive[:, 0]) * known.sides.gain * kept[0]
-                gains[:, 1:] += -np.diff(alive, axis=1) * known.sides.gain * kept[1:]
-                nodes = sizes * (1.0 + self._side_nodes(known))
-            made = ModelTerms(
-                which,
-                acceptance,
-                np.concatenate((np.zeros((len(gains), 1)), np.cumsum(gains, axis=1)), axis=1),
-                sizes,
-                nodes,
-                drafted,
-                per_step,
-                per_row,
-                cost.start_seconds(name),
-                cost.catch_up_seconds(name, 1.0) * signals.cache_gap[which] / self._settings.horizon_rounds,
-                known.calibration.acceptance(signals.rows, signals.tasks),
-                np.ones(1) if known.sides is None else known.sides.chances,
-            )
-            terms.append(made)
-        return tuple(terms)
 
     def _value_of(self, plan: _Plan, rows: IntArray) -> ExpectedValue | None:
         terms, who, planned = plan.terms, self._who[rows], self._depth[rows] > 0

@@ -113,8 +113,8 @@ class Ledger(Learner):
         """How sure drafts were at their ends, and how long they held, of rows whose request is still the same."""
         same = self._of_row[rows] == contexts if self.scope == "request" else np.ones(len(rows), dtype=np.bool_)
         for record in (record for record in records if record.entropy.shape[1]):
-            last = record.entropy[np.arange(len(rows)), record.drafted - 1]
-            known = same & (record.drafted > 0) & ~np.isnan(last)
+            last = record.entropy[np.arange(len(rows)), record.chain - 1]
+            known = same & (record.chain > 0) & ~np.isnan(last)
             here = rows[known]
             self._entropy[here] = last[known]
             self._length[here] += _FOLLOWS * (record.accepted[known] - self._length[here])

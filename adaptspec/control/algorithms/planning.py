@@ -9,42 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # Steps of the two iterations, which settle sooner as a rule: of the price, and of how many tokens others verify.
 _ITERATIONS, _ROUNDS = 4, 3
 # A price that changes by less has settled.
 _CLOSE = 0.02
-
-
-@dataclass(frozen=True)
-class ModelTerms:
-    """What a drafter that runs a model brings and costs these rows, by depth 0 ... D."""
-
-    which: int
-    acceptance: FloatArray  # [B, D]
-    gains: FloatArray  # [B, D + 1] tokens expected to be kept
-    sizes: FloatArray  # [D + 1] tokens expected to be drafted, of the main chain
-    nodes: FloatArray  # [D + 1] tokens expected to be submitted
-    drafted: FloatArray  # [D] how likely the stop rule lets a draft come to each token
-    per_step: float
-    per_row: float
-    start: float
-    entry: FloatArray  # [B] for a row to draft at all: catching up
-    calibration: FloatArray  # [B, bins] P(a token is kept) by the model's confidence in it
-    chances: FloatArray  # [ranks] of side nodes: P(kept) in what they state, from rank 1 on
-
-
-@dataclass(frozen=True)
-class RoundTerms:
-    """What drafting brings and costs the rows of a round. Times are seconds."""
-
-    size: int  # rows that decode, under whatever policy
-    plain: float
-    beside: float  # what a round with drafts takes beyond its passes, more than a plain one
-    verify: FloatArray  # [B * N + 1] what verifying n more tokens adds, up to N of each row
-    fits: BoolArray  # [B, D + 1]
-    models: tuple[ModelTerms, ...]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pydantic import Field
 from adaptspec.control.acceptance import AcceptanceSettings
 from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Choice, Parts
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings, PriorSpec
-from adaptspec.control.algorithms.planning import RoundTerms
+from adaptspec.control.algorithms.round_terms import RoundTerms
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 

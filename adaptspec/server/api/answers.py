@@ -72,10 +72,11 @@ class OwnMetrics(Answer):
     task: str | None
     task_detected: bool
     lossy: bool
+    nodes: int
 
 
 class SpeculativeDecoding(Answer):
-    """What speculation did, in vLLM's words."""
+    """What speculation did, in vLLM's words. Of drafts that branch, they count the tokens along the longest path."""
 
     mean_acceptance_length: float
     draft_acceptance_rate: float
@@ -123,6 +124,8 @@ def metrics(completions: Iterable[Completion]) -> Metrics:
     """What speculation did, summed over the prompts of a request.
 
     Depth changes from round to round here, so `num_spec_tokens` is the deepest count that was accepted or could be.
+    `num_draft_tokens` are positions drafted for, as in vLLM, which counts token i of a draft as one at position i: the
+    rate is then acceptance by depth, and means the same with trees as without. `nodes` says what was verified for it.
     """
     stats = [completion.stats for completion in completions]
     whole = SpeculationStats(
@@ -138,6 +141,7 @@ def metrics(completions: Iterable[Completion]) -> Metrics:
         task=stats[0].task if len({one.task for one in stats}) == 1 else None,
         task_detected=any(one.task_detected for one in stats),
         lossy=any(one.lossy for one in stats),
+        nodes=sum(one.nodes for one in stats),
     )
     return Metrics(
         speculative_decoding=SpeculativeDecoding(

@@ -84,10 +84,10 @@ export class Decisions {
       say(keys.children[3 * tier + 2], rows ? percent(value / rows) : "–");
     });
     stack.setAttribute("aria-label", rows ? shares.map((value, tier) => `${TIERS[tier]}: ${percent(value / rows)}`).join(", ") : "no rounds in the last minute");
-    const used = drafters.map(([rounds], i) => [this.#feed.server?.drafters[i] ?? `drafter ${i}`, rounds]).filter(([, rounds]) => rounds);
-    const all = used.reduce((sum, [, rounds]) => sum + rounds, 0);
+    const used = drafters.map(([, , , nodes], i) => [this.#feed.server?.drafters[i] ?? `drafter ${i}`, nodes]).filter(([, nodes]) => nodes);
+    const all = used.reduce((sum, [, nodes]) => sum + nodes, 0);
     const none = this.#feed.server?.drafters.length ? "" : "No drafter is loaded: every round is plain decoding.";
-    say(note, all ? `Drafted by ${used.map(([name, rounds]) => `${name} ${percent(rounds / all)}`).join(", ")}.` : none || (rows ? "Nothing was drafted." : "No rounds in the last minute."));
+    say(note, all ? `Drafted tokens: ${used.map(([name, nodes]) => `${name} ${percent(nodes / all)}`).join(", ")}.` : none || (rows ? "Nothing was drafted." : "No rounds in the last minute."));
   }
 
   #reasons({ reasons, rows }) {

@@ -150,10 +150,10 @@ export class Feed extends EventTarget {
 
 // Sums over the seconds from `from` on, column by column.
 export function sums(seconds, from) {
-  const total = { rows: 0, ended: 0, off: [], emitted: 0, drafted: 0, accepted: 0, drafting: 0, busy: 0, depths: [], reasons: [], drafters: [], tasks: new Map(), compared: null };
+  const total = { rows: 0, ended: 0, off: [], emitted: 0, drafted: 0, accepted: 0, nodes: 0, drafting: 0, busy: 0, depths: [], reasons: [], drafters: [], tasks: new Map(), compared: null };
   for (const one of seconds) {
     if (one.at < from) continue;
-    for (const name of ["rows", "ended", "emitted", "drafted", "accepted", "busy"]) total[name] += one[name];
+    for (const name of ["rows", "ended", "emitted", "drafted", "accepted", "nodes", "busy"]) total[name] += one[name];
     for (const name of ["depths", "reasons", "off"]) one[name].forEach((value, i) => (total[name][i] = (total[name][i] ?? 0) + value));
     one.drafters.forEach((own, i) => {
       total.drafting += own[0];

@@ -135,7 +135,8 @@ export class Playground {
     const passes = metrics.adaptspec.rounds + 1; // the first token comes with the prompt
     const tokens = usage.completion_tokens;
     const drafts = metrics.num_draft_tokens;
-    const kept = drafts ? `, ${count(guessed)} of ${count(drafts)} guesses kept (${percent(metrics.num_accepted_draft_tokens / drafts)})` : ", nothing was guessed";
+    const wide = metrics.adaptspec.nodes > drafts ? `, ${count(metrics.adaptspec.nodes)} with their alternatives` : "";
+    const kept = drafts ? `, ${count(guessed)} of ${count(drafts)} guesses kept (${percent(metrics.num_accepted_draft_tokens / drafts)})${wide}` : ", nothing was guessed";
     say($("play-summary"), `${count(tokens)} tokens in ${count(passes)} passes of the large model${kept}; ${duration(seconds)}.`);
   }
 

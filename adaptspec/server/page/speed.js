@@ -180,14 +180,15 @@ export class Speed {
     const [tokens, took, plain, against, best] = sum.compared ?? [0, 0, 0, 0, 0];
     const sure = feed.earnings?.speedup;
     const spread = sure ? `over plain rounds; since the start ${times(sure.low)} to ${times(sure.high)}` : "too few plain rounds ran to tell";
+    const wide = sum.nodes > sum.drafted ? `; ${count(sum.nodes)} nodes` : "";
     const name = feed.earnings?.best_static;
     const fixedName = !name ? "" : name.drafter === null ? "off" : `${name.drafter} at ${name.depth}`;
     const rows = [
       ["Speed-up", took && plain ? times(plain / took) : "unknown yet", spread],
       ["Against the best fixed depth", against && best ? times(best / against) : "unknown yet", fixedName || "too few rounds at fixed depths ran to tell"],
       ["Acceptance length", sum.drafting ? fixed(1 + sum.accepted / sum.drafting, 2) : "–", "tokens per drafting round"],
-      ["Accepted", sum.drafted ? percent(sum.accepted / sum.drafted) : "–", `${count(sum.accepted)} of ${count(sum.drafted)} drafted`],
-      ["Passes saved", count(sum.accepted), `${count(sum.drafted - sum.accepted)} drafted in vain`],
+      ["Accepted", sum.drafted ? percent(sum.accepted / sum.drafted) : "–", `${count(sum.accepted)} of ${count(sum.drafted)} drafted${wide}`],
+      ["Passes saved", count(sum.accepted), `${count(sum.nodes - sum.accepted)} drafted in vain`],
       ["Tokens", count(sum.emitted), `in ${count(sum.rows)} rounds of requests`],
       ["Requests ended", count(sum.ended), `${count(feed.load.running)} run, ${count(feed.load.waiting)} wait`],
       ["First token", waits.length ? duration(waits[Math.floor(waits.length / 2)]) : "–", "median from arrival"],

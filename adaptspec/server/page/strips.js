@@ -83,21 +83,33 @@ export class Strips {
     const why = this.#feed.reasons.get(reason);
     const by = drafted ? ` by ${this.#feed.server.drafters[drafter]}` : "";
     const unsure = entropy === null ? "" : `; entropy ${entropy.toFixed(2)} nats`;
-    return `depth ${depth}: ${drafted} drafted${by}, ${accepted} accepted${unsure}\n${why?.name}: ${why?.words}`;
+    return `depth ${depth}: ${drafted} drafted${by}, ${accepted} accepted${unsure}${tree(round)}\n${why?.name}: ${why?.words}`;
   }
 }
 
-// Draws the newest rounds that find room, and returns how many pixels each takes.
+// What a round that branched tried beside its main chain, in words.
+function tree([, , accepted, , , , , nodes, straight, others, levels]) {
+  if (!levels) return "";
+  const more = others ? `, ${others} of them by another drafter` : "";
+  const left = straight < accepted ? `; after ${straight} accepted, a branch was right where the main chain was not` : "";
+  return `\n${nodes} nodes, by depth ${levels.join(", ")}${more}${left}`;
+}
+
+// Draws the newest rounds that find room, and returns how many pixels each takes. Where rounds have room enough, a tree
+// stands in two columns: its main chain, and beside it what branches off, the darker the more. The path is solid.
 export function drawStrip(canvas, rounds, deepest) {
   const { context: c, width, height } = prepare(canvas);
-  const step = Math.max(2, Math.min(9, Math.floor(width / Math.max(rounds.length, 1))));
+  const widest = rounds.some((round) => round[10]) ? 12 : 9;
+  const step = Math.max(2, Math.min(widest, Math.floor(width / Math.max(rounds.length, 1))));
   const gap = step >= 4 ? 1.5 : step === 3 ? 1 : 0.5;
   const shown = rounds.slice(-Math.floor(width / step));
   const base = height - 3;
   const unit = (base - 1) / deepest;
-  shown.forEach(([depth, drafted, accepted], i) => {
+  shown.forEach(([depth, drafted, accepted, , , , , , straight, , levels], i) => {
     const x = i * step;
-    const wide = step - gap;
+    const room = step - gap;
+    const beside = levels && room >= 4;
+    const wide = beside ? Math.ceil(0.55 * room) : room;
     c.fillStyle = colour(`tier-${tierOf(depth)}`);
     if (!drafted) {
       c.globalAlpha = depth ? 1 : 0.75;
@@ -105,8 +117,8 @@ export function drawStrip(canvas, rounds, deepest) {
       c.globalAlpha = 1;
       return;
     }
-    const [tall, kept] = [drafted * unit, accepted * unit];
-    if (wide >= 4) {
+    const [tall, kept] = [drafted * unit, (beside ? straight : accepted) * unit];
+    if (room >= 4) {
       c.globalAlpha = 0.14;
       c.fillRect(x, base - tall, wide, tall);
       c.globalAlpha = 1;
@@ -119,6 +131,13 @@ export function drawStrip(canvas, rounds, deepest) {
       c.globalAlpha = 1;
     }
     c.fillRect(x, base - kept, wide, kept);
+    if (!beside) return;
+    levels.forEach((nodes, level) => {
+      const onPath = straight <= level && level < accepted;
+      c.globalAlpha = onPath ? 1 : Math.min(0.75, 0.15 * (nodes - 1));
+      c.fillRect(x + wide, base - (level + 1) * unit, room - wide, unit);
+    });
+    c.globalAlpha = 1;
   });
   c.fillStyle = colour("line");
   c.fillRect(0, base + 1.5, Math.max(shown.length * step, 0), 1);

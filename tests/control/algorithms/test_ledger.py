@@ -14,6 +14,7 @@ from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, RoundRecord
 from tests.control.algorithms.makers import ladder, ledger, played
 from tests.control.helpers import record, signals, table
+from tests.trees import Grown, branching
 
 OFF, ONE, THREE, SEVEN = range(4)
 
@@ -102,6 +103,17 @@ def test_contexts_are_described_by_their_rows() -> None:
     assert both[0] == pytest.approx(got.mean(axis=0))
     own.start(0)
     assert not own.describe(seen, np.eye(2))[0, [4, 7]].any()
+
+
+def test_trees_are_described_by_their_main_chains() -> None:
+    """Entropy is that of the main chain's last token, however long other paths are; lengths are those of the path."""
+    own = ledger("task", tasks=3)
+    own.start(0)
+    longer = Grown([-1, -1, 1, 2], 1, [1, 2])
+    own.note(at(0), at(1), [branching(longer), branching(Grown([-1, 0], 0, [0]))])
+    got = own.describe(signals([7], tasks=[1]), np.eye(1))
+    assert got[0, 4] == pytest.approx(0.9 / 4.0)
+    assert got[0, 7] == pytest.approx(0.25 * 2 / 8.0)
 
 
 def rewarder() -> Rewarder:

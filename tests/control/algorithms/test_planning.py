@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.algorithms.planning import (
-    ModelTerms,
     NgramProposal,
-    RoundTerms,
     allocated,
     best_of,
     best_plan,
     drafting_goodput,
 )
+from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 
 DEPTH = 3
 

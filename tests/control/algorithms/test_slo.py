@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from adaptspec.control.algorithms.algorithm import Choice
 from adaptspec.control.algorithms.goodput import Goodput
-from adaptspec.control.algorithms.planning import ModelTerms, RoundTerms
+from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 from adaptspec.control.algorithms.slo import Slo, SloSpec, keep_pace, seconds_of, worst_pace
 from adaptspec.control.policy import BatchSignals
 from adaptspec.simulation.replay import Tally

@@ -21,6 +21,7 @@ def completion(accepted: list[int], depth: int, finish: FinishReason = FinishRea
         accepted=sum(accepted),
         accepted_per_position=tuple(sum(count > position for count in accepted) for position in range(depth)),
         acceptance_histogram=tuple(accepted.count(count) for count in range(depth + 1)) if accepted else (),
+        nodes=3 * depth * len(accepted),
     )
     tokens = (0,) * (sum(accepted) + len(accepted))
     return Completion("id", "", tokens, 3, finish, stats, Timings(0.0, 0.0, 0.0, 1.0))
@@ -37,6 +38,8 @@ def test_several_prompts_count_as_one_long_one(rounds: list[list[int]], depth: i
     assert body == metrics([together]).written()["speculative_decoding"] | {"adaptspec": body["adaptspec"]}
     assert sum(count * steps for count, steps in enumerate(body["acceptance_histogram"])) == together.stats.accepted
     assert sum(body["acceptance_histogram"]) == body["num_spec_steps"]
+    assert body["adaptspec"]["nodes"] == together.stats.nodes
+    assert body["num_accepted_draft_tokens"] <= body["num_draft_tokens"] == together.stats.drafted
     assert usage(parts).completion_tokens == len(together.tokens)
 
 

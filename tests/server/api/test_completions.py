@@ -40,6 +40,7 @@ async def test_answers_in_openai_shape_with_usage_and_metrics(post: Any, engine:
             "task": None,
             "task_detected": False,
             "lossy": False,
+            "nodes": 10,
         },
     }
     (choice,) = body["choices"]

@@ -1,0 +1,101 @@
+"""What drafting brings and costs the rows of a round: what a plan is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptspec.control.acceptance import ModelAcceptance
+from adaptspec.control.cost import CostTable
+from adaptspec.control.policy import BatchSignals
+from adaptspec.types import BoolArray, FloatArray
+
+
+@dataclass(frozen=True)
+class ModelTerms:
+    """What a drafter that runs a model brings and costs these rows, by depth 0 ... D."""
+
+    which: int
+    acceptance: FloatArray  # [B, D]
+    gains: FloatArray  # [B, D + 1] tokens expected to be kept
+    sizes: FloatArray  # [D + 1] tokens expected to be drafted, of the main chain
+    nodes: FloatArray  # [D + 1] tokens expected to be submitted
+    drafted: FloatArray  # [D] how likely the stop rule lets a draft come to each token
+    per_step: float
+    per_row: float
+    start: float
+    entry: FloatArray  # [B] for a row to draft at all: catching up
+    calibration: FloatArray  # [B, bins] P(a token is kept) by the model's confidence in it
+    chances: FloatArray  # [ranks] of side nodes: P(kept) in what they state, from rank 1 on
+
+    @classmethod
+    def of(
+        cls,
+        which: int,
+        known: ModelAcceptance,
+        cost: CostTable,
+        name: str,
+        signals: BatchSignals,
+        *,
+        optimism: float,
+        horizon: float,
+        side: float,
+    ) -> ModelTerms:
+        """What is known of drafter `which`, called `name`, for these rows.
+
+        `optimism` / sqrt(1 + times seen) is added to acceptance, catching up is spread over `horizon` rounds, `side`
+        nodes are expected beside each token of the chain.
+        """
+        sure = known.by_position.acceptance(signals.rows, signals.tasks)
+        acceptance = np.minimum(sure + optimism / np.sqrt(1.0 + known.by_position.seen()), 1.0)
+        kept, drafted = known.continuation.rates()
+        per_step, per_row = cost.step_line(name, signals.round_size)
+        alive = acceptance.cumprod(axis=1)
+        gains = alive * kept
+        if known.sides is not None:  # what the chain misses, side nodes may still have
+            gains -= np.diff(alive, axis=1, prepend=1.0) * known.sides.gain * kept
+        sizes = np.concatenate(([0.0], np.cumsum(drafted)))
+        return cls(
+            which,
+            acceptance,
+            np.concatenate((np.zeros((len(gains), 1)), np.cumsum(gains, axis=1)), axis=1),
+            sizes,
+            sizes * (1.0 + side),
+            drafted,
+            per_step,
+            per_row,
+            cost.start_seconds(name),
+            cost.catch_up_seconds(name, 1.0) * signals.cache_gap[which] / horizon,
+            known.calibration.acceptance(signals.rows, signals.tasks),
+            np.ones(1) if known.sides is None else known.sides.chances,
+        )
+
+
+@dataclass(frozen=True)
+class RoundTerms:
+    """What drafting brings and costs the rows of a round. Times are seconds."""
+
+    size: int  # rows that decode, under whatever policy
+    plain: float
+    beside: float  # what a round with drafts takes beyond its passes, more than a plain one
+    verify: FloatArray  # [B * N + 1] what verifying n more tokens adds, up to N of each row
+    fits: BoolArray  # [B, D + 1]
+    models: tuple[ModelTerms, ...]
+
+    @classmethod
+    def of(
+        cls, cost: CostTable, signals: BatchSignals, fits: BoolArray, models: tuple[ModelTerms, ...], most: int
+    ) -> RoundTerms:
+        """For rows that may submit up to `most` tokens each."""
+        size, context = signals.round_size, float(signals.context.sum())
+        tokens = size + np.arange(1.0 + len(signals.rows) * most)
+        verify = cost.verify_curve(size, tokens, context, optimistic=True)
+        return cls(
+            size=size,
+            plain=cost.plain_seconds(size, context),
+            beside=cost.overhead_seconds(size, drafting=True) - cost.overhead_seconds(size, drafting=False),
+            verify=verify - verify[0],
+            fits=fits,
+            models=models,
+        )
