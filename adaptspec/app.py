@@ -20,13 +20,17 @@ from rich.console import Console
 
 from adaptspec import __version__
 from adaptspec.control.tasks import Labels
+from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.engine.assembly import BUNDLED, Built, EngineConfig, build
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.checkpointer import Checkpointer, StateStore, tasks_in
+from adaptspec.engine.history_file import HistoryFile
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.watchdog import Watchdog
+from adaptspec.errors import ConfigError
 from adaptspec.journal import JournalHeader
+from adaptspec.models.tokenization import fingerprint
 from adaptspec.server.application import make_app
 from adaptspec.server.auth import Hosts, check_exposure, is_loopback, named_key
 from adaptspec.server.limits import ServerLimits
@@ -52,9 +56,10 @@ HURRY_SECONDS = 1.0  # from a second signal to the end, come what may
 class ServeConfig:
     """What `adaptspec serve` was asked for. `served_model_name` None: the directory's or repository's name.
 
-    `state_dir` None: what is learned ends with the server. `admin_key` None: no admin routes. Without `api_keys`
-    everybody who reaches the server may use it; it then listens on this machine only, unless `insecure`, and answers
-    to no names but its own and the `allowed_hosts`. `pad_stream` hides in streams what speculation did.
+    `state_dir` None: what is learned ends with the server. `keep_history`: what was served is kept there, too, as
+    counts to draft from. `admin_key` None: no admin routes. Without `api_keys` everybody who reaches the server may use
+    it; it then listens on this machine only, unless `insecure`, and answers to no names but its own and the
+    `allowed_hosts`. `pad_stream` hides in streams what speculation did.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -65,6 +70,7 @@ class ServeConfig:
     drain_seconds: float = 30.0
     compat_vllm: bool = False
     state_dir: Path | None = None
+    keep_history: bool = False
     journal: Path | None = None
     journal_bytes: int = 64 * 2**20  # of each of its files
     journal_files: int = 4
@@ -95,6 +101,8 @@ async def serve(config: ServeConfig, console: Console) -> None:
     Raises:
         AdaptSpecError: a model, policy, file or address cannot be used; the message says what to do.
     """
+    if config.keep_history and config.state_dir is None:
+        raise ConfigError("--keep-history needs a directory to keep it in: give --state-dir DIR")
     check_exposure(config.host, keyed=bool(config.api_keys), insecure=config.insecure)
     async with AsyncExitStack() as closing:
         with console.status(f"loading {config.engine.model}"):
@@ -131,6 +139,8 @@ async def serve(config: ServeConfig, console: Console) -> None:
         keeper: Checkpointer | None = None
         if config.state_dir is not None:
             keeper = await _keep_state(StateStore(config.state_dir, built.pair), manager, metrics, closing)
+            if config.keep_history:
+                await _keep_history(built, engine, config.state_dir, closing)
         _watch(manager, config, closing)
         metrics.watch(lambda: load_families(engine.stats()))
         metrics.watch(lambda: earning_families(earnings.snapshot()))
@@ -179,6 +189,18 @@ async def _keep_state(
     await asyncio.to_thread(keeper.start)
     closing.push_async_callback(asyncio.to_thread, keeper.close)
     return keeper
+
+
+async def _keep_history(built: Built, engine: AsyncEngine, folder: Path, closing: AsyncExitStack) -> None:
+    """Draft from what was served before the start, too, and keep it at the end."""
+    info = built.target.info
+    for drafter in built.drafters:
+        if isinstance(drafter, CountsDrafter):
+            file = HistoryFile(
+                folder, drafter.histories, tokenizer=fingerprint(built.tokenizer), vocab_size=info.vocab_size
+            )
+            await asyncio.to_thread(file.load)
+            closing.push_async_callback(asyncio.to_thread, file.save, engine)
 
 
 def _check_key_names(config: ServeConfig, built: Built) -> None:

@@ -43,6 +43,7 @@ DRAFTERS: Mapping[str, Entry] = {
     for entry in (
         Entry("draft-model", Kind.MODEL, "adaptspec.drafting.draft_model:DraftModelDrafter.make", needs_draft=True),
         Entry("ngram", Kind.MODEL_FREE, "adaptspec.drafting.ngram:NgramDrafter.make"),
+        Entry("counts", Kind.MODEL_FREE, "adaptspec.drafting.counts:CountsDrafter.make", states_confidence=True),
     )
 }
 

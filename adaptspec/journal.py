@@ -154,14 +154,17 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
 def _trees(record: RoundRecord, branches: Branches) -> list[dict[str, Any]]:
     """Of each row that says more than a chain: its nodes, and the places of those that were accepted.
 
-    Parents and confidence are those of nodes off its main chain of `chain` nodes: what is on it is known already.
+    Parents, ranks and confidence are those of nodes off its main chain of `chain` nodes: what is on it, first choices,
+    is known already. `drafters` are told where they are not all the row's own.
     """
     tree, told = branches.tree, []
     for row, (nodes, chain) in enumerate(zip(branches.nodes.tolist(), tree.chain.tolist(), strict=True)):
-        ranks, owners = tree.ranks[row, :nodes].tolist(), tree.drafters[row, :nodes].tolist()
-        if nodes > chain or any(ranks) or owners.count(int(record.drafter[row])) < nodes:
-            one = {"row": row, "chain": chain, "parents": tree.parents[row, chain:nodes].tolist()}
-            one |= {"ranks": ranks, "drafters": owners}
+        owners = tree.drafters[row, :nodes].tolist()
+        united = owners.count(int(record.drafter[row])) < nodes
+        if nodes > chain or united:
+            one = {"row": row, "chain": chain}
+            one |= {name: getattr(tree, name)[row, chain:nodes].tolist() for name in ("parents", "ranks")}
+            one |= {"drafters": owners} if united else {}
             one["confidence"] = _nulled(branches.confidence[row, chain:nodes].tolist())
             told.append(one | {"path": branches.path[row, : int(record.accepted[row])].tolist()})
     return told
@@ -214,7 +217,7 @@ def _branches(told: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> B
         chain[one["row"]] = one["chain"]
         nodes[one["row"]] = one["chain"] + len(one["parents"])
     width, deepest = int(nodes.max(initial=0)), int(kept.max(initial=0))
-    if chain.min(initial=0) < 0 or max(width, deepest) > _DEEPEST:
+    if (chain < 0).any() or (chain > values["drafted"]).any() or max(width, deepest) > _DEEPEST:
         raise ValueError(f"a tree of {width} nodes")
     tree = Tree.of_chains(chain, width, values["drafter"])
     sure: FloatArray = np.full((len(nodes), width), np.nan)
@@ -225,7 +228,9 @@ def _branches(told: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> B
     for one in told:
         row, start, end = one["row"], one["chain"], nodes[one["row"]]
         tree.parents[row, start:end] = _integers(one["parents"], end - start)
-        tree.ranks[row, :end], tree.drafters[row, :end] = (_integers(one[name], end) for name in ("ranks", "drafters"))
+        tree.ranks[row, start:end] = _integers(one["ranks"], end - start)
+        if "drafters" in one:
+            tree.drafters[row, :end] = _integers(one["drafters"], end)
         sure[row, start:end] = _floats(one["confidence"], end - start)
         path[row, : kept[row]] = _integers(one["path"], kept[row])
     if ((tree.parents < -1) | (tree.parents >= np.arange(width))).any() or (path >= nodes[:, None]).any():

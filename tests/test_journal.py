@@ -106,12 +106,21 @@ def test_only_rows_that_branch_tell_of_a_tree() -> None:
         "row": 1,
         "chain": 3,
         "parents": [-1, 3],
-        "ranks": [0, 0, 0, 1, 1],
-        "drafters": [0] * 5,
+        "ranks": [1, 1],
         "confidence": [0.87, 0.86],
         "path": [3, 4],
     }
     assert "branches" not in round_to_plain(record([2, 3], [1, 0]))
+    (united,) = round_to_plain(branching(replace(CHAIN, drafters=[0, 1])))["branches"]
+    assert united == {
+        "row": 0,
+        "chain": 2,
+        "parents": [],
+        "ranks": [],
+        "drafters": [0, 1],
+        "confidence": [],
+        "path": [0],
+    }
 
 
 def test_journals_from_before_trees_are_read(tmp_path: Path) -> None:
@@ -256,7 +265,8 @@ HEADER = JournalHeader("0.1", {"name": "t"}, "f00d", ["draft-model"], ["goodput"
                 ('"parents":[-1,3]', '"parents":[-1,4]'),
                 ('"parents":[-1,3]', '"parents":[-2,3]'),
                 ('"parents":[-1,3]', '"parents":[-1]'),
-                ('"ranks":[0,0,0,1,1]', '"ranks":[1]'),
+                ('"ranks":[1,1]', '"ranks":[1]'),
+                ('"ranks":[1,1]', '"ranks":[1,1],"drafters":[0,0]'),
                 ('"path":[3,4]', '"path":[3,5]'),
                 ('"path":[3,4]', '"path":[3]'),
                 ('"branches":[', '"branches":[7,'),

@@ -21,7 +21,7 @@ class Grown:
     parents: Sequence[int]
     chain: int
     path: Sequence[int] = ()
-    ranks: Sequence[int] | None = None  # None: 0 on the main chain, 1 beside it
+    ranks: Sequence[int] | None = None  # None: 0 on the main chain, as always, and 1 beside it
     drafters: Sequence[int] | None = None  # None: all of the row's own
     cut: int = 0  # tokens that verification kept and the client did not get
 
@@ -75,7 +75,8 @@ def grown(draw: st.DrawFn, drafters: int = 2) -> Grown:
             break
         path.append(draw(st.sampled_from(children)))
     several = st.lists(st.integers(0, drafters - 1), min_size=len(parents), max_size=len(parents))
-    ranks = draw(st.lists(st.integers(0, 5), min_size=len(parents), max_size=len(parents)))
+    beside = len(parents) - chain
+    ranks = [0] * chain + draw(st.lists(st.integers(0, 5), min_size=beside, max_size=beside))
     return Grown(parents, chain, path, ranks, draw(several), draw(st.integers(0, len(path))))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, RowStart
 from adaptspec.engine.core import EngineCore
 from adaptspec.models.draft import Draft
 from adaptspec.request import Request, SamplingParams, SpeculationParams
@@ -132,11 +132,11 @@ class WrongNgram(WrongDrafter):
         super().__init__(drafter, vocab_size)
         self._real = drafter
 
-    def offer(self, row: int, tokens: list[int], most: int) -> int:
-        return self._real.offer(row, tokens, most)
+    def begin(self, row: int, start: RowStart) -> None:
+        self._real.begin(row, start)
 
-    def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
-        self._real.expect(row, tokens, start)
+    def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
+        return self._real.offer(row, tokens, most)
 
     def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
         return self._real.shadow(row, tokens, start)[0], 0

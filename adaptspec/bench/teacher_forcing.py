@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from adaptspec.bench.model_free_views import CANDIDATES, view_of_model_free
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter
 from adaptspec.errors import ConfigError
 from adaptspec.models.processors import Paths, SamplingRow
@@ -19,14 +20,10 @@ from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch, entropies, leading
 from adaptspec.request import SamplingParams
 from adaptspec.simulation.draft_view import FAR, UNRANKED, AfterMiss, DraftView
-from adaptspec.types import BoolArray, FloatArray, IntArray
+from adaptspec.types import BoolArray, IntArray
 
-# The deepest draft that a policy may ask for.
-_DEEPEST = 64
 # So many tokens after each wrong one are drafted, too: to the depth of 12, the deepest of every policy that ships.
 _AFTER_MISS = 11
-# Of so many candidates at each position it is noted how sure a draft model is of them.
-_CANDIDATES = 8
 
 
 @dataclass(frozen=True)
@@ -66,15 +63,17 @@ class Judge:
         return {
             drafter.name: self._of_model(drafter, text, sampling, shares)
             if isinstance(drafter, ModelDrafter)
-            else _of_ngram(drafter, text, sampling, shares)
+            else self._of_model_free(drafter, text, sampling, shares)
             for drafter in self._drafters
         }
 
+    def _row(self, text: Written, tokens: list[int]) -> SamplingRow:
+        ends = self._target.info.eos_token_ids
+        return SamplingRow(text.sampling, text.sampling.seed or 0, tokens, len(text.prompt), ends)
+
     def _sampling(self, text: Written, tokens: list[int], device: torch.device) -> SamplingBatch:
         """A batch whose one row stands behind these tokens."""
-        info = self._target.info
-        row = SamplingRow(text.sampling, text.sampling.seed or 0, tokens, len(text.prompt), info.eos_token_ids)
-        return SamplingBatch([row], info.vocab_size, device)
+        return SamplingBatch([self._row(text, tokens)], self._target.info.vocab_size, device)
 
     def _of_model(
         self, drafter: ModelDrafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor
@@ -84,12 +83,12 @@ class Judge:
         agreed = np.zeros(size, dtype=np.bool_)
         drafted: IntArray = np.zeros(0, dtype=np.int64)
         confidence, entropy, chance = (np.full(size, np.nan), np.full(size, np.nan), np.zeros(size))
-        rank, top = np.full(size, UNRANKED), np.zeros((size, min(_CANDIDATES, sampling.vocab_size)))
+        rank, top = np.full(size, UNRANKED), np.zeros((size, min(CANDIDATES, sampling.vocab_size)))
         if known:
             index, offsets = np.zeros(known, dtype=np.int64), np.arange(known)
             scores = self._scores(runner, text, sampling, known).to(shares.device)
             noisy = sampling.perturbed(scores, index, offsets)
-            candidates, top[:known] = leading(noisy, _CANDIDATES)
+            candidates, top[:known] = leading(noisy, CANDIDATES)
             drafted = candidates[:, 0]
             agreed[:known] = drafted == np.array(text.output[:known])
             confidence[:known], entropy[:known] = top[:known, 0], entropies(scores)
@@ -106,6 +105,14 @@ class Judge:
         # An own token that ends the context is none that it could have drafted.
         rank = np.where((rank == 0) & (run == 0), UNRANKED, rank)
         return replace(view, reach=reach, run=run, rank=rank, after_miss=after_miss, top=top)
+
+    def _of_model_free(
+        self, drafter: Drafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor
+    ) -> DraftView:
+        row = self._row(text, list(text.prompt))
+        view, first = view_of_model_free(drafter, row, sampling, text.output, _AFTER_MISS)
+        chance = shares.cpu().numpy()[np.arange(len(first)), np.maximum(first, 0)]
+        return replace(view, rejection=np.where(first < 0, 0.0, np.minimum(chance, 1.0)))
 
     def _after_miss(self, drafter: ModelDrafter, text: Written, wrong: IntArray) -> tuple[AfterMiss, Mapping[int, int]]:
         """What the drafter itself goes on with where its token is wrong: no pass over the true text tells.
@@ -168,26 +175,6 @@ def _ranks(scores: torch.Tensor, tokens: Sequence[int]) -> IntArray:
     earlier = (scores == own) & (torch.arange(scores.shape[1], device=scores.device) < true)
     ranks: IntArray = ((scores > own) | earlier).sum(1).cpu().numpy()
     return np.where(torch.isinf(own).squeeze(1).cpu().numpy(), UNRANKED, np.minimum(ranks, UNRANKED))
-
-
-def _of_ngram(drafter: Drafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor) -> DraftView:
-    """An n-gram drafter reads only what was committed, so each position is asked for anew, at full depth."""
-    size, tokens = len(text.output), text.tokens
-    run, reach, chance = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64), np.zeros(size)
-    row, depth = np.zeros(1, dtype=np.int64), np.array([_DEEPEST])
-    for at in range(size):
-        draft = drafter.propose(DraftJob(row, [tokens[: len(text.prompt) + at]], depth, sampling))
-        proposed = draft.tokens[0, : draft.counts[0]]
-        true = np.array(text.output[at : at + len(proposed)], dtype=np.int64)
-        wrong = np.flatnonzero(proposed[: len(true)] != true)
-        reach[at] = len(proposed)
-        run[at] = wrong[0] if len(wrong) else len(true)
-        if len(proposed):
-            chance[at] = float(shares[at, int(proposed[0])])
-    drafter.free(0)
-    unknown: FloatArray = np.full(size, np.nan)
-    rank = np.where(run > 0, 0, UNRANKED)
-    return DraftView(run, reach, rank, unknown, unknown, np.minimum(chance, 1.0))
 
 
 def _read(runner: Runner, tokens: Sequence[int], count: int) -> torch.Tensor:

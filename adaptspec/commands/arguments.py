@@ -34,6 +34,13 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         help="directory or hub id of the draft model, or 'none' (default: the bundled one "
         "for the bundled target, none for any other)",
     )
+    add(
+        "--counts",
+        default="auto",
+        metavar="FILE",
+        help="counts of a corpus to draft from (adaptspec train counts), or 'none' (default: counts.npz in the model's "
+        "folder, if it is there)",
+    )
     add_policy(
         group,
         "--policy",
@@ -85,8 +92,9 @@ def engine_config(arguments: argparse.Namespace, base: EngineConfig | None = Non
 
     given, config = given_values(arguments), base or EngineConfig()
     changes: dict[str, Any] = {name: given[name] for name in ("model", "device", "dtype", "context") if name in given}
-    if "draft" in given:
-        changes["draft"] = None if given["draft"] == "none" else given["draft"]
+    for name in ("draft", "counts"):
+        if name in given:
+            changes[name] = None if given[name] == "none" else given[name]
     if "policy" in given:
         changes["policies"] = tuple(given["policy"])
     if "max_rows" in given:

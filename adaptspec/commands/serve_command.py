@@ -43,6 +43,12 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         help="grace for running requests at shutdown (default: %(default)s)",
     )
     add("--state-dir", type=Path, metavar="DIR", help="keep what policies learn here, across restarts")
+    add(
+        "--keep-history",
+        action="store_true",
+        help="keep what was served there, too, for the counts drafter (a policy's history): as counts of tokens, from "
+        "which texts can be pieced together",
+    )
     add("--journal", type=Path, metavar="FILE", help="write every round down, as JSON lines")
     add(
         "--journal-megabytes",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from adaptspec.command_line import add_table_forms, given_values
+from adaptspec.commands.arguments import positive
 from adaptspec.control.tasks import SHIPPED
 
 
@@ -15,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(metavar="WHAT", required=True)
     _add_train_pair(what.add_parser("pair", help="train a target and a draft that share a tokenizer"))
     _add_train_tasks(what.add_parser("tasks", help="train the detector that reads a request's task off its prompt"))
+    _add_train_counts(what.add_parser("counts", help="count a corpus for the counts drafter"))
 
 
 def _add_train_pair(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +61,49 @@ def _add_train_tasks(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, default=SHIPPED, help="file to write (default: the one that is used)")
     add_table_forms(parser)
     parser.set_defaults(run=_train_tasks)
+
+
+def _add_train_counts(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Count what follows what in a corpus, in the tokens of a model, for the counts drafter. In the model's folder, "
+        "as counts.npz, it is used whenever the model is served; from elsewhere by serve --counts FILE. A few minutes."
+    )
+    add = parser.add_argument
+    add("--corpus", type=Path, required=True, help="JSONL, plain or .xz: task, src, and prompt + completion or text")
+    add("--model", default="bundled", help="directory or hub id of the target (default: %(default)s)")
+    add("--out", type=Path, required=True, help="file to write, such as counts.npz")
+    add(
+        "--contexts",
+        type=positive,
+        default=2**16,
+        metavar="N",
+        help="contexts to keep, those that say most: some 20 bytes each (default: %(default)s)",
+    )
+    add(
+        "--tokens",
+        type=positive,
+        default=30_000_000,
+        metavar="N",
+        help="tokens to count at most; a million needs 200 MB (default: %(default)s)",
+    )
+    parser.set_defaults(run=_train_counts)
+
+
+def _train_counts(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from adaptspec.engine.assembly import model_place
+    from adaptspec.training.corpus_counting import count_corpus
+
+    count_corpus(
+        arguments.corpus,
+        model_place(arguments.model, "target"),
+        arguments.out,
+        Console(stderr=True),
+        contexts=arguments.contexts,
+        most_tokens=arguments.tokens,
+    )
+    return 0
 
 
 def _train_pair(arguments: argparse.Namespace) -> int:

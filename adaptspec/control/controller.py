@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -85,6 +86,12 @@ class Controller:
         """How many tokens n-gram drafters are to look for: as many as a policy with rows would take."""
         running = [slot.policy for slot in self._slots if slot.running]
         return deepest_search([*running, *(shadow.policy for shadow in self._shadows.values())]) or 0
+
+    @property
+    def asked(self) -> set[int]:
+        """The engine's numbers of drafters that a policy with rows goes by, or one that watches."""
+        running = (slot.numbers.watched for slot in self._slots if slot.running)
+        return {*chain(*running), *chain(*(shadow.watched for shadow in self._shadows.values()))}
 
     @property
     def everyone(self) -> dict[str, Policy]:

@@ -32,6 +32,7 @@ _PASSES = 1024  # rounds after which a kind that never ran again speaks against 
 
 _Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]  # checked where a profile is read
 _log = logging.getLogger(__name__)
+_FEW_NODES = 4  # that a draft which branches runs in one step
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,12 @@ class CostTable:
         return 0.0 if grid is None or rows <= 0 else self._machine.seconds * grid.at(rows, 1)
 
     def step_line(self, drafter: str, rows: int) -> tuple[float, float]:
-        """A draft step as a line in its active rows, exact at 1 and at `rows`: seconds per step, and per row."""
-        one = self.draft_step_seconds(drafter, 1)
-        if rows <= 1:
-            return 0.0, one
-        per_row = max(0.0, self.draft_step_seconds(drafter, rows) - one) / (rows - 1)
+        """A draft step as a line in its active rows, exact at 1 and at `rows`: seconds per step, and per row.
+
+        A single row's step is part of a line, too: drafts that branch run several nodes of it.
+        """
+        one, most = self.draft_step_seconds(drafter, 1), max(rows, _FEW_NODES)
+        per_row = max(0.0, self.draft_step_seconds(drafter, most) - one) / (most - 1)
         return max(0.0, one - per_row), per_row
 
     def start_seconds(self, drafter: str) -> float:

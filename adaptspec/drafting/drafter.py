@@ -9,7 +9,9 @@ from typing import Protocol, runtime_checkable
 
 from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
 from adaptspec.drafters import DRAFTERS, available_drafters
+from adaptspec.drafting.corpus_counts import CorpusCounts
 from adaptspec.models.draft import Draft
+from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import IntArray
@@ -85,15 +87,29 @@ class ModelDrafter(Drafter, Protocol):
         """The same over the same cache, drafting on where a text ends: to be timed by meaningless text."""
 
 
+@dataclass(frozen=True)
+class RowStart:
+    """What a request tells as it begins in a row: how it draws its tokens, what it expects its output to be.
+
+    `scope`: requests of one scope may draft from each other's text; None: nobody else may see this one's.
+    `shares_noise`: its drafts may guess with the target's noise.
+    """
+
+    sampling: SamplingRow
+    prediction: Sequence[int] = ()
+    scope: str | None = None
+    shares_noise: bool = True
+
+
 @runtime_checkable
 class ModelFreeDrafter(Drafter, Protocol):
     """A drafter so cheap that it can say what it would draft before it is asked, and be scored where it does not."""
 
-    def offer(self, row: int, tokens: list[int], most: int) -> int:
-        """How many tokens it would draft after `tokens` if asked for `most`."""
+    def begin(self, row: int, start: RowStart) -> None:
+        """A request begins, or goes on after it gave way, in `row`."""
 
-    def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
-        """The request in `row`, whose output begins at place `start`, says what it expects that to be."""
+    def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
+        """How sure it is of each token that it would draft after `tokens` if asked for `most`; NaN if it cannot say."""
 
     def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
         """Tokens that it would have drafted after `tokens[:start]`, asked for as many as were emitted since
@@ -105,11 +121,15 @@ class ModelFreeDrafter(Drafter, Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a drafter may be made from: the target, the draft model if there is one, and tokens that end a text."""
+    """What a drafter may be made from: the target, the draft model if there is one, and tokens that end a text.
+
+    `counts` are those of a corpus, if there are any.
+    """
 
     target: Runner
     draft: Runner | None
     ends: Collection[int]
+    counts: CorpusCounts | None = None
 
 
 def make_drafters(loaded: Loaded) -> list[Drafter]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import numpy as np
 
-from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, RowStart
 from adaptspec.models.draft import Draft
 from adaptspec.types import BoolArray
 
@@ -93,11 +93,11 @@ class IsolatedModelFreeDrafter(IsolatedDrafter):
 
     inner: ModelFreeDrafter
 
-    def offer(self, row: int, tokens: list[int], most: int) -> int:
-        return 0 if self._resting() else self._guarded(lambda: self.inner.offer(row, tokens, most), 0, (row,))
+    def begin(self, row: int, start: RowStart) -> None:
+        self._guarded(lambda: self.inner.begin(row, start), None, (row,))
 
-    def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
-        self._guarded(lambda: self.inner.expect(row, tokens, start), None, (row,))
+    def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
+        return [] if self._resting() else self._guarded(lambda: self.inner.offer(row, tokens, most), [], (row,))
 
     def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
         if self._resting():

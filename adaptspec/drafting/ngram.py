@@ -7,12 +7,13 @@ comes first, where the output is in it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
 
-from adaptspec.drafting.drafter import DraftJob, Loaded
+from adaptspec.drafting.drafter import DraftJob, Loaded, RowStart
 from adaptspec.drafting.predicted_output import Prediction
 from adaptspec.models.draft import Draft
 
@@ -47,11 +48,11 @@ class NgramDrafter:
             draft.counts[i] = len(found)
         return draft
 
-    def offer(self, row: int, tokens: list[int], most: int) -> int:
+    def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
         """See `ModelFreeDrafter.offer`. What was found is kept for the round."""
         found = self._look(row, tokens, len(tokens), most)
         self._offers[row] = _Offer(len(tokens), most, found)
-        return len(found)
+        return [math.nan] * len(found)
 
     def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
         """See `ModelFreeDrafter.shadow`: one n-gram found per emitted token, and what reading them costs anyway."""
@@ -63,8 +64,9 @@ class NgramDrafter:
             accepted += 1
         return len(found), accepted
 
-    def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
-        self._predictions[row] = Prediction(tokens, start)
+    def begin(self, row: int, start: RowStart) -> None:
+        if start.prediction:
+            self._predictions[row] = Prediction(start.prediction, start.sampling.prompt_length)
 
     def commit(self, row: int, valid: int, tokens: list[int]) -> None:
         """See `Drafter.commit`: only committed tokens are ever read, so nothing is forgotten."""

@@ -216,7 +216,7 @@ class TreeGrowth:
         return going
 
 
-def submitted(trees: Sequence[RowTree], rows: int, steps: int, caught_up: int) -> Draft:
+def submitted(trees: Sequence[RowTree], rows: int, steps: int = 0, caught_up: int = 0) -> Draft:
     """A draft for `rows` rows of what the trees of some of them submit; chains, where nothing branches."""
     orders: list[list[int]] = [[] for _ in range(rows)]
     chain: IntArray = np.zeros(rows, dtype=np.int64)

@@ -18,6 +18,8 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.rollout import LIVE, Shares
 from adaptspec.control.tasks import Labels, TaskDetector
 from adaptspec.drafters import available_drafters
+from adaptspec.drafting.corpus_counts import FILE as COUNTS
+from adaptspec.drafting.corpus_counts import CorpusCounts, read_corpus_counts
 from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, make_drafters
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.inputs import InputProcessor
@@ -27,8 +29,9 @@ from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.models.kv_cache import CacheLimits, bytes_for_cache
 from adaptspec.models.loading import load_model
+from adaptspec.models.model_files import resolve_model
 from adaptspec.models.runner import Runner
-from adaptspec.models.tokenization import check_pair, check_tokenizer, load_tokenizer
+from adaptspec.models.tokenization import check_pair, check_tokenizer, fingerprint, load_tokenizer
 from adaptspec.types import Sink
 
 BUNDLED = "bundled"
@@ -42,8 +45,9 @@ class EngineConfig:
     `draft` "auto" is the bundled draft for the bundled model and none for any other. `policies` are
     names of shipped policies or paths of YAML files; the first is the default for requests that name
     none (left empty: `goodput`, or `goodput-ngram` without a draft model), and every shipped policy
-    whose drafters are at hand can be asked for by name. `detect_tasks`: the task of a request that
-    names none is read off its prompt.
+    whose drafters are at hand can be asked for by name. `counts` is a file of a corpus's counts for the
+    counts drafter; "auto" is that in the model's folder, if there is one. `detect_tasks`: the task of a request
+    that names none is read off its prompt.
     """
 
     model: str = BUNDLED
@@ -55,6 +59,7 @@ class EngineConfig:
     cache_tokens: int | None = None
     limits: EngineLimits = EngineLimits()
     detect_tasks: bool = True
+    counts: str | None = AUTO
 
     @property
     def draft_model(self) -> str | None:
@@ -124,7 +129,8 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     check_tokenizer(tokenizer, target.info)
     for place, draft in zip(places[1:], drafts, strict=True):
         check_pair(tokenizer, load_tokenizer(place), target.info, draft.info)
-    loaded = Loaded(target, drafts[0] if drafts else None, target.info.eos_token_ids)
+    counts = _counts(config.counts, resolve_model(places[0]), tokenizer, target.info.vocab_size)
+    loaded = Loaded(target, drafts[0] if drafts else None, target.info.eos_token_ids, counts)
     drafters = make_drafters(loaded)
     table = costs(target, drafters, config.limits.max_rows)
     warm_up(target, drafters)
@@ -191,6 +197,16 @@ def assemble(
 def model_place(name: str, role: str) -> str:
     """The directory of the bundled `role` ("target" or "draft") for "bundled", any other name as it is."""
     return str(Path(__file__).parents[1] / "models" / "bundled" / role) if name == BUNDLED else name
+
+
+def _counts(
+    wanted: str | None, folder: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int
+) -> CorpusCounts | None:
+    """Those asked for, or that lie in the target's folder."""
+    if wanted is None or (wanted == AUTO and not (folder / COUNTS).is_file()):
+        return None
+    path = folder / COUNTS if wanted == AUTO else Path(wanted)
+    return read_corpus_counts(path, fingerprint(tokenizer), vocab_size)
 
 
 def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:

@@ -136,7 +136,9 @@ class EngineCore:
         request = self.inputs.with_task(request)
         task, policy = self._numbered(request.speculation.task), self.controller.assigned(request)
         request = replace(request, speculation=replace(request.speculation, task=task, policy=policy))
-        self.scheduler.add(self.inputs.sequence(request, self.methods[policy].get(task)))
+        sequence = self.inputs.sequence(request, self.methods[policy].get(task))
+        sequence.scope = self.methods[policy].scope(request.key)
+        self.scheduler.add(sequence)
         return []
 
     def abort(self, request_id: str) -> list[Delta]:
@@ -162,12 +164,14 @@ class EngineCore:
 
     def _signals(self, batch: Batch) -> BatchSignals:
         size = len(batch.decoding)
+        gaps = self.executor.cache_gaps(batch)
+        offers = self.executor.offers(batch, self.controller.search_depth, self.controller.asked)
         table = [
             [s.length for s in batch.decoding],
             batch.limits,
             [s.emitted for s in batch.decoding],
-            *self.executor.cache_gaps(batch),
-            *self.executor.offers(batch, self.controller.search_depth),
+            *gaps,
+            *offers.found,
         ]
         # One array cut in rows: at batch 1 making it costs as much as what stands in it.
         signals, drafters = np.array(table, dtype=np.int64), len(self.executor.drafters)
@@ -181,6 +185,7 @@ class EngineCore:
             found=signals[3 + drafters :],
             prefill_tokens=batch.prefill_tokens,
             free_memory=self.executor.cache.free_memory,
+            stated=offers.stated,
         )
 
     def _decide(self, signals: BatchSignals) -> Decision:
@@ -268,6 +273,7 @@ class EngineCore:
             expected=decision.expected,
             shadow=shadow,
             shadow_drafted=shadow_drafted,
+            stated=signals.stated,
             temperature_scores=None if scores is None else scores[:size],
         )
 

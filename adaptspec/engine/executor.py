@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from adaptspec.control.policy import Decision
 from adaptspec.engine.scheduler import Batch, Cache
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft
-from adaptspec.types import IntArray
+from adaptspec.types import FloatArray, IntArray
 from adaptspec.verification.method import VerifyResult
 
 
@@ -26,6 +26,13 @@ class Kept(NamedTuple):
     length: int
     places: list[int]
     drafter: int
+
+
+class Offers(NamedTuple):
+    """Tokens that each drafter would draft for each of B rows, and how sure it is of each; None: nobody says."""
+
+    found: Sequence[Sequence[int]]  # [drafters, B]
+    stated: FloatArray | None  # [drafters, B, depth]
 
 
 class Executor(Protocol):
@@ -55,8 +62,8 @@ class Executor(Protocol):
     def cache_gaps(self, batch: Batch) -> Sequence[Sequence[int]]:
         """[drafters, B] tokens that each drafter has yet to read (see `BatchSignals.cache_gap`)."""
 
-    def offers(self, batch: Batch, most: int) -> Sequence[Sequence[int]]:
-        """[drafters, B] tokens that each drafter knows it would draft now, asked for `most` within the limits."""
+    def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
+        """What these drafters know they would draft now, asked for `most` within the limits; of others, nothing."""
 
     def draft(self, batch: Batch, decision: Decision) -> Draft:
         """Draft for the decoding rows; the others of the E have no tokens."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +13,11 @@ import torch
 from adaptspec.control.policy import Decision
 from adaptspec.control.rows import some
 from adaptspec.decision_tables import CANDIDATES
-from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter
+from adaptspec.drafters import states_confidence
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, RowStart
 from adaptspec.drafting.isolated_drafter import isolated
 from adaptspec.drafting.united_drafts import united
-from adaptspec.engine.executor import Kept
+from adaptspec.engine.executor import Kept, Offers
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft
@@ -52,9 +53,10 @@ class ModelExecutor:
         return tuple(drafter.name for drafter in self._drafters if not drafter.non_anticipating)
 
     def start(self, sequence: Seq) -> None:
-        if sequence.request.prediction:
-            for drafter in self._model_free.values():
-                drafter.expect(held_row(sequence), sequence.request.prediction, sequence.prompt_length)
+        request, method = sequence.request, sequence.method
+        start = RowStart(sequence.sampling, request.prediction, sequence.scope, method.shares_noise)
+        for drafter in self._model_free.values():
+            drafter.begin(held_row(sequence), start)
 
     def leave(self, row: int) -> None:
         for drafter in self._drafters:
@@ -63,14 +65,21 @@ class ModelExecutor:
     def cache_gaps(self, batch: Batch) -> Sequence[Sequence[int]]:
         return [[drafter.cache_gap(held_row(s), s.length) for s in batch.decoding] for drafter in self._drafters]
 
-    def offers(self, batch: Batch, most: int) -> Sequence[Sequence[int]]:
-        offers = [[0] * len(batch.decoding)] * len(self._drafters)
+    def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
+        size = len(batch.decoding)
+        found, stated = [[0] * size] * len(self._drafters), None
         for which, drafter in self._model_free.items() if most else ():
-            offers[which] = [
-                drafter.offer(held_row(s), s.tokens, min(limit, most))
-                for s, limit in zip(batch.decoding, batch.limits, strict=True)
-            ]
-        return offers
+            if which in asked:
+                offers = [
+                    drafter.offer(held_row(s), s.tokens, min(limit, most))
+                    for s, limit in zip(batch.decoding, batch.limits, strict=True)
+                ]
+                found[which] = list(map(len, offers))
+                if states_confidence(drafter.name):
+                    stated = np.full((len(self._drafters), size, most), np.nan) if stated is None else stated
+                    for line, sure in zip(stated[which], offers, strict=True):
+                        line[: len(sure)] = sure
+        return Offers(found, stated)
 
     def draft(self, batch: Batch, decision: Decision) -> Draft:
         """See `Executor.draft`. Rows of one drafter that are judged alike draft together."""

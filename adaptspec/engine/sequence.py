@@ -20,7 +20,8 @@ from adaptspec.verification.method import Method
 class Sequence:
     """Travels through queue, rounds and commit. `tokens` is prompt + output, and only grows.
 
-    `row` is its place in every cache while it runs, None while it waits. `method` judges its drafts.
+    `row` is its place in every cache while it runs, None while it waits. `method` judges its drafts. Those of one
+    `scope` may be drafted from each other's text; None: from its own alone.
     `end_tokens` end it. `constraint` is its grammar at work. `logprobs` and `prompt_logprobs` grow as tokens are
     scored, if it asks for them.
     """
@@ -42,6 +43,7 @@ class Sequence:
         self.method = method
         self.tokens = list(request.prompt)
         self.row: int | None = None
+        self.scope: str | None = None
         self.finish: FinishReason | None = None
         self.error: str | None = None
         self._was_lossy = False  # before `method`

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.language.spec import History, PolicySpec
 from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import OTHER
 from adaptspec.errors import ConfigError
@@ -16,16 +16,25 @@ from adaptspec.verification.method import Method
 
 @dataclass(frozen=True)
 class TaskMethods:
-    """`usual`, and what stands in for it for requests of some `tasks`."""
+    """`usual`, and what stands in for it for requests of some `tasks`; and whose text they may be drafted from."""
 
     usual: Method
     tasks: Mapping[str, Method] = field(default_factory=lambda: MappingProxyType({}))
+    history: History = "key"
 
     @classmethod
     def of(cls, spec: PolicySpec) -> TaskMethods:
         """What a policy's file says."""
         tasks = {task: make_method(one.method, one.parameters) for task, one in spec.task_verifications.items()}
-        return cls(make_method(spec.verification.method, spec.verification.parameters), tasks)
+        return cls(make_method(spec.verification.method, spec.verification.parameters), tasks, spec.history)
+
+    def scope(self, key: str | None) -> str | None:
+        """Requests of one scope are drafted from each other's text; None: this one from its own alone. `key` is the
+        name of its API key.
+        """
+        if self.history == "server":
+            return "server"
+        return None if self.history == "none" or key is None else f"key {key}"
 
     def get(self, task: str | None) -> Method:
         """The method for a request of this task; None: it has none, which is `OTHER`."""

@@ -10,6 +10,8 @@ where a full finalizer on pairs would take twice the time and change nothing the
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 
@@ -28,9 +30,12 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 _PAIR_FIRST = 0xD6E8FEB86659FD93 - 2**64
 _PAIR_SECOND = 0xA0761D6478BD642F - 2**64
 _SIGN_AND_LAST = 1 - 2**63
+_ALL = 2**64 - 1
 _CPU = torch.device("cpu")
 # Just under 2**-63: the largest 63-bit word must not round to 1, where log1p(-v) is infinite.
 _UNIT = 2.0**-63 * (1.0 - 2.0**-24)
+# The same as numbers without sign.
+_SIGN, _HIGH, _TOP_AND_LAST = 2**31, 2**64 - 2**32, 2**63 + 1
 
 
 class Stream(IntEnum):
@@ -76,6 +81,32 @@ def gumbel(keys: IntArray, vocab_size: int, device: torch.device) -> torch.Tenso
 def gumbel_at(keys: IntArray, tokens: IntArray, vocab_size: int) -> torch.Tensor:
     """The same noise for M single pairs of key and token, [M] on the CPU: for scores with few tokens left."""
     return _gumbel_of(torch.from_numpy(keys) ^ _token_keys(vocab_size, _CPU)[torch.from_numpy(tokens)])
+
+
+def token_words(vocab_size: int) -> Sequence[int]:
+    """What `gumbel_of_few` wants of each token id."""
+    words: list[int] = _token_keys(vocab_size, _CPU).numpy().view(np.uint64).tolist()
+    return words
+
+
+def position_word(seed_key: int, position: int) -> int:
+    """The key of one position for its `CHOICE`, in plain numbers; `seed_key` is one of `seed_keys`."""
+    word = (seed_key ^ (position << 32)) & _ALL
+    word = ((word ^ (word >> 30)) * int(_FIRST)) & _ALL
+    word = ((word ^ (word >> 27)) * int(_SECOND)) & _ALL
+    return word ^ (word >> 31)
+
+
+def gumbel_of_few(word: int, tokens: Iterable[int], words: Sequence[int]) -> list[float]:
+    """`gumbel` of some tokens at one position, but for rounding: for a handful a tenth of what arrays would take."""
+    noise = []
+    for token in tokens:
+        pair = ((word ^ words[token]) * _PAIR_FIRST) & _ALL
+        high = pair >> 32
+        pair ^= high | _HIGH if high & _SIGN else high  # an arithmetic shift
+        signed = ((pair * _PAIR_SECOND & _ALL) | _TOP_AND_LAST) - 2**64
+        noise.append(-math.log(-math.log1p(signed * _UNIT)))
+    return noise
 
 
 def _gumbel_of(word: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from functools import cached_property
@@ -46,6 +47,12 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerFast:
     # The context that is served is the model's; above this number transformers would print a warning.
     tokenizer.model_max_length = VERY_LARGE_INTEGER
     return tokenizer
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A short hash of the vocabulary: where two differ, token ids mean different things."""
+    words = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, info: ModelInfo) -> None:

@@ -1,6 +1,6 @@
 """Drafters on a tape: what the engine's would make of recorded text, and how long they would take.
 
-`TapeModel` reads, lags and drafts by the rules of the engine's draft model, `TapeNGram` by those of its n-gram drafter.
+`TapeModel` reads, lags and drafts by the rules of the engine's draft model, `TapeModelFree` by those of its model-free ones.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class TapeModel:
         """Draft until depth or stop rule end it, all steps at once: steps, and seconds of those after the first."""
         depths = job.depths[active]
         ahead = np.arange(int(depths.max()))
-        known = np.stack(self._certainty(job, active[:, None], ahead))  # [2, rows, depth]
+        known = np.stack(
+            certainty_ahead(self.view, job.at[active, None], job.last[active, None], ahead)
+        )  # [2, rows, depth]
         if job.stop is not None:
             depths = _stopped(job.stop, active, depths, known)
         counts[active] = depths
@@ -96,24 +98,6 @@ class TapeModel:
         rows = np.count_nonzero(drafted, axis=0).tolist()
         cached = (drafted * (job.context[active, None] + ahead[:steps])).sum(axis=0).tolist()
         return steps, sum(self._costs.step_seconds(self._name, rows[i], cached[i]) for i in range(1, steps))
-
-    def _certainty(self, job: TapeJob, rows: IntArray, ahead: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Confidence and entropy of the token that comes `ahead` drafted ones, in these rows of the batch."""
-        view, at, last = self.view, job.at[rows], job.last[rows]
-        where = np.minimum(at + ahead, last)
-        sure, spread, after_miss = view.confidence[where], view.entropy[where], view.after_miss
-        past = ahead - view.run[at] - 1  # tokens since the wrong one
-        if after_miss is None or not (past >= 0).any():
-            return sure, spread
-        wrong, most = np.minimum(at + view.run[at], last), after_miss.confidence.shape[1]
-        past, wrong = np.broadcast_arrays(past, wrong)
-        known = (past >= 0) & (past < most)
-        past = np.where(known, past, 0)
-        known &= ~np.isnan(after_miss.confidence[wrong, past])
-        return (
-            np.where(known, after_miss.confidence[wrong, past], sure),
-            np.where(known, after_miss.entropy[wrong, past], spread),
-        )
 
     def _step(self, job: TapeJob, active: IntArray, step: int, rows: int | None = None) -> float:
         cached = 0.0
@@ -148,8 +132,26 @@ def _stopped(table: StopTable, active: IntArray, depths: IntArray, certainty: Fl
     return drafted
 
 
-class TapeNGram:
-    """An n-gram drafter: never lags, ends where it finds nothing, and asks no stop rule."""
+def certainty_ahead(view: DraftView, at: IntArray, last: IntArray, ahead: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Confidence and entropy of the token that comes `ahead` drafted ones, of chains that start `at` positions."""
+    where = np.minimum(at + ahead, last)
+    sure, spread, after_miss = view.confidence[where], view.entropy[where], view.after_miss
+    past = ahead - view.run[at] - 1  # tokens since the wrong one
+    if after_miss is None or not (past >= 0).any():
+        return sure, spread
+    wrong, most = np.minimum(at + view.run[at], last), after_miss.confidence.shape[1]
+    past, wrong = np.broadcast_arrays(past, wrong)
+    known = (past >= 0) & (past < most)
+    past = np.where(known, past, 0)
+    known &= ~np.isnan(after_miss.confidence[wrong, past])
+    return (
+        np.where(known, after_miss.confidence[wrong, past], sure),
+        np.where(known, after_miss.entropy[wrong, past], spread),
+    )
+
+
+class TapeModelFree:
+    """A model-free drafter: never lags, ends where it finds nothing, and asks no stop rule."""
 
     def __init__(self, view: DraftView, seconds_per_row: float) -> None:
         self.view = view
@@ -159,10 +161,24 @@ class TapeNGram:
         return [0] * len(rows)
 
     def propose(self, job: TapeJob) -> tuple[Draft, float]:
-        counts = np.minimum(job.depths, self.view.reach[job.at])
-        unknown = np.full((len(counts), int(job.depths.max())), np.nan)
-        draft = Draft(chain_tokens(self.view.run[job.at], unknown.shape[1]), counts, unknown, unknown)
-        return draft, self._seconds_per_row * int(np.count_nonzero(job.depths))
+        """Drafts for the rows with a depth, and the seconds they take."""
+        view, seconds = self.view, self._seconds_per_row * int(np.count_nonzero(job.depths))
+        counts = np.minimum(job.depths, view.reach[job.at])
+        width = int(counts.max(initial=0))
+        if job.tree is not None and view.top is not None and width:
+            job = replace(job, depths=counts, stop=None)
+            trees = TapeTrees(view, job, np.flatnonzero(counts), lambda rows, cached: 0.0, beams=False)  # noqa: ARG005
+            return replace(trees.grow(len(counts), 0), steps=0), seconds
+        unknown = np.full((len(counts), width), np.nan)
+        sure = unknown
+        if view.top is not None:
+            sure = np.where(np.arange(width) < counts[:, None], self.stated(job.at, job.last, width), np.nan)
+        return Draft(chain_tokens(view.run[job.at], width), counts, sure, unknown), seconds
+
+    def stated(self, at: IntArray, last: IntArray, most: int) -> FloatArray:
+        """How sure it is of the tokens that it drafts from these positions [B], as far as it drafts any, [B, most]."""
+        sure, _ = certainty_ahead(self.view, at[:, None], last[:, None], np.arange(most))
+        return np.where(np.arange(most) < self.view.reach[at, None], sure, np.nan)
 
     def keep(self, rows: IntArray, lengths: IntArray) -> None:
         pass

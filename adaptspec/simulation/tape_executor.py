@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from adaptspec.control.policy import Decision
 from adaptspec.control.rows import some
-from adaptspec.engine.executor import Kept
+from adaptspec.engine.executor import Kept, Offers
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
@@ -17,7 +17,7 @@ from adaptspec.models.draft import Draft
 from adaptspec.request import Request
 from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.tape import Tape
-from adaptspec.simulation.tape_drafters import TapeModel, TapeNGram
+from adaptspec.simulation.tape_drafters import TapeModel, TapeModelFree
 from adaptspec.simulation.tape_trees import RIGHT, TapeJob, right_path, united
 from adaptspec.types import Completion, Delta, FinishReason, IntArray, SpeculationStats, Timings, Tree
 from adaptspec.verification.method import Method, VerifyResult
@@ -124,12 +124,12 @@ class TapeExecutor:
         self._tape = tape
         self._costs = costs
         self._drafters = [
-            TapeNGram(tape.views[name], costs.drafters[name].per_row)
+            TapeModelFree(tape.views[name], costs.drafters[name].per_row)
             if costs.drafters[name].step is None
             else TapeModel(name, tape.views[name], costs, rows, catch_up_tokens)
             for name in self.drafters
         ]
-        self._ngrams = [which for which, drafter in enumerate(self._drafters) if isinstance(drafter, TapeNGram)]
+        self._ngrams = [which for which, drafter in enumerate(self._drafters) if isinstance(drafter, TapeModelFree)]
         self._request: IntArray = np.zeros(rows, dtype=np.int64)  # on the tape, by row
         self._factors = factors
         self._slower = (1.0, 1.0, 1.0)
@@ -152,12 +152,20 @@ class TapeExecutor:
         self._at = self._tape.offsets[request] + self._context - self._tape.prompt_tokens[request]
         return [drafter.cache_gap(self._rows, self._context) for drafter in self._drafters]
 
-    def offers(self, batch: Batch, most: int) -> Sequence[Sequence[int]]:
-        offers: list[list[int]] = [[0] * len(batch.decoding)] * len(self._drafters)
-        for which in self._ngrams if most else ():
-            reach = self._drafters[which].view.reach[self._at]
-            offers[which] = np.minimum(reach, np.minimum(batch.limits, most)).tolist()
-        return offers
+    def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
+        size, stated = len(batch.decoding), None
+        found: list[list[int]] = [[0] * size] * len(self._drafters)
+        for which in asked if most else ():
+            drafter = self._drafters[which]
+            if not isinstance(drafter, TapeModelFree):
+                continue
+            reach = np.minimum(drafter.view.reach[self._at], np.minimum(batch.limits, most))
+            found[which] = reach.tolist()
+            if drafter.view.top is not None:
+                stated = np.full((len(self._drafters), size, most), np.nan) if stated is None else stated
+                sure = drafter.stated(self._at, self._tape.offsets[self._request[self._rows] + 1] - 1, most)
+                stated[which] = np.where(np.arange(most) < reach[:, None], sure, np.nan)
+        return Offers(found, stated)
 
     def draft(self, batch: Batch, decision: Decision) -> Draft:
         self._slower, union = self._factors(), decision.union

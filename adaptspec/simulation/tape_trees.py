@@ -45,14 +45,22 @@ class TapeJob:
 class TapeTrees(TreeGrowth):
     """The trees of one drafter in one round."""
 
-    def __init__(self, view: DraftView, job: TapeJob, active: IntArray, price: Callable[[int, float], float]) -> None:
+    def __init__(
+        self,
+        view: DraftView,
+        job: TapeJob,
+        active: IntArray,
+        price: Callable[[int, float], float],
+        *,
+        beams: bool = True,
+    ) -> None:
         """For the active rows [b]. `price(rows, cached)` are the seconds of a step that reads so many nodes, which
-        attend to `cached` tokens in all.
+        attend to `cached` tokens in all. Nothing is drafted on from off main chains without `beams`.
         """
         assert job.tree is not None
         depths, context = job.depths.tolist(), job.context.tolist()
         trees = [RowTree(job.tree, job.stop, row, depths[row], context[row]) for row in active.tolist()]
-        super().__init__(trees, _ENDS, beams=True)
+        super().__init__(trees, _ENDS, beams=beams)
         self._view, self._job, self._price = view, job, price
         self.read: IntArray = np.zeros_like(job.at)  # [B] drafted tokens that are right and have been read
         self.seconds = 0.0  # of all steps but the first
@@ -94,10 +102,11 @@ class TapeTrees(TreeGrowth):
     ) -> tuple[list[int], list[float], float]:
         """After so many wrong tokens; `straight`: each of them its drafter's first choice."""
         view, at = self._view, int(self._job.at[tree.row]) + steps
-        place = min(at, int(self._job.last[tree.row]))
+        last = int(self._job.last[tree.row])
+        place = min(at, last)
         sure, spread = self._sure(place, tree.width), float(view.entropy[place])
         tokens, miss, after = [WRONG] * len(sure), at - strayed, view.after_miss
-        if not straight:
+        if not straight or miss > last:
             return tokens, sure, spread
         if int(view.reach[miss]) == strayed + 1:
             tokens[0] = ENDED
@@ -141,7 +150,7 @@ def right_path(draft: Draft) -> tuple[IntArray, IntArray]:
 
 
 def united(draft: Draft, more: Draft, drafter: IntArray, free: IntArray) -> Draft:
-    """The drafts of `drafter` [B] and the chains of `more`, by model-free drafters `free` [B], as one.
+    """The drafts of `drafter` [B] and those of `more`, by model-free drafters `free` [B], as one.
 
     Right tokens of both are the same nodes. Wrong ones are taken to differ: whether they do, no tape knows.
     """
@@ -161,20 +170,21 @@ def united(draft: Draft, more: Draft, drafter: IntArray, free: IntArray) -> Draf
 
 
 def _unite(room: Draft, tree: Tree, row: int, more: Draft, free: int) -> None:
-    """Add one row's chain to its nodes."""
+    """Add one row's nodes to those it has."""
     count, alone = int(room.counts[row]), not room.counts[row]
+    shape = more.tree or Tree.of_chains(more.counts, more.tokens.shape[1], more.counts)
     parents, tokens = tree.parents[row, :count].tolist(), room.tokens[row, :count].tolist()
     right = {parent: place for place, parent in enumerate(parents) if tokens[place] >= RIGHT}
-    before = -1
+    places = {-1: -1}  # where each node is now
     for place in range(int(more.counts[row])):
-        token = int(more.tokens[row, place])
+        token, before = int(more.tokens[row, place]), places[int(shape.parents[row, place])]
         if token >= RIGHT and before in right:
-            before = right[before]
+            places[place] = right[before]
             continue
         room.tokens[row, count], tree.parents[row, count] = token, before
         room.confidence[row, count], room.entropy[row, count] = more.confidence[row, place], more.entropy[row, place]
-        tree.ranks[row, count], tree.drafters[row, count] = 0, free
-        before, count = count, count + 1
+        tree.ranks[row, count], tree.drafters[row, count] = shape.ranks[row, place], free
+        places[place], count = count, count + 1
     room.counts[row] = count
     if alone:
-        tree.chain[row] = count
+        tree.chain[row] = shape.chain[row]

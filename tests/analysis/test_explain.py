@@ -8,13 +8,14 @@ import pytest
 
 from adaptspec.analysis.explain import explain
 from adaptspec.analysis.journal_rounds import JournalLog
+from adaptspec.cli import main
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.errors import JournalError
 from adaptspec.simulation.scenarios import Schedule, stream
 from adaptspec.types import Reason
-from tests.analysis.logs import write_journal
-from tests.simulation.tapes import made_tape
+from tests.analysis.logs import policy, write_journal
+from tests.simulation.tapes import made_tape, with_candidates
 
 POLICY, GUARD, PROBE = int(Reason.POLICY), int(Reason.GUARD), int(Reason.PROBE)
 
@@ -39,6 +40,21 @@ def test_the_parts_add_up_to_the_journal(name: str, batch: int, tmp_path: Path) 
     assert found.total.expected == pytest.approx(expected)
     assert (found.total.judged > 0) == (name == "thompson")
     assert found.to_json()["requests"] == len(found.requests)
+
+
+def test_nodes_are_told_where_drafts_branch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside what was drafted, which stays the longest path; a policy of chains has nothing to say of them."""
+    for width in (1, 4):
+        path = tmp_path / f"j{width}"
+        wide = policy(f"{{choose: {{algorithm: static, depth: 3}}, max-width: {width}}}")
+        records = write_journal(path, wide, stream(with_candidates(made_tape()), Schedule((1,))))
+        total = explain(JournalLog(path), "made").total
+        assert total.drafted == sum(int(record.drafted.sum()) for record in records)
+        assert total.nodes == sum(int(record.nodes.sum()) for record in records)
+        assert (total.nodes > total.drafted) == (width > 1)
+        assert main(["policy", "explain", "made", "--journal", str(path), "--rounds", "3"]) == 0
+        said = capsys.readouterr().out
+        assert (f"{total.nodes:,} nodes" in said) == ("nodes" in said) == (width > 1)
 
 
 def test_plain_decoding_is_worth_exactly_one(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_goodput_chooses_among_three_drafters(target_path: Path, draft_path: Pat
     )
     built = build(config, [notes])
     names = [drafter.name for drafter in built.drafters]
-    assert names == ["draft-model", "ngram", "toy-model", "toy-lookup"]
+    assert names == ["draft-model", "ngram", "counts", "toy-model", "toy-lookup"]
     assert set(built.costs.profile.drafters) == {"draft-model", "toy-model"}
     asked = [_request(f"{i}") for i in range(6)]
     drafted = run(built.core, asked)
@@ -76,7 +76,7 @@ def test_goodput_chooses_among_three_drafters(target_path: Path, draft_path: Pat
     assert by["draft-model"] > 0, "tried at least"
     assert right["toy-model"] == by["toy-model"] > 0, "as dear as the target, so it is only tried"
     assert by["toy-lookup"] > 0
-    assert by["ngram"] == 0, "the policy does not name it"
+    assert by["ngram"] == by["counts"] == 0, "the policy does not name them"
     plain = run(built.core, [_request(f"{i}", policy="off") for i in range(6)])
     assert {name: done.tokens for name, done in drafted.items()} == {name: done.tokens for name, done in plain.items()}
 
@@ -89,7 +89,7 @@ def _request(name: str, **wishes: Any) -> Request:
 @pytest.mark.usefixtures("_toys")
 def test_policies_and_their_schema_know_what_is_registered() -> None:
     names = schema()["$defs"]["BodySpec"]["properties"]["drafters"]["items"]["enum"]
-    assert names == ["draft-model", "ngram", "toy-model", "toy-lookup"]
+    assert names == ["draft-model", "ngram", "counts", "toy-model", "toy-lookup"]
     text = HEAD + "spec:\n  choose: {algorithm: goodput}\n  drafters: [ngram, toy-modl]\n"
     with pytest.raises(PolicyError, match=r"^p:6:21: spec.drafters.1: 'toy-modl' is not supported .*'toy-model'"):
         parse_policy_spec(text, "p")
@@ -107,7 +107,7 @@ def test_one_that_is_not_at_hand_is_told_at_its_line() -> None:
 
 def test_what_ships_is_what_it_says(target_path: Path, make_model: MakeModel) -> None:
     """Names and kinds in the table are those of the drafters that are made."""
-    assert available_drafters(draft=False) == ("ngram",)
+    assert available_drafters(draft=False) == ("ngram", "counts")
     target, draft = (load_model(str(path)).runner(CacheLimits(1)) for path in (target_path, make_model(seed=1)))
     made: list[Drafter] = make_drafters(Loaded(target, draft, (1,)))
     assert tuple(drafter.name for drafter in made) == available_drafters(draft=True)

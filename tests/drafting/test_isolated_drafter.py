@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import DraftJob, ModelFreeDrafter
+from adaptspec.drafting.drafter import DraftJob, ModelFreeDrafter, RowStart
 from adaptspec.drafting.isolated_drafter import SHORTEST_REST, IsolatedModelFreeDrafter, isolated
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.models.draft import Draft
@@ -19,20 +19,24 @@ from tests.fakes import TableRunner
 REPEATS = [5, 6, 7, 8, 5, 6]
 
 
+def _start(prediction: Sequence[int], prompt_length: int) -> RowStart:
+    return RowStart(SamplingRow(SamplingParams(), 0, [], prompt_length, ()), prediction)
+
+
 def test_it_stays_what_it_is() -> None:
     """The engine asks drafters what they are: one that lost a method would offer nothing, unseen."""
     made = isolated(NgramDrafter())
     assert isinstance(made, ModelFreeDrafter)
-    assert made.offer(0, REPEATS, 2) == NgramDrafter().offer(0, REPEATS, 2) == 2
-    made.expect(1, [9, 10, 11], 1)
-    assert made.offer(1, [4, 9], 2) == 2
+    assert len(made.offer(0, REPEATS, 2)) == len(NgramDrafter().offer(0, REPEATS, 2)) == 2
+    made.begin(1, _start([9, 10, 11], 1))
+    assert len(made.offer(1, [4, 9], 2)) == 2
 
 
 class Broken(NgramDrafter):
-    def offer(self, row: int, tokens: list[int], most: int) -> int:
+    def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
         raise MemoryError("no room")
 
-    def expect(self, row: int, tokens: Sequence[int], start: int) -> None:
+    def begin(self, row: int, start: RowStart) -> None:
         raise ValueError("not now")
 
     def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
@@ -43,9 +47,9 @@ def test_what_is_raised_costs_offers_until_it_has_rested() -> None:
     now = [0.0]
     inner = Broken()
     made = IsolatedModelFreeDrafter(inner, lambda: now[0])
-    made.expect(0, [1], 0)
+    made.begin(0, _start([1], 0))
     now[0] += 2 * SHORTEST_REST
-    assert made.offer(0, REPEATS, 2) == 0
+    assert made.offer(0, REPEATS, 2) == []
     now[0] += 8 * SHORTEST_REST
     assert made.shadow(0, REPEATS, 4) == (0, 0)
     assert made.shadow(0, REPEATS, 4) == (0, 0)

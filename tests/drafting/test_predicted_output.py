@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptspec.drafting.drafter import RowStart
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.drafting.predicted_output import Prediction
+from adaptspec.models.processors import SamplingRow
+from adaptspec.request import SamplingParams
 from tests.drafting.test_ngram import _propose
 
 TOKENS = st.lists(st.integers(0, 4), max_size=30)
@@ -75,8 +78,9 @@ def test_accounts_add_up_and_do_not_depend_on_the_rounds(
 def test_the_lookup_drafts_from_the_prediction_first_and_forgets_it_with_the_row() -> None:
     """An end of text ends a draft; without a prediction the prompt and the output are looked up as ever."""
     drafter = NgramDrafter(2, 1, ends=(9,))
-    drafter.expect(0, [5, 6, 9, 6], 3)
+    row = SamplingRow(SamplingParams(), 0, [], 3, ())
+    drafter.begin(0, RowStart(row, [5, 6, 9, 6]))
     assert _propose(drafter, [1, 2, 1], 4) == [5, 6, 9]
-    assert drafter.offer(0, [1, 2, 1, 5], 4) == 2
+    assert len(drafter.offer(0, [1, 2, 1, 5], 4)) == 2
     drafter.free(0)
     assert _propose(drafter, [1, 2, 1], 1) == [2]

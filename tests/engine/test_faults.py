@@ -213,7 +213,7 @@ class LostLookup(NgramDrafter):
     def propose(self, job: Any) -> Any:
         raise KeyError("lost")
 
-    def offer(self, row: int, tokens: list[int], most: int) -> int:
+    def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
         raise KeyError("lost")
 
     def shadow(self, row: int, tokens: list[int], start: int) -> Any:

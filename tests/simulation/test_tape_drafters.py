@@ -11,7 +11,7 @@ import pytest
 from adaptspec.decision_tables import StopTable
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.draft_view import UNRANKED, AfterMiss, DraftView
-from adaptspec.simulation.tape_drafters import TapeModel, TapeNGram
+from adaptspec.simulation.tape_drafters import TapeModel, TapeModelFree
 from adaptspec.simulation.tape_trees import TapeJob
 
 COSTS = load_costs("cpu-2-cores")
@@ -114,7 +114,7 @@ def test_n_grams_end_where_nothing_is_found_and_ask_nobody() -> None:
     reach = np.array([0, 2, 9])
     unknown = np.full(3, np.nan)
     view = DraftView(np.array([0, 1, 1]), reach, np.array([UNRANKED, 0, 0]), unknown, unknown, unknown)
-    ngram = TapeNGram(view, COSTS.drafters["ngram"].per_row)
+    ngram = TapeModelFree(view, COSTS.drafters["ngram"].per_row)
     made, seconds = ngram.propose(_job([3, 3, 3], [10, 11, 12], [0, 1, 2], strict))
     assert made.counts.tolist() == [0, 2, 3]
     assert (made.steps, made.caught_up) == (0, 0)

@@ -68,6 +68,7 @@ Tiers = Annotated[
     Field(min_length=1, max_length=DEEPEST + 1),
     AfterValidator(_ascending),
 ]
+History = Literal["none", "key", "server"]
 Drafter = Annotated[str, AfterValidator(_drafter), Field(json_schema_extra=lambda s: s.update(enum=list(DRAFTERS)))]
 TaskName = Annotated[str, AfterValidator(_label), Field(examples=[*TASKS, OTHER])]
 
@@ -209,6 +210,12 @@ class BodySpec(Part):
     drafters: Annotated[list[Drafter], AfterValidator(_each_once)] = Field(
         default=["draft-model"], min_length=1, description="What proposes tokens, preferred first."
     )
+    history: History = Field(
+        default="key",
+        description="Whose text the counts drafter may draft from beside a request's own. none: nobody's; key: what "
+        "was served to the same named API key; server: what was served to anybody under a policy that says so, too. "
+        "How fast an answer comes can tell whether the like of it was served before.",
+    )
     when: Annotated[list[WhenSpec], Field(max_length=16)] = Field(
         default=[], description="Other policies for some requests or rounds: the first whose conditions hold decides."
     )
@@ -277,6 +284,10 @@ class PolicySpec(Part):
     @property
     def drafters(self) -> tuple[str, ...]:
         return tuple(self.spec.drafters)
+
+    @property
+    def history(self) -> History:
+        return self.spec.history
 
     @property
     def needed(self) -> tuple[str, ...]:

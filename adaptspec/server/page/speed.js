@@ -180,7 +180,7 @@ export class Speed {
     const [tokens, took, plain, against, best] = sum.compared ?? [0, 0, 0, 0, 0];
     const sure = feed.earnings?.speedup;
     const spread = sure ? `over plain rounds; since the start ${times(sure.low)} to ${times(sure.high)}` : "too few plain rounds ran to tell";
-    const wide = sum.nodes > sum.drafted ? ` deep, ${count(sum.nodes)} nodes` : "";
+    const wide = sum.nodes > sum.drafted ? `; ${count(sum.nodes)} nodes` : "";
     const name = feed.earnings?.best_static;
     const fixedName = !name ? "" : name.drafter === null ? "off" : `${name.drafter} at ${name.depth}`;
     const rows = [

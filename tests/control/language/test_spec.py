@@ -38,7 +38,8 @@ def test_shipped_policies_run(path: Path) -> None:
     spec = load_policy_spec(path)
     assert spec.name == path.stem
     policy = build_policy(spec, table(), 4, LABELS)
-    controller = Controller({spec.name: policy}, spec.name, ("draft-model", "ngram"), 4, cost=table(), labels=LABELS)
+    here = tuple(dict.fromkeys([*spec.drafters, "draft-model", "ngram"]))[:2]
+    controller = Controller({spec.name: policy}, spec.name, here, 4, cost=table(), labels=LABELS)
     rng = np.random.default_rng(0)
     for number in range(60):
         if number % 20 == 0:

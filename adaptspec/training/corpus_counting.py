@@ -1,0 +1,156 @@
+"""Counting a corpus for the counts drafter: the contexts that say most of what follows, for one tokenizer."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.drafting.corpus_counts import VERSION
+from adaptspec.drafting.token_counts import LONGEST, hashed
+from adaptspec.errors import CorpusError
+from adaptspec.files import write_file
+from adaptspec.models.tokenization import fingerprint, load_tokenizer
+from adaptspec.training.corpus import read_corpus
+from adaptspec.types import FloatArray, IntArray
+
+LEAST = 4  # times that a context must have been met
+_FOLLOWING = 8  # tokens kept after one context
+_BATCH = 512  # records
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What followed the contexts of one length. Pairs of context and token are in the order of contexts."""
+
+    contexts: npt.NDArray[np.uint64]  # [C] ascending
+    first: IntArray  # [C] the pair with which each begins
+    tokens: IntArray  # [N]
+    counts: IntArray  # [N]
+    gains: FloatArray  # [C] nats that knowing it saves on the corpus, against the next shorter context
+
+    @property
+    def owner(self) -> IntArray:
+        """[N] the context of each pair."""
+        sizes = np.diff(np.append(self.first, len(self.tokens)))
+        return np.repeat(np.arange(len(sizes)), sizes)
+
+    @property
+    def shares(self) -> FloatArray:
+        """[N] of each token among those that followed."""
+        return np.asarray(self.counts / np.add.reduceat(self.counts, self.first)[self.owner])
+
+
+def count_corpus(corpus: Path, model: str, out: Path, console: Console, *, contexts: int, most_tokens: int) -> None:
+    """Count the records to train on and write the `contexts` that say most to a file.
+
+    Raises:
+        CorpusError: the corpus cannot be read, or is too short.
+        ModelError: the tokenizer cannot.
+    """
+    tokenizer = load_tokenizer(model)
+    texts = [record.text for record in read_corpus(corpus).train]
+    console.print(f"{len(texts):,} records; tokenizing")
+    tokens = np.fromiter(_tokens(tokenizer, texts, most_tokens), dtype=np.int64)
+    arrays = counted(tokens, contexts)
+    archive = io.BytesIO()
+    about = {"version": np.array(VERSION), "tokenizer": np.array(fingerprint(tokenizer))}
+    np.savez_compressed(archive, allow_pickle=False, **about, **arrays)
+    write_file(out, archive.getbuffer())
+    size = out.stat().st_size / 2**20
+    console.print(f"{out}: {len(arrays['contexts']):,} contexts of {len(tokens):,} tokens, {size:.1f} MiB")
+
+
+def _tokens(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], most: int) -> Iterator[int]:
+    """Those of all texts, thinned evenly to about `most`."""
+    encode = tokenizer.backend_tokenizer.encode_batch
+    given = 0
+    for start in range(0, len(texts), _BATCH):
+        if given * len(texts) > most * (start + 1):
+            continue
+        for encoded in encode(texts[start : start + _BATCH], add_special_tokens=False):
+            given += len(encoded.ids)
+            yield from encoded.ids
+
+
+def counted(tokens: IntArray, most: int) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of `CorpusCounts` for a text [N]: the `most` contexts that save most nats.
+
+    Raises CorpusError if there is none.
+    """
+    orders: list[_Order] = []
+    hashes = hashed(tokens)
+    for length in range(1, LONGEST + 1):
+        orders.append(_order(tokens, hashes, length, orders[-1] if orders else None))
+    gains = np.concatenate([order.gains for order in orders])
+    if not len(gains):
+        raise CorpusError(f"the corpus is too short: nothing is met {LEAST} times in it; give a larger one")
+    least = np.sort(gains)[-min(most, len(gains))]
+    parts = [_chosen(order, order.gains >= least) for order in orders]
+    contexts, following, chosen, shares = (np.concatenate(each) for each in zip(*parts, strict=True))
+    contexts, at = np.unique(contexts, return_index=True)  # of two that are hashed alike, one
+    owner = np.repeat(np.arange(len(following)), following)
+    place = np.full(len(following), -1)
+    place[at] = np.arange(len(at))
+    kept = place[owner] >= 0
+    by_context = np.argsort(place[owner[kept]], kind="stable")
+    kind = np.uint16 if chosen.max() < 2**16 else np.uint32
+    return {
+        "contexts": contexts,
+        "following": following[at].astype(np.uint8),
+        "tokens": chosen[kept][by_context].astype(kind),
+        "shares": shares[kept][by_context].astype(np.uint8),
+    }
+
+
+def _order(tokens: IntArray, hashes: Sequence[npt.NDArray[np.uint64]], length: int, shorter: _Order | None) -> _Order:
+    """The contexts of `length` tokens; `shorter` are those of one less, which each of these ends with."""
+    context, token = hashes[length - 1][length:], tokens[length:]
+    by_context = np.argsort(context, kind="stable")
+    context = context[by_context]
+    begins = np.flatnonzero(np.append(True, context[1:] != context[:-1])) if len(context) else np.zeros(0, np.int64)
+    sizes = np.diff(np.append(begins, len(context)))
+    often = np.repeat(sizes >= LEAST, sizes)
+    places, context = by_context[often] + length, context[often]
+    by_token = np.lexsort((tokens[places], context))
+    places, context, token = places[by_token], context[by_token], tokens[places[by_token]]
+    new = np.append(True, (context[1:] != context[:-1]) | (token[1:] != token[:-1]))[: len(context)]
+    pair = np.flatnonzero(new)
+    counts = np.diff(np.append(pair, len(context)))
+    contexts, first = np.unique(context[pair], return_index=True)
+    order = _Order(contexts, first, token[pair], counts, np.zeros(len(contexts)))
+    if not len(contexts):
+        return order
+    expected: FloatArray = np.full(len(pair), 1.0 / (1 + tokens.max()))
+    if shorter is not None:
+        expected = _expected(shorter, hashes[length - 2][places[pair[first]]], order)
+    saved = np.add.reduceat(counts * np.log(order.shares / expected), first)
+    return _Order(contexts, first, order.tokens, counts, saved)
+
+
+def _expected(shorter: _Order, endings: npt.NDArray[np.uint64], order: _Order) -> FloatArray:
+    """[N] what share each token of an order has after the shorter context, `endings` [C], that its own ends with."""
+    stride = 1 + int(shorter.tokens.max())
+    known = shorter.owner * stride + shorter.tokens
+    wanted = np.searchsorted(shorter.contexts, endings)[order.owner] * stride + order.tokens
+    return np.asarray(shorter.shares[np.searchsorted(known, wanted)])
+
+
+def _chosen(order: _Order, chosen: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[Any], ...]:
+    """Contexts, how many tokens follow each, those tokens, likeliest first, and their shares of 255."""
+    if not chosen.any():
+        return order.contexts[:0], order.first[:0], order.tokens[:0], order.tokens[:0]
+    owner, shares = order.owner, np.rint(255.0 * order.shares).astype(np.int64)
+    likely = np.lexsort((-order.counts, owner))
+    rank = np.arange(len(owner)) - order.first[owner]
+    kept = likely[(rank < _FOLLOWING) & chosen[owner] & (shares[likely] > 0)]
+    following = np.bincount(owner[kept], minlength=len(order.contexts))
+    whole = following > 0
+    return order.contexts[chosen & whole], following[chosen & whole], order.tokens[kept], shares[kept]

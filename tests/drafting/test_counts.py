@@ -1,0 +1,183 @@
+"""The counts drafter: what follows most often, its own text first, never another key's; with the target's own noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptspec.decision_tables import TreeTable
+from adaptspec.drafting.counts import CountsDrafter
+from adaptspec.drafting.drafter import DraftJob, RowStart
+from adaptspec.drafting.token_counts import votes_of
+from adaptspec.models.draft import Draft
+from adaptspec.models.noise import Stream, gumbel, gumbel_of_few, position_keys, position_word, seed_keys, token_words
+from adaptspec.models.processors import SamplingRow
+from adaptspec.models.sampling import SamplingBatch
+from adaptspec.request import SamplingParams
+from tests.fakes import array
+
+V = 500
+NO_SAMPLING = SamplingBatch([], V, torch.device("cpu"))
+TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+TEMPERATURES = st.sampled_from([0.0, 0.7, 1.3])
+
+
+def _start(
+    temperature: float = 0.0, scope: str | None = None, seed: int = 3, prediction: tuple[int, ...] = ()
+) -> RowStart:
+    return RowStart(SamplingRow(SamplingParams(temperature=temperature), seed, [], 1, ()), prediction, scope)
+
+
+def _made(start: RowStart | None = None, ends: tuple[int, ...] = ()) -> CountsDrafter:
+    drafter = CountsDrafter(V, ends)
+    drafter.begin(0, start or _start())
+    return drafter
+
+
+def _mixed(six: int, seven: int) -> list[int]:
+    """A text that ends in 5, which 6 and 7 have followed so often; nothing before it was met before."""
+    text = [token for i in range(six + seven) for token in (100 + i, 5, 6 if i < six else 7)]
+    return [*text, 99, 5]
+
+
+def _draft(drafter: CountsDrafter, tokens: list[int], depth: int, row: int = 0, tree: TreeTable | None = None) -> Draft:
+    return drafter.propose(DraftJob(array(row), [tokens], array(depth), NO_SAMPLING, tree=tree))
+
+
+def _propose(drafter: CountsDrafter, tokens: list[int], depth: int, row: int = 0) -> list[int]:
+    draft = _draft(drafter, tokens, depth, row)
+    tokens_: list[int] = draft.tokens[0, : draft.counts[0]].tolist()
+    return tokens_
+
+
+def test_what_followed_most_often_is_drafted_and_surer_by_longer_contexts() -> None:
+    assert _propose(_made(), [9, 2, 3, 9, 2, 3, 9, 2, 4, 9, 2], 1) == [3]
+    draft = _draft(_made(), [9, 2, 3, 9, 2, 3, 9, 2], 1)
+    once = _draft(_made(), [2, 3, 7, 8, 2], 1)
+    assert 0.0 < once.confidence[0, 0] < draft.confidence[0, 0] < 1.0
+    assert _propose(_made(), [1, 2, 3, 4, 5], 7) == []
+
+
+@given(TEXTS, st.integers(1, 7), TEMPERATURES)
+def test_the_same_text_gives_the_same_draft_however_it_came(tokens: list[int], most: int, temperature: float) -> None:
+    """Read at once or bit by bit, offered before or not, scored meanwhile or not."""
+    start = _start(temperature)
+    whole, bits = _made(start), _made(start)
+    expected = _draft(whole, tokens, most)
+    for end in range(1, len(tokens), 3):
+        bits.offer(0, tokens[:end], 2)
+        bits.shadow(0, tokens[: end + 2], end)
+    offered = bits.offer(0, tokens, most)
+    draft = _draft(bits, tokens, most)
+    assert draft.tokens.tolist() == expected.tokens.tolist()
+    assert draft.confidence.tolist() == expected.confidence.tolist() == [offered]
+    assert all(0.0 < sure <= 1.0 for sure in offered)
+
+
+@given(TEXTS, st.integers(1, 6), st.integers(1, 6), TEMPERATURES)
+def test_a_shadow_is_what_a_draft_would_have_got(tokens: list[int], first: int, more: int, temperature: float) -> None:
+    start = max(1, len(tokens) - more)
+    would = _propose(_made(_start(temperature)), tokens[:start], len(tokens) - start)
+    right = [guess == token for guess, token in zip(would, tokens[start:], strict=False)]
+    accepted = right.index(False) if False in right else len(right)
+    assert _made(_start(temperature)).shadow(0, tokens, start) == (len(would), accepted)
+
+
+def test_noise_in_plain_numbers_is_that_of_the_target() -> None:
+    rng = np.random.default_rng(0)
+    seeds, words = rng.integers(-(2**62), 2**62, 40), token_words(4096)
+    positions, tokens = rng.integers(0, 2**20, 40), rng.integers(0, 4096, 8)
+    keys = position_keys(seed_keys(seeds), positions, Stream.CHOICE)
+    noise = gumbel(keys, 4096, torch.device("cpu")).numpy()
+    for i, own in enumerate(seed_keys(seeds).tolist()):
+        few = gumbel_of_few(position_word(own, int(positions[i])), tokens.tolist(), words)
+        np.testing.assert_allclose(few, noise[i, tokens], rtol=1e-3, atol=1e-5)
+
+
+def test_sampled_drafts_agree_more_often_with_the_target_than_the_likeliest_token_does() -> None:
+    """The text is drawn from the very distribution that is counted: each is right as often as sharing noise allows."""
+    text = _mixed(50, 50)
+    scores = torch.full((1, V), -torch.inf)
+    scores[0, [6, 7]] = float(np.log(0.5))
+    right = {True: 0, False: 0}
+    for seed in range(200):
+        drafter = _made(_start(1.0, seed=seed))
+        row = SamplingRow(SamplingParams(temperature=1.0), seed, text, 1, ())
+        target = int(SamplingBatch([row], V, torch.device("cpu")).choose(scores, array(0), array(0)))
+        for shares in (True, False):
+            job = DraftJob(array(0), [text], array(1), NO_SAMPLING, shares_noise=shares)
+            drafted = drafter.propose(job)
+            right[shares] += bool(drafted.counts[0]) and int(drafted.tokens[0, 0]) == target
+    assert right[True] > 180
+    assert right[False] < 130
+
+
+def test_methods_that_weigh_drafts_get_no_noise_of_the_target() -> None:
+    """Under rejection a draft that knows the noise of the token it is compared with would bias the text."""
+    text = _mixed(6, 6)
+    plain = {_propose(_made(_start(0.0)), text, 1)[0]}
+    for seed in range(20):
+        job = DraftJob(array(0), [text], array(1), NO_SAMPLING, shares_noise=False)
+        assert set(_made(_start(1.0, seed=seed)).propose(job).tokens[0].tolist()) == plain
+
+
+def test_what_one_key_was_served_helps_it_and_nobody_else() -> None:
+    """Looks into the counts, and at drafts: tokens that only the other key has had are nowhere."""
+    drafter = CountsDrafter(V)
+    secret = [11, 12, 13, 14, 15, 16, 17]
+    drafter.begin(0, _start(scope="key a"))
+    drafter.begin(1, _start(scope="key b"))
+    drafter.begin(2, _start())
+    for row in range(3):
+        drafter.offer(row, [1, 2, 3], 1)
+    drafter.offer(0, [1, 2, 3, *secret], 1)
+    for row in (1, 2):
+        assert _propose(drafter, [1, 2, 3, 11, 12, 13], 7, row) == []
+        own = drafter._rows[row]
+        sources = [own.own, *([own.history] if own.history is not None else [])]
+        seen = {token for one in sources for known in one.young.values() for token, _ in votes_of(known)}
+        assert seen <= {2, 3, 11, 12, 13}
+    for row in range(3):
+        drafter.free(row)
+    drafter.begin(3, _start(scope="key a"))
+    assert _propose(drafter, [11, 12, 13], 4, 3) == [14, 15, 16, 17][: len(_propose(drafter, [11, 12, 13], 4, 3))] != []
+    drafter.begin(4, _start(scope="key b"))
+    assert 14 not in _propose(drafter, [11, 12, 13], 4, 4)
+
+
+def test_a_prediction_is_followed_and_draws_end_texts() -> None:
+    drafter = _made(_start(prediction=(5, 6, 9, 6)), ends=(9,))
+    assert _propose(drafter, [1], 4) == [5, 6, 9]
+    drafter.free(0)
+    assert _propose(drafter, [1], 4) == []
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_combs_have_the_next_likely_tokens_beside_the_chain(temperature: float) -> None:
+    text = _mixed(4, 3)
+    table = TreeTable(array(3), array(6), np.zeros(1), np.ones((1, 1, 1)))
+    chain, comb = (_draft(_made(_start(temperature)), text, 3, tree=tree) for tree in (None, table))
+    assert comb.tree is not None
+    count = int(chain.counts[0])
+    assert int(comb.tree.chain[0]) == count
+    assert comb.tokens[0, :count].tolist() == chain.tokens[0, :count].tolist()
+    assert count < comb.counts[0] <= 6
+    beside = [
+        (int(token), int(parent))
+        for token, parent in zip(comb.tokens[0, count:], comb.tree.parents[0, count:], strict=False)
+    ]
+    assert {6, 7} <= {int(chain.tokens[0, 0]), *(token for token, parent in beside if parent == -1)}
+    assert (comb.confidence[0, count : comb.counts[0]] > 0.0).all()
+
+
+def test_long_prompts_are_read_from_their_end_only() -> None:
+    """Reading is bounded, and so is what is remembered of one request."""
+    rng = np.random.default_rng(0)
+    drafter = CountsDrafter(1000)
+    drafter.begin(0, _start())
+    text = [1, 2, 3, 4, 5, *rng.integers(10, 1000, 60_000).tolist(), 1, 2, 3]
+    assert drafter.offer(0, text, 1) == []
+    assert len(drafter._rows[0].own) <= 5 * 4096

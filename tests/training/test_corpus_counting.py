@@ -1,0 +1,90 @@
+"""A corpus is counted as a text would be; the contexts that say most are kept; only their tokenizer may use them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from adaptspec.drafting.corpus_counts import CorpusCounts, read_corpus_counts
+from adaptspec.drafting.token_counts import advanced
+from adaptspec.errors import ConfigError, CorpusError
+from adaptspec.models.tokenization import fingerprint, load_tokenizer
+from adaptspec.training.corpus_counting import count_corpus, counted
+
+PHRASE = [10, 11, 12, 13, 14, 15]
+
+
+def _votes(counts: CorpusCounts, tokens: list[int]) -> dict[int, float]:
+    contexts: list[int] = []
+    for token in tokens:
+        contexts = advanced(contexts, token)
+    return dict(counts.votes(contexts[len(tokens) - 1]))
+
+
+def _text() -> list[int]:
+    rng = np.random.default_rng(0)
+    text: list[int] = []
+    for i in range(60):
+        text += [*PHRASE, 16 if i % 3 else 17, *rng.integers(20, 60, 5).tolist()]
+    return text
+
+
+def test_shares_are_those_of_the_corpus() -> None:
+    counts = CorpusCounts(counted(np.array(_text()), 10_000))
+    votes = _votes(counts, [15])
+    assert set(votes) == {16, 17}
+    assert votes[16] / votes[17] == pytest.approx(2.0, rel=0.05)
+    assert sum(votes.values()) == pytest.approx(16.0, rel=0.02)
+    assert _votes(counts, [10, 11]) == pytest.approx({12: 16.0})
+    assert _votes(counts, [99]) == {}
+
+
+def test_what_shorter_contexts_say_as_well_is_left_out_first() -> None:
+    few = CorpusCounts(counted(np.array(_text()), 8))
+    assert len(few) >= 8
+    assert _votes(few, [10]) == pytest.approx({11: 16.0})
+    assert not _votes(few, PHRASE[:5]), "the last token alone says it"
+
+
+def test_a_corpus_without_repetition_is_refused() -> None:
+    with pytest.raises(CorpusError, match="too short"):
+        counted(np.arange(50), 100)
+
+
+def test_the_file_is_for_one_tokenizer(tmp_path: Path, target_path: Path) -> None:
+    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "counts.npz"
+    line = json.dumps({"task": "chat", "src": "own", "prompt": "Say hello", "completion": "hello hello hello world"})
+    corpus.write_text(f"{line}\n" * 200)
+    count_corpus(corpus, str(target_path), out, Console(file=io.StringIO()), contexts=500, most_tokens=10**6)
+    own = fingerprint(load_tokenizer(str(target_path)))
+    assert len(read_corpus_counts(out, own, 10**6))
+    with pytest.raises(ConfigError, match=r"another tokenizer.*adaptspec train counts.*--counts none"):
+        read_corpus_counts(out, "other", 10**6)
+    with pytest.raises(ConfigError, match=r"token id \d+, which the target does not"):
+        read_corpus_counts(out, own, 3)
+    content = out.read_bytes()
+    for broken in (content[:-200], b"", b"PK" + content[2:300]):
+        out.write_bytes(broken)
+        with pytest.raises(ConfigError, match="train counts"):
+            read_corpus_counts(out, own, 10**6)
+    arrays = counted(np.array(_text()), 100)
+    about = {"version": np.array(1), "tokenizer": np.array(own)}
+    for name, wrong in (
+        ("contexts", arrays["contexts"][::-1]),
+        ("following", arrays["following"] + 1),
+        ("tokens", None),
+    ):
+        changed = {key: array for key, array in {**arrays, name: wrong}.items() if array is not None}
+        np.savez(out, **about, **changed)
+        with pytest.raises(ConfigError, match="train counts"):
+            read_corpus_counts(out, own, 10**6)
+    np.savez(out, **{**about, "version": np.array(2)}, **arrays)
+    with pytest.raises(ConfigError, match="of version 2"):
+        read_corpus_counts(out, own, 10**6)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        read_corpus_counts(tmp_path / "nowhere.npz", own, 10**6)
