@@ -97,7 +97,7 @@ class ModelExecutor:
         return draft if draft.tree is None else self._fitted(batch, draft)
 
     def _beside(self, batch: Batch, decision: Decision, tree: TreeTable, union: Union) -> Draft | None:
-        """What the free drafters of a union add: chains, for rows whose drafts may branch or that draft nothing else."""
+        """What the free drafters of a union add: chains, where drafts may branch or nobody else drafts."""
         may = (tree.width > 1) | (decision.depths == 0)
         may &= [sequence.method.takes_trees for sequence in batch.decoding]
         depths = tree.within(np.where(may, np.minimum(union.depths, batch.limits), 0))
