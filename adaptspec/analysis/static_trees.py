@@ -175,10 +175,12 @@ def best_shapes(tape: Tape, drafter: str, costs: MachineCosts) -> dict[str, Best
 def compare_shapes(tape: Tape, drafter: str, machines: Sequence[MachineCosts]) -> list[dict[str, Any]]:
     """Plain data, a line for each temperature and machine: hit rates, best shapes, gains over the best chain.
 
-    Raises TapeError: the tape knows no ranks of this drafter.
+    Raises TapeError: the tape does not have this drafter, or it drafts where it finds something, whatever the shape.
     """
     if drafter not in tape.views:
         raise TapeError(f"the tape has no drafter {drafter!r}; it has: {', '.join(tape.drafters)}")
+    if not (tape.views[drafter].reach > 0).all():
+        raise TapeError(f"{drafter} does not always draft, so shapes say little of it; name a draft model")
     lines = []
     for temperature in np.unique(tape.temperatures).tolist():
         own = tape.at_temperature(temperature)

@@ -1,8 +1,9 @@
 """Does speculation change the text? Greedy output against `transformers` `generate`, token for token.
 
-Every prompt runs at each fixed depth and at one that changes every round, with each drafter, alone and in batches with
-random arrivals and aborts. A divergence counts as rounding only where the target's two best logits lie within the data
-type's tie; each one is listed. Where one text goes on after the other has ended the gap is None: that is no rounding.
+Every prompt runs at each fixed depth and at one that changes every round, with each drafter, and with wide trees of it
+and of two together, alone and in batches with random arrivals and aborts. A divergence counts as rounding only where
+the target's two best logits lie within the data type's tie; each one is listed. Where one text goes on after the other
+has ended the gap is None: that is no rounding.
 Where 16 bits round passes of one and of several tokens differently, the report says how many texts speculation changed.
 """
 
@@ -20,8 +21,9 @@ import torch
 
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.controller import Controller
-from adaptspec.control.policy import BatchSignals, Decision, Policy
-from adaptspec.drafting.drafter import Drafter
+from adaptspec.control.policy import BatchSignals, Decision, Policy, Union
+from adaptspec.decision_tables import StopTable, TreeTable
+from adaptspec.drafting.drafter import Drafter, ModelFreeDrafter
 from adaptspec.engine.assembly import Built, EngineConfig, assemble, build, model_place
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.inputs import InputProcessor
@@ -37,17 +39,21 @@ from adaptspec.verification import make_method
 # By how much the two best logits may differ where rounding alone can exchange them.
 TIES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.5}
 DEPTHS = (0, 1, 3, 7)
+WIDTH, NODES = 4, 32  # of trees
 BATCH = 16  # as reports name it: requests arrive while others run
 
 
 class Schedule(Policy):
-    """A policy whose depth is a constant, or (None) another one every round for every row."""
+    """A policy whose depth is a constant, or (None) another one every round for every row.
+
+    `branching` drafts are wide trees, of two drafters united with what the second would draft.
+    """
 
     max_depth = 7
 
-    def __init__(self, drafter: str, depth: int | None) -> None:
-        self.drafters = (drafter,)
-        self._depth = depth
+    def __init__(self, drafters: tuple[str, ...], depth: int | None, *, branching: bool = False) -> None:
+        self.drafters = drafters
+        self._depth, self._branching = depth, branching
         self._random = np.random.default_rng(0)
 
     def decide(self, signals: BatchSignals) -> Decision:
@@ -55,7 +61,18 @@ class Schedule(Policy):
         drawn = self._random.integers(0, self.max_depth + 1, size)
         wanted = drawn if self._depth is None else np.full(size, self._depth)
         zeros: IntArray = np.zeros(size, dtype=np.int64)
-        return Decision(np.minimum(wanted, signals.limits), zeros + int(Reason.FIXED), zeros)
+        decision = Decision(np.minimum(wanted, signals.limits), zeros + int(Reason.FIXED), zeros)
+        if self._branching:
+            every = np.ones((size, 1))
+            stated = np.tile((np.arange(10) + 0.5) / 10, (size, 1))
+            decision.tree = TreeTable(zeros + WIDTH, zeros + NODES, np.zeros(size), stated[:, None])
+            # Prices so low that nodes off the main chain are drafted on from, too.
+            decision.stop = StopTable(
+                survival=0.02 * every, calibration=stated, unstated=every, worth=every, step=0.0 * every
+            )
+            if len(self.drafters) > 1:
+                decision.union = Union(zeros + 1, decision.depths)
+        return decision
 
 
 @dataclass(frozen=True)
@@ -169,7 +186,13 @@ def _references(place: str, target: Runner, prompts: Sequence[tuple[int, ...]], 
 def _fixed(built: Built, config: EngineConfig) -> Iterator[Way]:
     for name, depth in [*((str(d), d) for d in DEPTHS), ("changing", None)]:
         for drafter in built.drafters:
-            yield {"depth": name, "drafter": drafter.name}, partial(_core, built, drafter, depth, config)
+            yield {"depth": name, "drafter": drafter.name}, partial(_core, built, [drafter], depth, config)
+    free = [drafter for drafter in built.drafters if isinstance(drafter, ModelFreeDrafter)]
+    pairs = [[drafter, beside] for drafter in built.drafters for beside in free if drafter not in free]
+    for name, depth in (("tree", Schedule.max_depth), ("changing tree", None)):
+        for drafters in [*([drafter] for drafter in built.drafters), *pairs]:
+            names = {"depth": name, "drafter": " + ".join(drafter.name for drafter in drafters)}
+            yield names, partial(_core, built, drafters, depth, config, branching=True)
 
 
 def _policies(built: Built, config: EngineConfig) -> Iterator[Way]:
@@ -186,14 +209,16 @@ def _policies(built: Built, config: EngineConfig) -> Iterator[Way]:
         yield {"depth": spec.name, "drafter": ", ".join(spec.drafters)}, core
 
 
-def _core(built: Built, drafter: Drafter, depth: int | None, config: EngineConfig) -> EngineCore:
-    controller = Controller(
-        {"schedule": Schedule(drafter.name, depth)}, "schedule", [drafter.name], config.limits.max_rows
-    )
+def _core(
+    built: Built, drafters: Sequence[Drafter], depth: int | None, config: EngineConfig, *, branching: bool = False
+) -> EngineCore:
+    names = tuple(drafter.name for drafter in drafters)
+    schedule = Schedule(names, depth, branching=branching)
+    controller = Controller({"schedule": schedule}, "schedule", names, config.limits.max_rows)
     coupled = {"schedule": TaskMethods(make_method("coupled"))}
     limits = replace(config.limits, max_depth=Schedule.max_depth)
     inputs = InputProcessor(built.target.info, built.tokenizer)
-    return EngineCore(ModelExecutor(built.target, [drafter]), controller, inputs, coupled, limits=limits)
+    return EngineCore(ModelExecutor(built.target, drafters), controller, inputs, coupled, limits=limits)
 
 
 def _alone(core: EngineCore, references: Sequence[Reference], tokens: int) -> list[Completion]:

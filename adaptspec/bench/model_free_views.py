@@ -1,6 +1,6 @@
 """What model-free drafters would have proposed at every position of a text: each is asked anew, at full depth.
 
-They read only what was committed. One that learns from other requests has seen those recorded before, of the same
+They read only what was committed. One that learns from other requests may see those recorded before, of the same
 temperature: under another one the same prompts were answered, which no server would know.
 """
 
@@ -15,7 +15,6 @@ from adaptspec.decision_tables import TreeTable
 from adaptspec.drafters import states_confidence
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, RowStart
 from adaptspec.models.draft import Draft
-from adaptspec.models.processors import SamplingRow
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.simulation.draft_view import UNRANKED, AfterMiss, DraftView
 from adaptspec.types import FloatArray, IntArray
@@ -27,21 +26,22 @@ CANDIDATES = 8
 
 
 def view_of_model_free(
-    drafter: Drafter, row: SamplingRow, sampling: SamplingBatch, output: Sequence[int], beyond: int
+    drafter: Drafter, start: RowStart, sampling: SamplingBatch, output: Sequence[int], beyond: int
 ) -> tuple[DraftView, IntArray]:
     """The view of P output tokens, its `rejection` left at 0, and what the drafter proposes first at each (-1: none).
 
-    `row` has the prompt, and says how the request draws. Of a drafter that says how sure it is, `CANDIDATES` are noted,
-    and `beyond` tokens after each wrong one.
+    `start` has the prompt, and says how the request draws. Of a drafter that says how sure it is, `CANDIDATES` are
+    noted, and `beyond` tokens after each wrong one.
     """
     found = _Found(output, beyond)
     if isinstance(drafter, ModelFreeDrafter):
-        drafter.begin(0, RowStart(row, scope=f"temperature {row.params.temperature:g}"))
-    here, depths, text = np.zeros(1, dtype=np.int64), np.array([_DEEPEST]), [*row.tokens, *output]
+        drafter.begin(0, start)
+    prompt, here, depths = start.sampling.tokens, np.zeros(1, dtype=np.int64), np.array([_DEEPEST])
+    text = [*prompt, *output]
     width, nodes = np.array([CANDIDATES]), np.array([CANDIDATES * _DEEPEST])
     everything = TreeTable(width, nodes, np.zeros(1), np.ones((1, 1, 1)))
     for at in range(len(output)):
-        job = DraftJob(here, [text[: len(row.tokens) + at]], depths, sampling, tree=everything)
+        job = DraftJob(here, [text[: len(prompt) + at]], depths, sampling, tree=everything)
         found.note(at, drafter.propose(job))
     drafter.free(0)
     return found.view(states=states_confidence(drafter.name)), found.first

@@ -32,11 +32,14 @@ _BEYOND = 16
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What to record: tokens per answer, temperatures, and the seed that the requests' seeds are made of."""
+    """What to record: tokens per answer, temperatures, and the seed that the requests' seeds are made of. `history`:
+    drafters that learn from other requests have those before it of the same temperature.
+    """
 
     tokens: int = 160
     temperatures: tuple[float, ...] = (0.0, 0.8)
     seed: int = 0
+    history: bool = True
 
     def __post_init__(self) -> None:
         if self.tokens < 2:
@@ -56,7 +59,7 @@ def record(built: Built, workloads: Workloads, settings: RecordSettings, tick: C
         raise ConfigError(f"the context holds {built.target.info.context} tokens; give fewer --tokens")
     jobs = _jobs(built, workloads, settings, longest)
     texts = _write(built, [job.request for job in jobs], tick)
-    judge = Judge(built.target, built.drafters)
+    judge = Judge(built.target, built.drafters, history=settings.history)
     tapes = []
     for job in jobs:
         sampling, tokens = job.request.sampling, texts[job.request.id]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from adaptspec.bench.model_free_views import CANDIDATES, view_of_model_free
-from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter, RowStart
 from adaptspec.errors import ConfigError
 from adaptspec.models.processors import Paths, SamplingRow
 from adaptspec.models.runner import Packed, Runner
@@ -44,9 +44,11 @@ class Written:
 class Judge:
     """Says of written texts what the drafters would have made of them. All rows of the models must be free."""
 
-    def __init__(self, target: Runner, drafters: Sequence[Drafter]) -> None:
+    def __init__(self, target: Runner, drafters: Sequence[Drafter], *, history: bool = True) -> None:
+        """With `history`, drafters that learn from other requests go by those of the same temperature judged before."""
         self._target = target
         self._drafters = tuple(drafters)
+        self._history = history
 
     @torch.inference_mode()
     def views(self, text: Written) -> Mapping[str, DraftView]:
@@ -109,8 +111,9 @@ class Judge:
     def _of_model_free(
         self, drafter: Drafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor
     ) -> DraftView:
-        row = self._row(text, list(text.prompt))
-        view, first = view_of_model_free(drafter, row, sampling, text.output, _AFTER_MISS)
+        scope = f"temperature {text.sampling.temperature:g}" if self._history else None
+        start = RowStart(self._row(text, list(text.prompt)), scope=scope)
+        view, first = view_of_model_free(drafter, start, sampling, text.output, _AFTER_MISS)
         chance = shares.cpu().numpy()[np.arange(len(first)), np.maximum(first, 0)]
         return replace(view, rejection=np.where(first < 0, 0.0, np.minimum(chance, 1.0)))
 

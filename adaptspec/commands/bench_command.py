@@ -94,6 +94,7 @@ def _add_record_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")
     add("--temperatures", default="0,0.8", help="comma-separated; 0 is greedy (default: %(default)s)")
     add("--seed", type=int, default=0, help="what the requests' seeds are made of")
+    add("--no-history", action="store_true", help="drafters that learn from the requests before forget each of them")
     add_table_forms(parser, json=True)
 
 
@@ -201,7 +202,8 @@ def _record(arguments: argparse.Namespace) -> int:
     if arguments.out is None:
         write_costs(build(config), config.limits.max_rows, arguments.costs_out)
         return 0
-    settings = RecordSettings(arguments.tokens, _temperatures(arguments.temperatures), arguments.seed)
+    heats = _temperatures(arguments.temperatures)
+    settings = RecordSettings(arguments.tokens, heats, arguments.seed, history=not arguments.no_history)
     workloads = read_workloads(arguments.workloads, arguments.prompts)
     built = build(config)
     with _progress("record", 2 * len(settings.temperatures) * sum(map(len, workloads.values()))) as tick:

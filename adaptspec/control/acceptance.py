@@ -137,12 +137,12 @@ class Acceptance:
 class Calibration(Acceptance):
     """P(a token is kept | the draft's confidence in it, the row): acceptance whose classes are bins of confidence.
 
-    At first `_LEAST_SURE` + (1 - `_LEAST_SURE`) x confidence: small drafts are right more often than unsure ones
-    believe. A row that repeats itself is surer than its draft knows, one that copies rare names less so.
+    At first `least` + (1 - `least`) x confidence: small drafts are right more often than unsure ones believe. A row
+    that repeats itself is surer than its draft knows, one that copies rare names less so.
     """
 
-    def __init__(self, rows: int, tasks: int, bins: int = _BINS) -> None:
-        prior = _LEAST_SURE + (1.0 - _LEAST_SURE) * (np.arange(bins) + 0.5) / bins
+    def __init__(self, rows: int, tasks: int, bins: int = _BINS, least: float = _LEAST_SURE) -> None:
+        prior = least + (1.0 - least) * (np.arange(bins) + 0.5) / bins
         super().__init__(rows, tasks, bins, prior=prior)
         self._bins = bins
 

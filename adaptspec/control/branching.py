@@ -43,7 +43,9 @@ class Branching:
         if value is None:
             return TreeTable(width, nodes, np.zeros(rows), np.ones((rows, 1, 1)))
         floor = value.goodput * _seconds(value)
-        calibration: FloatArray = np.ones((rows, 1 + len(value.models[0].chances), _BINS))
+        # Who has no calibration is believed: else all that a model-free drafter knows would be submitted.
+        stated = (np.arange(_BINS) + 0.5) / _BINS
+        calibration: FloatArray = np.tile(stated, (rows, 1 + len(value.models[0].chances), 1))
         for model in value.models:
             mine = drafter == model.which
             calibration[mine] = _chances(model, mine)

@@ -16,7 +16,7 @@ class StatedAcceptance(Learner):
     """What is known of a model-free drafter that states its confidence. It is scored where it does not run, too."""
 
     def __init__(self, rows: int, tasks: int, depth: int) -> None:
-        self.calibration = Calibration(rows, tasks)
+        self.calibration = Calibration(rows, tasks, least=0.0)  # counts are right as often as they say
         self._depth = depth
         self._pending: list[tuple[FloatArray, IntArray, IntArray, IntArray, IntArray]] = []
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from adaptspec.control.policy import Decision
+from adaptspec.control.policy import Decision, Union
 from adaptspec.control.rows import some
-from adaptspec.decision_tables import CANDIDATES
+from adaptspec.decision_tables import CANDIDATES, TreeTable
 from adaptspec.drafters import states_confidence
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing, RowStart
 from adaptspec.drafting.isolated_drafter import IsolatedDrafter, isolated
@@ -84,56 +84,55 @@ class ModelExecutor:
 
     def draft(self, batch: Batch, decision: Decision) -> Draft:
         """See `Executor.draft`. Rows of one drafter that are judged alike draft together."""
-        emitting, tree, union = batch.emitting, decision.tree, decision.union
-        if not self.cache.info.takes_trees:
-            tree = None
-        free = nothing = Draft.empty(len(emitting))
-        if union is not None and tree is not None and some(union.depths):
-            # Chains of a row's own drafter stay alone.
-            depths = np.where((tree.width > 1) | (decision.depths == 0), union.depths, 0)
-            depths = tree.within(np.minimum(depths, batch.limits))
-            free = self._propose(batch, replace(decision, stop=None, tree=None), union.drafter, depths, beside=True)
-        draft = nothing
+        emitting, tree = batch.emitting, decision.tree if self.cache.info.takes_trees else None
+        free = None if tree is None or decision.union is None else self._beside(batch, decision, tree, decision.union)
         if some(decision.depths):
-            draft = self._propose(batch, replace(decision, tree=tree), decision.drafter, decision.depths)
-        if union is not None and tree is not None and free is not nothing:
-            who = _padded(decision.drafter, len(emitting)), _padded(union.drafter, len(emitting))
+            draft = self._propose(batch, decision, decision.drafter, decision.depths, tree=tree)
+        else:
+            draft = Draft.empty(len(emitting))
+        if free is not None and tree is not None and decision.union is not None:
+            who = _padded(decision.drafter, len(emitting)), _padded(decision.union.drafter, len(emitting))
             draft = united(draft, free, tree, who)
-        if self._sampled(emitting).constrained:
-            draft = cut_refused(draft, self._sampled(emitting).constraints)
+        if some(draft.counts) and (sampling := self._sampled(emitting)).constrained:
+            draft = cut_refused(draft, sampling.constraints)
         return draft if draft.tree is None else self._fitted(batch, draft)
 
+    def _beside(self, batch: Batch, decision: Decision, tree: TreeTable, union: Union) -> Draft | None:
+        """What the free drafters of a union add: chains, where drafts may branch or nobody else drafts."""
+        may = (tree.width > 1) | (decision.depths == 0)
+        may &= [sequence.method.takes_trees for sequence in batch.decoding]
+        depths = tree.within(np.where(may, np.minimum(union.depths, batch.limits), 0))
+        if not some(depths):
+            return None
+        return self._propose(batch, replace(decision, stop=None), union.drafter, depths, tree=None)
+
     def _propose(
-        self, batch: Batch, decision: Decision, drafter: IntArray, depths: IntArray, *, beside: bool = False
+        self, batch: Batch, decision: Decision, drafter: IntArray, depths: IntArray, *, tree: TreeTable | None
     ) -> Draft:
-        """What these drafters [B] draft so deep [B] for the decoding rows; `beside` others: where drafts may branch."""
+        """What these drafters [B] draft so deep [B] for the decoding rows, where methods allow it by the tree table."""
         emitting = batch.emitting
         if len(emitting) > len(depths):
             depths, drafter = _padded(depths, len(emitting)), _padded(drafter, len(emitting))
         sampling, methods = self._sampled(emitting), [s.method for s in emitting]
         lanes = [(int(which), how) for which, how in zip(drafter, methods, strict=True)]
-        used = dict.fromkeys(lanes[i] for i in np.flatnonzero(depths) if lanes[i][1].takes_trees or not beside)
+        used = dict.fromkeys(lanes[i] for i in np.flatnonzero(depths))
         parts = []
         for which, how in used:
-            mine = (
-                depths if len(used) == 1 and not beside else np.where([one == (which, how) for one in lanes], depths, 0)
-            )
-            tree = decision.tree if how.takes_trees else None
+            mine = depths if len(used) == 1 else np.where([one == (which, how) for one in lanes], depths, 0)
+            branching = tree if how.takes_trees else None
             job = DraftJob(
                 batch.rows,
                 [s.tokens for s in emitting],
-                mine if tree is None else tree.within(mine),
+                mine if branching is None else branching.within(mine),
                 sampling,
                 shares_noise=how.shares_noise,
                 keep_distribution=how.needs_distribution and not sampling.plain_greedy,
                 stop=decision.stop,
                 # Nothing can be gained where every row takes the likeliest token.
                 temperature=None if sampling.plain_greedy else decision.temperature,
-                tree=tree,
+                tree=branching,
             )
             parts.append(self._drafters[which].propose(job))
-        if not parts:
-            return Draft.empty(len(emitting))
         return _owned(parts[0] if len(parts) == 1 else Draft.merged(parts), drafter)
 
     def _fitted(self, batch: Batch, draft: Draft) -> Draft:

@@ -1,6 +1,7 @@
 """Drafters on a tape: what the engine's would make of recorded text, and how long they would take.
 
-`TapeModel` reads, lags and drafts by the rules of the engine's draft model, `TapeModelFree` by those of its model-free ones.
+`TapeModel` reads, lags and drafts by the rules of the engine's draft model, `TapeModelFree` by those of its model-free
+ones.
 """
 
 from __future__ import annotations
@@ -151,7 +152,11 @@ def certainty_ahead(view: DraftView, at: IntArray, last: IntArray, ahead: IntArr
 
 
 class TapeModelFree:
-    """A model-free drafter: never lags, ends where it finds nothing, and asks no stop rule."""
+    """A model-free drafter: never lags, ends where it finds nothing, and asks no stop rule.
+
+    What it drafts and how much of it is right was recorded from every position. How sure it is of a token further on is
+    taken from there: one that counts would have read the tokens in between by then, and be a little surer.
+    """
 
     def __init__(self, view: DraftView, seconds_per_row: float) -> None:
         self.view = view
@@ -164,8 +169,8 @@ class TapeModelFree:
         """Drafts for the rows with a depth, and the seconds they take."""
         view, seconds = self.view, self._seconds_per_row * int(np.count_nonzero(job.depths))
         counts = np.minimum(job.depths, view.reach[job.at])
-        width = int(counts.max(initial=0))
-        if job.tree is not None and view.top is not None and width:
+        width = int(job.depths.max())
+        if job.tree is not None and view.top is not None and counts.any():
             job = replace(job, depths=counts, stop=None)
             trees = TapeTrees(view, job, np.flatnonzero(counts), lambda rows, cached: 0.0, beams=False)  # noqa: ARG005
             return replace(trees.grow(len(counts), 0), steps=0), seconds

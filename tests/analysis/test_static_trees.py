@@ -68,3 +68,5 @@ def test_a_line_for_each_temperature_and_machine() -> None:
     assert lines[0]["hit_1"] < lines[0]["hit_2"] <= lines[0]["hit_8"]
     with pytest.raises(TapeError, match="no drafter"):
         compare_shapes(made_tape(count=1), "medusa", [])
+    with pytest.raises(TapeError, match="does not always draft"):
+        compare_shapes(made_tape(count=1), "ngram", [])

@@ -225,7 +225,7 @@ def test_the_command_writes_a_tape_and_its_costs(
     printed = json.loads(capsys.readouterr().out)
     tape = load_tape(out)
     assert len(tape) == len(printed["recorded"]) == len(set(tape.tasks))
-    assert tape.drafters == ("draft-model", "ngram")
+    assert tape.drafters == ("draft-model", "ngram", "counts")
     measured = load_costs(str(costs)).profile()
     assert measured.rows == built.costs.profile.rows
     assert measured.drafters["draft-model"].rows == built.costs.profile.drafters["draft-model"].rows

@@ -18,6 +18,8 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.drafters import states_confidence
+from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
@@ -44,6 +46,7 @@ COSTS = MachineCosts(
     {
         "draft-model": DraftCosts(Curve((1, 2, 4), (2.5e-4, 2.7e-4, 3.1e-4)), 2e-6, start=1e-4),
         "ngram": DraftCosts(per_row=1e-5),
+        "counts": DraftCosts(per_row=2e-5),
     },
 )
 
@@ -98,11 +101,25 @@ class PricedLookup(NgramDrafter):
         return super().propose(job)
 
 
+class PricedCounts(CountsDrafter):
+    """Counts for each row that asks for them."""
+
+    def __init__(self, timer: Timer, vocab_size: int, ends: frozenset[int]) -> None:
+        super().__init__(vocab_size, ends)
+        self._timer = timer
+
+    def propose(self, job: DraftJob) -> Draft:
+        self._timer.seconds += COSTS.drafters["counts"].per_row * int(np.count_nonzero(job.depths))
+        return super().propose(job)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     patch = pytest.MonkeyPatch()
     patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    made = build(EngineConfig(device="cpu", limits=EngineLimits(max_rows=4), context=384, detect_tasks=False))
+    made = build(
+        EngineConfig(device="cpu", limits=EngineLimits(max_rows=4), context=384, detect_tasks=False, counts=None)
+    )
     patch.undo()
     return made
 
@@ -115,7 +132,7 @@ def workloads() -> Workloads:
 
 @pytest.fixture(scope="module")
 def tape(built: Built, workloads: Workloads) -> Tape:
-    return record(built, workloads, RecordSettings(TOKENS, (0.0, 0.7), seed=3), lambda: None)
+    return record(built, workloads, RecordSettings(TOKENS, (0.0, 0.7), seed=3, history=False), lambda: None)
 
 
 def live(built: Built, workloads: Workloads, tape: Tape, spec: PolicySpec, rows: int) -> Notes:
@@ -125,6 +142,7 @@ def live(built: Built, workloads: Workloads, tape: Tape, spec: PolicySpec, rows:
     drafters: Sequence[Drafter] = [
         DraftModelDrafter(PricedDraft(draft.runner, timer), draft.ends),
         PricedLookup(timer, draft.ends),
+        PricedCounts(timer, built.target.info.vocab_size, draft.ends),
     ]
     core = assemble(
         PricedTarget(built.target, timer),
@@ -163,7 +181,9 @@ def shares(tally: Tally) -> FloatArray:
 def test_the_engine_and_the_simulator_do_the_same(
     path: Path, rows: int, built: Built, workloads: Workloads, tape: Tape
 ) -> None:
-    """One request at a time and four, greedy and sampled, prompts read in between."""
+    """One request at a time and four, greedy and sampled, prompts read in between. What counts state of tokens further
+    on rests on text that they have not read yet: such policies go nearly the same way.
+    """
     spec = load_policy_spec(path)
     stream = Stream(tape, tuple(range(len(tape))), Schedule((rows,)))
     ours = replay(spec, stream, COSTS, SimulatorSettings(prefill_tokens=512), keep=True)
@@ -171,6 +191,8 @@ def test_the_engine_and_the_simulator_do_the_same(
     theirs = tally_of(notes, ours.rounds)
     assert theirs.mean_acceptance_length == pytest.approx(ours.mean_acceptance_length, rel=0.02)
     assert 0.5 * np.abs(shares(ours) - shares(theirs)).sum() < 0.02
+    if any(states_confidence(name) for name in spec.drafters):
+        return
     for a, b in zip(ours.records, notes.records, strict=False):
         for name in ("depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context"):
             assert getattr(a, name).tolist() == getattr(b, name).tolist(), (a.number, name)

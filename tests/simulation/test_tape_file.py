@@ -142,5 +142,5 @@ def test_the_tape_that_ships_has_every_task() -> None:
     """What `policy simulate` and `bench decisions` replay unless told otherwise."""
     tape = load_tape(find_tape(BUNDLED))
     assert set(tape.tasks) == set(TASKS)
-    assert set(tape.views) == {"draft-model", "ngram"}
+    assert set(tape.views) == {"draft-model", "ngram", "counts"}
     assert len(tape.at_temperature(0.0)) == len(tape.at_temperature(0.8)) > 100

@@ -224,9 +224,28 @@ class Rewarder:
         rates = (np.array(rounds) - size * unit) / np.maximum(tokens, 1)  # [drafters, M, L] seconds of a drafted token
         each = np.moveaxis(rates[self._arms.drafters[arms]], 0, 1)
         spent = 1.0 + np.maximum(each * cut, 0.0) / unit
+        if any(one.record.branches is not None for one in played):
+            spent += self._verified_beside(size, tokens, played, context) / unit
         seconds = np.array([one.record.total_seconds for one in played])
         caught_up = np.array([one.record.caught_up for one in played])
         per_token = max((self._cost.catch_up_seconds(name, 1.0) for name in names), default=0.0)
         ratio = seconds / (spent[..., -1].sum(axis=1) * unit + per_token * caught_up)
         slowness = np.where([one.alone for one in played], np.clip(ratio, 1.0 / _HICCUP, _HICCUP), 1.0)
         return spent, spent[..., -1] * slowness[:, None]
+
+    def _verified_beside(self, size: int, tokens: IntArray, played: Sequence[Played], context: float) -> FloatArray:
+        """[M, B, L] seconds of verifying what rows had beside their longest paths, whose `tokens` [M, L] are paid."""
+        beside = np.stack([_beside(one.record, self._cuts) for one in played])
+        others, paid = beside.sum(axis=1), (size + tokens).astype(np.float64)
+        more = self._cost.verify_curve(size, paid + others, context) - self._cost.verify_curve(size, paid, context)
+        return np.asarray((more / np.maximum(others, 1))[:, None] * beside)
+
+
+def _beside(record: RoundRecord, cuts: IntArray) -> IntArray:
+    """[B, L] nodes that each row has within depths [L] beside as many tokens of its longest path."""
+    if record.branches is None:
+        return np.zeros((len(record.rows), len(cuts)), dtype=np.int64)
+    depths = record.branches.tree.depths
+    inside = np.arange(depths.shape[1]) < record.nodes[:, None]
+    within = (inside[..., None] & (depths[..., None] <= cuts)).sum(axis=1)
+    return np.asarray(within - np.minimum(record.drafted[:, None], cuts))

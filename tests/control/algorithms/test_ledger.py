@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.algorithms.ledger import CROSS, EARNED, SPENT, Ledger, N, Rewarder
+from adaptspec.control.algorithms.ledger import CROSS, EARNED, SPENT, Ledger, N, Played, Rewarder
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray, RoundRecord
 from tests.control.algorithms.makers import ladder, ledger, played
@@ -210,3 +210,21 @@ def test_arm_costs_are_those_of_whole_rounds() -> None:
     assert (np.diff(costs) > 0).all()
     want = table().round_seconds("draft-model", 4, np.array([3.0]), np.array([12.0]), 400.0)
     assert costs[THREE] == pytest.approx(want[0] / table().plain_seconds(4, 400.0))
+
+
+def test_arms_that_branch_pay_for_what_stands_beside() -> None:
+    """A comb costs no more steps than its chain, and of its nodes what a shallower arm would have had verified."""
+    own, arms = rewarder(), ladder()
+    arm = int(np.flatnonzero(arms.depths == 3)[0])
+    comb, chain = branching(Grown([-1, 0, 1, -1, -1, 1], 3)), record([3], [0])
+    told = [
+        own.rewards(np.array([arm]), 1, [Played(one.depths, np.zeros(1, dtype=np.int64), alone=False, record=one)])
+        for one in (comb, chain)
+    ]
+    plain = table().plain_seconds(1, 100.0)
+    for depth, chains, nodes in ((1, 1, 3), (3, 3, 6)):
+        (which,) = np.flatnonzero(arms.depths == depth)
+        more = table().verify_seconds(1, 1 + nodes, 100.0) - table().verify_seconds(1, 1 + chains, 100.0)
+        wide, narrow = (one[0, 0, which, 2] for one in told)
+        assert wide - narrow == pytest.approx(more / plain)
+        assert told[0][0, 0, which, 1] == told[1][0, 0, which, 1] == 1.0

@@ -1,0 +1,65 @@
+"""What is noted of model-free drafters is what they propose, position by position."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adaptspec.bench.teacher_forcing import Judge, Written
+from adaptspec.drafting.counts import CountsDrafter
+from adaptspec.drafting.drafter import DraftJob, RowStart
+from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.models.processors import SamplingRow
+from adaptspec.models.sampling import SamplingBatch
+from adaptspec.request import SamplingParams
+from adaptspec.simulation.draft_view import DraftView
+from tests.fakes import TableRunner
+
+PROMPT = (5, 6, 7, 8)
+OUTPUT = (5, 6, 7, 5, 6, 8, 6, 7, 8, 6, 5, 7, 6, 8, 5, 6, 7, 7, 5, 8)
+
+
+def view_of(temperature: float, *, history: bool = True, before: int = 0) -> DraftView:
+    """The view of a text, after so many others like it."""
+    runner = TableRunner()
+    judge = Judge(runner, [CountsDrafter(runner.info.vocab_size)], history=history)
+    text = Written(PROMPT, OUTPUT, len(OUTPUT), SamplingParams(len(OUTPUT), temperature, seed=3))
+    for _ in range(before):
+        judge.views(text)
+    return judge.views(text)["counts"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_chains_and_candidates_are_what_the_drafter_proposes(temperature: float) -> None:
+    """Asked in order, as it reads on: its chain's length, how sure it is, and where the text's own token stands."""
+    view, runner = view_of(temperature, history=False), TableRunner()
+    drafter, params = CountsDrafter(runner.info.vocab_size), SamplingParams(len(OUTPUT), temperature, seed=3)
+    row = SamplingRow(params, 3, list(PROMPT), len(PROMPT), ())
+    drafter.begin(0, RowStart(row))
+    batch = SamplingBatch([row], runner.info.vocab_size, runner.device)
+    assert view.top is not None
+    for at, token in enumerate(OUTPUT):
+        tokens = [*PROMPT, *OUTPUT[:at]]
+        draft = drafter.propose(DraftJob(np.zeros(1, dtype=np.int64), [tokens], np.array([64]), batch))
+        assert view.reach[at] == draft.counts[0]
+        if draft.counts[0]:
+            assert view.confidence[at] == view.top[at, 0] == draft.confidence[0, 0]
+            assert (view.rank[at] == 0) == view.agreed[at] == (draft.tokens[0, 0] == token)
+    assert 0 < view.agreed.sum() < len(OUTPUT)
+    assert ((view.rank > 0) & (view.rank < 8)).any(), "no candidate beside the first is ever right"
+
+
+def test_history_is_that_of_the_requests_before() -> None:
+    """A text that came before is known from its beginning on; without history nothing is."""
+    fresh, known = view_of(0.0), view_of(0.0, before=2)
+    assert known.agreed.sum() > fresh.agreed.sum()
+    forgotten = view_of(0.0, history=False, before=2)
+    np.testing.assert_array_equal(forgotten.run, fresh.run)
+
+
+def test_what_states_nothing_has_no_candidates() -> None:
+    text = Written(PROMPT, OUTPUT, len(OUTPUT), SamplingParams(len(OUTPUT), 0.0))
+    view = Judge(TableRunner(), [NgramDrafter()]).views(text)["ngram"]
+    assert view.top is None
+    assert view.after_miss is None
+    assert np.isnan(view.confidence).all()
