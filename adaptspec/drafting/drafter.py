@@ -123,8 +123,8 @@ class ModelFreeDrafter(Drafter, Protocol):
 class Observing(Protocol):
     """A drafter that learns from what the target chose after the nodes that it submitted, kept or not."""
 
-    def absorb(self, row: int, newest: int, choices: NodeChoices) -> None:
-        """Between verification and commit; `newest` is the row's last token before the round."""
+    def absorb(self, row: int, choices: NodeChoices) -> None:
+        """Between verification and commit."""
 
 
 @dataclass(frozen=True)

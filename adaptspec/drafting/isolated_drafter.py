@@ -63,10 +63,10 @@ class IsolatedDrafter:
         except Exception as error:  # noqa: BLE001
             self._failed(error, (row,))
 
-    def absorb(self, row: int, newest: int, choices: NodeChoices) -> None:
+    def absorb(self, row: int, choices: NodeChoices) -> None:
         """See `Observing`, for those that are."""
         if isinstance(inner := self.inner, Observing):
-            self._guarded(lambda: inner.absorb(row, newest, choices), None, (row,))
+            self._guarded(lambda: inner.absorb(row, choices), None, (row,))
 
     def free(self, row: int) -> None:
         self._guarded(lambda: self.inner.free(row), None, ())

@@ -47,17 +47,15 @@ class LookaheadDrafter:
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`. It states no confidence."""
         branch = job.tree is not None
-        grown = []
-        for i, depth in enumerate(job.depths.tolist()):
-            nodes = _Nodes(int(job.tree.nodes[i]) if job.tree is not None else depth, depth)
-            if depth:
-                row = self._rows.setdefault(int(job.rows[i]), _Row(self._window, self._size, self._most))
-                for gram in row.grams(job.tokens[i][-1])[: None if branch else 1]:
-                    nodes.add(gram)
-                if branch:
-                    for lane in row.lanes(job.tokens[i]):
-                        nodes.add(lane)
-            grown.append(nodes)
+        grown = [_Nodes(0, 0)] * len(job.rows)
+        for i in np.flatnonzero(job.depths).tolist():
+            depth = int(job.depths[i])
+            nodes = grown[i] = _Nodes(depth if job.tree is None else int(job.tree.nodes[i]), depth)
+            row = self._rows.setdefault(int(job.rows[i]), _Row(self._window, self._size, self._most))
+            for gram in row.grams(job.tokens[i][-1])[: None if branch else 1]:
+                nodes.add(gram)
+            for lane in row.lanes(job.tokens[i]) if branch else ():
+                nodes.add(lane)
         return _draft(grown, branch=branch)
 
     def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
@@ -79,10 +77,10 @@ class LookaheadDrafter:
             best = max(best, run)
         return min(max(map(len, grams), default=0), len(after)), best
 
-    def absorb(self, row: int, newest: int, choices: NodeChoices) -> None:
+    def absorb(self, row: int, choices: NodeChoices) -> None:
         """See `Observing.absorb`: lanes grow by what the target chose after them."""
         if row in self._rows:
-            self._rows[row].grow(newest, choices)
+            self._rows[row].grow(choices)
 
     def commit(self, row: int, valid: int, tokens: list[int]) -> None:
         """See `Drafter.commit`: it has no cache."""
@@ -110,8 +108,8 @@ class _Row:
         guesses = [lane[0] for lane in self._lanes]
         return [guesses[:i] + lane for i, lane in enumerate(self._lanes)]
 
-    def grow(self, newest: int, choices: NodeChoices) -> None:
-        """Take in what the target chose after each lane, and after `newest`, of the pass these lanes were in."""
+    def grow(self, choices: NodeChoices) -> None:
+        """Take in what the target chose after each lane, of the pass these lanes were in."""
         guesses = [lane[0] for lane in self._lanes]
         for i, lane in enumerate(self._lanes):
             chosen = choices.after(guesses[:i] + lane)
@@ -121,12 +119,6 @@ class _Row:
             if len(lane) == self._size:
                 self._remember(lane[0], tuple(lane[1:]))
                 del lane[0]
-        # A lane's first token moves on by one place a round, as the text does at least; the chain's own next tokens,
-        # what the target chose after the newest and each guess, are the freshest n-gram.
-        fresh = [choices.after(guesses[:i]) for i in range(min(self._size, len(guesses)))]
-        known = [token for token in fresh if token is not None]
-        if len(known) == len(fresh) and known:
-            self._remember(newest, tuple(known[: self._size - 1]))
 
     def _remember(self, first: int, gram: tuple[int, ...]) -> None:
         known = self._grams.setdefault(first, [])

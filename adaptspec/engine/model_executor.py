@@ -177,7 +177,7 @@ class ModelExecutor:
             count = int(draft.counts[i])
             for which in self._observing.intersection(tree.drafters[i, :count].tolist()):
                 known = NodeChoices(draft, i, choices[starts[i] : starts[i] + count + 1].tolist())
-                self._drafters[which].absorb(held_row(sequence), sequence.tokens[-1], known)
+                self._drafters[which].absorb(held_row(sequence), known)
 
     def keep(self, kept: Sequence[Kept]) -> None:
         for sequence, length, places, drafter in kept:

@@ -1,4 +1,4 @@
-"""Lookahead: lanes yield what the target goes on with, drafts are what they yielded, and texts stay plain decoding's."""
+"""Lookahead: lanes yield what the target goes on with, drafts are what they yielded, texts stay plain decoding's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _decode(drafter: LookaheadDrafter, text: list[int], rounds: int) -> list[int
         count = int(draft.counts[0])
         own = [(token + 1) % 9 for token in [text[-1], *draft.tokens[0, :count].tolist()]]
         choices = NodeChoices(draft, 0, own)
-        drafter.absorb(0, text[-1], choices)
+        drafter.absorb(0, choices)
         new: list[int] = []
         while choices.after([*new, (new or text)[-1] + 1 - 9 * ((new or text)[-1] == 8)]) is not None:
             new.append(((new or text)[-1] + 1) % 9)
