@@ -1,6 +1,6 @@
 """Attention of packed tokens over cached rows, planned once per forward pass and run once per layer.
 
-`InPlaceAttention` reads each row's keys and values where they lie, row by row: nothing is copied or padded.
+`InPlaceAttention` reads keys and values where they lie, rows that are neighbours at once: nothing is copied.
 `GatheredAttention` collects scattered blocks and batches rows, for paged caches and for CUDA.
 """
 
@@ -16,6 +16,9 @@ import torch.nn.functional as F
 
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.types import BoolArray, IntArray
+
+# What a call of attention takes beside its work, in tokens; and what it takes to read a token, in queries that see it.
+CALL, READ = 64, 4
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,15 @@ def last_places(spans: Sequence[Span], wanted: Sequence[int]) -> IntArray:
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Who attends in one forward pass, and how far back: `window` tokens including itself, None for all."""
+    """Who attends in one forward pass, and how far back: `window` tokens including itself, None for all.
+
+    `groups` says which of the spans may attend together where rows lie in place (see `group_rows`).
+    """
 
     heads: Heads
     spans: Sequence[Span]
     window: int | None
+    groups: Sequence[Sequence[int]] | None = None
 
     def first(self, span: Span) -> int:
         """The oldest position that any new token may see: nothing before it is read.
@@ -108,24 +115,111 @@ def make_attention(cache: KVCache, meta: AttentionMetadata, like: torch.Tensor) 
 
 
 class InPlaceAttention:
-    """Row by row over views of the cache. Heads that share keys are folded into the query dimension."""
+    """Over views of the cache: nothing is copied. Heads that share keys are folded into the query dimension."""
 
     def __init__(self, cache: KVCache, meta: AttentionMetadata, like: torch.Tensor) -> None:
         self._heads = meta.heads
-        self._sizes = [span.size for span in meta.spans]
-        self._rows = [_RowView.of(cache, meta, span, like) for span in meta.spans]
+        groups = [[i] for i in range(len(meta.spans))] if meta.window or meta.groups is None else meta.groups
+        firsts = np.cumsum([0, *(span.size for span in meta.spans)])
+        tokens = [np.arange(firsts[i], firsts[i + 1]) for i in range(len(meta.spans))]
+        self._parts: list[tuple[slice | None, _RowView | _Blocks]] = []
+        for group in groups:
+            if len(group) == 1:
+                span = meta.spans[group[0]]
+                own = slice(int(firsts[group[0]]), int(firsts[group[0] + 1]))
+                self._parts.append((own, _RowView.of(cache, meta, span, like)))
+            else:
+                spans, packed = [meta.spans[i] for i in group], [tokens[i] for i in group]
+                self._parts.append((None, _Blocks.of(cache, meta.heads, spans, packed, like)))
+        order = np.concatenate([tokens[i] for group in groups for i in group])
+        self._order = None if (order[1:] > order[:-1]).all() else torch.from_numpy(np.argsort(order))
 
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        if len(self._rows) == 1:
-            return self._attend(self._rows[0], layer, queries)
-        parts = zip(self._rows, torch.split(queries, self._sizes), strict=True)
-        return torch.cat([self._attend(row, layer, part) for row, part in parts])
+        parts = [self._attend(part, layer, queries if own is None else queries[own]) for own, part in self._parts]
+        together = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return together if self._order is None else together.index_select(0, self._order)
 
-    def _attend(self, row: _RowView, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        keys, values = row.keys[layer], row.values[layer]
-        folded = fold(queries.unsqueeze(0), self._heads)
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=row.mask, is_causal=row.causal)
-        return unfold(out, self._heads).squeeze(0)
+    def _attend(self, part: _RowView | _Blocks, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        keys, values, heads = part.keys[layer], part.values[layer], self._heads
+        if isinstance(part, _RowView):
+            folded = fold(queries.unsqueeze(0), heads)
+            out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=part.mask, is_causal=part.causal)
+            return unfold(out, heads).squeeze(0)
+        taken = queries if part.queries is None else queries.index_select(0, part.queries)
+        folded = fold(taken.view(len(keys), -1, taken.shape[1]), heads)
+        out = unfold(F.scaled_dot_product_attention(folded, keys, values, attn_mask=part.mask), heads)
+        flat = out.reshape(len(taken), -1)
+        return flat if part.picked is None else flat.index_select(0, part.picked)
+
+
+class _Blocks(NamedTuple):
+    """Rows attended at once: the blocks from their lowest to their highest, as if there were a row in each.
+
+    What the view has beyond a row's end, or in blocks of others, is masked or thrown away; but it is read (see
+    `KVCache.clear`). Keys and values are [blocks, kv, longest, dim] per layer.
+    """
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    mask: torch.Tensor  # [blocks, 1, group * widest or 1, longest], 0 or -inf
+    queries: torch.Tensor | None  # [blocks * widest] packed token of each query; None: all as they are
+    picked: torch.Tensor | None  # which of these are the rows' own, in their order; None: all
+
+    @staticmethod
+    def of(
+        cache: KVCache, heads: Heads, spans: Sequence[Span], tokens: Sequence[IntArray], like: torch.Tensor
+    ) -> _Blocks:
+        """`tokens` are the packed tokens of each span. Queries beside them repeat the first one."""
+        blocks = np.array([cache.held(span.row)[0] for span in spans])
+        low, count = int(blocks.min()), int(np.ptp(blocks)) + 1
+        widest, longest = max(span.size for span in spans), max(span.end for span in spans)
+        visible = np.zeros((count, widest, longest), dtype=np.bool_)
+        visible[:, :, 0] = True
+        queries = np.full((count, widest), tokens[0][0])
+        picked = [(block - low) * widest + np.arange(span.size) for block, span in zip(blocks, spans, strict=True)]
+        for block, span, own in zip(blocks - low, spans, tokens, strict=True):
+            queries[block, : span.size] = own
+            if span.size == 1 and span.seen is None:
+                visible[block, 0, : span.end] = True
+            else:
+                visible[block, : span.size, : span.end] = span.visible(0, None)
+        mask = np.where(visible, np.float32(0), np.float32(-np.inf))[:, None]
+        if widest > 1:
+            mask = np.tile(mask, (1, 1, heads.group, 1))
+        flat, kept = queries.ravel(), np.concatenate(picked)
+        return _Blocks(
+            *cache.view(low * cache.block_size, count, longest),
+            torch.from_numpy(mask).to(like.dtype),
+            None if _counts_up(flat, len(like)) else torch.from_numpy(flat),
+            None if _counts_up(kept, flat.size) else torch.from_numpy(kept),
+        )
+
+
+def _counts_up(numbers: IntArray, end: int) -> bool:
+    """Whether they are 0, 1, 2 ... end - 1."""
+    return len(numbers) == end and bool((numbers == np.arange(end)).all())
+
+
+def group_rows(cache: KVCache, spans: Sequence[Span], wanted: Sequence[int]) -> list[list[int]]:
+    """Which rows attend together, by their places in `spans`: neighbours in the cache, if it reads less than it saves.
+
+    Rows of which no logits are wanted attend alone: nobody would see what they might read by mistake.
+    """
+    groups: list[list[int]] = []
+    open_group, low, widest, longest, alone = False, 0, 0, 0, 0
+    for i in sorted(range(len(spans)), key=lambda i: cache.first_slot(spans[i].row)):
+        span, block = spans[i], cache.held(spans[i].row)[0]
+        size, end = span.size, span.end
+        worth = (size + READ) * (end + CALL)
+        if open_group and wanted[i]:
+            together = (block - low + 1) * (max(widest, size) + READ) * max(longest, end)
+            if together <= alone + worth:
+                groups[-1].append(i)
+                widest, longest, alone = max(widest, size), max(longest, end), alone + worth
+                continue
+        groups.append([i])
+        open_group, low, widest, longest, alone = bool(wanted[i]), block, size, end, worth
+    return groups
 
 
 class _RowView(NamedTuple):
