@@ -146,9 +146,9 @@ class InPlaceAttention:
             out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=part.mask, is_causal=part.causal)
             return unfold(out, heads).squeeze(0)
         taken = queries if part.queries is None else queries.index_select(0, part.queries)
-        folded = fold(taken.view(len(keys), -1, taken.shape[1]), heads)
+        folded = fold(taken.unflatten(0, (keys.shape[0], -1)), heads)
         out = unfold(F.scaled_dot_product_attention(folded, keys, values, attn_mask=part.mask), heads)
-        flat = out.reshape(len(taken), -1)
+        flat = out.flatten(0, 1)
         return flat if part.picked is None else flat.index_select(0, part.picked)
 
 
@@ -173,24 +173,29 @@ class _Blocks(NamedTuple):
         blocks = np.array([cache.held(span.row)[0] for span in spans])
         low, count = int(blocks.min()), int(np.ptp(blocks)) + 1
         widest, longest = max(span.size for span in spans), max(span.end for span in spans)
-        visible = np.zeros((count, widest, longest), dtype=np.bool_)
-        visible[:, :, 0] = True
+        places, ends = blocks - low, np.array([span.end for span in spans])
         queries = np.full((count, widest), tokens[0][0])
-        picked = [(block - low) * widest + np.arange(span.size) for block, span in zip(blocks, spans, strict=True)]
-        for block, span, own in zip(blocks - low, spans, tokens, strict=True):
-            queries[block, : span.size] = own
-            if span.size == 1 and span.seen is None:
-                visible[block, 0, : span.end] = True
-            else:
-                visible[block, : span.size, : span.end] = span.visible(0, None)
+        if widest == 1 and all(span.seen is None for span in spans):
+            last = np.ones(count, dtype=np.int64)
+            last[places], queries[places, 0] = ends, np.concatenate(tokens)
+            visible, kept = (np.arange(longest) < last[:, None])[:, None], places
+        else:
+            visible = np.zeros((count, widest, longest), dtype=np.bool_)
+            visible[:, :, 0] = True
+            for place, span, own in zip(places, spans, tokens, strict=True):
+                queries[place, : span.size] = own
+                visible[place, : span.size, : span.end] = span.visible(0, None)
+            kept = np.concatenate(
+                [place * widest + np.arange(len(own)) for place, own in zip(places, tokens, strict=True)]
+            )
         mask = np.where(visible, np.float32(0), np.float32(-np.inf))[:, None]
         if widest > 1:
             mask = np.tile(mask, (1, 1, heads.group, 1))
-        flat, kept = queries.ravel(), np.concatenate(picked)
+        flat = queries.ravel()
         return _Blocks(
             *cache.view(low * cache.block_size, count, longest),
             torch.from_numpy(mask).to(like.dtype),
-            None if _counts_up(flat, len(like)) else torch.from_numpy(flat),
+            None if _counts_up(flat, like.shape[0]) else torch.from_numpy(flat),
             None if _counts_up(kept, flat.size) else torch.from_numpy(kept),
         )
 

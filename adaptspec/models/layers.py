@@ -92,7 +92,7 @@ def _onednn_pays(x: torch.Tensor, matrix: torch.Tensor) -> bool:
     A call costs some 12 us more, which few tokens or a small matrix do not earn back; and it needs dense matrices.
     """
     return (
-        len(x) >= FEW
+        x.shape[0] >= FEW
         and x.numel() * matrix.shape[1] >= SMALL
         and x.dtype == torch.float32
         and x.is_cpu
