@@ -9,16 +9,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from adaptspec.models.attention import (
-    AttentionMetadata,
-    Heads,
-    Span,
-    group_rows,
-    last_places,
-    make_attention,
-    positions,
-)
+from adaptspec.models.attention import Attention, AttentionMetadata, Heads, Span, last_places, positions
 from adaptspec.models.config import DecoderConfig
+from adaptspec.models.gathered_attention import GatheredAttention
+from adaptspec.models.in_place_attention import InPlaceAttention, group_rows
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import Norm, float32_logits, rotations
 from adaptspec.models.runner import ModelInfo, Packed
@@ -141,3 +135,9 @@ class PassPlan:
             return tensors
         picked = torch.from_numpy(last_places(self._spans, wanted)).to(tensors[0].device)
         return tuple(tensor.index_select(0, picked) for tensor in tensors)
+
+
+def make_attention(cache: KVCache, meta: AttentionMetadata, like: torch.Tensor) -> Attention:
+    """The faster kind for this cache and device; `like` tells dtype and device."""
+    kind = InPlaceAttention if cache.in_place and like.device.type == "cpu" else GatheredAttention
+    return kind(cache, meta, like)

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from adaptspec.models.attention import (
     AttentionMetadata,
     Heads,
-    InPlaceAttention,
     Span,
     additive,
     causal_mask,
@@ -28,6 +27,7 @@ from adaptspec.models.attention import (
     unfold,
 )
 from adaptspec.models.config import DecoderConfig
+from adaptspec.models.in_place_attention import InPlaceAttention
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import LengthNorm, product
 from adaptspec.models.weights import DecoderWeights, LayerWeights

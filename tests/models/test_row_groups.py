@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adaptspec.models import decoder
-from adaptspec.models.attention import AttentionMetadata, Heads, InPlaceAttention, Span, group_rows
+from adaptspec.models.attention import AttentionMetadata, Heads, Span
 from adaptspec.models.decoder import Decoder
+from adaptspec.models.in_place_attention import InPlaceAttention, group_rows
 from adaptspec.models.kv_cache import CachePlan, CacheShape, KVCache
 from tests.conftest import MakeModel
 from tests.models.packing import assert_alike_but_for_rounding, cached, pack, random_tokens
