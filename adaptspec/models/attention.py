@@ -1,8 +1,4 @@
-"""Attention of packed tokens over cached rows, planned once per forward pass and run once per layer.
-
-`InPlaceAttention` reads each row's keys and values where they lie, row by row: nothing is copied or padded.
-`GatheredAttention` collects scattered blocks and batches rows, for paged caches and for CUDA.
-"""
+"""Who attends to what in one forward pass: rows and their new tokens, masks, and how heads are laid out."""
 
 from __future__ import annotations
 
@@ -12,9 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from adaptspec.models.kv_cache import KVCache
 from adaptspec.types import BoolArray, IntArray
 
 
@@ -83,11 +77,15 @@ def last_places(spans: Sequence[Span], wanted: Sequence[int]) -> IntArray:
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Who attends in one forward pass, and how far back: `window` tokens including itself, None for all."""
+    """Who attends in one forward pass, and how far back: `window` tokens including itself, None for all.
+
+    `groups` says which of the spans may attend together where rows lie in place (see `group_rows`).
+    """
 
     heads: Heads
     spans: Sequence[Span]
     window: int | None
+    groups: Sequence[Sequence[int]] | None = None
 
     def first(self, span: Span) -> int:
         """The oldest position that any new token may see: nothing before it is read.
@@ -99,137 +97,6 @@ class AttentionMetadata:
 
 Attention = Callable[[int, torch.Tensor], torch.Tensor]
 """Of one forward pass: attends with queries [N, heads * dim] over the cache of a layer; same shape comes back."""
-
-
-def make_attention(cache: KVCache, meta: AttentionMetadata, like: torch.Tensor) -> Attention:
-    """The faster kind for this cache and device; `like` tells dtype and device."""
-    kind = InPlaceAttention if cache.in_place and like.device.type == "cpu" else GatheredAttention
-    return kind(cache, meta, like)
-
-
-class InPlaceAttention:
-    """Row by row over views of the cache. Heads that share keys are folded into the query dimension."""
-
-    def __init__(self, cache: KVCache, meta: AttentionMetadata, like: torch.Tensor) -> None:
-        self._heads = meta.heads
-        self._sizes = [span.size for span in meta.spans]
-        self._rows = [_RowView.of(cache, meta, span, like) for span in meta.spans]
-
-    def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        if len(self._rows) == 1:
-            return self._attend(self._rows[0], layer, queries)
-        parts = zip(self._rows, torch.split(queries, self._sizes), strict=True)
-        return torch.cat([self._attend(row, layer, part) for row, part in parts])
-
-    def _attend(self, row: _RowView, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        keys, values = row.keys[layer], row.values[layer]
-        folded = fold(queries.unsqueeze(0), self._heads)
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=row.mask, is_causal=row.causal)
-        return unfold(out, self._heads).squeeze(0)
-
-
-class _RowView(NamedTuple):
-    """What one row attends to: per layer keys and values [1, kv, cached, dim], and which of them are hidden."""
-
-    keys: tuple[torch.Tensor, ...]
-    values: tuple[torch.Tensor, ...]
-    mask: torch.Tensor | None
-    causal: bool
-
-    @staticmethod
-    def of(cache: KVCache, meta: AttentionMetadata, span: Span, like: torch.Tensor) -> _RowView:
-        """A single token sees all of its view, and a prompt from the start needs no mask but `causal`."""
-        if span.seen is not None:
-            return _RowView.of_branches(cache, meta, span, like)
-        first, window = meta.first(span), meta.window
-        keys, values = cache.views(span.row, first, span.end)
-        whole = window is None or span.end <= window  # every new token sees all before it
-        causal = span.size > 1 and span.start == 0 and meta.heads.group == 1 and whole
-        if causal or span.size == 1:
-            return _RowView(keys, values, None, causal)
-        mask = causal_mask(span.size, span.end - first, meta.heads.group, None if whole else window)
-        return _RowView(keys, values, mask.to(like), causal)
-
-    @staticmethod
-    def of_branches(cache: KVCache, meta: AttentionMetadata, span: Span, like: torch.Tensor) -> _RowView:
-        first = meta.first(span)
-        mask = additive(span.visible(first, meta.window), meta.heads.group)
-        return _RowView(*cache.views(span.row, first, span.end), mask.to(like), causal=False)
-
-
-class GatheredAttention:
-    """Rows in groups of like size: each group's keys and values are gathered, padded, and attended at once."""
-
-    def __init__(self, cache: KVCache, meta: AttentionMetadata, like: torch.Tensor) -> None:
-        self._cache = cache
-        self._heads = meta.heads
-        offsets = np.cumsum([0, *(span.size for span in meta.spans)])
-        alike: dict[int, list[int]] = {}
-        for i, span in enumerate(meta.spans):
-            alike.setdefault(span.size.bit_length(), []).append(i)
-        self._groups = [_Group.of(cache, meta, members, offsets[members], like) for members in alike.values()]
-
-    def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        result = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        for group in self._groups:
-            batch, width, length = group.shape
-            cached = self._cache.pool[layer].index_select(0, group.slots)
-            keys, values = cached.view(batch, length, 2, self._heads.kv, self._heads.dim).permute(2, 0, 3, 1, 4)
-            folded = fold(queries.index_select(0, group.queries).view(batch, width, -1), self._heads)
-            out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask)
-            flat = unfold(out, self._heads).reshape(batch * width, -1)
-            result.index_copy_(0, group.tokens, flat.index_select(0, group.picked))
-        return result
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Rows attended together, padded to `shape` = (rows, new tokens, cached tokens)."""
-
-    shape: tuple[int, int, int]
-    slots: torch.Tensor  # [rows * cached]
-    queries: torch.Tensor  # [rows * new] packed token of each padded position
-    tokens: torch.Tensor  # packed tokens of this group
-    picked: torch.Tensor  # padded position of each of `tokens`
-    mask: torch.Tensor  # [rows, 1, group * new, cached], 0 or -inf
-
-    @staticmethod
-    def of(
-        cache: KVCache, meta: AttentionMetadata, members: Sequence[int], offsets: IntArray, like: torch.Tensor
-    ) -> _Group:
-        """Lay out the padded batch. Padding repeats a real query and a real slot, so it is finite and harmless."""
-        spans = [meta.spans[i] for i in members]
-        starts = np.array([span.start for span in spans])[:, None]
-        firsts = np.array([meta.first(span) for span in spans])[:, None]
-        ends = np.array([span.end for span in spans])[:, None]
-        width, length = int((ends - starts).max()), int((ends - firsts).max())
-        owned = [cache.slots(span.row, meta.first(span), span.end) for span in spans]
-        slots = [np.pad(own, (0, length - len(own)), mode="edge") for own in owned]
-        asking = np.minimum(starts + np.arange(width), ends - 1)  # place of each padded query
-        queries = asking - starts + offsets[:, None]
-        real = starts + np.arange(width) < ends
-        seen = firsts[:, None] + np.arange(length) <= asking[:, :, None]
-        if meta.window is not None:
-            seen &= firsts[:, None] + np.arange(length) > asking[:, :, None] - meta.window
-        for mine, span in zip(seen, spans, strict=True):
-            if span.seen is not None:
-                visible = span.visible(meta.first(span), meta.window)
-                mine[:] = False
-                mine[: span.size, : visible.shape[1]] = visible
-                mine[span.size :] = mine[span.size - 1]
-        mask = np.where(np.tile(seen, (1, meta.heads.group, 1)), np.float32(0), np.float32(-np.inf))[:, None]
-        return _Group(
-            (len(spans), width, length),
-            _tensor(np.concatenate(slots), like.device),
-            _tensor(queries.ravel(), like.device),
-            _tensor(queries[real], like.device),
-            _tensor(np.flatnonzero(real), like.device),
-            torch.from_numpy(mask).to(like.device, like.dtype),
-        )
-
-
-def _tensor(values: IntArray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
 
 def causal_mask(width: int, length: int, group: int, window: int | None = None) -> torch.Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from adaptspec.models.attention import AttentionMetadata, Heads, Span, last_places, make_attention, positions
+from adaptspec.models.attention import Attention, AttentionMetadata, Heads, Span, last_places, positions
 from adaptspec.models.config import DecoderConfig
+from adaptspec.models.gathered_attention import GatheredAttention
+from adaptspec.models.in_place_attention import InPlaceAttention, group_rows
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import Norm, float32_logits, rotations
 from adaptspec.models.runner import ModelInfo, Packed
@@ -46,18 +49,29 @@ class Decoder:
             start = self._cache.length(row)
             self._cache.require(row, start + count)
             spans.append(Span(row, start, start + count, own))
-        if self._small is not None and self._small.takes(spans):
-            logits = self._small.run(packed.tokens, spans, packed.wanted)
-        else:
-            logits = self._pass(packed, spans)
+        groups = None
+        if len(spans) > 1 and self._cache.in_place and self.device.type == "cpu":
+            groups = group_rows(self._cache, spans, packed.wanted.tolist())
+        logits = self._run(packed, spans, groups)
+        if groups is not None and len(groups) < len(spans) and not _finite(logits):
+            # What a former request left beyond a row's end may be no number. More is cleared than was read just now, so
+            # that it does not happen again with every token.
+            for span in spans:
+                self._cache.clear(span.row, span.end, 2 * max(span.end for span in spans))
+            logits = self._run(packed, spans, None)
         for span in spans:
             self._cache.set_length(span.row, span.end)
         return logits
 
-    def _pass(self, packed: Packed, spans: list[Span]) -> torch.Tensor:
+    def _run(self, packed: Packed, spans: list[Span], groups: list[list[int]] | None) -> torch.Tensor:
+        if self._small is not None and self._small.takes(spans):
+            return self._small.run(packed.tokens, spans, packed.wanted, groups)
+        return self._pass(packed, spans, groups)
+
+    def _pass(self, packed: Packed, spans: list[Span], groups: list[list[int]] | None) -> torch.Tensor:
         weights = self._weights
         hidden = weights.embedding.index_select(0, torch.from_numpy(packed.tokens).to(self.device))
-        plan = PassPlan(self._config, self._cache, spans, self._rotations, hidden)
+        plan = PassPlan(self._config, self._cache, spans, self._rotations, hidden, groups=groups)
         for i, layer in enumerate(weights.layers):
             attended = plan.attend(i, layer.qkv.of(layer.attention_norm(hidden)), layer.qk_norm)
             if i + 1 == len(weights.layers):
@@ -69,20 +83,33 @@ class Decoder:
         return float32_logits(weights.norm(hidden), weights.head)
 
 
+def _finite(logits: torch.Tensor) -> bool:
+    """Whether all are numbers, by one product; a sum that overflows says no."""
+    flat = logits.numpy().reshape(-1)
+    return math.isfinite(flat @ flat)
+
+
 class PassPlan:
     """What one forward pass over the tokens in `spans` settles once for all layers; `like` tells dtype and device."""
 
     def __init__(
-        self, config: DecoderConfig, cache: KVCache, spans: Sequence[Span], table: torch.Tensor, like: torch.Tensor
+        self,
+        config: DecoderConfig,
+        cache: KVCache,
+        spans: Sequence[Span],
+        table: torch.Tensor,
+        like: torch.Tensor,
+        *,
+        groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """`table` [context, 1, head_dim / 2] are the rotations of all positions."""
+        """`table` [context, 1, head_dim / 2] are the rotations of all positions; `groups` as in AttentionMetadata."""
         self._cache = cache
         self._spans = spans
         self._heads = Heads(config.heads, config.kv_heads, config.head_dim)
         self._queries = config.heads * config.head_dim
         self._slots = torch.from_numpy(np.concatenate([cache.slots(*span[:3]) for span in spans])).to(like.device)
         self._rotations = table.index_select(0, torch.from_numpy(positions(spans)).to(like.device))
-        kinds = {window: AttentionMetadata(self._heads, spans, window) for window in set(config.windows)}
+        kinds = {window: AttentionMetadata(self._heads, spans, window, groups) for window in set(config.windows)}
         plans = {window: make_attention(cache, meta, like) for window, meta in kinds.items()}
         self._attention = [plans[window] for window in config.windows]
 
@@ -108,3 +135,9 @@ class PassPlan:
             return tensors
         picked = torch.from_numpy(last_places(self._spans, wanted)).to(tensors[0].device)
         return tuple(tensor.index_select(0, picked) for tensor in tensors)
+
+
+def make_attention(cache: KVCache, meta: AttentionMetadata, like: torch.Tensor) -> Attention:
+    """The faster kind for this cache and device; `like` tells dtype and device."""
+    kind = InPlaceAttention if cache.in_place and like.device.type == "cpu" else GatheredAttention
+    return kind(cache, meta, like)

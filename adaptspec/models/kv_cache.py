@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,10 +109,14 @@ class KVCache(BlockAllocator):
         self.shape = shape
         self.context = plan.context
         self._lengths: dict[int, int] = {}
-        # Uninitialised on purpose: the system hands out pages when they are first written, so rows that are
-        # never used cost nothing. Nothing may read a slot before it is written: it could hold a NaN.
-        slots = self.blocks * self.block_size
-        self._pool = torch.empty(shape.layers, slots, shape.width, dtype=dtype, device=device)
+        size = shape.layers, self.blocks * self.block_size, shape.width
+        if device.type == "cpu":
+            # Zeros that cost nothing: the system hands out pages when they are first written. Rows that attend together
+            # read beyond their ends, where a NaN would spread though it is masked.
+            held = np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)
+            self._pool = torch.from_numpy(held).view(dtype).view(size)
+        else:
+            self._pool = torch.empty(size, dtype=dtype, device=device)  # nothing is read before it is written
         self.pool = self._pool.unbind(0)
 
     @property
@@ -158,12 +163,21 @@ class KVCache(BlockAllocator):
         """Where the tokens of `row` begin, if they are consecutive."""
         return self._held[row][0] * self.block_size
 
+    def clear(self, row: int, first: int, end: int) -> None:
+        """Make zeros of what `row` may hold of others from place `first` to `end`, or to the end of its block."""
+        start = self.first_slot(row)
+        self._pool[:, start + first : start + min(end, self.block_size)] = 0.0
+
     def views(self, row: int, first: int, end: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """Keys and values [1, kv_heads, n, head_dim] of n consecutive tokens of `row`, per layer."""
+        return self.view(self.first_slot(row) + first, 1, end - first)
+
+    def view(self, slot: int, blocks: int, length: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """Keys and values [blocks, kv_heads, length, head_dim] from `slot` on, and likewise in the next blocks."""
         shape, stride = self.shape, self._pool.stride()
-        size = (shape.layers, 1, shape.kv_heads, end - first, shape.head_dim)
-        strides = (stride[0], 1, shape.head_dim, stride[1], 1)
-        offset = (self.first_slot(row) + first) * stride[1]
+        size = (shape.layers, blocks, shape.kv_heads, length, shape.head_dim)
+        strides = (stride[0], self.block_size * stride[1], shape.head_dim, stride[1], 1)
+        offset = slot * stride[1]
         # One strided view instead of a chain of slices: this runs for every row of every forward pass.
         keys = self._pool.as_strided(size, strides, offset).unbind(0)
         values = self._pool.as_strided(size, strides, offset + shape.width // 2).unbind(0)

@@ -16,6 +16,7 @@ from adaptspec.models.config import RopeConfig
 
 WIDENED = 2**20  # weights at a time: 4 MiB in float32, which a CPU's cache holds
 FEW, SMALL = 3, 2**19  # rows, and multiplications: from here on a product gains by oneDNN
+ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 Norm = Callable[[torch.Tensor], torch.Tensor]
 
@@ -91,13 +92,13 @@ def _onednn_pays(x: torch.Tensor, matrix: torch.Tensor) -> bool:
     A call costs some 12 us more, which few tokens or a small matrix do not earn back; and it needs dense matrices.
     """
     return (
-        len(x) >= FEW
+        x.shape[0] >= FEW
         and x.numel() * matrix.shape[1] >= SMALL
         and x.dtype == torch.float32
         and x.is_cpu
         and x.is_contiguous()
         and (matrix.is_contiguous() or matrix.t().is_contiguous())
-        and torch.backends.mkldnn.is_available()
+        and ONEDNN
     )
 
 

@@ -15,8 +15,19 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from adaptspec.models.attention import Heads, Span, additive, causal_mask, fold, last_places, positions, unfold
+from adaptspec.models.attention import (
+    AttentionMetadata,
+    Heads,
+    Span,
+    additive,
+    causal_mask,
+    fold,
+    last_places,
+    positions,
+    unfold,
+)
 from adaptspec.models.config import DecoderConfig
+from adaptspec.models.in_place_attention import InPlaceAttention
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import LengthNorm, product
 from adaptspec.models.weights import DecoderWeights, LayerWeights
@@ -43,8 +54,8 @@ class SmallPass:
         widths = (config.hidden, config.hidden, (heads.query + 2 * heads.kv) * heads.dim, 2 * config.mlp, config.mlp)
         self._memory = [torch.empty(MOST, width) for width in widths]
         self._buffers: dict[int, _Buffers] = {}
-        # Packed queries and `_Row.folded`, by their first token and their number.
-        self._queries: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor | None]] = {}
+        # Packed queries and `_Row.folded` of a row that is alone, by their number.
+        self._queries: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._masks: dict[int, torch.Tensor] = {}  # by width [group * width, _MASKED], of which a pass takes the end
 
     @staticmethod
@@ -66,21 +77,25 @@ class SmallPass:
         sizes = [span.size for span in spans]
         return sum(sizes) <= MOST and max(sizes) <= WIDEST
 
-    def run(self, tokens: IntArray, spans: Sequence[Span], wanted: IntArray) -> torch.Tensor:
-        """Logits of the last `wanted` tokens of each span; keys and values of all are cached on the way."""
+    def run(
+        self, tokens: IntArray, spans: Sequence[Span], wanted: IntArray, groups: Sequence[Sequence[int]] | None
+    ) -> torch.Tensor:
+        """Logits of the last `wanted` tokens of each span; keys and values of all are cached on the way.
+
+        `groups` of spans attend together (see `AttentionMetadata`).
+        """
         buffers = self._buffers.get(len(tokens))
         if buffers is None:
             memory = [part[: len(tokens)] for part in self._memory]
             buffers = self._buffers[len(tokens)] = _Buffers(self._heads, memory)
         np.take(self._embedding, tokens, axis=0, out=buffers.hidden)
         rotations, slots = self._places(spans)
-        rows = self._rows(spans)
+        attention = self._attention(spans, groups)
         with np.errstate(over="ignore"):  # exp(-x) of a very negative gate is infinite, and its silu rightly 0
             for i, layer in enumerate(self._weights.layers):
                 _project(layer, buffers, rotations)
                 self._pool[i][slots] = buffers.keys_values
-                attended = rows[0].attend(i) if len(rows) == 1 else torch.cat([row.attend(i) for row in rows])
-                layer.output.add_to(buffers.hidden_tensor, attended)
+                layer.output.add_to(buffers.hidden_tensor, attention(i, buffers.queries_tensor))
                 _transform(layer, buffers)
         _unit(buffers, self._weights.norm)
         return product(_last(buffers, spans, wanted), self._weights.head)
@@ -96,19 +111,21 @@ class SmallPass:
         shifts = np.repeat([self._cache.first_slot(span.row) for span in spans], [span.size for span in spans])
         return self._rotations[positions(spans)], places + shifts
 
-    def _rows(self, spans: Sequence[Span]) -> list[_Row]:
-        rows, first = [], 0
-        for span in spans:
-            queries = self._queries.get((first, span.size))
-            if queries is None:
-                queries = self._queries[first, span.size] = self._queries_at(first, span.size)
-            mask = None if span.size == 1 and span.seen is None else self._mask(span)
-            rows.append(_Row(self._heads, *queries, mask, *self._cache.views(span.row, 0, span.end)))
-            first += span.size
-        return rows
+    def _attention(self, spans: Sequence[Span], groups: Sequence[Sequence[int]] | None) -> _Row | InPlaceAttention:
+        if len(spans) > 1:
+            tokens = sum(span.size for span in spans)
+            return InPlaceAttention(
+                self._cache, AttentionMetadata(self._heads, spans, None, groups), self._memory[2][:tokens]
+            )
+        span = spans[0]
+        queries = self._queries.get(span.size)
+        if queries is None:
+            queries = self._queries[span.size] = self._queries_of(span.size)
+        mask = None if span.size == 1 and span.seen is None else self._mask(span)
+        return _Row(self._heads, *queries, mask, *self._cache.views(span.row, 0, span.end))
 
-    def _queries_at(self, first: int, size: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        packed = self._memory[2][first : first + size, : self._heads.query * self._heads.dim].unsqueeze(0)
+    def _queries_of(self, size: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        packed = self._memory[2][:size, : self._heads.query * self._heads.dim].unsqueeze(0)
         return packed, fold(packed, self._heads) if size == 1 or self._heads.group == 1 else None
 
     def _mask(self, span: Span) -> torch.Tensor:
@@ -134,6 +151,7 @@ class _Buffers:
         self.normed: Floats = normed.numpy()
         self.normed_tensor = normed
         self.qkv_tensor = qkv
+        self.queries_tensor = qkv[:, : heads.query * heads.dim]
         self.keys_values: Floats = qkv[:, heads.query * heads.dim :].numpy()
         # Queries and keys [n, heads + kv_heads, dim], and the same as the complex numbers that RoPE turns.
         self.heads_tensor = qkv.as_strided((width, heads.query + heads.kv, heads.dim), (qkv.shape[1], heads.dim, 1))
@@ -155,7 +173,7 @@ class _Row(NamedTuple):
     keys: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
 
-    def attend(self, layer: int) -> torch.Tensor:
+    def __call__(self, layer: int, _: torch.Tensor) -> torch.Tensor:
         heads, packed, folded, mask, keys, values = self
         if folded is None:
             out = F.scaled_dot_product_attention(fold(packed, heads), keys[layer], values[layer], attn_mask=mask)

@@ -18,7 +18,7 @@ from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Runner
 from adaptspec.models.transformers_runner import TransformersRunner
 from adaptspec.request import Request, SamplingParams
-from adaptspec.types import Completion
+from adaptspec.types import Completion, Tree
 from tests.engine.conftest import Dictated, make_core, run
 from tests.models.packing import load_runner
 
@@ -179,12 +179,32 @@ class Recalling:
         pass
 
 
+class Branching(Recalling):
+    """The same, and beside each drafted token its neighbour, of which one is right wherever the text is known."""
+
+    def propose(self, job: DraftJob) -> Draft:
+        chain = super().propose(job)
+        rows, width = chain.tokens.shape
+        beside = np.broadcast_to(np.arange(-1, width - 1), (rows, width))
+        parents, tokens = (np.full((rows, 2 * width), fill) for fill in (-1, 0))
+        for i, count in enumerate(chain.counts.tolist()):
+            parents[i, : 2 * count] = np.tile(beside[i, :count], 2)
+            tokens[i, : 2 * count] = np.concatenate([chain.tokens[i, :count], chain.tokens[i, :count] ^ 1])
+        unknown, zeros = np.full(tokens.shape, np.nan), np.zeros_like(tokens)
+        tree = Tree(parents, chain.counts, zeros, zeros)
+        return Draft(tokens, 2 * chain.counts, unknown, unknown, tree=tree)
+
+
 def answers(
-    runner: Runner, tokenizer: PreTrainedTokenizerFast, depth: int, known: Sequence[Completion] = ()
+    runner: Runner,
+    tokenizer: PreTrainedTokenizerFast,
+    depth: int,
+    known: Sequence[Completion] = (),
+    kind: type[Recalling] = Recalling,
 ) -> list[Completion]:
     """A greedy and a sampled answer, side by side, with drafts of `depth` tokens."""
     policy = Dictated(("recalling",), lambda _, size: [depth] * size)
-    drafter = Recalling([PROMPT + answer.tokens for answer in known])
+    drafter = kind([PROMPT + answer.tokens for answer in known])
     core = make_core(tokenizer, runner, [drafter], {"fixed": (policy, "coupled")})
     greedy = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
     sampled = SamplingParams(max_tokens=LENGTH, temperature=0.7, seed=7, ignore_eos=True)
@@ -201,10 +221,17 @@ def test_a_family_is_token_exact_at_every_depth(
     runner = load_runner(str(folder), device="cpu", max_rows=4)
     assert isinstance(runner, TransformersRunner)
     plain = answers(runner, tokenizer, 0)
-    for depth in (3, 7):
-        done = answers(runner, tokenizer, depth, plain)
+    threes = answers(runner, tokenizer, 3, plain)
+    for done in (threes, answers(runner, tokenizer, 7, plain)):
         assert [answer.tokens for answer in done] == [answer.tokens for answer in plain]
         assert all(answer.stats.drafted > answer.stats.accepted > LENGTH / 2 for answer in done)
+    branched = answers(runner, tokenizer, 3, plain, Branching)
+    assert [answer.tokens for answer in branched] == [answer.tokens for answer in plain]
+    if runner.info.takes_trees:  # where the chain goes wrong, the token beside it is kept
+        tree, chain = (
+            sum(answer.stats.accepted / answer.stats.drafted for answer in done) for done in (branched, threes)
+        )
+        assert tree > chain
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.tensor([PROMPT])
     expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=LENGTH)
