@@ -44,6 +44,7 @@ class Way:
         self._rounds = 0
         self._round: set[str] | None = None
         self._step: FrameType | None = None
+        self._thread = 0  # that runs it: others make records meanwhile, which are none of the round
         self._entrance = AsyncEngine.submit.__code__
         self._creators: dict[Any, list[str]] = {}
 
@@ -75,14 +76,14 @@ class Way:
     def _called(self, frame: FrameType) -> None:
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         if code.co_name in ("__init__", "__new__"):
-            if self._round is not None and threading.current_thread() is not threading.main_thread():
+            if self._round is not None and threading.get_ident() == self._thread:
                 self._made(frame)
         elif code is self._entrance:
             way = self._stack(frame)
             if self.handler in way and not self.to_engine:
                 self.to_engine = way[way.index(self.handler) :]
         elif module.startswith(f"{PACKAGE}engine.") and code.co_name == STEP and self._step is None:
-            self._step, self._round = frame, set()
+            self._step, self._round, self._thread = frame, set(), threading.get_ident()
         elif module.startswith(f"{PACKAGE}verification.") and self._step is not None and not self.to_verification:
             self.to_verification = self._stack(frame)
 

@@ -1,7 +1,6 @@
 """How likely drafted tokens are to be kept: one estimator for all drafters, in decayed counts of reached and rejected.
 
-A model's tokens are told apart by their position in the draft, those of an n-gram drafter by how often in a row it has
-just been right: text that repeats other text does so in runs.
+A model's tokens are told apart by their position in the draft, and by the confidence that the model states.
 """
 
 from __future__ import annotations
@@ -11,20 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.control.policy import BatchSignals, Learner
-from adaptspec.control.side_nodes import SideNodes
+from adaptspec.control.policy import Learner
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 # Certainty is never claimed: a hazard (1 - acceptance) stays inside these bounds.
 _LEAST, _MOST = 0.005, 0.995
-# Of n-gram drafters by runs of 0, 1, 2-3, 4-7, 8-15 and more: a small model's greedy answers to prompts of ten tasks.
-_RUNS = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])
-_LONGEST = 16
 # Bins of confidence, and how sure a draft is at least.
 _BINS, _LEAST_SURE = 10, 0.35
-# Rounds that are learned together at most: of n-gram drafters, of models.
-_NGRAM_ROUNDS, _MODEL_ROUNDS = 32, 256
-_NGRAM = "lookups"  # the name of its counts in files of learned state, from when it was called so
+# Ranks of side nodes that are told apart. At first a node is as likely as it states, and where a chain misses its side
+# nodes bring this many tokens, by so many for each of its own: as strong as so many observations.
+_RANKS, _SIDE_GAIN, _SIDE_NODES, _SIDE_WEIGHT = 8, 0.3, 1.0, 20.0
+_ROUNDS = 256  # that are learned together at most
 
 
 @dataclass(frozen=True)
@@ -194,6 +190,68 @@ class Continuation:
         return self._counts
 
 
+class SideNodes(Learner):
+    """What nodes beside the main chain bring: how far what they state can be believed, and what they come to in all.
+
+    By all traffic, in counts that fade with each row that branched.
+    """
+
+    def __init__(self, fade: float = 0.998) -> None:
+        self._fade = fade
+        # By rank: nodes that were kept, and the sum of what they stated; only of those whose parent was kept.
+        self._ranks: FloatArray = np.zeros((2, _RANKS))
+        # Tokens they brought, of so many misses of the chain; side nodes, of so many tokens of chains.
+        self._brought: FloatArray = np.zeros((2, 2))
+
+    def observe(self, which: int, record: RoundRecord) -> None:
+        """A round whose drafts branch, for rows in which drafter `which` drafted the chain."""
+        branches, kept = record.branches, record.kept
+        assert branches is not None
+        tree, path, rows = branches.tree, branches.path, np.arange(len(kept))
+        mine = (record.drafter == which) & (record.chain > 0)
+        places = np.arange(tree.parents.shape[1])
+        own = (places < branches.nodes[:, None]) & (tree.drafters == which) & mine[:, None]
+        on_path: BoolArray = np.zeros(own.shape, dtype=np.bool_)
+        steps = np.minimum(path.shape[1], kept)
+        for depth in range(int(steps.max(initial=0))):
+            on_path[rows[depth < steps], path[depth < steps, depth]] = True
+        reached = (tree.parents < 0) | on_path[rows[:, None], np.maximum(tree.parents, 0)]
+        side = own & (tree.ranks > 0)
+        known = side & reached & ~np.isnan(branches.confidence)
+        rank = np.minimum(tree.ranks, _RANKS) - 1
+        for at, what in enumerate((on_path[known], branches.confidence[known])):
+            self._ranks[at] += np.bincount(rank[known], what, _RANKS)[:_RANKS]
+        straight = record.straight
+        missed = mine & (straight < tree.chain)
+        extra = (own & on_path).sum(axis=1) - straight
+        self._brought[0] += extra[missed].sum(), missed.sum()
+        self._brought[1] += (own & (places >= tree.chain[:, None])).sum(), tree.chain[mine].sum()
+        fade = self._fade ** int(mine.sum())
+        self._ranks *= fade
+        self._brought *= fade
+
+    @property
+    def chances(self) -> FloatArray:
+        """[ranks] what a node of rank 1, 2 ... is kept by, in what it states; the last is that of all later ones."""
+        kept, stated = self._ranks + _SIDE_WEIGHT
+        return np.asarray(kept / stated)
+
+    @property
+    def gain(self) -> float:
+        """Tokens brought for each token of a chain that was not kept."""
+        brought, missed = self._brought[0].tolist()
+        return float((brought + _SIDE_GAIN * _SIDE_WEIGHT) / (missed + _SIDE_WEIGHT))
+
+    @property
+    def nodes(self) -> float:
+        """Side nodes for each token of a chain."""
+        nodes, chain = self._brought[1].tolist()
+        return float((nodes + _SIDE_NODES * _SIDE_WEIGHT) / (chain + _SIDE_WEIGHT))
+
+    def state(self) -> dict[str, FloatArray]:
+        return {"ranks": self._ranks, "brought": self._brought}
+
+
 @dataclass(frozen=True)
 class RowRounds:
     """Rounds of single rows, all [N] (of requests that have ended: row -1); `confidence` [N, D].
@@ -246,71 +304,6 @@ class ModelAcceptance(Learner):
         }
 
 
-class NgramAcceptance(Learner):
-    """What is known of an n-gram drafter: acceptance by its match run. It is scored where it does not run, too."""
-
-    def __init__(self, rows: int, tasks: int, depth: int) -> None:
-        self.by_run = Acceptance(0, tasks, len(_RUNS), prior=_RUNS)
-        self.run = [0] * rows
-        ahead = np.arange(_LONGEST + 1)[:, None] + np.arange(depth + 1)
-        classes = [min(run.bit_length(), len(_RUNS) - 1) for run in range(ahead.max() + 1)]
-        self._class: IntArray = np.array(classes)[ahead]
-        self._pending: list[tuple[int, int, int, int]] = []
-        self._rounds = 0  # that are pending
-
-    def start(self, row: int) -> None:
-        self.run[row] = 0
-
-    def likely(self, which: int, signals: BatchSignals) -> FloatArray:  # noqa: ARG002 - it has no more to go by
-        """Tokens expected to be kept of 0, 1, 2 ... of those found, for each row [B, 1 + depth]."""
-        return self.gains(signals.rows, signals.tasks)
-
-    def mark(self, which: int, signals: BatchSignals) -> int:  # noqa: ARG002
-        """Tells what `likely` says of a single row apart from what it says at other times, while nothing is learned."""
-        return self.run[signals.rows.item()]
-
-    def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
-        """Tokens expected to be kept of a draft of 0, 1, 2 ... tokens for each row [B, 1 + depth]."""
-        run = [self.run[row] for row in rows.tolist()]
-        rates = self.by_run.of_tasks(tasks)[np.arange(len(rows))[:, None], self._class[run, :-1]]
-        kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
-        return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
-
-    def note(self, which: int, record: RoundRecord) -> bool:
-        """What it found as drafter `which`, taken or not, beyond the token that came anyway; whether any was right."""
-        found = right = [-1] * len(record.rows)
-        if record.shadow is not None and record.shadow_drafted is not None:
-            found, right = record.shadow_drafted[which].tolist(), record.shadow[which].tolist()
-        run, before, won = self.run, len(self._pending), False
-        own = (record.rows, record.tasks, record.drafter, record.depths, record.drafted, record.emitted)
-        told = zip(*(values.tolist() for values in own), found, right, strict=True)
-        for row, task, drafter, depth, drafted, emitted, looked, good in told:
-            tokens, kept = (drafted, emitted - 1) if drafter == which and depth > 0 else (looked, good)
-            ahead = run[row]
-            if tokens > 0:
-                self._pending.append((task, ahead, tokens, kept))
-            ahead = ahead + tokens if kept >= tokens >= 0 else 0
-            run[row] = ahead if ahead < _LONGEST else _LONGEST
-            won = won or kept > 0
-        self._rounds += len(self._pending) > before
-        if self._rounds >= _NGRAM_ROUNDS:
-            self.settle()
-        return won
-
-    def settle(self) -> None:
-        if self._pending:
-            tasks, run, drafted, right = np.array(self._pending).T
-            self._pending.clear()
-            self._rounds = 0
-            most, nobody = self._class.shape[1], np.full(len(tasks), -1)
-            drafted, right = np.minimum(drafted, most), np.minimum(right, most)
-            self.by_run.observe_classes(nobody, tasks, self._class[run], drafted, right)
-
-    def state(self) -> dict[str, FloatArray]:
-        self.settle()
-        return {_NGRAM: self.by_run.counts()}
-
-
 class PendingRecords:
     """Rounds that are yet to be learned. Requests may begin and end meanwhile: each round is its own request's."""
 
@@ -337,7 +330,7 @@ class PendingRecords:
         """Add a round; whether they are to be learned now."""
         self._decided = max(self._decided, record.decision)
         self._records.append(record)
-        return len(self._records) >= _MODEL_ROUNDS
+        return len(self._records) >= _ROUNDS
 
     def taken(self) -> RowRounds | None:
         """What the rounds so far tell, which is then forgotten; None: there are none."""

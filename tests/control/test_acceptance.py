@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.control.acceptance import (
-    Acceptance,
-    AcceptanceSettings,
-    Calibration,
-    Continuation,
-    NgramAcceptance,
-    PendingRecords,
-)
+from adaptspec.control.acceptance import Acceptance, AcceptanceSettings, Calibration, Continuation, PendingRecords
+from adaptspec.control.model_free_acceptance import NgramAcceptance
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 from tests.control.helpers import record
 

@@ -10,13 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from adaptspec.control.acceptance import (
-    AcceptanceSettings,
-    Calibration,
-    ModelAcceptance,
-    NgramAcceptance,
-    PendingRecords,
-)
+from adaptspec.control.acceptance import AcceptanceSettings, Calibration, ModelAcceptance, PendingRecords
 from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, ExpectedValue, Parts
 from adaptspec.control.algorithms.exploration import Exploration
 from adaptspec.control.algorithms.planning import (
@@ -30,9 +24,9 @@ from adaptspec.control.algorithms.planning import (
 from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.schema import Part
+from adaptspec.control.model_free_acceptance import NgramAcceptance, StatedAcceptance
 from adaptspec.control.policy import BatchSignals, Learner, Union
 from adaptspec.control.rows import some
-from adaptspec.control.stated_acceptance import StatedAcceptance
 from adaptspec.drafters import Kind, kind_of, states_confidence
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from adaptspec.control.model_free_acceptance import StatedAcceptance
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.stated_acceptance import StatedAcceptance
 from adaptspec.types import RoundRecord
 from tests.control import helpers
 

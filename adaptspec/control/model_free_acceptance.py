@@ -1,0 +1,150 @@
+"""How likely what model-free drafters find is to be kept, which is known before a round.
+
+By the drafter's own word, calibrated, where it says how sure it is of each token; else by how often in a row it has
+just been right: text that repeats other text does so in runs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adaptspec.control.acceptance import Acceptance, Calibration
+from adaptspec.control.policy import BatchSignals, Learner
+from adaptspec.types import FloatArray, IntArray, RoundRecord
+
+# Acceptance by runs of 0, 1, 2-3, 4-7, 8-15 and more: a small model's greedy answers to prompts of ten tasks.
+_RUNS = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])
+_LONGEST = 16
+_ROUNDS = 32  # that are learned together at most
+_NGRAM = "lookups"  # the name of its counts in files of learned state, from when it was called so
+
+
+class StatedAcceptance(Learner):
+    """What is known of a model-free drafter that states its confidence. It is scored where it does not run, too."""
+
+    def __init__(self, rows: int, tasks: int, depth: int) -> None:
+        self.calibration = Calibration(rows, tasks, least=0.0)  # counts are right as often as they say
+        self._depth = depth
+        self._pending: list[tuple[FloatArray, IntArray, IntArray, IntArray, IntArray]] = []
+
+    def start(self, row: int) -> None:
+        self.calibration.start(row)
+        for _, rows, *_ in self._pending:  # of a request that has ended
+            rows[rows == row] = -1
+
+    def likely(self, which: int, signals: BatchSignals) -> FloatArray:
+        """Tokens expected to be kept of 0, 1, 2 ... of those found as drafter `which`, for each row [B, 1 + depth]."""
+        confidence = self._within(signals.stated, which, len(signals.rows))
+        unknown = np.isnan(confidence)
+        chances = self.calibration.acceptance(signals.rows, signals.tasks)
+        bins = self.calibration.bins_of(np.where(unknown, 0.0, confidence))
+        rates = np.where(unknown, 0.0, np.take_along_axis(chances, bins, axis=1))
+        kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
+        return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
+
+    def mark(self, which: int, signals: BatchSignals) -> bytes:
+        """Tells what `likely` says of a single row apart from what it says at other times, while nothing is learned."""
+        confidence = self._within(signals.stated, which, 1)
+        known = confidence[~np.isnan(confidence)]
+        return self.calibration.bins_of(known).tobytes()
+
+    def note(self, which: int, record: RoundRecord) -> bool:
+        """What it found as drafter `which`, taken or not, beyond the token that came anyway; whether any was right."""
+        if record.stated is None:
+            return False
+        own = (record.drafter == which) & (record.depths > 0)
+        drafted, kept = np.where(own, record.chain, 0), np.where(own, record.straight, 0)
+        if record.shadow is not None and record.shadow_drafted is not None:
+            scored = ~own & (record.shadow[which] >= 0)
+            drafted = np.where(scored, record.shadow_drafted[which], drafted)
+            kept = np.where(scored, record.shadow[which], kept)
+        confidence = self._within(record.stated, which, len(own))
+        drafted = np.minimum(drafted, self._depth)
+        kept = np.minimum(kept, drafted)
+        self._pending.append((confidence, record.rows.copy(), record.tasks, drafted, kept))
+        if len(self._pending) >= _ROUNDS:
+            self.settle()
+        return bool(np.count_nonzero(kept))
+
+    def settle(self) -> None:
+        if self._pending:
+            confidence, rows, tasks, drafted, kept = (np.concatenate(each) for each in zip(*self._pending, strict=True))
+            self._pending.clear()
+            self.calibration.observe_confidence(confidence, rows, tasks, drafted, kept)
+
+    def state(self) -> dict[str, FloatArray]:
+        self.settle()
+        return {"stated": self.calibration.counts()}
+
+    def _within(self, stated: FloatArray | None, which: int, rows: int) -> FloatArray:
+        """What drafter `which` stated [B, depth]; NaN where nothing is known."""
+        confidence: FloatArray = np.full((rows, self._depth), np.nan)
+        if stated is not None:
+            own = stated[which, :, : self._depth]
+            confidence[:, : own.shape[1]] = own
+        return confidence
+
+
+class NgramAcceptance(Learner):
+    """What is known of an n-gram drafter: acceptance by its match run. It is scored where it does not run, too."""
+
+    def __init__(self, rows: int, tasks: int, depth: int) -> None:
+        self.by_run = Acceptance(0, tasks, len(_RUNS), prior=_RUNS)
+        self.run = [0] * rows
+        ahead = np.arange(_LONGEST + 1)[:, None] + np.arange(depth + 1)
+        classes = [min(run.bit_length(), len(_RUNS) - 1) for run in range(ahead.max() + 1)]
+        self._class: IntArray = np.array(classes)[ahead]
+        self._pending: list[tuple[int, int, int, int]] = []
+        self._rounds = 0  # that are pending
+
+    def start(self, row: int) -> None:
+        self.run[row] = 0
+
+    def likely(self, which: int, signals: BatchSignals) -> FloatArray:  # noqa: ARG002 - it has no more to go by
+        """Tokens expected to be kept of 0, 1, 2 ... of those found, for each row [B, 1 + depth]."""
+        return self.gains(signals.rows, signals.tasks)
+
+    def mark(self, which: int, signals: BatchSignals) -> int:  # noqa: ARG002
+        """Tells what `likely` says of a single row apart from what it says at other times, while nothing is learned."""
+        return self.run[signals.rows.item()]
+
+    def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
+        """Tokens expected to be kept of a draft of 0, 1, 2 ... tokens for each row [B, 1 + depth]."""
+        run = [self.run[row] for row in rows.tolist()]
+        rates = self.by_run.of_tasks(tasks)[np.arange(len(rows))[:, None], self._class[run, :-1]]
+        kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
+        return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
+
+    def note(self, which: int, record: RoundRecord) -> bool:
+        """What it found as drafter `which`, taken or not, beyond the token that came anyway; whether any was right."""
+        found = right = [-1] * len(record.rows)
+        if record.shadow is not None and record.shadow_drafted is not None:
+            found, right = record.shadow_drafted[which].tolist(), record.shadow[which].tolist()
+        run, before, won = self.run, len(self._pending), False
+        own = (record.rows, record.tasks, record.drafter, record.depths, record.drafted, record.emitted)
+        told = zip(*(values.tolist() for values in own), found, right, strict=True)
+        for row, task, drafter, depth, drafted, emitted, looked, good in told:
+            tokens, kept = (drafted, emitted - 1) if drafter == which and depth > 0 else (looked, good)
+            ahead = run[row]
+            if tokens > 0:
+                self._pending.append((task, ahead, tokens, kept))
+            ahead = ahead + tokens if kept >= tokens >= 0 else 0
+            run[row] = ahead if ahead < _LONGEST else _LONGEST
+            won = won or kept > 0
+        self._rounds += len(self._pending) > before
+        if self._rounds >= _ROUNDS:
+            self.settle()
+        return won
+
+    def settle(self) -> None:
+        if self._pending:
+            tasks, run, drafted, right = np.array(self._pending).T
+            self._pending.clear()
+            self._rounds = 0
+            most, nobody = self._class.shape[1], np.full(len(tasks), -1)
+            drafted, right = np.minimum(drafted, most), np.minimum(right, most)
+            self.by_run.observe_classes(nobody, tasks, self._class[run], drafted, right)
+
+    def state(self) -> dict[str, FloatArray]:
+        self.settle()
+        return {_NGRAM: self.by_run.counts()}
