@@ -17,7 +17,7 @@ from adaptspec.models.kv_cache import KVCache
 from adaptspec.types import IntArray
 
 # What a call of attention takes beside its work, in tokens; and what it takes to read a token, in queries that see it.
-CALL, READ = 64, 4
+CALL, READ = 32, 4
 
 
 class InPlaceAttention:
