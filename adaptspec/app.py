@@ -23,8 +23,7 @@ from adaptspec.control.tasks import Labels
 from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.engine.assembly import BUNDLED, Built, EngineConfig, build
 from adaptspec.engine.async_engine import AsyncEngine
-from adaptspec.engine.checkpointer import Checkpointer, StateStore, tasks_in
-from adaptspec.engine.history_file import HistoryFile
+from adaptspec.engine.checkpointer import Checkpointer, HistoryFile, StateStore, tasks_in
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.watchdog import Watchdog

@@ -21,8 +21,8 @@ Path = tuple[str, ...]
 
 # A parameter is tried within this factor of its value, unless the user gives a range.
 _FACTOR = 4.0
-# What is no setting to be tuned: who is served, luck, and guards, which are there for days unlike the tape's.
-_LEFT_ALONE = ("metadata", "rollout", "seed", "verification", "guard")
+# What is no setting to be tuned: who is served, luck, ceilings, and guards, which are there for days unlike the tape's.
+_LEFT_ALONE = ("metadata", "rollout", "seed", "verification", "guard", "max_width", "max_nodes")
 _DIGITS = 4
 
 

@@ -152,27 +152,33 @@ def _joined(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Decision:
     depths, reasons, drafter = (np.zeros(rows, dtype=np.int64) for _ in range(3))
     for mine, part in parts:
         depths[mine], reasons[mine], drafter[mine] = part.depths, part.reasons, part.drafter
-    unknown, nobody = np.full(rows, np.nan), np.full(rows, -1, dtype=np.int64)
-    told, expected = Provenance(nobody, unknown, nobody.copy(), unknown.copy()), Expected(np.nan, unknown.copy())
     return Decision(
         depths,
         reasons,
         drafter,
         StopTable.stacked([(mine, part.stop) for mine, part in parts], rows),
-        _filled(told, [(mine, part.provenance) for mine, part in parts]),
+        _filled(lambda: _no_provenance(rows), [(mine, part.provenance) for mine, part in parts]),
         TemperatureTable.stacked([(mine, part.temperature) for mine, part in parts], rows),
         tuple(sorted({which for _, part in parts for which in part.watched})),
-        _filled(expected, [(mine, part.expected) for mine, part in parts]),
+        _filled(lambda: Expected(np.nan, np.full(rows, np.nan)), [(mine, part.expected) for mine, part in parts]),
         tree=TreeTable.stacked([(mine, part.tree) for mine, part in parts], rows),
         union=Union.stacked([(mine, part.union) for mine, part in parts], rows),
     )
 
 
-def _filled(whole: T, parts: Sequence[tuple[IntArray, T | None]]) -> T | None:
-    """The whole with the parts' arrays at their rows; None where there are no parts."""
+def _no_provenance(rows: int) -> Provenance:
+    unknown, nobody = np.full(rows, np.nan), np.full(rows, -1, dtype=np.int64)
+    return Provenance(nobody, unknown, nobody.copy(), unknown.copy())
+
+
+def _filled(empty: Callable[[], T], parts: Sequence[tuple[IntArray, T | None]]) -> T | None:
+    """A whole with the parts' arrays at their rows; None where there are no parts."""
     known = [(mine, part) for mine, part in parts if part is not None]
+    if not known:
+        return None
+    whole = empty()
     for mine, part in known:
         for name, values in vars(whole).items():
             if isinstance(values, np.ndarray):
                 values[mine] = getattr(part, name)
-    return whole if known else None
+    return whole

@@ -93,6 +93,8 @@ class ModelExecutor:
         if free is not None and tree is not None and decision.union is not None:
             who = _padded(decision.drafter, len(emitting)), _padded(decision.union.drafter, len(emitting))
             draft = united(draft, free, tree, who)
+        if not self.cache.info.takes_trees:
+            draft = draft.straight()
         if some(draft.counts) and (sampling := self._sampled(emitting)).constrained:
             draft = cut_refused(draft, sampling.constraints)
         return draft if draft.tree is None else self._fitted(batch, draft)

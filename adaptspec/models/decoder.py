@@ -9,9 +9,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from adaptspec.models.attention import Attention, AttentionMetadata, Heads, Span, last_places, positions
+from adaptspec.models.attention import (
+    Attention,
+    AttentionMetadata,
+    GatheredAttention,
+    Heads,
+    Span,
+    last_places,
+    positions,
+)
 from adaptspec.models.config import DecoderConfig
-from adaptspec.models.gathered_attention import GatheredAttention
 from adaptspec.models.in_place_attention import InPlaceAttention, group_rows
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import Norm, float32_logits, rotations

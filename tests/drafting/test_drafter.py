@@ -67,7 +67,7 @@ def test_goodput_chooses_among_three_drafters(target_path: Path, draft_path: Pat
     )
     built = build(config, [notes])
     names = [drafter.name for drafter in built.drafters]
-    assert names == ["draft-model", "ngram", "counts", "toy-model", "toy-lookup"]
+    assert names == ["draft-model", "ngram", "counts", "lookahead", "toy-model", "toy-lookup"]
     assert set(built.costs.profile.drafters) == {"draft-model", "toy-model"}
     asked = [_request(f"{i}") for i in range(6)]
     drafted = run(built.core, asked)
@@ -89,7 +89,7 @@ def _request(name: str, **wishes: Any) -> Request:
 @pytest.mark.usefixtures("_toys")
 def test_policies_and_their_schema_know_what_is_registered() -> None:
     names = schema()["$defs"]["BodySpec"]["properties"]["drafters"]["items"]["enum"]
-    assert names == ["draft-model", "ngram", "counts", "toy-model", "toy-lookup"]
+    assert names == ["draft-model", "ngram", "counts", "lookahead", "toy-model", "toy-lookup"]
     text = HEAD + "spec:\n  choose: {algorithm: goodput}\n  drafters: [ngram, toy-modl]\n"
     with pytest.raises(PolicyError, match=r"^p:6:21: spec.drafters.1: 'toy-modl' is not supported .*'toy-model'"):
         parse_policy_spec(text, "p")
@@ -107,7 +107,7 @@ def test_one_that_is_not_at_hand_is_told_at_its_line() -> None:
 
 def test_what_ships_is_what_it_says(target_path: Path, make_model: MakeModel) -> None:
     """Names and kinds in the table are those of the drafters that are made."""
-    assert available_drafters(draft=False) == ("ngram", "counts")
+    assert available_drafters(draft=False) == ("ngram", "counts", "lookahead")
     target, draft = (load_model(str(path)).runner(CacheLimits(1)) for path in (target_path, make_model(seed=1)))
     made: list[Drafter] = make_drafters(Loaded(target, draft, (1,)))
     assert tuple(drafter.name for drafter in made) == available_drafters(draft=True)

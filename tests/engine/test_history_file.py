@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.token_counts import Histories
 from adaptspec.engine.async_engine import AsyncEngine
+from adaptspec.engine.checkpointer import HISTORY, HistoryFile
 from adaptspec.engine.core import EngineCore
-from adaptspec.engine.history_file import FILE, HistoryFile
 from adaptspec.request import Request, SamplingParams
 from tests.engine.conftest import Dictated, make_core, run
 from tests.fakes import TableRunner
@@ -46,7 +46,7 @@ def _saved(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 def test_a_new_server_drafts_from_what_the_old_one_served(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """To the same key alone; and nobody but its owner reads the file."""
     _saved(tokenizer, tmp_path)
-    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / HISTORY).stat().st_mode & 0o777 == 0o600
     drafter, anew = CountsDrafter(24), CountsDrafter(24)
     _file(tmp_path, drafter.histories).load()
     accepted = []
@@ -61,7 +61,7 @@ def test_what_cannot_be_used_is_told_and_replaced(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _saved(tokenizer, tmp_path)
-    path = tmp_path / FILE
+    path = tmp_path / HISTORY
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-100])
     elif damage == "no archive":

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.models.attention import AttentionMetadata, Heads, Span
-from adaptspec.models.gathered_attention import GatheredAttention
+from adaptspec.models.attention import AttentionMetadata, GatheredAttention, Heads, Span
 from adaptspec.models.in_place_attention import InPlaceAttention
 from adaptspec.models.kv_cache import CachePlan, CacheShape, KVCache
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
@@ -283,9 +282,7 @@ class Goodput(Algorithm):
         plan.value = self._value_of(plan, rows)
 
     def _round_terms(self, signals: BatchSignals) -> RoundTerms:
-        side = max((self._side_nodes(model) for model in self._models.values()), default=0.0)
-        most = math.ceil(self.max_depth * (1.0 + side))
-        return RoundTerms.of(self._cost, signals, self._fits(signals), self._model_terms(signals), most)
+        return RoundTerms.of(self._cost, signals, self._fits(signals), self._model_terms(signals))
 
     def _model_terms(self, signals: BatchSignals) -> tuple[ModelTerms, ...]:
         settings = self._settings
@@ -298,14 +295,9 @@ class Goodput(Algorithm):
                 signals,
                 optimism=settings.optimism,
                 horizon=settings.horizon_rounds,
-                side=self._side_nodes(known),
             )
             for which, known in self._models.items()
         )
-
-    def _side_nodes(self, model: ModelAcceptance) -> float:
-        """How many are expected beside each token of a chain."""
-        return 0.0 if model.sides is None else min(model.sides.nodes, self._settings.max_width - 1.0)
 
     def _fits(self, signals: BatchSignals) -> BoolArray:
         """Depths that each row may draft [B, D + 1]."""

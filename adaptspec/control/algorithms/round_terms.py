@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,12 +41,10 @@ class ModelTerms:
         *,
         optimism: float,
         horizon: float,
-        side: float,
     ) -> ModelTerms:
         """What is known of drafter `which`, called `name`, for these rows.
 
-        `optimism` / sqrt(1 + times seen) is added to acceptance, catching up is spread over `horizon` rounds, `side`
-        nodes are expected beside each token of the chain.
+        `optimism` / sqrt(1 + times seen) is added to acceptance, catching up is spread over `horizon` rounds.
         """
         sure = known.by_position.acceptance(signals.rows, signals.tasks)
         acceptance = np.minimum(sure + optimism / np.sqrt(1.0 + known.by_position.seen()), 1.0)
@@ -61,7 +60,7 @@ class ModelTerms:
             acceptance,
             np.concatenate((np.zeros((len(gains), 1)), np.cumsum(gains, axis=1)), axis=1),
             sizes,
-            sizes * (1.0 + side),
+            sizes if known.sides is None else sizes * (1.0 + known.sides.nodes),
             drafted,
             per_step,
             per_row,
@@ -84,11 +83,10 @@ class RoundTerms:
     models: tuple[ModelTerms, ...]
 
     @classmethod
-    def of(
-        cls, cost: CostTable, signals: BatchSignals, fits: BoolArray, models: tuple[ModelTerms, ...], most: int
-    ) -> RoundTerms:
-        """For rows that may submit up to `most` tokens each."""
+    def of(cls, cost: CostTable, signals: BatchSignals, fits: BoolArray, models: tuple[ModelTerms, ...]) -> RoundTerms:
+        """For rows that may draft to these depths."""
         size, context = signals.round_size, float(signals.context.sum())
+        most = max(fits.shape[1] - 1, *(math.ceil(model.nodes[-1]) for model in models), 0)
         tokens = size + np.arange(1.0 + len(signals.rows) * most)
         verify = cost.verify_curve(size, tokens, context, optimistic=True)
         return cls(
