@@ -155,15 +155,18 @@ class RowStop:
             self._alive *= calibration[min(int(confidence * len(calibration)), len(calibration) - 1)]
         return self._alive
 
-    def earning(self, step: int, alive: float) -> tuple[float, float, float]:
+    def earning(self, step: int, alive: float, *, main: bool = True) -> tuple[float, float, float]:
         """By how much a chance of acceptance is above `survival`, what that is worth, and the price of the next step.
 
         Nodes off the main chain have a chance of their own; a price below 0 means that the row has no such bounds.
         """
-        least, _, _, worth, price = self._survival
+        least, _, unstated, worth, price = self._survival
         at = step - 1
-        above = alive - least[min(at, len(least) - 1)]
-        return above, above * worth[min(at, len(worth) - 1)], price[min(at, len(price) - 1)]
+        below, each = least[min(at, len(least) - 1)], worth[min(at, len(worth) - 1)]
+        if main:
+            return alive - below, (alive - below) * each, price[min(at, len(price) - 1)]
+        net = alive * min(unstated[0], each) - below * each
+        return net, net, price[min(at, len(price) - 1)]
 
 
 def _column(values: FloatArray, step: int) -> FloatArray:

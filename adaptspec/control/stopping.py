@@ -214,15 +214,15 @@ class MarginalGoodputStop(StopRule):
 
 def _table(value: ExpectedValue, model: ModelTerms) -> StopTable:
     """What the rows go by when this model drafts for them."""
-    acceptance = model.acceptance
-    costs = value.goodput * (model.per_row + _verifying(value, model))
+    acceptance, brings = model.acceptance, model.brings
+    costs = value.goodput * (model.per_row + (1.0 + model.side_nodes) * _verifying(value, model))
     least: FloatArray = np.full(acceptance.shape, np.inf)  # none behind the deepest token that is known
-    least[:, :-1] = costs[:-1] / acceptance[:, 1:]
+    least[:, :-1] = costs[:-1] / brings[:, 1:]
     return StopTable(
         survival=least,
         calibration=model.calibration,
         unstated=acceptance,
-        worth=np.concatenate((acceptance[:, 1:], acceptance[:, -1:]), axis=1),
+        worth=np.concatenate((brings[:, 1:], brings[:, -1:]), axis=1),
         step=np.full((len(acceptance), 1), value.goodput * model.per_step),
     )
 

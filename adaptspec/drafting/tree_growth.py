@@ -195,7 +195,7 @@ class TreeGrowth:
                     continue
                 if stop.priced:
                     alive = stop.follow(steps, tree.confidence[number]) if main else tree.chance[number]
-                    above, worth, price = stop.earning(steps, alive)
+                    above, worth, price = stop.earning(steps, alive, main=main)
                     if not above > 0.0:
                         continue
                     together += worth

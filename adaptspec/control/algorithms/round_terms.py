@@ -29,6 +29,14 @@ class ModelTerms:
     entry: FloatArray  # [B] for a row to draft at all: catching up
     calibration: FloatArray  # [B, bins] P(a token is kept) by the model's confidence in it
     chances: FloatArray  # [ranks] of side nodes: P(kept) in what they state, from rank 1 on
+    side_gain: float = 0.0  # tokens that side nodes bring where a token of the chain is not kept
+    side_nodes: float = 0.0  # that are submitted beside each token of the chain
+
+    @property
+    def brings(self) -> FloatArray:
+        """[B, D] tokens that a step is expected to bring where all before it were kept: the chain's, or a side node's."""
+        brings: FloatArray = self.acceptance + (1.0 - self.acceptance) * self.side_gain
+        return brings
 
     @classmethod
     def of(
@@ -46,21 +54,21 @@ class ModelTerms:
 
         `optimism` / sqrt(1 + times seen) is added to acceptance, catching up is spread over `horizon` rounds.
         """
+        gain, side = (0.0, 0.0) if known.sides is None else (known.sides.gain, known.sides.nodes)
         sure = known.by_position.acceptance(signals.rows, signals.tasks)
         acceptance = np.minimum(sure + optimism / np.sqrt(1.0 + known.by_position.seen()), 1.0)
         kept, drafted = known.continuation.rates()
         per_step, per_row = cost.step_line(name, signals.round_size)
         alive = acceptance.cumprod(axis=1)
-        gains = alive * kept
-        if known.sides is not None:  # what the chain misses, side nodes may still have
-            gains -= np.diff(alive, axis=1, prepend=1.0) * known.sides.gain * kept
+        # What the chain misses, side nodes may still have.
+        gains = (alive - np.diff(alive, axis=1, prepend=1.0) * gain) * kept
         sizes = np.concatenate(([0.0], np.cumsum(drafted)))
         return cls(
             which,
             acceptance,
             np.concatenate((np.zeros((len(gains), 1)), np.cumsum(gains, axis=1)), axis=1),
             sizes,
-            sizes if known.sides is None else sizes * (1.0 + known.sides.nodes),
+            sizes * (1.0 + side),
             drafted,
             per_step,
             per_row,
@@ -68,6 +76,8 @@ class ModelTerms:
             cost.catch_up_seconds(name, 1.0) * signals.cache_gap[which] / horizon,
             known.calibration.acceptance(signals.rows, signals.tasks),
             np.ones(1) if known.sides is None else known.sides.chances,
+            gain,
+            side,
         )
 
 
