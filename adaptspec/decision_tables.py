@@ -189,9 +189,6 @@ class TreeTable:
     floor: FloatArray  # [B]
     calibration: FloatArray
 
-    def take(self, index: IntArray) -> TreeTable:
-        return TreeTable(self.width[index], self.nodes[index], self.floor[index], self.calibration[index])
-
     @staticmethod
     def stacked(parts: Sequence[tuple[IntArray, TreeTable | None]], rows: int) -> TreeTable | None:
         """One table for `rows` rows, from those for the rows at these positions; rows of None draft chains."""

@@ -40,8 +40,8 @@ DAMAGE = (
 _KINDS = {"d": "a directory", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 
-def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file, opened with `flags` and created with mode 644 where they say so.
+def open_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+    """A descriptor of a regular file, opened with `flags` and created with `mode` where they say so.
 
     Never waits: a pipe would keep its reader until somebody writes, for ever perhaps, and a thread that waits so keeps
     the process from ending.
@@ -51,7 +51,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
         OSError: it cannot be opened.
     """
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, mode)
     except OSError:
         check_regular(path)  # a pipe that nobody reads cannot be opened for writing; that it is a pipe says more
         raise
@@ -109,7 +109,7 @@ def read_arrays(path: Path) -> Mapping[str, npt.NDArray[Any]]:
         raise FileError(path, f"it is no archive of arrays, or damaged ({error or type(error).__name__})") from error
 
 
-def write_file(path: Path, data: bytes | memoryview, *, alone: bool = True) -> None:
+def write_file(path: Path, data: bytes | memoryview, *, alone: bool = True, mode: int = 0o644) -> None:
     """Replace a file so that whoever reads it, whenever the machine stops, finds the old content or the new.
 
     Temporary file in the same folder, fsync, rename, fsync of the folder. Where several processes may write it at once,
@@ -122,7 +122,7 @@ def write_file(path: Path, data: bytes | memoryview, *, alone: bool = True) -> N
     """
     check_regular(path)
     draft = path.with_name(path.name + (".tmp" if alone else f".{os.getpid()}.tmp"))
-    descriptor = open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    descriptor = open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         left = memoryview(data)
         while left:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
+from functools import cached_property
 from math import nan
 from typing import Any, Protocol
 
@@ -189,7 +190,7 @@ class Tree:
         owners = np.broadcast_to(drafters[:, None], shape).copy()
         return cls(parents, counts.copy(), np.zeros(shape, dtype=np.int64), owners)
 
-    @property
+    @cached_property
     def depths(self) -> IntArray:
         """[B, N] of each node: 1 after the newest token."""
         depths = np.ones_like(self.parents)

@@ -29,7 +29,7 @@ BUDGETS: Mapping[tuple[str, ...], tuple[int, int]] = {
     ("control",): (7200, 40),
     ("engine",): (3750, 25),
     ("models",): (3350, 20),
-    ("drafting", "verification"): (2400, 18),
+    ("drafting", "verification"): (2450, 18),
     ("server", "top"): (5950, 40),
     ("telemetry",): (3650, 20),
     ("simulation", "analysis", "commands"): (6100, 40),

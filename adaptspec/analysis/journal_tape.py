@@ -62,8 +62,9 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
         costs.observe(logged.whole, log.drafters)
         rounds, plain = rounds + 1, plain + (not logged.whole.drafting)
         own = list(log.drafters).index(DRAFTER)
-        for i, name in enumerate(logged.own.request_ids):
-            requests.setdefault(name, _Request(log.requests[name])).add(logged.own, i, own)
+        chains = logged.own.trunk()
+        for i, name in enumerate(chains.request_ids):
+            requests.setdefault(name, _Request(log.requests[name])).add(chains, i, own)
     whole = {
         name: one
         for name, one in requests.items()
@@ -115,7 +116,7 @@ class _Request:
             self.length += int(record.emitted[i])
         if int(record.drafter[i]) != drafter:
             return
-        drafted, accepted = int(record.chain[i]), int(record.trunk().accepted[i])
+        drafted, accepted = int(record.drafted[i]), int(record.accepted[i])
         for j in range(min(accepted + 1, drafted)):
             sure, spread = float(record.confidence[i, j]), float(record.entropy[i, j])
             self.known[at + j] = (int(j < accepted), sure, spread)

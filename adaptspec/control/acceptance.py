@@ -208,7 +208,7 @@ class SideNodes(Learner):
         branches, kept = record.branches, record.kept
         assert branches is not None
         tree, path, rows = branches.tree, branches.path, np.arange(len(kept))
-        mine = (record.drafter == which) & (record.chain > 0)
+        mine = (record.drafter == which) & (record.chain > 0) & own_chain(record)
         places = np.arange(tree.parents.shape[1])
         own = (places < branches.nodes[:, None]) & (tree.drafters == which) & mine[:, None]
         on_path: BoolArray = np.zeros(own.shape, dtype=np.bool_)
@@ -342,6 +342,8 @@ class PendingRecords:
             np.concatenate([getattr(r, name) for r in records])
             for name in ("rows", "tasks", "drafter", "depths", "chain", "straight")
         )
+        own = np.concatenate([own_chain(r) for r in records])
+        drafted, kept = drafted * own, kept * own
         decided = np.repeat([r.decision for r in records], counts)
         ended = (decided > 0) & (decided <= self._began[rows])  # 0: nobody numbers decisions, and none comes late
         read = np.repeat([r.caught_up > 0 for r in records], counts)
@@ -361,3 +363,10 @@ class PendingRecords:
             confidence,
             [r for r in records if r.branches is not None],
         )
+
+
+def own_chain(record: RoundRecord) -> BoolArray:
+    """Whether each row's main chain is its own drafter's, and not that of one which drafted beside it [B]."""
+    if record.branches is None or not record.branches.tree.drafters.shape[1]:
+        return np.ones(len(record.rows), dtype=np.bool_)
+    return np.asarray(record.branches.tree.drafters[:, 0] == record.drafter)

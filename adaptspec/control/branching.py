@@ -22,18 +22,20 @@ class Branching:
     A node pays if P(it is kept) > goodput x the seconds that one more verified token takes: the optimality condition of
     a ratio of sums, as for going on (see `MarginalGoodputStop`), at the same price for the whole batch. So trees grow
     where a pass has room, and vanish in large batches. Without an algorithm that knows prices, every node within the
-    ceilings is submitted.
+    ceilings is submitted; one that does, but runs no model, drafts chains.
     """
 
     max_width: int
     max_nodes: int
     _made: tuple[ExpectedValue | None, bytes, TreeTable] | None = field(default=None, init=False)
 
-    def table(self, choice: Choice) -> TreeTable:
-        """For the rows of a choice; the same object while nothing changes."""
+    def table(self, choice: Choice) -> TreeTable | None:
+        """For the rows of a choice; the same object while nothing changes. None: chains, as the prices are not told."""
         value, made = choice.value, self._made
-        if made is None or made[0] is not value or made[1] != (who := choice.drafter.tobytes()):
-            who = choice.drafter.tobytes()
+        if value is None and choice.expected is not None:
+            return None
+        who = choice.drafter.tobytes()
+        if made is None or made[0] is not value or made[1] != who:
             made = self._made = value, who, self._table(value, choice.drafter)
         return made[2]
 

@@ -130,7 +130,7 @@ class ComposedPolicy(Policy):
             temperature,
             expected=expected,
             tree=tree,
-            union=choice.union,
+            union=None if tree is None or choice.union is None else choice.union.where(choice.depths > 0),
         )
 
     @staticmethod

@@ -124,7 +124,7 @@ class CostTable:
 
         A single row's step is part of a line, too: drafts that branch run several nodes of it.
         """
-        one, most = self.draft_step_seconds(drafter, 1), max(rows, _FEW_NODES)
+        one, most = self.draft_step_seconds(drafter, 1), rows if rows > 1 else _FEW_NODES
         per_row = max(0.0, self.draft_step_seconds(drafter, most) - one) / (most - 1)
         return max(0.0, one - per_row), per_row
 

@@ -121,10 +121,10 @@ class NgramAcceptance(Learner):
         if record.shadow is not None and record.shadow_drafted is not None:
             found, right = record.shadow_drafted[which].tolist(), record.shadow[which].tolist()
         run, before, won = self.run, len(self._pending), False
-        own = (record.rows, record.tasks, record.drafter, record.depths, record.drafted, record.emitted)
+        own = (record.rows, record.tasks, record.drafter, record.depths, record.chain, record.straight)
         told = zip(*(values.tolist() for values in own), found, right, strict=True)
-        for row, task, drafter, depth, drafted, emitted, looked, good in told:
-            tokens, kept = (drafted, emitted - 1) if drafter == which and depth > 0 else (looked, good)
+        for row, task, drafter, depth, drafted, straight, looked, good in told:
+            tokens, kept = (drafted, straight) if drafter == which and depth > 0 else (looked, good)
             ahead = run[row]
             if tokens > 0:
                 self._pending.append((task, ahead, tokens, kept))

@@ -10,7 +10,7 @@ import numpy as np
 
 from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
 from adaptspec.errors import StateError
-from adaptspec.types import Expected, FloatArray, IntArray, Provenance, RoundRecord, nobody
+from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord, nobody
 
 T = TypeVar("T")
 # Sums of differences; all else that is kept counts something.
@@ -83,6 +83,10 @@ class Union:
 
     def within(self, limits: IntArray) -> Union:
         return Union(self.drafter, np.minimum(self.depths, limits))
+
+    def where(self, drafting: BoolArray) -> Union:
+        """For these rows [B] alone."""
+        return Union(self.drafter, np.where(drafting, self.depths, 0))
 
     @staticmethod
     def stacked(parts: Sequence[tuple[IntArray, Union | None]], rows: int) -> Union | None:

@@ -59,6 +59,8 @@ def signature(spec: PolicySpec) -> str:
         "verification": spec.verification.model_dump(mode="json"),
         "tasks": [*TASKS, MOST_OWN],
     }
+    if spec.spec.max_width > 1:
+        parts["branches"] = True  # what side nodes bring is counted, too
     if spec.spec.when:
         parts["when"] = [one.model_dump(mode="json") for one in spec.spec.when]
     if spec.used:

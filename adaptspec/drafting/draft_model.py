@@ -214,7 +214,7 @@ def _draw(
         chosen = job.sampling.sample(drawn_from, active, offsets, Stream.DRAFT)
     else:
         perturbed = job.sampling.perturbed(drawn_from, active, offsets)
-        if perturbed is not scores:
+        if perturbed is not drawn_from:
             tokens, confidence = leading(perturbed, 1)
             return tokens[:, 0], Certainty(confidence[:, 0], entropies(scores)), drawn_from
         chosen = argmax(scores)

@@ -46,17 +46,17 @@ class LookaheadDrafter:
 
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`. It states no confidence."""
-        branch = job.tree is not None
         grown = [_Nodes(0, 0)] * len(job.rows)
         for i in np.flatnonzero(job.depths).tolist():
             depth = int(job.depths[i])
-            nodes = grown[i] = _Nodes(depth if job.tree is None else int(job.tree.nodes[i]), depth)
+            branch = job.tree is not None and bool(job.tree.width[i] > 1)
+            nodes = grown[i] = _Nodes(int(job.tree.nodes[i]) if job.tree is not None and branch else depth, depth)
             row = self._rows.setdefault(int(job.rows[i]), _Row(self._window, self._size, self._most))
             for gram in row.grams(job.tokens[i][-1])[: None if branch else 1]:
                 nodes.add(gram)
             for lane in row.lanes(job.tokens[i]) if branch else ():
                 nodes.add(lane)
-        return _draft(grown, branch=branch)
+        return _draft(grown, branch=job.tree is not None)
 
     def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
         """See `ModelFreeDrafter.offer`. Without an n-gram it offers a lane's guess, or it would never learn one."""

@@ -155,7 +155,7 @@ class Histories:
 
 
 def _put(into: Followed, context: int, token: int, count: int) -> None:
-    followed = into.get(context)
+    followed = into.pop(context, None)  # what was met latest stands last, and stays longest
     if followed is None:
         into[context] = count << COUNT_SHIFT | token
     else:

@@ -20,8 +20,9 @@ def united(first: Draft, free: Draft, table: TreeTable, owners: tuple[IntArray, 
     """The nodes of `first`, and those of `free` that are likely enough beside them; both draft for the same B rows.
 
     `owners` [B] each: who drafted them. The main chain is that of the first, or of the other where it drafted nothing.
-    A node of `free` is left out if its chance is not above the floor of the `table`: it counts only where the first
-    drafter's own are wrong. Beyond the ceiling on nodes the least likely go.
+    A node of both is the first one's, and states what that does. A node of `free` is left out if its chance is not
+    above the floor of the `table`: it counts only where the first drafter's own are wrong. Beyond the ceiling on nodes
+    the least likely go.
     """
     rows = [_Row(first, free, table, row, owners) for row in np.flatnonzero(free.counts).tolist()]
     if all(len(own.tokens) == first.counts[own.row] for own in rows):
@@ -90,8 +91,12 @@ class _Row:
             self.main = list(range(int(free.chain[row])))
 
     def best(self) -> list[int]:
-        """The main chain, and the likeliest others within the ceiling: none before its parent, which is as likely."""
-        beside = sorted(set(range(len(self.tokens))) - set(self.main), key=lambda number: -self._chance[number])
+        """The main chain, and the likeliest others within the ceiling: of equals the first, so no node comes before its
+        parent, which is as likely.
+        """
+        main = set(self.main)
+        beside = [number for number in range(len(self.tokens)) if number not in main]
+        beside.sort(key=lambda number: -self._chance[number])
         return self.main + beside[: max(int(self._table.nodes[self.row]) - len(self.main), 0)]
 
     def _add_first(self, node: _Node, owner: int) -> None:
@@ -108,7 +113,6 @@ class _Row:
         known = self._numbers.get((parent, node.token))
         stated = self._before(parent) * (1.0 if isnan(node.sure) else node.sure)
         if known is not None:
-            self.confidence[known] = float(np.fmax(self.confidence[known], node.sure))
             self._chance[known] = max(self._chance[known], stated)
             return known
         chance = stated * max(1.0 - self._right[parent + 1], 0.0)

@@ -191,7 +191,6 @@ class HistoryFile:
             archive = io.BytesIO()
             about = {"version": np.array(_HISTORY_VERSION), "tokenizer": np.array(self._tokenizer)}
             np.savez_compressed(archive, allow_pickle=False, **about, **arrays)
-            write_file(self._path, archive.getbuffer())
-            os.chmod(self._path, 0o600)
+            write_file(self._path, archive.getbuffer(), mode=0o600)
         except (OSError, EngineError) as error:
             _log.warning("what was served is not kept: %s could not be written (%s)", self._path, error)

@@ -209,7 +209,7 @@ class EngineCore:
             places, length = verdict.places(i), sequence.length
             by = self._proposers(i, places, decision, draft)
             try:
-                gained = sequence.commit([*draft.tokens[i, places].tolist(), int(verdict.following[i])], now, by)
+                gained = sequence.commit(verdict.kept(draft, i), now, by)
             except Exception as error:  # noqa: BLE001 - its own text is at fault; the others' is not
                 _log.exception("the tokens of %s could not be committed", sequence.request.id)
                 sequence.fail(f"{type(error).__name__}: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import operator
 from collections.abc import Collection, Sequence
@@ -29,6 +30,7 @@ from adaptspec.types import BoolArray, IntArray, TokenLogprob
 from adaptspec.verification.draft_scores import score_temperatures
 from adaptspec.verification.method import VerifyResult, window_starts
 
+_log = logging.getLogger(__name__)
 NOT_NUMBERS = "the model's scores for it were not numbers (NaN or infinite)"
 
 
@@ -64,7 +66,11 @@ class ModelExecutor:
             drafter.free(row)
 
     def cache_gaps(self, batch: Batch) -> Sequence[Sequence[int]]:
-        return [[drafter.cache_gap(held_row(s), s.length) for s in batch.decoding] for drafter in self._drafters]
+        lines = [[0] * len(batch.decoding)] * len(self._drafters)
+        for which, drafter in enumerate(self._drafters):
+            if which not in self._model_free:
+                lines[which] = [drafter.cache_gap(held_row(s), s.length) for s in batch.decoding]
+        return lines
 
     def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
         size = len(batch.decoding)
@@ -92,7 +98,10 @@ class ModelExecutor:
             draft = Draft.empty(len(emitting))
         if free is not None and tree is not None and decision.union is not None:
             who = _padded(decision.drafter, len(emitting)), _padded(decision.union.drafter, len(emitting))
-            draft = united(draft, free, tree, who)
+            try:
+                draft = united(draft, free, tree, who)
+            except Exception:  # noqa: BLE001 - a failure costs drafts, never answers
+                _log.exception("two drafts could not be united; the first one stays")
         if not self.cache.info.takes_trees:
             draft = draft.straight()
         if some(draft.counts) and (sampling := self._sampled(emitting)).constrained:

@@ -18,7 +18,7 @@ from adaptspec.request import Request
 from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_drafters import TapeModel, TapeModelFree
-from adaptspec.simulation.tape_trees import RIGHT, TapeJob, right_path, united
+from adaptspec.simulation.tape_trees import RIGHT, TapeJob, right_path, united_on_tape
 from adaptspec.types import Completion, Delta, FinishReason, IntArray, SpeculationStats, Timings, Tree
 from adaptspec.verification.method import Method, VerifyResult
 
@@ -170,8 +170,10 @@ class TapeExecutor:
     def draft(self, batch: Batch, decision: Decision) -> Draft:
         self._slower, union = self._factors(), decision.union
         draft = self._drafted(decision, decision.drafter, decision.depths)
-        if union is not None and some(union.depths):
-            draft = united(draft, self._drafted(decision, union.drafter, union.depths), decision.drafter, union.drafter)
+        if union is not None and decision.tree is not None and some(union.depths):
+            beside, depths = replace(decision, stop=None, tree=None), decision.tree.within(union.depths)
+            free = self._drafted(beside, union.drafter, depths)
+            draft = united_on_tape(draft, free, decision.tree, (decision.drafter, union.drafter))
         beyond = len(batch.emitting) - len(batch.decoding)
         return _padded(draft, beyond) if beyond else draft
 

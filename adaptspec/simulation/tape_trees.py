@@ -17,9 +17,10 @@ import numpy as np
 
 from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.drafting.tree_growth import Candidates, Nodes, RowTree, TreeGrowth
+from adaptspec.drafting.united_drafts import united
 from adaptspec.models.draft import Draft
 from adaptspec.simulation.draft_view import DraftView
-from adaptspec.types import BoolArray, IntArray, Tree
+from adaptspec.types import BoolArray, IntArray
 
 # What stands for drafted tokens: wrong ones, wrong ones that end a text, the text's own, and the one that ends it.
 WRONG, ENDED, RIGHT, LAST = 0, 1, 2, 3
@@ -149,42 +150,7 @@ def right_path(draft: Draft) -> tuple[IntArray, IntArray]:
     return accepted, np.where(np.arange(order.shape[1]) < accepted[:, None], order, -1)
 
 
-def united(draft: Draft, more: Draft, drafter: IntArray, free: IntArray) -> Draft:
-    """The drafts of `drafter` [B] and those of `more`, by model-free drafters `free` [B], as one.
-
-    Right tokens of both are the same nodes. Wrong ones are taken to differ: whether they do, no tape knows.
-    """
-    rows, width = len(draft.counts), draft.tokens.shape[1] + more.tokens.shape[1]
-    room = replace(Draft.empty(rows, width), steps=draft.steps, caught_up=draft.caught_up)
-    shape = draft.tree or Tree.of_chains(draft.counts, draft.tokens.shape[1], drafter)
-    tree = Tree.of_chains(draft.counts, width, drafter)
-    own = draft.tokens.shape[1]
-    for name in ("tokens", "confidence", "entropy"):
-        getattr(room, name)[:, :own] = getattr(draft, name)
-    for name in ("parents", "ranks", "drafters"):
-        getattr(tree, name)[:, :own] = getattr(shape, name)
-    tree.chain[:], room.counts[:] = shape.chain, draft.counts
-    for row in np.flatnonzero(more.counts).tolist():
-        _unite(room, tree, row, more, int(free[row]))
-    return replace(room, tree=tree)
-
-
-def _unite(room: Draft, tree: Tree, row: int, more: Draft, free: int) -> None:
-    """Add one row's nodes to those it has."""
-    count, alone = int(room.counts[row]), not room.counts[row]
-    shape = more.tree or Tree.of_chains(more.counts, more.tokens.shape[1], more.counts)
-    parents, tokens = tree.parents[row, :count].tolist(), room.tokens[row, :count].tolist()
-    right = {parent: place for place, parent in enumerate(parents) if tokens[place] >= RIGHT}
-    places = {-1: -1}  # where each node is now
-    for place in range(int(more.counts[row])):
-        token, before = int(more.tokens[row, place]), places[int(shape.parents[row, place])]
-        if token >= RIGHT and before in right:
-            places[place] = right[before]
-            continue
-        room.tokens[row, count], tree.parents[row, count] = token, before
-        room.confidence[row, count], room.entropy[row, count] = more.confidence[row, place], more.entropy[row, place]
-        tree.ranks[row, count], tree.drafters[row, count] = shape.ranks[row, place], free
-        places[place], count = count, count + 1
-    room.counts[row] = count
-    if alone:
-        tree.chain[row] = shape.chain[row]
+def united_on_tape(draft: Draft, free: Draft, table: TreeTable, owners: tuple[IntArray, IntArray]) -> Draft:
+    """See `united`. Right tokens of both are the same nodes. Wrong ones are taken to differ: no tape knows."""
+    known = replace(draft, tokens=np.minimum(draft.tokens, RIGHT))
+    return united(known, replace(free, tokens=np.where(free.tokens >= RIGHT, RIGHT, -1)), table, owners)

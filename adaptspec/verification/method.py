@@ -32,6 +32,11 @@ class VerifyResult:
         kept = int(self.accepted[row])
         return list(range(kept)) if self.path is None else self.path[row, :kept].tolist()
 
+    def kept(self, draft: Draft, row: int) -> list[int]:
+        """The tokens there, and the one that follows."""
+        kept = draft.tokens[row, : self.accepted[row]] if self.path is None else draft.tokens[row, self.places(row)]
+        return [*kept.tolist(), int(self.following[row])]
+
 
 class Method(Protocol):
     """Decides, for a batch, which drafted tokens are kept. One that says nothing else is like `coupled`.

@@ -61,10 +61,10 @@ def test_guesses_are_in_proportion(tmp_path: Path) -> None:
 def test_of_trees_the_main_chain_is_told() -> None:
     """A path beside it tells that it was wrong where they part, and nothing of what would have followed."""
     one = _Request(RequestStarted("0", "goodput", None, 99, 64, None, 0.0))
-    one.add(branching(SIBLING), 0, 0)
+    one.add(branching(SIBLING).trunk(), 0, 0)
     assert {at: agreed for at, (agreed, _, _) in one.known.items()} == {1: 0}
     assert one.length == 4
-    one.add(replace(branching(STRAIGHT), context=np.array([103])), 0, 0)
+    one.add(replace(branching(STRAIGHT), context=np.array([103])).trunk(), 0, 0)
     assert {at: agreed for at, (agreed, _, _) in one.known.items()} == {1: 0, 4: 1, 5: 1, 6: 0}
 
 

@@ -8,10 +8,11 @@ from adaptspec.engine.assembly import EngineConfig
 
 
 def test_greedy_output_equals_transformers_at_every_depth() -> None:
-    """Ten tasks, depths 0, 1, 3, 7 and changing, both drafters, alone and batched with aborts: token for token."""
+    """Ten tasks, all depths and drafters, chains, trees and unions, alone and batched with aborts: token for token."""
     result = run_exactness(EngineConfig(dtype="float32"), read_workloads(None, 1), 24, lambda _: None)
     assert result["unexplained"] == 0
-    assert len(result["settings"]) == 20
+    chains, trees, unions = 5 * 4, 2 * 4, 2 * 3  # of four drafters; a model-free one beside the draft model
+    assert len(result["settings"]) == 2 * (chains + trees + unions)
     speculating = [s for s in result["settings"] if s["depth"] != "0" and s["drafter"] == "draft-model"]
     assert all(s["prompts_with_rejections"] >= result["prompts"] / 2 for s in speculating)
     assert all(s["accepted"] > 0 for s in speculating)

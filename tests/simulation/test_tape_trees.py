@@ -20,7 +20,7 @@ from adaptspec.simulation.replay import Tally, replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, stream
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_drafters import TapeModel
-from adaptspec.simulation.tape_trees import RIGHT, TapeJob, chain_tokens, right_path, united
+from adaptspec.simulation.tape_trees import RIGHT, TapeJob, chain_tokens, right_path, united_on_tape
 from adaptspec.types import IntArray
 from tests.simulation.tapes import made_tape, with_candidates
 
@@ -152,10 +152,13 @@ def test_two_drafts_are_right_where_either_is(ranks: list[int], depth: int, run:
     one, two = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     draft = drafted(view_of(ranks), depth, table_of(1))[0] if depth else Draft.empty(1)
     free = chain_of(min(run, more), more)
-    both = united(draft, free, one, two)
+    table = TreeTable(one + 9, one + 99, np.full(1, -1.0), np.ones((1, 1, 1)))
+    both = united_on_tape(draft, free, table, (one, two))
     right, alone = right_path(both)[0][0], right_path(draft)[0][0]
     assert right == max(alone, min(run, more))
     assert both.counts[0] == draft.counts[0] + more - min(alone, run, more)
+    if not more:
+        return
     assert both.tree is not None
     owners = both.tree.drafters[0, : both.counts[0]]
     assert int((owners == 0).sum()) == draft.counts[0]
@@ -171,6 +174,8 @@ class Beside(Controller):
         decision = super().decide(signals)
         other: IntArray = np.ones_like(decision.depths)
         decision.union = Union(other, np.minimum(np.minimum(signals.limits, 4), decision.depths + 1))
+        rows = len(other)
+        decision.tree = TreeTable(other * 9, other * 99, np.full(rows, -1.0), np.ones((rows, 1, 1)))
         return decision
 
 

@@ -34,7 +34,7 @@ class ModelTerms:
 
     @property
     def brings(self) -> FloatArray:
-        """[B, D] tokens that a step is expected to bring where all before it were kept: the chain's, or a side node's."""
+        """[B, D] tokens that a step is expected to bring where all before were kept: the chain's, or a side node's."""
         brings: FloatArray = self.acceptance + (1.0 - self.acceptance) * self.side_gain
         return brings
 
@@ -96,7 +96,9 @@ class RoundTerms:
     def of(cls, cost: CostTable, signals: BatchSignals, fits: BoolArray, models: tuple[ModelTerms, ...]) -> RoundTerms:
         """For rows that may draft to these depths."""
         size, context = signals.round_size, float(signals.context.sum())
-        most = max(fits.shape[1] - 1, *(math.ceil(model.nodes[-1]) for model in models), 0)
+        deepest = fits.shape[1] - 1
+        # Where drafts branch, what a model-free drafter knows may stand beside all of a model's nodes.
+        most = max([deepest, *(math.ceil(one.nodes[-1]) + deepest for one in models if one.side_nodes)])
         tokens = size + np.arange(1.0 + len(signals.rows) * most)
         verify = cost.verify_curve(size, tokens, context, optimistic=True)
         return cls(
