@@ -26,6 +26,8 @@ from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.small_pass import SmallPass
 from adaptspec.models.weights import DecoderWeights
 
+GROUPED = 4  # rows from which one call of attention is faster than one each
+
 
 class Decoder:
     """A Llama, Mistral, Qwen2 or Qwen3 model with its cache; satisfies `Runner`."""
@@ -57,7 +59,7 @@ class Decoder:
             self._cache.require(row, start + count)
             spans.append(Span(row, start, start + count, own))
         groups = None
-        if len(spans) > 1 and self._cache.in_place and self.device.type == "cpu":
+        if len(spans) >= GROUPED and self._cache.in_place and self.device.type == "cpu":
             groups = group_rows(self._cache, spans, packed.wanted.tolist())
         logits = self._run(packed, spans, groups)
         if groups is not None and len(groups) < len(spans) and not _finite(logits):

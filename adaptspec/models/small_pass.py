@@ -54,8 +54,8 @@ class SmallPass:
         widths = (config.hidden, config.hidden, (heads.query + 2 * heads.kv) * heads.dim, 2 * config.mlp, config.mlp)
         self._memory = [torch.empty(MOST, width) for width in widths]
         self._buffers: dict[int, _Buffers] = {}
-        # Packed queries and `_Row.folded` of a row that is alone, by their number.
-        self._queries: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        # Packed queries and `_Row.folded`, by their first token and their number.
+        self._queries: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._masks: dict[int, torch.Tensor] = {}  # by width [group * width, _MASKED], of which a pass takes the end
 
     @staticmethod
@@ -111,21 +111,26 @@ class SmallPass:
         shifts = np.repeat([self._cache.first_slot(span.row) for span in spans], [span.size for span in spans])
         return self._rotations[positions(spans)], places + shifts
 
-    def _attention(self, spans: Sequence[Span], groups: Sequence[Sequence[int]] | None) -> _Row | InPlaceAttention:
-        if len(spans) > 1:
+    def _attention(
+        self, spans: Sequence[Span], groups: Sequence[Sequence[int]] | None
+    ) -> _Row | _Rows | InPlaceAttention:
+        if groups is not None:
             tokens = sum(span.size for span in spans)
             return InPlaceAttention(
                 self._cache, AttentionMetadata(self._heads, spans, None, groups), self._memory[2][:tokens]
             )
-        span = spans[0]
-        queries = self._queries.get(span.size)
-        if queries is None:
-            queries = self._queries[span.size] = self._queries_of(span.size)
-        mask = None if span.size == 1 and span.seen is None else self._mask(span)
-        return _Row(self._heads, *queries, mask, *self._cache.views(span.row, 0, span.end))
+        first, rows = 0, []
+        for span in spans:
+            queries = self._queries.get((first, span.size))
+            if queries is None:
+                queries = self._queries[first, span.size] = self._queries_of(first, span.size)
+            mask = None if span.size == 1 and span.seen is None else self._mask(span)
+            rows.append(_Row(self._heads, *queries, mask, *self._cache.views(span.row, 0, span.end)))
+            first += span.size
+        return rows[0] if len(rows) == 1 else _Rows(rows)
 
-    def _queries_of(self, size: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        packed = self._memory[2][:size, : self._heads.query * self._heads.dim].unsqueeze(0)
+    def _queries_of(self, first: int, size: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        packed = self._memory[2][first : first + size, : self._heads.query * self._heads.dim].unsqueeze(0)
         return packed, fold(packed, self._heads) if size == 1 or self._heads.group == 1 else None
 
     def _mask(self, span: Span) -> torch.Tensor:
@@ -181,6 +186,15 @@ class _Row(NamedTuple):
         out = F.scaled_dot_product_attention(folded, keys[layer], values[layer], attn_mask=mask)
         size = packed.shape[1]
         return out.reshape(1, -1) if size == 1 else out.transpose(1, 2).reshape(size, -1)
+
+
+class _Rows(NamedTuple):
+    """A few rows, one after another."""
+
+    rows: Sequence[_Row]
+
+    def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        return torch.cat([row(layer, queries) for row in self.rows])
 
 
 def _project(layer: LayerWeights, buffers: _Buffers, rotations: npt.NDArray[np.complex64]) -> None:
