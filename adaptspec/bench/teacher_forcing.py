@@ -14,7 +14,7 @@ import torch
 
 from adaptspec.decision_tables import TreeTable
 from adaptspec.drafters import states_confidence
-from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter, ModelFreeDrafter, RowStart
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter, ModelFreeDrafter, Observing, RowStart
 from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft
 from adaptspec.models.processors import Paths, SamplingRow
@@ -49,7 +49,8 @@ class Judge:
     def __init__(self, target: Runner, drafters: Sequence[Drafter], *, history: bool = True) -> None:
         """With `history`, drafters that learn from other requests go by those of the same temperature judged before."""
         self._target = target
-        self._drafters = tuple(drafters)
+        # What a drafter learns of passes with its own nodes, no text tells.
+        self._drafters = tuple(drafter for drafter in drafters if not isinstance(drafter, Observing))
         self._history = history
 
     @torch.inference_mode()
