@@ -51,6 +51,17 @@ class FedNodes(NamedTuple):
         return path
 
 
+def best_nodes(main: list[int], chances: Sequence[float], most: int) -> list[int]:
+    """The main chain, then the likeliest others of all nodes, `most` of them together; of equals the first.
+
+    A node is no likelier than its parent, and has a higher number, so that none comes before it or stays without it.
+    """
+    chain = set(main)
+    others = [number for number in range(len(chances)) if number not in chain]
+    others.sort(key=lambda number: -chances[number])
+    return main + others[: max(most - len(main), 0)]
+
+
 class RowTree:
     """One row's nodes, in the order they were drafted in. Number -1 stands for its newest token."""
 
@@ -105,14 +116,8 @@ class RowTree:
         return self.stop is None or self.stop.goes(steps, self.confidence[self.main[-1]], self.entropy[self.main[-1]])
 
     def best(self) -> list[int]:
-        """What is submitted: the main chain, then the likeliest others within the ceiling, parents first.
-
-        A node is no likelier than its parent, and comes later, so that no child stays without one.
-        """
-        main = set(self.main)
-        others = [number for number in range(len(self.tokens)) if number not in main]
-        others.sort(key=lambda number: -self.chance[number])
-        return self.main + others[: max(self.most - len(self.main), 0)]
+        """What is submitted."""
+        return best_nodes(self.main, self.chance, self.most)
 
     def path(self, number: int) -> list[int]:
         """The tokens up to a node, itself last."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptspec.decision_tables import TreeTable
+from adaptspec.drafting.tree_growth import best_nodes
 from adaptspec.models.draft import Draft
 from adaptspec.types import IntArray, Tree
 
@@ -91,13 +92,8 @@ class _Row:
             self.main = list(range(int(free.chain[row])))
 
     def best(self) -> list[int]:
-        """The main chain, and the likeliest others within the ceiling: of equals the first, so no node comes before its
-        parent, which is as likely.
-        """
-        main = set(self.main)
-        beside = [number for number in range(len(self.tokens)) if number not in main]
-        beside.sort(key=lambda number: -self._chance[number])
-        return self.main + beside[: max(int(self._table.nodes[self.row]) - len(self.main), 0)]
+        """What is submitted."""
+        return best_nodes(self.main, self._chance, int(self._table.nodes[self.row]))
 
     def _add_first(self, node: _Node, owner: int) -> None:
         chance = 1.0
