@@ -207,7 +207,7 @@ class EngineCore:
             if sequence.finish is not None:
                 continue  # nothing can be drawn for it
             places, length = verdict.places(i), sequence.length
-            by = self._proposers(i, places, decision, draft)
+            by = self._proposers(i, places, decision, draft) if sequence.request.speculation.provenance else ()
             try:
                 gained = sequence.commit(verdict.kept(draft, i), now, by)
             except Exception as error:  # noqa: BLE001 - its own text is at fault; the others' is not
@@ -225,8 +225,10 @@ class EngineCore:
     def _proposers(self, row: int, places: list[int], decision: Decision, draft: Draft) -> list[str]:
         """Names of the drafters whose tokens stay, one for each."""
         names = self.executor.drafters
-        if draft.tree is None or not places:
-            return [names[int(decision.drafter[row])]] * len(places) if places else []
+        if not places:
+            return []
+        if draft.tree is None:
+            return [names[int(decision.drafter[row])]] * len(places)
         return [names[which] for which in draft.tree.drafters[row, places].tolist()]
 
     def _record(
