@@ -21,7 +21,7 @@ from adaptspec.models.attention import (
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.in_place_attention import InPlaceAttention, group_rows
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.layers import Norm, float32_logits, rotations
+from adaptspec.models.layers import Norm, rotations
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.small_pass import SmallPass
 from adaptspec.models.weights import DecoderWeights
@@ -82,14 +82,14 @@ class Decoder:
         hidden = weights.embedding.index_select(0, torch.from_numpy(packed.tokens).to(self.device))
         plan = PassPlan(self._config, self._cache, spans, self._rotations, hidden, groups=groups)
         for i, layer in enumerate(weights.layers):
-            attended = plan.attend(i, layer.qkv.of(layer.attention_norm(hidden)), layer.qk_norm)
+            attended = plan.attend(i, layer.qkv(layer.attention_norm(hidden)), layer.qk_norm)
             if i + 1 == len(weights.layers):
                 # Once the last keys and values are cached only wanted tokens matter: the rest of a prompt stops here.
                 hidden, attended = plan.pick(packed.wanted.tolist(), hidden, attended)
             hidden = layer.output.add_to(hidden, attended)
-            gate, up = layer.gate_up.of(layer.mlp_norm(hidden)).chunk(2, -1)
+            gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, -1)
             hidden = layer.down.add_to(hidden, F.silu(gate).mul_(up))
-        return float32_logits(weights.norm(hidden), weights.head)
+        return weights.head.logits(weights.norm(hidden))
 
 
 def _finite(logits: torch.Tensor) -> bool:

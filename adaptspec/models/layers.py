@@ -15,7 +15,8 @@ from adaptspec.errors import ModelError
 from adaptspec.models.config import RopeConfig
 
 WIDENED = 2**20  # weights at a time: 4 MiB in float32, which a CPU's cache holds
-FEW, SMALL = 3, 2**19  # rows, and multiplications: from here on a product gains by oneDNN
+# Multiplications from which on a product of several tokens gains by oneDNN, and weights from which on that of one does.
+SMALL, LARGE = 2**19, 2**21
 ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 Norm = Callable[[torch.Tensor], torch.Tensor]
@@ -66,55 +67,67 @@ class LengthNorm:
         return normed if self.scale is None else normed.mul_(self.scale)
 
 
-def product(
-    x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """`x` [N, in] times `matrix` [in, out], plus `bias`; into `out` if given."""
-    if _onednn_pays(x, matrix):
-        result = _onednn(x, matrix, bias)
-        return result if out is None else out.copy_(result)
-    if bias is None:
-        return torch.mm(x, matrix) if out is None else torch.mm(x, matrix, out=out)
-    return torch.addmm(bias, x, matrix) if out is None else torch.addmm(bias, x, matrix, out=out)
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """x weight + bias, by whichever library is faster for the size of the product.
 
-
-def add_product(total: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Add the product to `total` [N, out], in place."""
-    if _onednn_pays(x, matrix):
-        return total.add_(_onednn(x, matrix, bias))
-    total = total.addmm_(x, matrix)
-    return total if bias is None else total.add_(bias)
-
-
-def _onednn_pays(x: torch.Tensor, matrix: torch.Tensor) -> bool:
-    """Whether oneDNN is faster than torch's own BLAS, which does not use all of an AMD processor: half the time.
-
-    A call costs some 12 us more, which few tokens or a small matrix do not earn back; and it needs dense matrices.
+    oneDNN takes half the time of torch's own BLAS on an AMD processor, and with a matrix laid out in its blocks two to
+    eight tokens cost little more than one. But a call takes some 12 us more, which a small product does not earn back.
     """
-    return (
-        x.shape[0] >= FEW
-        and x.numel() * matrix.shape[1] >= SMALL
-        and x.dtype == torch.float32
-        and x.is_cpu
-        and x.is_contiguous()
-        and (matrix.is_contiguous() or matrix.t().is_contiguous())
-        and ONEDNN
-    )
 
+    weight: torch.Tensor | None  # [in, out]; None where every product is oneDNN's
+    blocks: torch.Tensor | None  # [out, in] as oneDNN reads it; None where it has no part
+    bias: torch.Tensor | None  # [out]
 
-def _onednn(x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, matrix.t(), bias, "none", [], "")
-    return result
+    @staticmethod
+    def of(weight: torch.Tensor, bias: torch.Tensor | None = None, *, copied: bool = True) -> Linear:
+        """`weight` [in, out], of which only a small one is kept in both forms.
+
+        Where it may not be `copied`, it is the transpose of a contiguous matrix, which oneDNN reads as it is.
+        """
+        if not (ONEDNN and weight.is_cpu and weight.dtype == torch.float32):
+            return Linear(weight, None, bias)
+        stored = weight.t()
+        blocks = torch.ops.mkldnn._reorder_linear_weight(stored.contiguous()) if copied else stored
+        return Linear(weight if weight.numel() < LARGE else None, blocks, bias)
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[N, out] of `x` [N, in], into `out` if given."""
+        weight = self.weight
+        if weight is None or self._onednn_pays(x):
+            result = self._onednn(x)
+            return result if out is None else out.copy_(result)
+        return torch.mm(x, weight, out=out) if self.bias is None else torch.addmm(self.bias, x, weight, out=out)
+
+    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The same, added to `total` [N, out] in place."""
+        weight = self.weight
+        if weight is None or self._onednn_pays(x):
+            return total.add_(self._onednn(x))
+        total = total.addmm_(x, weight)
+        return total if self.bias is None else total.add_(self.bias)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, out] in float32, whatever `hidden` [N, in] is in."""
+        if hidden.dtype == torch.float32:
+            return self(hidden)
+        assert self.weight is not None
+        return float32_logits(hidden, self.weight)
+
+    def _onednn_pays(self, x: torch.Tensor) -> bool:
+        return x.shape[0] > 1 and self.blocks is not None and x.numel() * self.blocks.shape[0] >= SMALL
+
+    def _onednn(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.blocks, self.bias, "none", [], "")
+        return result
 
 
 def float32_logits(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-    """`hidden` [N, dim] times `head` [dim, vocab] in float32, whatever they are in.
+    """`hidden` [N, dim] times `head` [dim, vocab] in float32 where both are in 16 bits.
 
     On a CPU, where torch has no such product of 16-bit numbers, the head is widened piece by piece, which takes least
     time if it is the transpose of a contiguous matrix.
     """
-    if hidden.dtype == torch.float32:
-        return product(hidden, head)
     if hidden.device.type == "cuda":
         return torch.mm(hidden, head, out_dtype=torch.float32)
     wide = hidden.float()

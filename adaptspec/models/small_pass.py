@@ -29,7 +29,7 @@ from adaptspec.models.attention import (
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.in_place_attention import InPlaceAttention
 from adaptspec.models.kv_cache import KVCache
-from adaptspec.models.layers import LengthNorm, product
+from adaptspec.models.layers import LengthNorm
 from adaptspec.models.weights import DecoderWeights, LayerWeights
 from adaptspec.types import IntArray
 
@@ -98,7 +98,7 @@ class SmallPass:
                 layer.output.add_to(buffers.hidden_tensor, attention(i, buffers.queries_tensor))
                 _transform(layer, buffers)
         _unit(buffers, self._weights.norm)
-        return product(_last(buffers, spans, wanted), self._weights.head)
+        return self._weights.head(_last(buffers, spans, wanted))
 
     def _places(self, spans: Sequence[Span]) -> tuple[npt.NDArray[np.complex64], slice | IntArray]:
         """How the tokens are rotated [N, 1, head_dim / 2], and where in the cache they go."""
@@ -200,7 +200,7 @@ class _Rows(NamedTuple):
 def _project(layer: LayerWeights, buffers: _Buffers, rotations: npt.NDArray[np.complex64]) -> None:
     """Queries, keys and values of the hidden states; the first two normalised and rotated."""
     _unit(buffers, layer.attention_norm)
-    layer.qkv.of(buffers.normed_tensor, out=buffers.qkv_tensor)
+    layer.qkv(buffers.normed_tensor, out=buffers.qkv_tensor)
     if layer.qk_norm is not None:
         buffers.heads_tensor.copy_(layer.qk_norm(buffers.heads_tensor))
     np.multiply(buffers.pairs, rotations, out=buffers.pairs)
@@ -208,7 +208,7 @@ def _project(layer: LayerWeights, buffers: _Buffers, rotations: npt.NDArray[np.c
 
 def _transform(layer: LayerWeights, buffers: _Buffers) -> None:
     _unit(buffers, layer.mlp_norm)
-    layer.gate_up.of(buffers.normed_tensor, out=buffers.gate_up_tensor)
+    layer.gate_up(buffers.normed_tensor, out=buffers.gate_up_tensor)
     active = np.exp(-buffers.gate)
     active += 1.0
     np.divide(buffers.gate, active, out=active)

@@ -1,8 +1,7 @@
-"""The weights of a decoder as its forward pass wants them: fused, permuted for RoPE, laid out for `mm`.
+"""The weights of a decoder as its forward pass wants them: fused, permuted for RoPE, laid out for products.
 
-Every matrix is [in, out] and contiguous: on CPU that is up to twice as fast for a few tokens as the stored
-[out, in]. Query and key dimensions are reordered so that RoPE's pairs lie next to each other (see `rotations`), and a
-norm's weight is multiplied into the matrix behind it where that saves time.
+Query and key dimensions are reordered so that RoPE's pairs lie next to each other (see `rotations`), and a norm's
+weight is multiplied into the matrix behind it where that saves time.
 """
 
 from __future__ import annotations
@@ -17,26 +16,10 @@ from safetensors import SafetensorError, safe_open
 
 from adaptspec.errors import ModelError
 from adaptspec.models.config import DecoderConfig
-from adaptspec.models.layers import Norm, add_product, product, rms_norm, rms_norm_into
+from adaptspec.models.layers import Linear, Norm, rms_norm, rms_norm_into
 from adaptspec.models.model_files import weight_files
 
 HEAD_COPY_LIMIT = 64 * 2**20  # bytes: beyond this a tied head shares memory with the embedding instead
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """x weight + bias; `weight` is [in, out], `bias` [out]."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def of(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[N, out] of `x` [N, in]."""
-        return product(x, self.weight, self.bias, out)
-
-    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The same, added to `total` in place."""
-        return add_product(total, x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +37,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """A whole decoder: `embedding` is [vocab, hidden], `head` [hidden, vocab]."""
+    """A whole decoder: `embedding` is [vocab, hidden], `head` gives vocab numbers."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     norm: Norm
-    head: torch.Tensor
+    head: Linear
     parameters: int
 
 
@@ -70,14 +53,13 @@ def load_weights(folder: Path, config: DecoderConfig, dtype: torch.dtype, device
     embedding = reader.take("model.embed_tokens.weight", table)
     layers = tuple(_layer(reader, config, f"model.layers.{i}.") for i in range(config.layers))
     head = (embedding if config.tied else reader.take("lm_head.weight", table)).t()
-    if _copies_head(head, config.tied):
+    copied = _copies_head(head, config.tied)
+    if copied:
         head = head.contiguous()
-        norm = reader.norm("model.norm.weight", head)
-    else:
-        norm = reader.norm("model.norm.weight")
+    norm = reader.norm("model.norm.weight", head if copied else None)
     # Old checkpoints store the rotary frequencies, and some a copy of a tied head.
     reader.finish(["rotary_emb.inv_freq", *(["lm_head.weight"] if config.tied else [])])
-    return DecoderWeights(embedding, layers, norm, head, reader.parameters)
+    return DecoderWeights(embedding, layers, norm, Linear.of(head, copied=copied), reader.parameters)
 
 
 def _copies_head(head: torch.Tensor, tied: bool) -> bool:
@@ -91,17 +73,17 @@ def _layer(reader: _Reader, config: DecoderConfig, prefix: str) -> LayerWeights:
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     qkv_parts = {f"{attention}q_proj": q, f"{attention}k_proj": kv, f"{attention}v_proj": kv}
-    qkv = reader.linear(qkv_parts, config.hidden, config.qkv_bias, rotated=2)
+    qkv, qkv_bias = reader.fused(qkv_parts, config.hidden, config.qkv_bias, rotated=2)
     gate_up_parts = {f"{mlp}gate_proj": config.mlp, f"{mlp}up_proj": config.mlp}
-    gate_up = reader.linear(gate_up_parts, config.hidden, config.mlp_bias)
+    gate_up, gate_up_bias = reader.fused(gate_up_parts, config.hidden, config.mlp_bias)
     return LayerWeights(
-        attention_norm=reader.norm(prefix + "input_layernorm.weight", qkv.weight),
-        qkv=qkv,
+        attention_norm=reader.norm(prefix + "input_layernorm.weight", qkv),
+        qkv=Linear.of(qkv, qkv_bias),
         qk_norm=reader.head_norm(attention) if config.qk_norm else None,
-        output=reader.linear({f"{attention}o_proj": config.hidden}, q, config.output_bias),
-        mlp_norm=reader.norm(prefix + "post_attention_layernorm.weight", gate_up.weight),
-        gate_up=gate_up,
-        down=reader.linear({f"{mlp}down_proj": config.hidden}, config.mlp, config.mlp_bias),
+        output=Linear.of(*reader.fused({f"{attention}o_proj": config.hidden}, q, config.output_bias)),
+        mlp_norm=reader.norm(prefix + "post_attention_layernorm.weight", gate_up),
+        gate_up=Linear.of(gate_up, gate_up_bias),
+        down=Linear.of(*reader.fused({f"{mlp}down_proj": config.hidden}, config.mlp, config.mlp_bias)),
     )
 
 
@@ -144,12 +126,14 @@ class _Reader:
             listed = ", ".join(extra[:3]) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
             raise ModelError(f"{self._folder}: config.json does not account for {listed}; is model_type right?")
 
-    def linear(self, modules: dict[str, int], width: int, biased: bool, rotated: int = 0) -> Linear:
-        """Modules (name: outs) stored as [out, in], side by side; the first `rotated` are permuted for RoPE."""
+    def fused(
+        self, modules: dict[str, int], width: int, biased: bool, rotated: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight [in, out] and bias of modules (name: outs) side by side; the first `rotated` are permuted for RoPE."""
         weights = [self.take(f"{name}.weight", (out, width)) for name, out in modules.items()]
         biases = [self.take(f"{name}.bias", (out,)) for name, out in modules.items()] if biased else []
         weight = self._fuse(weights, rotated).t().contiguous()
-        return Linear(weight, self._fuse(biases, rotated) if biased else None)
+        return weight, self._fuse(biases, rotated) if biased else None
 
     def norm(self, name: str, matrix: torch.Tensor | None = None) -> Norm:
         """A norm over the residual stream; if only `matrix` reads it, that may take over its weight."""

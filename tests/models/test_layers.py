@@ -87,11 +87,6 @@ def test_products_of_16_bit_numbers_keep_what_float32_holds(
     assert (logits - exact).norm() * 100 < (exact.to(dtype) - exact).norm()
 
 
-def test_products_of_float32_are_plain_products() -> None:
-    states, weights = drawn(torch.float32)
-    assert torch.equal(float32_logits(states, weights), torch.mm(states, weights))
-
-
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_head_with_a_bias_and_states_of_any_shape(dtype: torch.dtype) -> None:
     linear = torch.nn.Linear(48, 300, dtype=dtype)
@@ -187,19 +182,22 @@ def test_a_scaling_without_its_numbers_says_which() -> None:
         inverse_frequencies(read_rope(BASE | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}), 8)
 
 
-@pytest.mark.parametrize("stored", [False, True], ids=["in by out", "as stored"])
-@pytest.mark.parametrize("rows", [1, layers.FEW, 40])
-def test_products_of_all_sizes_are_the_same_product(rows: int, stored: bool) -> None:
+@pytest.mark.parametrize("copied", [True, False], ids=["copied", "as stored"])
+@pytest.mark.parametrize("width", [256, 2304], ids=["kept in both forms", "in blocks only"])
+@pytest.mark.parametrize("rows", [1, 2, 40])
+def test_products_of_all_sizes_are_the_same_product(rows: int, width: int, copied: bool) -> None:
     """Whichever library multiplies: with and without bias, alone, into memory, and onto a sum."""
     torch.manual_seed(0)
-    x, bias, total = torch.randn(rows, 256), torch.randn(1024), torch.randn(rows, 1024)
-    matrix = torch.randn(1024, 256).t() if stored else torch.randn(256, 1024)
+    x, bias, total = torch.randn(rows, width), torch.randn(1024), torch.randn(rows, 1024)
+    matrix = torch.randn(1024, width).t()
     exact = x.double() @ matrix.double()
     out = torch.empty(rows, 1024)
     for own, more in ((None, 0), (bias, bias)):
+        linear = layers.Linear.of(matrix, own, copied=copied)
+        assert (linear.weight is None) == (matrix.numel() >= layers.LARGE)
         tolerance = {"atol": 1e-3, "rtol": 0.0, "check_dtype": False}
-        torch.testing.assert_close(layers.product(x, matrix, own), exact + more, **tolerance)
-        assert layers.product(x, matrix, own, out=out) is out
+        torch.testing.assert_close(linear(x), exact + more, **tolerance)
+        torch.testing.assert_close(linear.logits(x), exact + more, **tolerance)
+        assert linear(x, out=out) is out
         torch.testing.assert_close(out, exact + more, **tolerance)
-        onto = layers.add_product(total.clone(), x, matrix, own)
-        torch.testing.assert_close(onto, exact + more + total, **tolerance)
+        torch.testing.assert_close(linear.add_to(total.clone(), x), exact + more + total, **tolerance)

@@ -20,6 +20,7 @@ def test_queries_and_keys_are_reordered_in_pairs_and_values_are_not(make_model: 
     config = read_decoder_config(read_json(path / CONFIG))
     layer = load_weights(path, config, torch.bfloat16, CPU).layers[0]
     query, key, value = (stored[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv")
+    assert layer.qkv.weight is not None
     fused = layer.qkv.weight.t().split([32, 16, 16])
     pairs = [0, 4, 1, 5, 2, 6, 3, 7]  # of a head of 8 dimensions
     assert torch.equal(fused[0].view(4, 8, -1), query.view(4, 8, -1)[:, pairs])
@@ -34,5 +35,8 @@ def test_a_tied_head_is_the_embedding(make_model: MakeModel) -> None:
     path = make_model("llama")
     config = read_decoder_config(read_json(path / CONFIG))
     weights = load_weights(path, config, torch.bfloat16, CPU)
-    assert torch.equal(weights.head, weights.embedding.t())
-    assert weights.layers[1].down.weight.dtype == torch.bfloat16
+    assert weights.head.weight is not None
+    assert torch.equal(weights.head.weight, weights.embedding.t())
+    down = weights.layers[1].down.weight
+    assert down is not None
+    assert down.dtype == torch.bfloat16
