@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rows import total
 from adaptspec.control.tasks import OTHER
-from adaptspec.engine.executor import Executor, Kept
+from adaptspec.engine.executor import Executor, Kept, Pending
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.scheduler import Batch, Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
@@ -85,30 +86,27 @@ class EngineCore:
         self._timer = timer
         self._clock = clock
         self._number = 0
+        self._flight: _Flight | None = None
         self._outbox: list[Delta] = []
         self._told_full = False  # that there is no room for more tasks
 
     @torch.inference_mode()
     def step(self) -> list[Delta]:
-        """One round: what each request gained, in no particular order."""
-        clock = _Clock(self._timer)
-        batch = self.scheduler.next_batch()
-        signals = self._signals(batch)
-        decision = self._decide(signals)
-        clock.lap("decide")
-        draft = self.executor.draft(batch, decision)
-        clock.lap("draft")
-        verdict = self.executor.verify(batch, draft)
-        clock.lap("verify")
-        emitted = self._commit(batch, decision, draft, verdict)
-        clock.lap("commit")
-        record = self._record(batch, signals, decision, draft, verdict, emitted=emitted, clock=clock)
-        self._report(self.controller.learn, record)
-        return self._tell(batch, record)
+        """One round: what each request gained, in no particular order.
+
+        Where rounds run by themselves, the next one is launched before the text of this one is read.
+        """
+        flight, self._flight = self._flight or self._launch(), None
+        if flight is None:
+            return self._collect()
+        landed = self._land(flight)
+        if self.executor.overlaps:
+            self._flight = self._launch()
+        return self._tell(landed)
 
     @property
     def idle(self) -> bool:
-        return self.scheduler.idle
+        return self.scheduler.idle and self._flight is None
 
     def check(self, request: Request) -> None:
         """Refuse what cannot be served; touches no state, so any thread may call it.
@@ -155,7 +153,7 @@ class EngineCore:
         for sequence in ran:
             if sequence.finish is not None:  # it ended in this very round, before something failed
                 self._end(sequence, sequence.finish, sequence.error)
-        culprit = self.scheduler.failed()
+        self._flight, culprit = None, self.scheduler.failed()
         if not ran and self.scheduler.waiting:
             culprit = self.scheduler.waiting[0]  # it could not even be admitted
         if culprit is not None:
@@ -198,29 +196,67 @@ class EngineCore:
             nothing = np.zeros(signals.batch_size, dtype=np.int64)
             return Decision(nothing, nothing + int(Reason.GUARD), nothing)
 
-    def _commit(self, batch: Batch, decision: Decision, draft: Draft, verdict: VerifyResult) -> IntArray:
-        """Append what was accepted and roll the caches back to it. Tokens emitted [B] by the decoding rows."""
+    def _launch(self) -> _Flight | None:
+        """Begin a round; None if nobody can run before texts are read."""
+        clock = _Clock(self._timer)
+        batch = self.scheduler.next_batch()
+        if not batch.decoding and not batch.chunks:
+            return None
+        signals = self._signals(batch)
+        decision = self._decide(signals)
+        clock.lap("decide")
+        pending = self.executor.launch(batch, decision)
+        clock.lap("draft")
+        return _Flight(batch, signals, decision, pending, clock)
+
+    def _land(self, flight: _Flight) -> _Landed:
+        """End it: append what was accepted and roll the caches back to it. The next may begin then."""
+        batch, decision = flight.batch, flight.decision
+        gone = [sequence.finish is not None for sequence in batch.emitting]  # while the round ran
+        draft, verdict = self.executor.finish(flight.pending)
+        flight.clock.lap("verify")
         now, size = self._clock(), len(batch.decoding)
-        emitted, drafted = np.zeros(size, dtype=np.int64), draft.depths
+        taken: list[int] = []
         kept: list[Kept] = []
         for i, sequence in enumerate(batch.emitting):
             if sequence.finish is not None:
-                continue  # nothing can be drawn for it
+                continue  # it has gone, or nothing can be drawn for it
             places, length = verdict.places(i), sequence.length
             by = self._proposers(i, places, decision, draft) if sequence.request.speculation.provenance else ()
             try:
-                gained = sequence.commit(verdict.kept(draft, i), now, by)
+                sequence.take(verdict.kept(draft, i), now, by)
             except Exception as error:  # noqa: BLE001 - its own text is at fault; the others' is not
-                _log.exception("the tokens of %s could not be committed", sequence.request.id)
-                sequence.fail(f"{type(error).__name__}: {error}")
+                self._fail(sequence, error)
                 continue
+            taken.append(i)
             if i < size:
-                emitted[i] = gained
-                sequence.count_round(int(drafted[i]), min(len(places), gained), int(draft.counts[i]))
                 # A drafter may have read on though all it drafted was cut: what was asked for tells, not what is left.
                 kept.append(Kept(sequence, length, places, int(decision.drafter[i]) if decision.depths[i] else -1))
         self.executor.keep(kept)
+        flight.clock.lap("commit")
+        there = np.flatnonzero(np.logical_not(gone[:size])) if any(gone[:size]) else None
+        return _Landed(flight, draft, verdict, taken, there)
+
+    def _read(self, landed: _Landed) -> IntArray:
+        """Make text of what the round brought. Tokens emitted [B] by the decoding rows."""
+        batch, draft = landed.flight.batch, landed.draft
+        emitted, drafted = np.zeros(len(batch.decoding), dtype=np.int64), draft.depths
+        for i in landed.taken:
+            sequence = batch.emitting[i]
+            try:
+                gained = sequence.read()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fail(sequence, error)
+                continue
+            if i < len(emitted):
+                emitted[i] = gained
+                accepted = min(int(landed.verdict.accepted[i]), gained)
+                sequence.count_round(int(drafted[i]), accepted, int(draft.counts[i]))
         return emitted
+
+    def _fail(self, sequence: Seq, error: Exception) -> None:
+        _log.exception("the tokens of %s could not be committed", sequence.request.id)
+        sequence.fail(f"{type(error).__name__}: {error}")
 
     def _proposers(self, row: int, places: list[int], decision: Decision, draft: Draft) -> list[str]:
         """Names of the drafters whose tokens stay, one for each."""
@@ -231,22 +267,13 @@ class EngineCore:
             return [names[int(decision.drafter[row])]] * len(places)
         return [names[which] for which in draft.tree.drafters[row, places].tolist()]
 
-    def _record(
-        self,
-        batch: Batch,
-        signals: BatchSignals,
-        decision: Decision,
-        draft: Draft,
-        verdict: VerifyResult,
-        *,
-        emitted: IntArray,
-        clock: _Clock,
-    ) -> RoundRecord:
+    def _record(self, landed: _Landed, emitted: IntArray) -> RoundRecord:
+        (batch, signals, decision, _, clock), draft, verdict, _, there = landed
         self._number += 1
         size, prefill, scores = len(emitted), batch.prefill_tokens, verdict.temperature_scores
         deepest = draft.tokens.shape[1] if draft.tree is None else int(draft.chain.max(initial=0))
         shadow_drafted, shadow = self.executor.shadows(batch, decision, signals.context) or (None, None)
-        return RoundRecord(
+        record = RoundRecord(
             number=self._number,
             request_ids=tuple(s.request.id for s in batch.decoding),
             rows=signals.rows,
@@ -278,15 +305,18 @@ class EngineCore:
             stated=signals.stated,
             temperature_scores=None if scores is None else scores[:size],
         )
+        return record if there is None else record.take(there)
 
-    def _tell(self, batch: Batch, record: RoundRecord) -> list[Delta]:
-        """Tell sinks of the round, and hand out what requests have gained."""
+    def _tell(self, landed: _Landed) -> list[Delta]:
+        """Read the round's text, tell the controller and sinks of it, and hand out what requests have gained."""
+        record = self._record(landed, self._read(landed))
+        self._report(self.controller.learn, record)
         for sink in self._sinks:
             self._report(sink.emit, record)
-        for sequence in batch.emitting:
+        for sequence in landed.flight.batch.emitting:
             if sequence.finish is None:
                 self._outbox.append(sequence.delta())
-            else:
+            elif not sequence.over:
                 self._end(sequence, sequence.finish, sequence.error)
         self.scheduler.went_well()
         return self._collect()
@@ -311,8 +341,9 @@ class EngineCore:
         return self._collect()
 
     def _end(self, sequence: Seq, finish: FinishReason, error: str | None = None) -> None:
-        sequence.finish, sequence.error = finish, error
+        sequence.finish, sequence.error, sequence.over = finish, error, True
         try:
+            sequence.read()
             delta = sequence.delta()
             completion = sequence.completion(self._clock())
         except Exception as broken:  # noqa: BLE001 - it must leave, whatever became of its text
@@ -354,6 +385,30 @@ class EngineCore:
                 OTHER,
             )
         return OTHER
+
+
+class _Flight(NamedTuple):
+    """A round that runs."""
+
+    batch: Batch
+    signals: BatchSignals
+    decision: Decision
+    pending: Pending
+    clock: _Clock
+
+
+class _Landed(NamedTuple):
+    """A round whose tokens are there, but not its text.
+
+    `taken`: those of the emitting whose tokens were appended; `there`: the decoding rows whose request was still there
+    at its end (None: all).
+    """
+
+    flight: _Flight
+    draft: Draft
+    verdict: VerifyResult
+    taken: list[int]
+    there: IntArray | None
 
 
 class _Clock:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from adaptspec.control.policy import Decision
@@ -35,11 +36,28 @@ class Offers(NamedTuple):
     stated: FloatArray | None  # [drafters, B, depth]
 
 
+@dataclass(frozen=True)
+class Pending:
+    """A round that was launched: its drafts, as far as they are known yet."""
+
+    batch: Batch
+    draft: Draft
+
+
+class Outcome(NamedTuple):
+    """What a round has come to: the drafts of its E rows and how they were judged."""
+
+    draft: Draft
+    verdict: VerifyResult
+
+
 class Executor(Protocol):
     """Drafts and verifies for batches: B decoding rows first, then those whose prompt ends in this round, E in all.
 
-    All calls come from one thread, in the order of a round.
+    All calls come from one thread, in the order of a round; `launch` of the next may come right after `keep`.
     """
+
+    overlaps: bool  # whether a launched round runs by itself: the host has time for other work before `finish`
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -65,11 +83,11 @@ class Executor(Protocol):
     def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
         """What these drafters know they would draft now, asked for `most` within the limits; of others, nothing."""
 
-    def draft(self, batch: Batch, decision: Decision) -> Draft:
-        """Draft for the decoding rows; the others of the E have no tokens."""
+    def launch(self, batch: Batch, decision: Decision) -> Pending:
+        """Begin a round: draft for the decoding rows, or start to where rounds overlap."""
 
-    def verify(self, batch: Batch, draft: Draft) -> VerifyResult:
-        """Run the target over drafts and prompt chunks and judge the drafts, E rows.
+    def finish(self, pending: Pending) -> Outcome:
+        """End it: run the target over drafts and prompt chunks and judge the drafts.
 
         A sequence for which nothing can be drawn is failed; logprobs that it asked for are in `Seq.scored`.
         """

@@ -18,7 +18,7 @@ from adaptspec.drafters import states_confidence
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing, RowStart
 from adaptspec.drafting.isolated_drafter import IsolatedDrafter, isolated
 from adaptspec.drafting.united_drafts import united
-from adaptspec.engine.executor import Kept, Offers
+from adaptspec.engine.executor import Kept, Offers, Outcome, Pending
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft, NodeChoices
@@ -35,7 +35,9 @@ NOT_NUMBERS = "the model's scores for it were not numbers (NaN or infinite)"
 
 
 class ModelExecutor:
-    """An `Executor` over a target and drafters."""
+    """An `Executor` over a target and drafters: `launch` drafts, `finish` verifies."""
+
+    overlaps = False
 
     def __init__(self, target: Runner, drafters: Sequence[Drafter]) -> None:
         self.cache = target
@@ -88,8 +90,14 @@ class ModelExecutor:
                         line[: len(sure)] = sure
         return Offers(found, stated)
 
-    def draft(self, batch: Batch, decision: Decision) -> Draft:
-        """See `Executor.draft`. Rows of one drafter that are judged alike draft together."""
+    def launch(self, batch: Batch, decision: Decision) -> Pending:
+        return Pending(batch, self._draft(batch, decision))
+
+    def finish(self, pending: Pending) -> Outcome:
+        return Outcome(pending.draft, self._verify(pending.batch, pending.draft))
+
+    def _draft(self, batch: Batch, decision: Decision) -> Draft:
+        """Drafts of E rows. Rows of one drafter that are judged alike draft together."""
         emitting, tree = batch.emitting, decision.tree if self.cache.info.takes_trees else None
         free = None if tree is None or decision.union is None else self._beside(batch, decision, tree, decision.union)
         if some(decision.depths):
@@ -157,7 +165,7 @@ class ModelExecutor:
                     counts[i] = draft.chain[i]
         return draft if (counts == draft.counts).all() else draft.cut(counts)
 
-    def verify(self, batch: Batch, draft: Draft) -> VerifyResult:
+    def _verify(self, batch: Batch, draft: Draft) -> VerifyResult:
         logits, broken = zero_broken_logits(
             score_prompts(batch, self.cache.forward(_packed(batch, draft))), draft.counts
         )

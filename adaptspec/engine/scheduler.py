@@ -110,8 +110,8 @@ class Scheduler:
         chunks: list[Chunk] = []
         budget = self._prefill_tokens
         for sequence in list(self.running):
-            if sequence.row is None:
-                continue  # gave way to an older one a moment ago
+            if sequence.row is None or sequence.finish is not None:
+                continue  # gave way to an older one a moment ago, or only its text is still to be read
             cached = self._cache.length(sequence.row)
             missing = sequence.length - cached
             # The first token always comes from reading the prompt: no draft may delay it.

@@ -23,8 +23,10 @@ class Sequence:
     `row` is its place in every cache while it runs, None while it waits. `method` judges its drafts. Those of one
     `scope` may be drafted from each other's text; None: from its own alone.
     `end_tokens` end it. `constraint` is its grammar at work. `logprobs` and `prompt_logprobs` grow as tokens are
-    scored, if it asks for them.
+    scored, if it asks for them. It is `over` when its end has been told.
     """
+
+    over = False
 
     def __init__(
         self,
@@ -51,6 +53,8 @@ class Sequence:
         self.end_tokens = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos))
         self.sampling = SamplingRow(sampling, seed, self.tokens, len(request.prompt), eos, constraint)
         self._detokenizer = detokenizer
+        self._unread = len(self.tokens)  # the first token that is not in the text yet
+        self._drafters: SequenceOf[str] = ()  # of the tokens from there on, but for the last
         self._sent = 0
         self._prompt_told = False
         self.logprobs: list[TokenLogprob] = []
@@ -99,31 +103,55 @@ class Sequence:
         if self.timings.admitted is None:
             self.timings = replace(self.timings, admitted=now)
 
-    def commit(self, tokens: list[int], now: float, drafters: SequenceOf[str] = ()) -> int:
-        """Append the tokens of one round, up to the one that ends the request; return how many were emitted.
-
-        All but the last were proposed, by these `drafters`.
+    def take(self, tokens: list[int], now: float, drafters: SequenceOf[str] = ()) -> None:
+        """Append the tokens of one round, up to one that ends the request; all but the last were proposed, by these
+        `drafters`. The next round may begin; their text is not known before `read`.
         """
         if self.timings.first_token is None:
             self.timings = replace(self.timings, first_token=now)
+        self._drafters, before = drafters, self.emitted
         if not self.max_tokens:  # the prompt was to be read, and nothing else
             self.finish = FinishReason.LENGTH
-            return 0
-        gained = len(tokens)
-        for count, token in enumerate(tokens, start=1):
+            return
+        for token in tokens:
             self.tokens.append(token)
-            self._end_at(token)
-            if self._provenance is not None:
-                self._provenance.add(len(self._detokenizer.text), drafters[count - 1] if count < len(tokens) else None)
-            if self.finish is not None:
-                gained = count
+            if self._ends(token, self.emitted):
+                self.finish = FinishReason.LENGTH  # or STOP: `read` tells
                 break
+        gained = self.emitted - before
         self.logprobs += self.scored[:gained]
-        if self._prediction is not None:
-            self._prediction.read(self.tokens, len(self.tokens))
         if self.sampling.constraint is not None:
             self._keep_to(self.sampling.constraint, tokens[:gained])
+
+    def read(self) -> int:
+        """Make text of what was taken; return how many tokens of it are emitted. After a stop string nothing is."""
+        first, end = self._unread, len(self.tokens)
+        for place in range(first, end):
+            token, emitted = self.tokens[place], place + 1 - self.prompt_length
+            stops = self._stops(token, emitted)
+            if not stops:
+                stops = self._detokenizer.push(token, may_stop=emitted >= self.request.sampling.min_tokens)
+                if not stops and emitted >= self.max_tokens:
+                    stops = self._detokenizer.close()
+            if self._provenance is not None:
+                by = self._drafters[place - first] if place - first < len(self._drafters) else None
+                self._provenance.add(len(self._detokenizer.text), by)
+            if stops:
+                if self.finish in (None, FinishReason.LENGTH):
+                    self.finish = FinishReason.STOP
+                del self.tokens[place + 1 :], self.logprobs[emitted:]
+                break
+        gained, self._unread = len(self.tokens) - first, len(self.tokens)
+        if self._prediction is not None:
+            self._prediction.read(self.tokens, len(self.tokens))
         return gained
+
+    def _ends(self, token: int, emitted: int) -> bool:
+        """Whether nothing can follow a token with which so many are emitted."""
+        return emitted >= self.max_tokens or self._stops(token, emitted)
+
+    def _stops(self, token: int, emitted: int) -> bool:
+        return token in self.end_tokens and emitted >= self.request.sampling.min_tokens
 
     def _keep_to(self, constraint: Constraint, tokens: list[int]) -> None:
         constraint.commit(tokens)
@@ -146,13 +174,6 @@ class Sequence:
             timings=replace(self.timings, finished=now),
             error=error,
         )
-
-    def _end_at(self, token: int) -> None:
-        allowed = self.emitted >= self.request.sampling.min_tokens
-        if (allowed and token in self.end_tokens) or self._detokenizer.push(token, may_stop=allowed):
-            self.finish = FinishReason.STOP
-        elif self.emitted >= self.max_tokens:
-            self.finish = FinishReason.STOP if self._detokenizer.close() else FinishReason.LENGTH
 
     def count_round(self, drafted: int, accepted: int, nodes: int) -> None:
         """Note one decoding round for the request's statistics: of `drafted` tokens along the longest path and `nodes`

@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptspec.control.policy import Decision
 from adaptspec.control.rows import some
-from adaptspec.engine.executor import Kept, Offers
+from adaptspec.engine.executor import Kept, Offers, Outcome, Pending
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
@@ -38,7 +38,7 @@ class TapeSequence(Seq):
         self.timings = Timings(arrived=0.0, admitted=None, first_token=None, finished=0.0)
         self._prompt = int(tape.prompt_tokens[index])
         self._whole = int(tape.lengths[index])
-        self._emitted = emitted
+        self._emitted, self._gained = emitted, 0
         self._delta = Delta(request.id, "", ())
 
     @property
@@ -49,12 +49,14 @@ class TapeSequence(Seq):
     def emitted(self) -> int:
         return self._emitted
 
-    def commit(self, tokens: list[int], now: float, drafters: Sequence[str] = ()) -> int:  # noqa: ARG002
-        gained = min(len(tokens), self._whole - self._emitted)
-        self._emitted += gained
+    def take(self, tokens: list[int], now: float, drafters: Sequence[str] = ()) -> None:  # noqa: ARG002
+        self._gained = min(len(tokens), self._whole - self._emitted)
+        self._emitted += self._gained
         if self._emitted == self._whole:
             self.finish = FinishReason.LENGTH
-        return gained
+
+    def read(self) -> int:
+        return self._gained
 
     def count_round(self, drafted: int, accepted: int, nodes: int) -> None:
         """See `Sequence.count_round`; nobody reads it here."""
@@ -107,6 +109,7 @@ class TapeExecutor:
     """
 
     anticipating = ()
+    overlaps = False
 
     def __init__(
         self,
@@ -167,7 +170,7 @@ class TapeExecutor:
                 stated[which] = np.where(np.arange(most) < reach[:, None], sure, np.nan)
         return Offers(found, stated)
 
-    def draft(self, batch: Batch, decision: Decision) -> Draft:
+    def launch(self, batch: Batch, decision: Decision) -> Pending:
         self._slower, union = self._factors(), decision.union
         draft = self._drafted(decision, decision.drafter, decision.depths)
         if union is not None and decision.tree is not None and some(union.depths):
@@ -175,7 +178,7 @@ class TapeExecutor:
             free = self._drafted(beside, union.drafter, depths)
             draft = united_on_tape(draft, free, decision.tree, (decision.drafter, union.drafter))
         beyond = len(batch.emitting) - len(batch.decoding)
-        return _padded(draft, beyond) if beyond else draft
+        return Pending(batch, _padded(draft, beyond) if beyond else draft)
 
     def _drafted(self, decision: Decision, drafter: IntArray, depths: IntArray) -> Draft:
         """What these drafters draft for the decoding rows, this deep; the time passes."""
@@ -198,7 +201,8 @@ class TapeExecutor:
         owners = np.broadcast_to(drafter[:, None], whole.tokens.shape).copy()
         return replace(whole, tree=replace(whole.tree, drafters=owners))
 
-    def verify(self, batch: Batch, draft: Draft) -> VerifyResult:
+    def finish(self, pending: Pending) -> Outcome:
+        batch, draft = pending.batch, pending.draft
         size, costs = len(batch.decoding), self._costs
         tokens = size + int(draft.counts.sum()) + batch.prefill_tokens
         cached = float(self._context.sum()) if costs.per_cached_token else 0.0
@@ -208,9 +212,9 @@ class TapeExecutor:
             self.firsts += chunk.last
         if draft.tree is not None:
             accepted, path = right_path(draft)
-            return VerifyResult(accepted, np.zeros_like(accepted), path=path)
+            return Outcome(draft, VerifyResult(accepted, np.zeros_like(accepted), path=path))
         right = (draft.tokens >= RIGHT).sum(axis=1)
-        return VerifyResult(np.minimum(right, draft.counts), np.zeros_like(right))
+        return Outcome(draft, VerifyResult(np.minimum(right, draft.counts), np.zeros_like(right)))
 
     def keep(self, kept: Sequence[Kept]) -> None:
         by_drafter: dict[int, list[tuple[int, int]]] = {}

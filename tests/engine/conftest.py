@@ -80,6 +80,7 @@ def make_core(
     *,
     sinks: Sequence[Sink] = (),
     limits: EngineLimits = EngineLimits(max_rows=4, prefill_tokens=8),
+    executor: type[ModelExecutor] = ModelExecutor,
 ) -> EngineCore:
     """`policies` maps a name to a policy and its verification method; the first is the default."""
     controller = Controller(
@@ -90,7 +91,7 @@ def make_core(
     )
     methods = {name: TaskMethods(make_method(how)) for name, (_, how) in policies.items()}
     inputs = InputProcessor(target.info, tokenizer)
-    return EngineCore(ModelExecutor(target, drafters), controller, inputs, methods, sinks=sinks, limits=limits)
+    return EngineCore(executor(target, drafters), controller, inputs, methods, sinks=sinks, limits=limits)
 
 
 def run(core: EngineCore, requests: Sequence[Request]) -> dict[str, Completion]:

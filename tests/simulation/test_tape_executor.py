@@ -32,9 +32,11 @@ def executor(tape: Tape) -> TapeExecutor:
 def test_a_sequence_emits_what_was_recorded_and_no_more() -> None:
     one = sequence(one_request([1, 1, 0], prompt=8))
     assert (one.length, one.emitted, one.depth_limit) == (9, 1, 2)
-    assert one.commit([0, 0], 0.0) == 2
+    one.take([0, 0], 0.0)
+    assert one.read() == 2
     assert one.finish is None
-    assert one.commit([0, 0, 0], 0.0) == 1
+    one.take([0, 0, 0], 0.0)
+    assert one.read() == 1
     assert one.finish is FinishReason.LENGTH
     assert one.completion(0.0).prompt_tokens == 8
 
@@ -47,11 +49,11 @@ def test_drafts_are_kept_as_far_as_the_tape_agrees() -> None:
     assert models.cache.length(0) == 8
     batch = Batch([one], [5], [])
     assert models.cache_gaps(batch) == [[7]]
-    draft = models.draft(batch, Decision(np.array([4]), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)))
-    drafted = models.now
+    pending = models.launch(batch, Decision(np.array([4]), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)))
+    drafted, draft = models.now, pending.draft
     assert (draft.counts.tolist(), draft.steps, draft.caught_up) == ([4], 4, 7)
     assert drafted > 0.0
-    verdict = models.verify(batch, draft)
+    verdict = models.finish(pending).verdict
     assert verdict.accepted.tolist() == [2]
     assert models.now - drafted == pytest.approx(2.0 * COSTS.verify_seconds(1, 5, 9.0))
     models.keep([Kept(one, one.length, [0, 1], 0)])
@@ -66,7 +68,7 @@ def test_prompts_are_read_in_chunks_and_yield_the_first_token() -> None:
     for start, count, last in ((0, 16, False), (16, 4, True)):
         batch = Batch([], [], [Chunk(one, start, count, last)])
         models.cache_gaps(batch)
-        draft = models.draft(batch, Decision(nothing, nothing, nothing))
-        assert len(models.verify(batch, draft).accepted) == int(last)
+        pending = models.launch(batch, Decision(nothing, nothing, nothing))
+        assert len(models.finish(pending).verdict.accepted) == int(last)
     assert models.cache.length(0) == 20
     assert models.firsts == 1
