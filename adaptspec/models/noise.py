@@ -27,13 +27,13 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 # The same kind of odd 64-bit constants, as the signed integers torch multiplies with (it wraps around).
-_PAIR_FIRST = 0xD6E8FEB86659FD93 - 2**64
-_PAIR_SECOND = 0xA0761D6478BD642F - 2**64
-_SIGN_AND_LAST = 1 - 2**63
+PAIR_FIRST = 0xD6E8FEB86659FD93 - 2**64
+PAIR_SECOND = 0xA0761D6478BD642F - 2**64
+SIGN_AND_LAST = 1 - 2**63
 _ALL = 2**64 - 1
 _CPU = torch.device("cpu")
 # Just under 2**-63: the largest 63-bit word must not round to 1, where log1p(-v) is infinite.
-_UNIT = 2.0**-63 * (1.0 - 2.0**-24)
+UNIT = 2.0**-63 * (1.0 - 2.0**-24)
 # The same as numbers without sign.
 _SIGN, _HIGH, _TOP_AND_LAST = 2**31, 2**64 - 2**32, 2**63 + 1
 
@@ -75,17 +75,17 @@ def gumbel(keys: IntArray, vocab_size: int, device: torch.device) -> torch.Tenso
     where a 24-bit uniform would stop at 17 and favour likely tokens.
     """
     rows = torch.from_numpy(keys).to(device).unsqueeze(1)
-    return _gumbel_of(rows ^ _token_keys(vocab_size, device))
+    return gumbel_of(rows ^ token_keys(vocab_size, device))
 
 
 def gumbel_at(keys: IntArray, tokens: IntArray, vocab_size: int) -> torch.Tensor:
     """The same noise for M single pairs of key and token, [M] on the CPU: for scores with few tokens left."""
-    return _gumbel_of(torch.from_numpy(keys) ^ _token_keys(vocab_size, _CPU)[torch.from_numpy(tokens)])
+    return gumbel_of(torch.from_numpy(keys) ^ token_keys(vocab_size, _CPU)[torch.from_numpy(tokens)])
 
 
 def token_words(vocab_size: int) -> Sequence[int]:
     """What `gumbel_of_few` wants of each token id."""
-    words: list[int] = _token_keys(vocab_size, _CPU).numpy().view(np.uint64).tolist()
+    words: list[int] = token_keys(vocab_size, _CPU).numpy().view(np.uint64).tolist()
     return words
 
 
@@ -101,28 +101,29 @@ def gumbel_of_few(word: int, tokens: Iterable[int], words: Sequence[int]) -> lis
     """`gumbel` of some tokens at one position, but for rounding: for a handful a tenth of what arrays would take."""
     noise = []
     for token in tokens:
-        pair = ((word ^ words[token]) * _PAIR_FIRST) & _ALL
+        pair = ((word ^ words[token]) * PAIR_FIRST) & _ALL
         high = pair >> 32
         pair ^= high | _HIGH if high & _SIGN else high  # an arithmetic shift
-        signed = ((pair * _PAIR_SECOND & _ALL) | _TOP_AND_LAST) - 2**64
-        noise.append(-math.log(-math.log1p(signed * _UNIT)))
+        signed = ((pair * PAIR_SECOND & _ALL) | _TOP_AND_LAST) - 2**64
+        noise.append(-math.log(-math.log1p(signed * UNIT)))
     return noise
 
 
-def _gumbel_of(word: torch.Tensor) -> torch.Tensor:
-    """Combined keys to noise; overwrites `word`."""
-    word.mul_(_PAIR_FIRST)
+def gumbel_of(word: torch.Tensor) -> torch.Tensor:
+    """Noise of words, each a position's key xor a token's; overwrites `word`."""
+    word.mul_(PAIR_FIRST)
     # Torch shifts arithmetically, which costs the top bit; the other 63 stay one-to-one, and only they are used.
     word.bitwise_xor_(word >> 32)
-    word.mul_(_PAIR_SECOND)
+    word.mul_(PAIR_SECOND)
     # With sign and last bit set, the word is an odd negative number, uniform over (-2**63, 0): it scales to -v.
-    word.bitwise_or_(_SIGN_AND_LAST)
-    noise = word.to(torch.float32).mul_(_UNIT)
+    word.bitwise_or_(SIGN_AND_LAST)
+    noise = word.to(torch.float32).mul_(UNIT)
     return noise.log1p_().neg_().log_().neg_()
 
 
 @lru_cache(maxsize=8)
-def _token_keys(vocab_size: int, device: torch.device) -> torch.Tensor:
+def token_keys(vocab_size: int, device: torch.device) -> torch.Tensor:
+    """Keys [vocab_size] of all tokens, kept on the device."""
     tokens = np.arange(vocab_size, dtype=np.uint64)
     return torch.from_numpy(_mix(tokens * _GOLDEN + _SECOND).view(np.int64)).to(device)
 

@@ -1,0 +1,419 @@
+"""The functions of `ops` as Triton kernels: same signatures, one source for every CUDA device from sm_80 on.
+
+Import it only where Triton is: CUDA builds of torch bring it. The tensors must lie on the current device.
+
+A result never depends on what else is in a pass. Sums over the context are made per split of `SPLIT` places and added
+in ascending order, whether one program walks over a tile's splits or each has its own. Peaks of scores (in units of
+log 2) are rounded up to whole numbers: sums are then rescaled by powers of two, without rounding, so that it does not
+matter when. Products and sums are not fused: that would be the compiler's choice, another one for every kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from adaptspec.gpu.ops import Choice, ChoiceParts, HeadNorm
+from adaptspec.gpu.plan import BRANCH, SPLIT, AttentionPlan, tile_lines
+from adaptspec.models.attention import Heads
+from adaptspec.models.noise import PAIR_FIRST, PAIR_SECOND, SIGN_AND_LAST, UNIT
+from adaptspec.models.processors import MIN_TEMPERATURE
+
+# Scores of one program: 64 for a vocabulary of 128k, so that one position alone fills half of a large device.
+PART = 2048
+# Numbers of one program of `silu_mul`, and heads of one of `rope_store`: 8 or 16 bytes for each of its threads.
+CHUNK, HEADS_AT_ONCE = 1024, 8
+_BRANCH, _SPLIT, _MIN_TEMPERATURE = tl.constexpr(BRANCH), tl.constexpr(SPLIT), tl.constexpr(MIN_TEMPERATURE)
+_FIRST, _SECOND = tl.constexpr(PAIR_FIRST), tl.constexpr(PAIR_SECOND)
+_LAST, _UNIT = tl.constexpr(SIGN_AND_LAST), tl.constexpr(UNIT)
+_LOWEST = tl.constexpr(-1e30)  # the peak of no scores: finite, so that differences are numbers
+_EXACT = {"enable_fp_fusion": False}
+
+
+@triton.jit
+def _power(exponent):
+    """2 ** exponent exactly, of whole numbers of at most 0; 0 below -126."""
+    return ((tl.maximum(exponent, -127.0) + 127.0).to(tl.int32) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _bits(word):
+    """How many bits there are up to the highest one set."""
+    length = (word != 0).to(tl.int32)
+    for i in tl.static_range(6):
+        more = (word >> (32 >> i)) != 0
+        length += tl.where(more, 32 >> i, 0)
+        word = tl.where(more, word >> (32 >> i), word)
+    return length
+
+
+@triton.jit
+def _sum_places(
+    query, acc, peak, total, pool, table, first, end, at, bits, oldest, head, scale,
+    KV: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Adds the places from `first` to `end`; all queries see all of them if it is not MASKED."""
+    d = tl.arange(0, PAD)
+    for start in range(first, end, PLACES):
+        place = start + tl.arange(0, PLACES)
+        inside = (place < end)[:, None] & (d < DIM)[None, :]
+        if MASKED:
+            block = tl.load(table + place // BLOCK, mask=place < end, other=0)
+        else:
+            block = tl.load(table + place // BLOCK)
+        slot = block.to(tl.int64) * BLOCK + place % BLOCK
+        where = pool + slot[:, None] * (2 * KV * DIM) + head * DIM + d[None, :]
+        if MASKED or DIM != PAD:
+            key = tl.load(where, mask=inside, other=0.0)
+            value = tl.load(where + KV * DIM, mask=inside, other=0.0)
+        else:
+            key = tl.load(where)
+            value = tl.load(where + KV * DIM)
+        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if MASKED:
+            beyond = place[None, :] - at[:, None]
+            bit = (bits[:, None] >> tl.minimum(tl.maximum(beyond, 0), _BRANCH - 1).to(tl.int64)) & 1
+            visible = (beyond < 0) | ((beyond < _BRANCH) & (bit == 1))
+            if WINDOW > 0:
+                visible = visible & (place[None, :] >= oldest[:, None])
+            score = tl.where(visible, score, -float("inf"))
+        higher = tl.maximum(peak, tl.ceil(tl.max(score, 1)))
+        share = tl.exp2(score - higher[:, None])
+        rescale = _power(peak - higher)
+        total = total * rescale + tl.sum(share, 1)
+        acc = tl.dot(share.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+        peak = higher
+    return acc, peak, total
+
+
+@triton.jit
+def _attend(
+    queries, stride, pool, out, tiles, base, seen, positions, table, table_stride, sums, peaks, totals, splits, scale,
+    GROUP: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
+    LINES: tl.constexpr, PLACES: tl.constexpr, WINDOW: tl.constexpr, WALKS: tl.constexpr,
+):  # fmt: skip
+    """One tile, one head of keys, and every so manieth split of what it sees."""
+    head = tl.program_id(0)
+    tile = tiles + (tl.num_programs(1) - 1 - tl.program_id(1)) * 3  # the end of a prompt, which sees most, first
+    count = tl.load(tile + 1)
+    if count == 0:
+        return
+    line, d = tl.arange(0, LINES), tl.arange(0, PAD)
+    live = line < count * GROUP
+    token = tl.load(tile) + line // GROUP
+    at = tl.load(base + token, mask=live, other=0)
+    bits = tl.load(seen + token, mask=live, other=0)
+    oldest = tl.load(positions + token, mask=live, other=0) - (WINDOW - 1)
+    index = token.to(tl.int64) * (KV * GROUP) + head * GROUP + line % GROUP  # of a token's head
+    inside = live[:, None] & (d < DIM)[None, :]
+    where = queries + token.to(tl.int64)[:, None] * stride + ((head * GROUP + line % GROUP) * DIM)[:, None] + d[None, :]
+    query = tl.load(where, mask=inside, other=0.0)
+    clear, end = tl.min(tl.where(live, at, 2147483647)), tl.max(at + _bits(bits))
+    begin = end * 0
+    if WINDOW > 0:
+        begin = tl.maximum(tl.min(tl.where(live, oldest, 2147483647)), 0)
+        clear = begin * 0
+    row = table + tl.load(tile + 2) * table_stride
+    none, nothing = tl.full((LINES,), _LOWEST, tl.float32), tl.zeros((LINES,), tl.float32)
+    zero = tl.zeros((LINES, PAD), tl.float32)
+    acc, peak, total = zero, none, nothing
+    for split in range(begin // _SPLIT + tl.program_id(2), tl.cdiv(end, _SPLIT), tl.num_programs(2)):
+        low = tl.maximum(split * _SPLIT, begin // PLACES * PLACES)
+        high = tl.minimum((split + 1) * _SPLIT, end)
+        middle = tl.minimum(tl.maximum(clear // PLACES * PLACES, low), high)
+        a, p, t = _sum_places(
+            query, zero, none, nothing, pool, row, low, middle, at, bits, oldest, head, scale,
+            KV, DIM, PAD, BLOCK, PLACES, WINDOW, False,
+        )  # fmt: skip
+        a, p, t = _sum_places(
+            query, a, p, t, pool, row, middle, high, at, bits, oldest, head, scale,
+            KV, DIM, PAD, BLOCK, PLACES, WINDOW, True,
+        )  # fmt: skip
+        if WALKS:
+            higher = tl.maximum(peak, p)
+            old, new = _power(peak - higher), _power(p - higher)
+            acc, total, peak = acc * old[:, None] + a * new[:, None], total * old + t * new, higher
+        else:
+            own = index * splits + split
+            tl.store(peaks + own, p, mask=live)
+            tl.store(totals + own, t, mask=live)
+            tl.store(sums + own[:, None] * DIM + d[None, :], a, mask=inside)
+    if WALKS:
+        result = tl.div_rn(acc, tl.where(total == 0.0, 1.0, total)[:, None])
+        tl.store(out + index[:, None] * DIM + d[None, :], result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _merge_splits(
+    out, base, seen, positions, sums, peaks, totals, splits,
+    HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """One head of one token: its splits, in ascending order, as `_attend` adds them where it walks."""
+    token = tl.program_id(0)
+    d = tl.arange(0, PAD)
+    end = tl.cdiv(tl.load(base + token) + _bits(tl.load(seen + token)), _SPLIT)
+    begin = end * 0
+    if WINDOW > 0:
+        begin = tl.maximum(tl.load(positions + token) - (WINDOW - 1), 0) // _SPLIT
+    index = token.to(tl.int64) * HEADS + tl.program_id(1)
+    split = tl.arange(0, SPLITS)
+    own = (split >= begin) & (split < end)
+    highest = tl.max(tl.load(peaks + index * splits + split, mask=own, other=_LOWEST), 0)
+    acc, total = tl.zeros((PAD,), tl.float32), 0.0
+    for i in tl.range(begin, end, loop_unroll_factor=8):  # loads of eight splits are under way at a time
+        part = tl.load(sums + (index * splits + i) * DIM + d, mask=d < DIM, other=0.0)
+        rescale = _power(tl.load(peaks + index * splits + i) - highest)
+        acc += part * rescale
+        total += tl.load(totals + index * splits + i) * rescale
+    result = tl.div_rn(acc, tl.where(total == 0.0, 1.0, total))
+    tl.store(out + index * DIM + d, result.to(out.dtype.element_ty), mask=d < DIM)
+
+
+@triton.jit
+def _rope_store(
+    qkv, cos, sin, positions, slots, pool, weight, eps,
+    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, AT_ONCE: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    """Some heads of one token."""
+    token = tl.program_id(0)
+    head, d, pair = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE), tl.arange(0, PAD), tl.arange(0, PAD // 2)
+    place = head[:, None] * DIM + d[None, :]
+    inside = (head < HEADS + 2 * KV)[:, None] & (d < DIM)[None, :]
+    turns = (head < HEADS + KV)[:, None]
+    at = qkv + token.to(tl.int64) * ((HEADS + 2 * KV) * DIM) + place
+    given = tl.load(at, mask=inside, other=0.0)
+    x = given.to(tl.float32)
+    if NORM:
+        length = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)
+        x = x * length[:, None] * tl.load(weight + place, mask=inside & turns, other=0.0).to(tl.float32)
+    angle = tl.load(positions + token) * (DIM // 2) + pair
+    c = tl.load(cos + angle, mask=pair < DIM // 2, other=0.0)[None, :]
+    s = tl.load(sin + angle, mask=pair < DIM // 2, other=0.0)[None, :]
+    even, odd = tl.split(tl.reshape(x, (AT_ONCE, PAD // 2, 2)))
+    turned = tl.reshape(tl.join(even * c - odd * s, even * s + odd * c), (AT_ONCE, PAD))
+    result = tl.where(turns, turned.to(given.dtype), given)
+    tl.store(at, result, mask=inside & (head < HEADS)[:, None])
+    slot = tl.load(slots + token).to(tl.int64)
+    kept = inside & (head >= HEADS)[:, None]
+    tl.store(pool + slot * (2 * KV * DIM) + (place - HEADS * DIM), result, mask=kept)
+
+
+@triton.jit
+def _add_norm(x, residual, weight, out, eps, HIDDEN: tl.constexpr, PAD: tl.constexpr, ADDS: tl.constexpr):
+    token, i = tl.program_id(0).to(tl.int64), tl.arange(0, PAD)
+    inside = i < HIDDEN
+    total = tl.load(residual + token * HIDDEN + i, mask=inside, other=0.0)
+    factor = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        added = total.to(tl.float32) + tl.load(x + token * HIDDEN + i, mask=inside, other=0.0).to(tl.float32)
+        total = added.to(total.dtype)
+        tl.store(residual + token * HIDDEN + i, total, mask=inside)
+    wide = total.to(tl.float32)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide, 0) / HIDDEN + eps) * factor
+    tl.store(out + token * HIDDEN + i, normed.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_mul(gate_up, out, MLP: tl.constexpr, CHUNK: tl.constexpr):
+    token, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    gate = tl.load(gate_up + token * (2 * MLP) + i, mask=i < MLP, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + token * (2 * MLP) + MLP + i, mask=i < MLP, other=0.0).to(tl.float32)
+    result = tl.div_rn(gate, 1.0 + tl.exp(-gate)) * up
+    tl.store(out + token * MLP + i, result.to(out.dtype.element_ty), mask=i < MLP)
+
+
+@triton.jit
+def _gumbel(word):
+    """See `models.noise.gumbel_of`."""
+    word = word * _FIRST
+    word = (word ^ (word >> 32)) * _SECOND
+    v = (word | _LAST).to(tl.float32) * _UNIT
+    # log1p as Kahan computes it: the rounding of 1 + v is taken out again.
+    near = 1.0 + v
+    scale = tl.div_rn(v, tl.where(near == 1.0, -1.0, near - 1.0))
+    return -tl.log(-tl.where(near == 1.0, v, tl.log(near) * scale))
+
+
+@triton.jit
+def _choose_parts(
+    logits, stride, temperatures, keys, token_keys, numbers, tokens, width, first, PART: tl.constexpr
+):  # fmt: skip
+    """One part of the vocabulary at one position."""
+    part, position = tl.program_id(0), tl.program_id(1)
+    token = part * PART + tl.arange(0, PART)
+    inside = token < width
+    logit = tl.load(logits + position.to(tl.int64) * stride + token, mask=inside, other=-float("inf"))
+    temperature = tl.load(temperatures + position)
+    divisor = tl.where(temperature > 0.0, tl.maximum(temperature, _MIN_TEMPERATURE), 1.0)
+    score = tl.div_rn(logit, tl.zeros_like(logit) + divisor)
+    top = tl.max(score, 0)
+    removed = score == -float("inf")
+    below = tl.where(removed, 0.0, score - top)
+    share = tl.where(removed, 0.0, tl.exp(below))
+    noisy = score
+    if temperature > 0.0:
+        noisy = score + _gumbel(tl.load(keys + position) ^ tl.load(token_keys + token, mask=inside, other=0))
+    best = tl.max(noisy, 0)
+    total = tl.sum(tl.where(removed, 0.0, tl.exp(noisy - best)), 0)
+    # The first of equals; where no score is a number, still a token that there is.
+    chosen = tl.min(tl.where(inside & (noisy == best), token, 2147483647), 0)
+    count = tl.num_programs(0) * tl.num_programs(1)
+    at = position * tl.num_programs(0) + part
+    tl.store(numbers + at, best)
+    tl.store(numbers + count + at, total)
+    tl.store(numbers + 2 * count + at, top)
+    tl.store(numbers + 3 * count + at, tl.sum(share, 0))
+    tl.store(numbers + 4 * count + at, tl.sum(share * below, 0))
+    tl.store(tokens + at, first + tl.where(chosen == 2147483647, part * PART, chosen))
+
+
+@triton.jit
+def _merge_choices(numbers, tokens, token, confidence, entropy, parts, PAD: tl.constexpr):
+    """All parts at one position."""
+    position = tl.program_id(0)
+    count = tl.num_programs(0) * parts
+    part = tl.arange(0, PAD)
+    inside, at = part < parts, position * parts + part
+    best = tl.load(numbers + at, mask=inside, other=-float("inf"))
+    total = tl.load(numbers + count + at, mask=inside, other=0.0)
+    top = tl.load(numbers + 2 * count + at, mask=inside, other=-float("inf"))
+    share = tl.load(numbers + 3 * count + at, mask=inside, other=0.0)
+    weighted = tl.load(numbers + 4 * count + at, mask=inside, other=0.0)
+    own = tl.load(tokens + at, mask=inside, other=0)
+    leading, peak = tl.max(best, 0), tl.max(top, 0)
+    chosen = tl.min(tl.where(inside & (best == leading), own, 2147483647), 0)
+    tl.store(token + position, tl.where(chosen == 2147483647, tl.max(own, 0), chosen))
+    tl.store(confidence + position, tl.div_rn(1.0, tl.sum(total * tl.exp(best - leading), 0)))
+    scale, below = tl.exp(top - peak), tl.where(top == -float("inf"), 0.0, top - peak)
+    shares = tl.sum(share * scale, 0)
+    mean = tl.div_rn(tl.sum((weighted + share * below) * scale, 0), shares)
+    tl.store(entropy + position, tl.log(shares) - mean)
+
+
+def attend(queries: torch.Tensor, pool: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+    """See `ops.attend`."""
+    heads, count = plan.heads, len(queries)
+    work, walks = plan.workspace, plan.programs is None
+    # Programs that walk write no padding; a merge writes all.
+    out = (torch.zeros if walks else torch.empty)(
+        (count, heads.query * heads.dim), dtype=pool.dtype, device=pool.device
+    )
+    sums, peaks, totals = (out, out, out) if walks or work is None else (work.sums, work.peaks, work.totals)
+    splits = 1 if walks else peaks.shape[2]
+    seen = plan.base, plan.seen, plan.positions
+    _attend[heads.kv, len(plan.tiles), plan.programs or 1](
+        queries, queries.stride(0), pool, out, plan.tiles, *seen, plan.table, plan.table.stride(0),
+        sums, peaks, totals, splits, plan.scale / math.log(2.0),
+        **attention_constants(heads, plan.block, plan.window, pool.dtype, walks=walks),
+    )  # fmt: skip
+    if not walks:
+        constants = merge_constants(heads, splits, plan.window)
+        _merge_splits[count, heads.query](out, *seen, sums, peaks, totals, splits, **constants)
+    return out
+
+
+def attention_constants(
+    heads: Heads, block: int, window: int | None, dtype: torch.dtype, *, walks: bool
+) -> dict[str, Any]:
+    """What `_attend` is compiled for: shapes, and how it is laid out.
+
+    Blocks of keys and values take 32 KiB at dimension 128 in either width; with two more of 16 bits under way, two
+    programs a processor keep more in flight than its share of the memory's bandwidth times its delay, 30 KiB.
+    """
+    wide = dtype.itemsize > 2
+    return {
+        **_EXACT,
+        **{"GROUP": heads.group, "KV": heads.kv, "DIM": heads.dim, "PAD": max(16, triton.next_power_of_2(heads.dim))},
+        **{"BLOCK": block, "LINES": tile_lines(heads), "PLACES": 32 if wide else 64},
+        **{"WINDOW": window or 0, "WALKS": walks, "num_warps": 4, "num_stages": 2 if wide else 3},
+    }
+
+
+def merge_constants(heads: Heads, splits: int, window: int | None) -> dict[str, Any]:
+    """What `_merge_splits` is compiled for: one warp reads 16 bytes a thread at dimension 128."""
+    pad = {"PAD": triton.next_power_of_2(heads.dim), "SPLITS": triton.next_power_of_2(splits)}
+    return {**_EXACT, **pad, "HEADS": heads.query, "DIM": heads.dim, "WINDOW": window or 0, "num_warps": 1}
+
+
+def rope_store(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    pool: torch.Tensor,
+    norm: HeadNorm | None = None,
+) -> torch.Tensor:
+    """See `ops.rope_store`."""
+    dim = 2 * cos.shape[1]
+    heads, kv = (qkv.shape[1] - pool.shape[1]) // dim, pool.shape[1] // dim // 2
+    weight, eps = (qkv, 0.0) if norm is None else norm
+    constants = rope_constants(Heads(heads, kv, dim), normed=norm is not None)
+    _rope_store[len(qkv), triton.cdiv(heads + 2 * kv, HEADS_AT_ONCE)](
+        qkv, cos, sin, positions, slots, pool, weight, eps, **constants
+    )
+    return qkv[:, : heads * dim]
+
+
+def rope_constants(heads: Heads, *, normed: bool) -> dict[str, Any]:
+    """What `_rope_store` is compiled for."""
+    shape = {"HEADS": heads.query, "KV": heads.kv, "DIM": heads.dim, "PAD": triton.next_power_of_2(heads.dim)}
+    return {**_EXACT, **shape, "AT_ONCE": HEADS_AT_ONCE, "NORM": normed, "num_warps": 4}
+
+
+def add_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See `ops.add_norm`."""
+    out = torch.empty(residual.shape, dtype=weight.dtype, device=residual.device)
+    given = residual if x is None else x
+    _add_norm[(len(residual),)](given, residual, weight, out, eps, **norm_constants(len(weight), adds=x is not None))
+    return out
+
+
+def norm_constants(hidden: int, *, adds: bool) -> dict[str, Any]:
+    """What `_add_norm` is compiled for: 16 numbers a thread, a whole token in registers."""
+    pad = triton.next_power_of_2(hidden)
+    return {**_EXACT, "HIDDEN": hidden, "PAD": pad, "ADDS": adds, "num_warps": min(16, max(1, pad // 512))}
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See `ops.silu_mul`."""
+    mlp = gate_up.shape[1] // 2
+    out = gate_up.new_empty((len(gate_up), mlp))
+    _silu_mul[len(gate_up), triton.cdiv(mlp, CHUNK)](gate_up, out, MLP=mlp, CHUNK=CHUNK, num_warps=4, **_EXACT)
+    return out
+
+
+def choose(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor) -> Choice:
+    """See `ops.choose`."""
+    return merge_choices(choose_parts(logits, temperatures, keys, token_keys))
+
+
+def choose_parts(
+    logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor, first: int = 0
+) -> ChoiceParts:
+    """See `ops.choose_parts`: each logit is read once."""
+    count, width = len(logits), min(logits.shape[1], len(token_keys))
+    parts = triton.cdiv(width, PART)
+    numbers = logits.new_empty((5, count, parts))
+    tokens = torch.empty((count, parts), dtype=torch.int32, device=logits.device)
+    _choose_parts[parts, count](
+        logits, logits.stride(0), temperatures, keys, token_keys, numbers, tokens, width, first,
+        PART=PART, num_warps=4, **_EXACT,
+    )  # fmt: skip
+    return ChoiceParts(numbers, tokens)
+
+
+def merge_choices(parts: ChoiceParts) -> Choice:
+    """See `ops.merge_choices`."""
+    count, split = parts.tokens.shape
+    token = torch.empty(count, dtype=torch.int32, device=parts.tokens.device)
+    confidence, entropy = parts.numbers.new_empty((2, count)).unbind(0)
+    pad = triton.next_power_of_2(split)
+    _merge_choices[(count,)](*parts, token, confidence, entropy, split, PAD=pad, num_warps=1, **_EXACT)
+    return Choice(token, confidence, entropy)

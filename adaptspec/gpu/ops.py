@@ -1,0 +1,162 @@
+"""The steps of a pass that are more than a product of matrices, in plain torch: for any device, in static shapes.
+
+They are what `kernels` is held to, and what runs where Triton is missing. All compute in float32 and round once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from adaptspec.gpu.plan import BRANCH, AttentionPlan, tile_tokens
+from adaptspec.models.attention import fold, unfold
+from adaptspec.models.noise import gumbel_of
+from adaptspec.models.processors import MIN_TEMPERATURE
+
+
+class HeadNorm(NamedTuple):
+    """RMS norm of single heads: weights [heads + kv_heads, dim], of queries and then keys."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+class Choice(NamedTuple):
+    """Of N positions the token drawn (int32), how likely it was given the noise, and the entropy in nats (float32).
+
+    The entropy is no number where a logit is none.
+    """
+
+    token: torch.Tensor
+    confidence: torch.Tensor
+    entropy: torch.Tensor
+
+
+class ChoiceParts(NamedTuple):
+    """The same of S parts of the vocabulary, to be merged: `numbers` float32 [5, N, S], `tokens` int32 [N, S].
+
+    Numbers: the largest score with noise, and the sum of exp(others - it); the largest score, the sum of exp(score -
+    it), and that sum weighted with score - it. Parts from several devices can be put side by side.
+    """
+
+    numbers: torch.Tensor
+    tokens: torch.Tensor
+
+
+def attend(queries: torch.Tensor, pool: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+    """What queries [T, heads * dim] see of one layer's `pool` [slots, 2 * kv_heads * dim]; 0 for tokens in no tile."""
+    heads, count = plan.heads, len(queries)
+    first, size, row = plan.tiles.long().unbind(1)
+    within = torch.arange(tile_tokens(heads), device=queries.device)
+    live = within < size[:, None]
+    token = torch.where(live, first[:, None] + within, 0)
+    table = plan.table.index_select(0, row).flatten()
+    blocks = pool.view(-1, plan.block, pool.shape[1]).index_select(0, table)
+    keys, values = blocks.view(len(row), -1, 2, heads.kv, heads.dim).permute(2, 0, 3, 1, 4).float()
+    visible = _visible(plan, token, keys.shape[2]) & live[:, :, None]
+    # Nobody wrote what nobody sees: it may be no number, which 0 times it would be neither.
+    values = torch.where(visible.any(1)[:, None, :, None], values, 0.0)
+    folded = fold(queries.index_select(0, token.flatten()).float().view(*token.shape, -1), heads)
+    mask = visible.repeat(1, heads.group, 1).unsqueeze(1)
+    out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=plan.scale)
+    flat = torch.where(visible.any(2)[:, :, None], unfold(out, heads), 0.0).flatten(0, 1).to(queries.dtype)
+    result = flat.new_zeros((count + 1, flat.shape[1]))
+    return result.index_copy_(0, torch.where(live, token, count).flatten(), flat)[:count]
+
+
+def _visible(plan: AttentionPlan, token: torch.Tensor, places: int) -> torch.Tensor:
+    """Which of a row's `places` the tokens [n, width] see, [n, width, places]."""
+    place = torch.arange(places, device=token.device)
+    beyond = place - plan.base[token].long()[:, :, None]
+    bits = plan.seen[token][:, :, None] >> beyond.clamp(0, BRANCH - 1) & 1
+    visible = (beyond < 0) | ((beyond < BRANCH) & (bits == 1))
+    if plan.window is None:
+        return visible
+    return visible & (place > plan.positions[token].long()[:, :, None] - plan.window)
+
+
+def rope_store(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    pool: torch.Tensor,
+    norm: HeadNorm | None = None,
+) -> torch.Tensor:
+    """Queries [T, heads * dim], normalised and rotated in `qkv`; keys, so treated, and values go to `slots` of `pool`.
+
+    `cos` and `sin` are float32 [context, dim / 2], of pairs that lie side by side. What `qkv` [T, (heads + 2 kv_heads)
+    * dim] holds beside the queries is not to be used afterwards.
+    """
+    dim, queries = 2 * cos.shape[1], qkv.shape[1] - pool.shape[1]
+    turned = qkv[:, : queries + pool.shape[1] // 2].unflatten(1, (-1, dim))
+    wide = turned.float()
+    if norm is not None:
+        wide = F.rms_norm(wide, (dim,), None, norm.eps) * norm.weight.float()
+    even, odd = wide.unflatten(2, (-1, 2)).unbind(3)
+    c, s = (table.index_select(0, positions).unsqueeze(1) for table in (cos, sin))
+    turned.copy_(torch.stack((even * c - odd * s, even * s + odd * c), 3).flatten(2))
+    pool.index_copy_(0, slots.long(), qkv[:, queries:])
+    return qkv[:, :queries]
+
+
+def add_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Adds `x` to `residual` [T, hidden] in place, rounded to its dtype, and gives its RMS norm in the weight's dtype.
+
+    None for `x` adds nothing: the norm before the first layer.
+    """
+    if x is not None:
+        residual.add_(x)
+    return F.rms_norm(residual.float(), weight.shape, weight.float(), eps).to(weight.dtype)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up [T, mlp] of `gate_up` [T, 2 mlp]."""
+    gate, up = gate_up.float().chunk(2, 1)
+    return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+def choose(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor) -> Choice:
+    """The one choice of every position: argmax(logits / temperature + noise), without both at temperature 0.
+
+    `logits` float32 [N, ...], `temperatures` float32 [N], `keys` int64 [N] of `models.noise.position_keys`,
+    `token_keys` int64 [V]: logits beyond V are left out. Of equal scores the first token is chosen.
+    """
+    return merge_choices(choose_parts(logits, temperatures, keys, token_keys))
+
+
+def choose_parts(
+    logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor, first: int = 0
+) -> ChoiceParts:
+    """The same up to the merge, where logits and `token_keys` may be of a part of the vocabulary from `first` on."""
+    width = min(logits.shape[1], len(token_keys))
+    noisy = (temperatures > 0.0).unsqueeze(1)
+    divisor = torch.where(noisy, temperatures.unsqueeze(1).clamp(min=MIN_TEMPERATURE), 1.0)
+    scores = logits[:, :width] / divisor
+    noise = gumbel_of(keys.unsqueeze(1) ^ token_keys[:width])
+    perturbed = torch.where(noisy, scores + noise, scores)
+    token = perturbed.argmax(1, keepdim=True)
+    best, top = perturbed.gather(1, token), scores.amax(1, keepdim=True)
+    removed = scores == -torch.inf
+    below = torch.where(removed, 0.0, scores - top)
+    shares = torch.where(removed, 0.0, below.exp())
+    sums = torch.where(removed, 0.0, (perturbed - best).exp()), shares, shares * below
+    total, share, weighted = (one.sum(1, keepdim=True) for one in sums)
+    return ChoiceParts(torch.stack((best, total, top, share, weighted)), (token + first).int())
+
+
+def merge_choices(parts: ChoiceParts) -> Choice:
+    """The choice among all parts."""
+    best, total, top, share, weighted = parts.numbers.unbind(0)
+    leading, peak = best.amax(1, keepdim=True), top.amax(1, keepdim=True)
+    others = parts.tokens.amax(1, keepdim=True)  # only where no score is a number
+    token = torch.where(best == leading, parts.tokens, others).amin(1)
+    confidence = 1.0 / (total * (best - leading).exp()).sum(1)
+    below = torch.where(top == -torch.inf, 0.0, top - peak)
+    scale = (top - peak).exp()
+    shares = (share * scale).sum(1)
+    entropy = shares.log() - ((weighted + share * below) * scale).sum(1) / shares
+    return Choice(token, confidence, entropy)
