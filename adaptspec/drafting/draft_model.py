@@ -42,7 +42,7 @@ class DraftModelDrafter:
         """
         self.runner = runner
         self.ends: Collection[int] = frozenset(ends)
-        self._catch_up_tokens = catch_up_tokens
+        self.catch_up_tokens = catch_up_tokens
         self._fed: dict[int, FedNodes] = {}  # by row, from its draft to its commit
 
     @classmethod
@@ -52,7 +52,7 @@ class DraftModelDrafter:
         return cls(loaded.draft, loaded.ends)
 
     def endless(self) -> DraftModelDrafter:
-        return DraftModelDrafter(self.runner, catch_up_tokens=self._catch_up_tokens)
+        return DraftModelDrafter(self.runner, catch_up_tokens=self.catch_up_tokens)
 
     def cache_gap(self, row: int, length: int) -> int:
         return max(0, length - self.runner.length(row) - _USUAL)
@@ -97,7 +97,7 @@ class DraftModelDrafter:
             ones = np.ones_like(active)
             packed = Packed(job.rows[active], ones, drawn, ones)
         for i in first.active.tolist():
-            self._note(job, i, draft.tokens[i, : draft.counts[i]].tolist())
+            self.note(int(job.rows[i]), len(job.tokens[i]), draft.tokens[i, : draft.counts[i]].tolist())
         return replace(draft, distribution=distribution, steps=steps, caught_up=first.caught_up, scores=own_scores)
 
     def _propose_for_one(self, job: DraftJob, first: _FirstPass, depth: int) -> Draft:
@@ -121,7 +121,7 @@ class DraftModelDrafter:
                 break
             packed = Packed(row, one, np.array(drawn[-1:]), one)
         steps = len(drawn)
-        self._note(job, active.item(), drawn)
+        self.note(int(row[0]), len(job.tokens[active.item()]), drawn)
         if len(job.rows) == 1:
             sureness, told = np.array([sure]), np.array([spread])
             return Draft(np.array([drawn]), np.array([steps]), sureness, told, None, steps, first.caught_up)
@@ -141,13 +141,13 @@ class DraftModelDrafter:
         if self.runner.length(row) > valid:
             self.runner.truncate(row, valid)
 
+    def note(self, row: int, base: int, drawn: list[int]) -> None:
+        """Remember what a row's chain has fed behind its `base` tokens: all of it but the last token."""
+        self._fed[row] = FedNodes(base, drawn[:-1])
+
     def free(self, row: int) -> None:
         self._fed.pop(row, None)
         self.runner.free(row)
-
-    def _note(self, job: DraftJob, row: int, drawn: list[int]) -> None:
-        """Remember what a row's chain has fed: all of it but the last token."""
-        self._fed[int(job.rows[row])] = FedNodes(len(job.tokens[row]), drawn[:-1])
 
     def _room(self, draft: Draft, job: DraftJob) -> torch.Tensor:
         """Zeros [B, D, V], of which the drafted tokens' places are to be filled."""
@@ -163,7 +163,7 @@ class DraftModelDrafter:
 
     def _first(self, job: DraftJob, depths: IntArray) -> _FirstPass:
         """The first pass: what each drafting row's cache has not seen. Rows that read all of it draft."""
-        budget, vocabulary, runner = self._catch_up_tokens, self.runner.info.vocab_size, self.runner
+        budget, vocabulary, runner = self.catch_up_tokens, self.runner.info.vocab_size, self.runner
         reading: list[int] = []
         fed: list[int] = []
         counts: list[int] = []

@@ -22,16 +22,20 @@ from adaptspec.drafting.corpus_counts import FILE as COUNTS
 from adaptspec.drafting.corpus_counts import CorpusCounts, read_corpus_counts
 from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, make_drafters
 from adaptspec.engine.core import EngineCore, EngineLimits
+from adaptspec.engine.device_executor import DeviceExecutor
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.profiler import profiled_costs, warm_up
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
-from adaptspec.models.kv_cache import CacheLimits, bytes_for_cache
-from adaptspec.models.loading import load_model
+from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
+from adaptspec.models.config import DecoderConfig
+from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
+from adaptspec.models.loading import load_model, plain_decoder
 from adaptspec.models.model_files import resolve_model
-from adaptspec.models.runner import Runner
+from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.tokenization import check_pair, check_tokenizer, fingerprint, load_tokenizer
+from adaptspec.models.weights import DecoderWeights
 from adaptspec.types import Sink
 
 BUNDLED = "bundled"
@@ -183,8 +187,11 @@ def assemble(
         raise ConfigError("no policy is live: requests that name none need one; give a policy without rollout")
     rollouts = {spec.name: spec.rollout for spec in specs}
     controller = Controller(policies, live[0], names, limits.max_rows, cost=costs, labels=labels, rollouts=rollouts)
+    executor = ModelExecutor(target, drafters)
+    if isinstance(target, DeviceDecoder):
+        executor = DeviceExecutor(target, drafters, limits.max_rows, limits.max_depth)
     return EngineCore(
-        ModelExecutor(target, drafters),
+        executor,
         controller,
         InputProcessor(target.info, tokenizer, detector),
         {spec.name: TaskMethods.of(spec) for spec in specs},
@@ -211,7 +218,7 @@ def _counts(
 
 def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
     """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized."""
-    models = [load_model(place, device=config.device, dtype=config.dtype) for place in places]
+    models = [load_model(place, device=config.device, dtype=config.dtype, make=decoder) for place in places]
     # What memory is left, they share so that each holds as many tokens.
     tokens = bytes_for_cache(models[0].device) // sum(model.bytes_per_token for model in models)
     limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context)
@@ -221,6 +228,12 @@ def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
         # A draft of a shorter context drafts as far as it reaches; a longer one than the target's is of no use.
         limits = replace(limits, context=runners[0].info.context, context_is_ceiling=True)
     return runners
+
+
+def decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> Runner:
+    """The decoder for the device that the weights are on."""
+    make = plain_decoder if weights.embedding.device.type == "cpu" else device_decoder
+    return make(info, config, weights, plan)
 
 
 def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict[str, Path]]:

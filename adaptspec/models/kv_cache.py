@@ -90,11 +90,12 @@ class CacheShape:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """Sizes of a cache, in tokens: of the whole pool, the most of one row, the allocation unit."""
+    """Sizes of a cache, in tokens: of the whole pool, the most of one row, the allocation unit; and the most rows."""
 
     tokens: int
     context: int
     block_size: int
+    rows: int = 1
 
 
 class KVCache(BlockAllocator):
@@ -232,7 +233,7 @@ def plan_cache(
             f"{name}: the cache has room for {room} tokens, but one request may need {row_tokens}; "
             "choose a shorter context or give the cache more tokens"
         )
-    return CachePlan(tokens, context, block_size)
+    return CachePlan(tokens, context, block_size, max_rows)
 
 
 def bytes_for_cache(device: torch.device) -> int:

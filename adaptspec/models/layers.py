@@ -26,10 +26,7 @@ def rms_norm(weight: torch.Tensor, eps: float) -> Norm:
     """A norm over the last dimension; `weight` is [dim], or [heads, dim] for tensors [..., heads, dim]."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
         return LengthNorm.of(weight.shape[-1], eps, weight)
-    shape = weight.shape[-1:]
-    if weight.ndim == 1:
-        return lambda x: F.rms_norm(x, shape, weight, eps)  # one kernel on CUDA
-    return lambda x: F.rms_norm(x, shape, None, eps) * weight
+    return RmsNorm(weight, eps)
 
 
 def rms_norm_into(weight: torch.Tensor, eps: float, matrix: torch.Tensor) -> Norm:
@@ -41,6 +38,21 @@ def rms_norm_into(weight: torch.Tensor, eps: float, matrix: torch.Tensor) -> Nor
         return rms_norm(weight, eps)
     matrix.mul_((weight * math.sqrt(len(weight))).unsqueeze(1))
     return LengthNorm.of(len(weight), eps, None)
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """As it is usually written; `weight` [dim], or [heads, dim] for tensors [..., heads, dim]."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [..., dim], normalised."""
+        shape = self.weight.shape[-1:]
+        if self.weight.ndim == 1:
+            return F.rms_norm(x, shape, self.weight, self.eps)
+        return F.rms_norm(x, shape, None, self.eps) * self.weight
 
 
 @dataclass(frozen=True, slots=True)

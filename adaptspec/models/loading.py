@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from adaptspec.errors import ConfigError, ModelError
-from adaptspec.models.config import check_sizes, is_lean, read_decoder_config
+from adaptspec.models.config import DecoderConfig, check_sizes, is_lean, read_decoder_config
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
 from adaptspec.models.model_files import CONFIG, eos_token_ids, fingerprint, read_json, resolve_model, weight_files
@@ -22,7 +22,7 @@ from adaptspec.models.transformers_runner import (
     load_through_transformers,
     longest_context,
 )
-from adaptspec.models.weights import load_weights
+from adaptspec.models.weights import DecoderWeights, load_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NOT_GENERATIVE = ("Classification", "ForQuestionAnswering", "ForMaskedLM")
@@ -50,8 +50,19 @@ class LoadedModel:
         return self.start(replace(self.info, context=plan.context), plan)
 
 
-def load_model(path_or_hub_id: str, *, device: str = "auto", dtype: str = "auto") -> LoadedModel:
-    """Load a model's weights.
+MakeDecoder = Callable[[ModelInfo, DecoderConfig, DecoderWeights, CachePlan], Runner]
+
+
+def plain_decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> Runner:
+    """A decoder with a cache of this plan."""
+    like = weights.embedding
+    return Decoder(info, config, weights, KVCache(config.cache_shape, plan, like.dtype, like.device))
+
+
+def load_model(
+    path_or_hub_id: str, *, device: str = "auto", dtype: str = "auto", make: MakeDecoder = plain_decoder
+) -> LoadedModel:
+    """Load a model's weights; `make` makes a runner of those of a Llama-like one.
 
     `device` is cpu, cuda, cuda:N or auto; `dtype` float32, bfloat16, float16 or auto (float32 on CPU, as stored
     on CUDA). Raises ModelError for a directory that cannot be loaded, ConfigError for an unknown device or dtype.
@@ -61,11 +72,13 @@ def load_model(path_or_hub_id: str, *, device: str = "auto", dtype: str = "auto"
     check_sizes(raw)
     _refuse_unsafe(folder, raw)
     place = _device(device)
-    load = _load_lean if is_lean(raw) else _load_other
-    return load(folder, raw, _dtype(dtype, place, raw), place)
+    kind = _dtype(dtype, place, raw)
+    return _load_lean(folder, raw, kind, place, make) if is_lean(raw) else _load_other(folder, raw, kind, place)
 
 
-def _load_lean(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def _load_lean(
+    folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device, make: MakeDecoder
+) -> LoadedModel:
     config = read_decoder_config(raw)
     weights = load_weights(folder, config, dtype, device)
     return LoadedModel(
@@ -73,7 +86,7 @@ def _load_lean(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device:
         _info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context)),
         device,
         config.cache_shape.bytes_per_token(dtype),
-        lambda info, plan: Decoder(info, config, weights, KVCache(config.cache_shape, plan, dtype, device)),
+        lambda info, plan: make(info, config, weights, plan),
     )
 
 

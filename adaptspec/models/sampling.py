@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from adaptspec.errors import RequestError
 from adaptspec.models.noise import Stream, gumbel, gumbel_at, position_keys, seed_keys, uniform
-from adaptspec.models.processors import Paths, Positions, SamplingRow, build, truncates
+from adaptspec.models.processors import Paths, Positions, SamplingRow, Temperature, build, truncates
 from adaptspec.request import SamplingParams
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
@@ -56,6 +56,19 @@ class SamplingBatch:
         self.plain_greedy = not self._processors and not bool(self.sampled.any())
         self.constraints = [row.constraint for row in rows]
         self.constrained = any(constraint is not None for constraint in self.constraints)
+
+    @property
+    def temperatures(self) -> FloatArray | None:
+        """[B] the rows' temperatures, 0 for those that take the likeliest token; None if more changes their scores."""
+        if not all(isinstance(processor, Temperature) for processor in self._processors):
+            return None
+        return np.array([0.0 if row.params.greedy else row.params.temperature for row in self._rows])
+
+    def keys(self, steps: int) -> IntArray:
+        """[B, steps] of the noise at each row's next positions."""
+        rows = len(self._rows)
+        index, offsets = np.divmod(np.arange(rows * steps), steps)
+        return self._keys(index, offsets, Stream.CHOICE).reshape(rows, steps)
 
     def take(self, members: IntArray) -> SamplingBatch:
         """A batch of some of the rows, by position. Built anew: for rounds that mix verification methods."""

@@ -1,0 +1,210 @@
+"""Rounds on a device: launched whole, and ended by one look at what came of them.
+
+What a device round does not do yet (trees, methods other than `coupled`, rules on scores beside temperature, scores
+that are asked for) runs part by part as on a CPU, within `launch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from adaptspec.control.policy import Decision
+from adaptspec.control.rows import some
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.drafting.drafter import Drafter
+from adaptspec.engine.executor import Outcome, Pending
+from adaptspec.engine.model_executor import NOT_NUMBERS, ModelExecutor
+from adaptspec.engine.scheduler import Batch, held_row
+from adaptspec.gpu.device_decoder import DeviceDecoder
+from adaptspec.gpu.round import DeviceRounds, RoundPlan, RoundResult
+from adaptspec.models.draft import Draft
+from adaptspec.models.runner import Packed
+from adaptspec.types import FloatArray, IntArray
+from adaptspec.verification.coupled import Coupled
+from adaptspec.verification.method import VerifyResult, agreement
+
+
+@dataclass(frozen=True)
+class Launched(Pending):
+    """A round that runs on the device. `draft` is what was drafted elsewhere."""
+
+    plan: RoundPlan
+
+
+@dataclass(frozen=True)
+class Done(Pending):
+    """A round that has run, part by part, when it was launched."""
+
+    outcome: Outcome
+
+
+class DeviceExecutor(ModelExecutor):
+    """A `ModelExecutor` whose target and draft model are on a device."""
+
+    overlaps = True
+
+    def __init__(self, target: DeviceDecoder, drafters: Sequence[Drafter], rows: int, steps: int) -> None:
+        """For up to `rows` rows and drafts of up to `steps` tokens."""
+        super().__init__(target, drafters)
+        model = next((one for one in drafters if isinstance(one, DraftModelDrafter)), None)
+        own = model is not None and isinstance(model.runner, DeviceDecoder) and model.runner.device == target.device
+        self._target, self._model = target, model if own else None
+        self._which = -1 if self._model is None else drafters.index(self._model)
+        draft = None if self._model is None else self._model.runner
+        assert draft is None or isinstance(draft, DeviceDecoder)
+        self._draft_runner = draft
+        ends = () if self._model is None else self._model.ends
+        self._rounds = DeviceRounds(target, draft, rows, max(steps, 1), ends)
+        self._steps = steps
+
+    def launch(self, batch: Batch, decision: Decision) -> Pending:
+        temperatures = self._temperatures(batch, decision)
+        if temperatures is None:
+            pending = super().launch(batch, decision)
+            return Done(batch, pending.draft, super().finish(pending))
+        plan, draft = self._planned(batch, decision, temperatures)
+        warm = decision.temperature is not None
+        self._rounds.launch(plan, warm)
+        if batch.chunks:
+            self._read_prompts(batch)
+        self._rounds.end()
+        return Launched(batch, draft, plan)
+
+    def finish(self, pending: Pending) -> Outcome:
+        if isinstance(pending, Done):
+            return pending.outcome
+        assert isinstance(pending, Launched)
+        found = self._rounds.result(pending.plan)
+        return self._judged(pending, found)
+
+    def _temperatures(self, batch: Batch, decision: Decision) -> FloatArray | None:
+        """[E] the temperatures of a round that the device can run whole; None if it cannot."""
+        emitting, tree = batch.emitting, decision.tree
+        if not emitting and not batch.chunks:
+            return None
+        united = decision.union is not None and some(decision.union.depths)
+        branching = tree is not None and bool((tree.width > 1).any())
+        scored = decision.temperature is not None and decision.temperature.scored
+        if united or branching or scored or any(s.method != Coupled() for s in emitting):
+            return None
+        if any(chunk.scored for chunk in batch.chunks):
+            return None
+        if any(s.request.sampling.logprobs is not None for s in emitting):
+            return None
+        return self._sampled(emitting).temperatures
+
+    def _planned(self, batch: Batch, decision: Decision, temperatures: FloatArray) -> tuple[RoundPlan, Draft]:
+        """The round for the device, and what other drafters than the draft model have drafted for it."""
+        emitting, size = batch.emitting, len(batch.decoding)
+        mine = (decision.drafter == self._which) & (decision.depths > 0)
+        others = np.where(mine, 0, decision.depths)
+        draft = Draft.empty(len(emitting))
+        if some(others):
+            draft = self._propose(batch, decision, decision.drafter, others, tree=None)
+        depths = np.zeros(len(emitting), dtype=np.int64)
+        caught_up = 0
+        if mine.any():
+            depths[:size], caught_up = self._readied(batch, np.where(mine, decision.depths, 0))
+        newest = np.array([(s.tokens[-2] if s.length > 1 else 0, s.tokens[-1]) for s in emitting], dtype=np.int64)
+        plan = RoundPlan(
+            batch.rows,
+            np.array([s.length for s in emitting], dtype=np.int64),
+            newest.reshape(len(emitting), 2),
+            self._unread(batch, depths),
+            depths,
+            draft.tokens,
+            draft.counts,
+            temperatures,
+            self._sampled(emitting).keys(self._steps + 1),
+            size,
+            decision.stop,
+            decision.temperature,
+        )
+        return plan, replace(draft, caught_up=caught_up)
+
+    def _unread(self, batch: Batch, depths: IntArray) -> IntArray:
+        runner = self._draft_runner
+        if runner is None:
+            return depths
+        return np.array([min(2, s.length - runner.length(held_row(s))) for s in batch.emitting], dtype=np.int64)
+
+    def _readied(self, batch: Batch, depths: IntArray) -> tuple[IntArray, int]:
+        """Have the draft model read all but the last two tokens of the rows that draft; see `DraftModelDrafter`.
+
+        Rows that find no room, or have more to read than one round may, draft nothing in this one.
+        """
+        model, runner = self._model, self._draft_runner
+        assert model is not None
+        assert runner is not None
+        depths, budget, caught_up = depths.copy(), model.catch_up_tokens, 0
+        rows, counts, tokens = [], [], []
+        for i in np.flatnonzero(depths).tolist():
+            sequence, row = batch.decoding[i], held_row(batch.decoding[i])
+            depths[i] = max(0, min(int(depths[i]), runner.info.context - sequence.length))
+            known = max(sequence.tokens[runner.length(row) :]) < runner.info.vocab_size
+            if not depths[i] or not known or not runner.reserve(row, sequence.length + int(depths[i])):
+                depths[i] = 0
+                continue
+            missing = sequence.tokens[runner.length(row) : -2]
+            part = missing[: max(budget, 0)]
+            if part:
+                rows.append(row)
+                counts.append(len(part))
+                tokens += part
+                budget -= len(part)
+                caught_up += len(part)
+            if len(part) < len(missing):
+                depths[i] = 0
+        if rows:
+            who, sizes, fed = (np.array(one, dtype=np.int64) for one in (rows, counts, tokens))
+            runner.forward(Packed(who, sizes, fed, np.zeros_like(sizes)))
+        return depths, caught_up
+
+    def _read_prompts(self, batch: Batch) -> None:
+        chunks = batch.chunks
+        tokens = [token for one in chunks for token in one.sequence.tokens[one.start : one.start + one.count]]
+        rows, counts, last, fed = (
+            np.array(one, dtype=np.int64)
+            for one in (
+                [held_row(one.sequence) for one in chunks],
+                [one.count for one in chunks],
+                [one.last for one in chunks],
+                tokens,
+            )
+        )
+        logits = self._target.forward(Packed(rows, counts, fed, last))
+        if len(logits):
+            self._rounds.choose_first(logits, len(batch.decoding))
+
+    def _judged(self, pending: Launched, found: RoundResult) -> Outcome:
+        batch, plan, given = pending.batch, pending.plan, pending.draft
+        size, counts = len(batch.decoding), found.counts
+        mine = plan.depths > 0
+        width = int(counts.max(initial=0))
+        inside = np.arange(width) < counts[:, None]
+        confidence, entropy = np.full((2, *inside.shape), np.nan)
+        known = given.confidence[:, :width]
+        confidence[:, : known.shape[1]] = known
+        at = inside & mine[:, None]
+        confidence[at], entropy[at] = found.confidence[:, :width][at], found.entropy[:, :width][at]
+        tokens = np.where(inside, found.drafted[:, :width], 0)
+        draft = Draft(tokens, counts, confidence, entropy, steps=found.steps + given.steps, caught_up=given.caught_up)
+        own = [found.choices[i, : counts[i] + 1] for i in range(size)] + [found.first[size:]]
+        verdict = agreement(draft, torch.from_numpy(np.concatenate(own)))
+        for i, sequence in enumerate(batch.emitting):
+            if sequence.finish is not None:
+                continue  # it has gone meanwhile
+            if found.bad[i]:
+                sequence.fail(NOT_NUMBERS)
+            if i < size:
+                row = held_row(sequence)
+                self._target.cache.set_length(row, sequence.length + int(counts[i]))
+                if mine[i] and self._model is not None and self._draft_runner is not None:
+                    self._draft_runner.cache.set_length(row, sequence.length + int(counts[i]) - 1)
+                    self._model.note(row, sequence.length, tokens[i, : counts[i]].tolist())
+        accepted = np.where(found.bad, 0, verdict.accepted)
+        return Outcome(draft, VerifyResult(accepted, verdict.following))

@@ -1,0 +1,275 @@
+"""A draft/verify round on a device: begun by one copy, ended by one, and nothing in between asks the host.
+
+The host lays a round out for the most that it may come to; rows whose stop table cuts their draft leave padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from adaptspec.decision_tables import ENTROPY_EDGES, StopTable, TemperatureTable
+from adaptspec.gpu import stopping
+from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, Inputs, bucket
+from adaptspec.gpu.graphs import Captured
+from adaptspec.gpu.plan import tiles
+from adaptspec.gpu.staging import Block
+from adaptspec.models.noise import token_keys
+from adaptspec.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """What B rows are to do: those that decode first, then those whose prompt ends in this round."""
+
+    rows: IntArray  # [B] of the caches
+    lengths: IntArray  # [B] tokens so far
+    newest: IntArray  # [B, 2] the last two tokens
+    unread: IntArray  # [B] how many of these two the draft model has not read: 1 or 2
+    depths: IntArray  # [B] tokens that the draft model drafts, at most
+    given: IntArray  # [B, D] tokens that others have drafted
+    counts: IntArray  # [B] how many
+    temperatures: FloatArray  # [B] 0: takes the likeliest token
+    keys: IntArray  # [B, D + 1] of the noise at each position from the next one on
+    decoding: int  # rows
+    stop: StopTable | None
+    warmth: TemperatureTable | None
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What came of it, for B rows and D steps; `choices` [B, D + 1] are the target's after each drafted token."""
+
+    drafted: IntArray
+    counts: IntArray
+    confidence: FloatArray
+    entropy: FloatArray
+    choices: IntArray
+    first: IntArray  # [B] the first token of a row whose prompt has ended
+    bad: IntArray  # [B] whether a row's scores were no numbers
+    steps: int
+
+
+class DeviceRounds:
+    """Runs rounds of up to `rows` rows and drafts of up to `steps` tokens on the device of `target`."""
+
+    def __init__(
+        self, target: DeviceDecoder, draft: DeviceDecoder | None, rows: int, steps: int, ends: Collection[int]
+    ) -> None:
+        self.target, self.draft = target, draft
+        device, self._steps = target.device, steps
+        self._widest = bucket(rows * (steps + 1))
+        whole, real = torch.int64, torch.float32
+        self._plan = Block(
+            {
+                "rows": (whole, (rows,)),
+                "lengths": (whole, (rows,)),
+                "newest": (whole, (rows, 2)),
+                "unread": (whole, (rows,)),
+                "depths": (whole, (rows,)),
+                "given": (whole, (rows, steps)),
+                "counts": (whole, (rows,)),
+                "keys": (whole, (rows, steps + 1)),
+                "owners": (whole, (self._widest,)),
+                "offsets": (whole, (self._widest,)),
+                "tiles": (torch.int32, (self._widest, 3)),
+                "temperatures": (real, (rows,)),
+                **stopping.layout(rows, steps),
+            },
+            device,
+        )
+        self._result = Block(
+            {
+                "drafted": (whole, (rows, steps)),
+                "counts": (whole, (rows,)),
+                "choices": (whole, (self._widest,)),
+                "confidence": (real, (rows, steps)),
+                "entropy": (real, (rows, steps)),
+                "first": (whole, (rows,)),
+                "bad": (torch.bool, (rows,)),
+            },
+            device,
+        )
+        self._asked = torch.zeros(rows, dtype=torch.bool, device=device)
+        self._alive = torch.ones(rows, device=device)
+        self._step = torch.zeros(1, dtype=whole, device=device)
+        self._edges = torch.tensor(ENTROPY_EDGES, device=device)
+        self._ends = torch.tensor(sorted(ends) or [-1], dtype=whole, device=device)
+        self._token_keys = token_keys(target.info.vocab_size, device)
+        self.parts = Captured()
+        if device.type == "cuda":
+            self._done = torch.cuda.Event()
+
+    def launch(self, plan: RoundPlan, warm: bool) -> None:
+        """Send a plan and begin; `warm`: draft temperatures are in use."""
+        count, deepest = len(plan.rows), int(plan.depths.max(initial=0))
+        width = self._lay(plan)
+        self.target.cache.send()
+        self._plan.send()
+        rows = min(bucket_rows(count), len(self._asked))
+        self._begin()
+        if deepest:
+            assert self.draft is not None
+            self.draft.cache.send()
+            self.parts.run(("first", rows, warm), lambda: self._first(rows, warm))
+            for _ in range(deepest - 1):
+                self.parts.run(("next", rows, warm), lambda: self._next(rows, warm))
+        if plan.decoding:
+            self.parts.run(("verify", width), lambda: self._verify(width))
+
+    def end(self) -> None:
+        """All of the round has been asked for: have its result come."""
+        self._result.fetch()
+        if self.target.device.type == "cuda":
+            self._done.record()
+
+    def choose_first(self, logits: torch.Tensor, row: int) -> None:
+        """The first tokens of rows whose prompts have ended, from `row` on, by their `logits` [n, vocab]."""
+        own = slice(row, row + len(logits))
+        plan, result = self._plan.device, self._result.device
+        found = self.target.ops.choose(
+            logits, plan["temperatures"][own], plan["keys"][own, 0].contiguous(), self._token_keys
+        )
+        result["first"][own] = found.token
+        result["bad"][own] = ~torch.isfinite(found.entropy)
+
+    def result(self, plan: RoundPlan) -> RoundResult:
+        """What has come: the one time that the host waits for the device."""
+        if self.target.device.type == "cuda":
+            self._done.synchronize()
+        host, count = self._result.host, len(plan.rows)
+        owners, offsets = self._plan.host["owners"], self._plan.host["offsets"]
+        choices: IntArray = np.zeros((count, self._steps + 1), dtype=np.int64)
+        real = offsets <= self._steps
+        choices[owners[real], offsets[real]] = host["choices"][real]
+        names = ("drafted", "counts", "confidence", "entropy", "first", "bad")
+        drafted, counts, confidence, entropy, first, bad = (host[name][:count].copy() for name in names)
+        steps = int(np.where(plan.depths > 0, counts, 0).max(initial=0))
+        return RoundResult(
+            drafted, counts, confidence.astype(np.float64), entropy.astype(np.float64), choices, first, bad, steps
+        )
+
+    def _lay(self, plan: RoundPlan) -> int:
+        """Write the plan on the host; return how many tokens the verify pass has room for."""
+        host, count, decoding = self._plan.host, len(plan.rows), plan.decoding
+        for name in ("rows", "lengths", "newest", "unread", "depths", "counts", "temperatures"):
+            host[name][:count] = getattr(plan, name)
+        host["rows"][count:] = self.target.cache.nobody
+        host["depths"][count:] = host["counts"][count:] = 0
+        host["given"][:count, : plan.given.shape[1]] = plan.given
+        host["keys"][:count, : plan.keys.shape[1]] = plan.keys
+        stopping.write(host, plan.stop, plan.warmth, count)
+        wide = (np.maximum(plan.depths, plan.counts) + 1)[:decoding]
+        tokens = int(wide.sum())
+        # By the number of rows as long as that is next to free: text is then the same whatever their depths.
+        room = min(bucket(decoding * (self._steps + 1)), BUCKETS[-1])
+        width = max(bucket(max(tokens, 1)), room)
+        host["owners"][:tokens] = np.repeat(np.arange(decoding), wide)
+        host["offsets"][:tokens] = np.arange(tokens) - np.repeat(np.cumsum(wide) - wide, wide)
+        host["owners"][tokens:], host["offsets"][tokens:] = 0, self._steps + 1
+        laid = tiles(plan.rows[:decoding], wide, self.target.heads)
+        host["tiles"][: len(laid)], host["tiles"][len(laid) :] = laid, 0
+        return width
+
+    def _begin(self) -> None:
+        plan, result = self._plan.device, self._result.device
+        result["drafted"].copy_(plan["given"])
+        result["counts"].copy_(plan["counts"])
+        result["bad"].zero_()
+        torch.gt(plan["depths"], 0, out=self._asked)
+        self._alive.fill_(1.0)
+        self._step.zero_()
+
+    def _first(self, rows: int, warm: bool) -> None:
+        """The draft model reads what it has not seen of each row, its newest token at least, and draws."""
+        plan, asked = self._plan.device, self._asked[:rows]
+        back = torch.arange(1, -1, -1, device=asked.device)  # how far before the newest token
+        places = plan["lengths"][:rows, None] - 1 - back
+        live = asked[:, None] & (back < plan["unread"][:rows, None])
+        states = self._read(plan["newest"][:rows], places, live)
+        self._draw(states[1::2][:rows], rows, warm)
+
+    def _next(self, rows: int, warm: bool) -> None:
+        """It reads the token drawn last, and draws the next."""
+        plan, asked = self._plan.device, self._asked[:rows]
+        drafted = self._result.device["drafted"][:rows].index_select(1, self._step - 1)
+        places = plan["lengths"][:rows, None] - 1 + self._step
+        self._draw(self._read(drafted, places, asked[:, None])[:rows], rows, warm)
+
+    def _read(self, tokens: torch.Tensor, places: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+        """States after up to two new tokens [R, n] of each row, in order."""
+        assert self.draft is not None
+        rows, count = tokens.shape
+        own = self._plan.device["rows"][:rows]
+        first = torch.arange(0, rows * count, count, device=own.device)
+        laid = torch.stack((first, torch.full_like(first, count), own), 1).int()
+        owners = own.repeat_interleave(count, output_size=rows * count)
+        return self.draft.run(_inputs(self.draft, tokens, (owners, places, live), laid))
+
+    def _draw(self, states: torch.Tensor, rows: int, warm: bool) -> None:
+        draft, plan, result = self.draft, self._plan.device, self._result.device
+        assert draft is not None
+        logits, asked, step = _padded_logits(draft, states)[:rows], self._asked[:rows], self._step
+        temperatures, keys = plan["temperatures"][:rows], plan["keys"][:rows].index_select(1, step).squeeze(1)
+        bounds = stopping.Bounds(*(plan[name][:rows] for name in stopping.Bounds._fields))
+        found = draft.ops.choose(logits, temperatures, keys, self._token_keys)
+        spread = found.entropy
+        if warm:
+            factors = bounds.temperatures(self._edges, spread)
+            found = draft.ops.choose(logits, temperatures * factors, keys, self._token_keys)
+        for name, values in (("drafted", found.token.long()), ("confidence", found.confidence), ("entropy", spread)):
+            column = result[name][:rows]
+            kept = torch.where(asked, values, column.index_select(1, step).squeeze(1))
+            column.index_copy_(1, step, kept.unsqueeze(1))
+        result["counts"][:rows].add_(asked)
+        going = bounds.goes_on(step, asked, found.confidence, spread, self._alive[:rows])
+        going &= (plan["depths"][:rows] > step + 1) & ~(found.token.unsqueeze(1) == self._ends).any(1)
+        asked.copy_(going)
+        step.add_(1)
+
+    def _verify(self, width: int) -> None:
+        """The target reads each row's newest token and drafts, and chooses after all of them."""
+        plan, result, target = self._plan.device, self._result.device, self.target
+        owners, offsets = plan["owners"][:width], plan["offsets"][:width]
+        within = offsets.clamp(max=self._steps)
+        node = (within - 1).clamp(min=0)
+        tokens = torch.where(offsets == 0, plan["newest"][owners, 1], result["drafted"][owners, node])
+        live = offsets <= result["counts"][owners]
+        places = plan["lengths"][owners] - 1 + within
+        inputs = _inputs(target, tokens, (plan["rows"][owners], places, live), plan["tiles"][:width])
+        logits = target.logits(target.run(inputs))
+        keys = plan["keys"][owners, within]
+        found = target.ops.choose(logits, plan["temperatures"][owners], keys, self._token_keys)
+        result["choices"][:width] = found.token
+        broken = (live & ~torch.isfinite(found.entropy)).long()
+        result["bad"] |= torch.zeros_like(plan["rows"]).index_add_(0, owners, broken) > 0
+
+
+def _inputs(
+    model: DeviceDecoder, tokens: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor, torch.Tensor], laid: torch.Tensor
+) -> Inputs:
+    """A pass over these tokens, padded to its bucket. `at`: the row and the place of each, and whether it lives; what
+    does not is written to nobody's block.
+    """
+    more = bucket(tokens.numel()) - tokens.numel()
+    tokens, rows, places, live = (part.flatten() for part in (tokens, *at))
+    rows, places = torch.where(live, rows, model.cache.nobody), torch.where(live, places, 0)
+    base, slots = torch.where(live, places + 1, 0).int(), model.slots(rows, places)
+    if more:
+        tokens, places, base = (functional.pad(part, (0, more)) for part in (tokens, places, base))
+        slots = functional.pad(slots, (0, more), value=model.rubbish)
+    return Inputs(tokens, places.int(), slots, base, torch.zeros_like(tokens), laid)
+
+
+def bucket_rows(rows: int) -> int:
+    """How many rows a draft step of so many is made for."""
+    return 1 << (rows - 1).bit_length()
+
+
+def _padded_logits(model: DeviceDecoder, states: torch.Tensor) -> torch.Tensor:
+    more = bucket(len(states)) - len(states)
+    return model.logits(functional.pad(states, (0, 0, 0, more)))

@@ -1,0 +1,38 @@
+"""One block of memory on the host and one on the device, of one layout: a round sends, and brings back, one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_ALIGNED = 16  # bytes: what any number may be read from
+
+
+class Block:
+    """Arrays of fixed shapes, side by side: `host[name]` of numpy and `device[name]` of torch are the same array."""
+
+    def __init__(self, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], device: torch.device) -> None:
+        places, size = {}, 0
+        for name, (dtype, shape) in layout.items():
+            count = int(np.prod(shape)) * dtype.itemsize
+            places[name] = slice(size, size + count)
+            size += -(-count // _ALIGNED) * _ALIGNED
+        self._device = torch.zeros(size, dtype=torch.uint8, device=device)
+        # Pinned: the device copies by itself, and the host does not wait for it.
+        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.device = {n: self._device[places[n]].view(dtype).view(shape) for n, (dtype, shape) in layout.items()}
+        self.host: dict[str, npt.NDArray[Any]] = {
+            n: self._host[places[n]].view(dtype).view(shape).numpy() for n, (dtype, shape) in layout.items()
+        }
+
+    def send(self) -> None:
+        """Copy all to the device. The host's side must not be written on before the device has come so far."""
+        self._device.copy_(self._host, non_blocking=True)
+
+    def fetch(self) -> None:
+        """Copy all to the host. It is there when the device has come so far."""
+        self._host.copy_(self._device, non_blocking=True)

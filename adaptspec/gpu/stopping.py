@@ -1,0 +1,72 @@
+"""Stop tables and draft temperatures on the device: which rows of a draft go on, without asking the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from adaptspec.decision_tables import ENTROPY_BINS, StopTable, TemperatureTable
+
+BINS = 100  # of confidence, by which a table says how likely a token is accepted; coarser tables are repeated
+_COLUMNS = {"confidence": 0.0, "entropy": np.inf, "survival": -1.0, "worth": 1.0, "step": -1.0}
+
+
+class Bounds(NamedTuple):
+    """The arrays of a `StopTable` for B rows and D steps, a column for each; what does not stop a row is unbound."""
+
+    confidence: torch.Tensor  # [B, D]
+    entropy: torch.Tensor
+    survival: torch.Tensor
+    worth: torch.Tensor
+    step: torch.Tensor
+    calibration: torch.Tensor  # [B, BINS]
+    warmth: torch.Tensor  # [B, ENTROPY_BINS] draft temperatures
+
+    def goes_on(
+        self, step: torch.Tensor, asked: torch.Tensor, sure: torch.Tensor, spread: torch.Tensor, alive: torch.Tensor
+    ) -> torch.Tensor:
+        """Which of the rows `asked` [B] go on after drafted token `step` [1], from 0: see `StopEvaluator`.
+
+        `sure` and `spread` [B] are the confidence and entropy of that token; `alive` [B], the chance that all so far
+        are accepted, is kept in place.
+        """
+        least, highest, floor, worth, price = (column.index_select(1, step).squeeze(1) for column in self[:5])
+        which = (sure * BINS).long().clamp(0, BINS - 1).unsqueeze(1)
+        alive.mul_(torch.where(asked, self.calibration.gather(1, which).squeeze(1), 1.0))
+        above = torch.where(asked, alive - floor, 0.0).clamp(min=0.0)
+        together = (above * worth).sum()
+        return asked & (sure >= least) & (spread <= highest) & (above > 0.0) & (together > price)
+
+    def temperatures(self, edges: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+        """Of the next tokens [B], by the entropy [B] of what they would be drawn from; `edges` are ENTROPY_EDGES."""
+        return self.warmth.gather(1, torch.searchsorted(edges, entropy).unsqueeze(1)).squeeze(1)
+
+
+def layout(rows: int, steps: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """What `write` fills, for `staging.Block`."""
+    columns = dict.fromkeys(_COLUMNS, (torch.float32, (rows, steps)))
+    return {**columns, "calibration": (torch.float32, (rows, BINS)), "warmth": (torch.float32, (rows, ENTROPY_BINS))}
+
+
+def write(
+    host: Mapping[str, npt.NDArray[Any]], stop: StopTable | None, temperature: TemperatureTable | None, rows: int
+) -> None:
+    """Write the tables of the first `rows` rows, or what never stops one."""
+    columns = {} if stop is None else stop.columns()
+    for name, unbound in _COLUMNS.items():
+        column = host[name]
+        values = columns.get(name)
+        if values is None:
+            column[:rows] = unbound
+        else:
+            wide = min(values.shape[1], column.shape[1])
+            column[:rows, :wide], column[:rows, wide:] = values[:rows, :wide], values[:rows, wide - 1 : wide]
+    calibration = columns.get("calibration")
+    host["calibration"][:rows] = (
+        1.0 if calibration is None else np.repeat(calibration[:rows], BINS // calibration.shape[1], axis=1)
+    )
+    host["warmth"][:rows] = 1.0 if temperature is None else temperature.values[:rows]
