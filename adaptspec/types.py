@@ -193,21 +193,21 @@ class Tree:
     @cached_property
     def depths(self) -> IntArray:
         """[B, N] of each node: 1 after the newest token."""
-        depths = np.ones_like(self.parents)
-        at = np.arange(len(depths))
-        for place in range(depths.shape[1]):
-            parent = self.parents[:, place]
-            depths[:, place] = np.where(parent < 0, 1, depths[at, parent] + 1)
-        return depths
+        lines: list[list[int]] = [[] for _ in self.parents]
+        for line, parents in zip(lines, self.parents.tolist(), strict=True):
+            for parent in parents:
+                line.append(line[parent] + 1 if 0 <= parent < len(line) else 1)
+        return np.array(lines, dtype=np.int64).reshape(self.parents.shape)
 
     def seen(self, row: int, count: int) -> BoolArray | None:
         """What the newest token and a row's `count` nodes see of each other [count + 1, count + 1]; None: a chain."""
         if count <= self.chain[row]:
             return None
-        seen: BoolArray = np.eye(count + 1, dtype=np.bool_)
+        lines = [b"\1"]
         for place, parent in enumerate(self.parents[row, :count].tolist(), start=1):
-            seen[place] |= seen[parent + 1]
-        return seen
+            lines.append(lines[parent + 1].ljust(place, b"\0") + b"\1")
+        seen = b"".join([line.ljust(count + 1, b"\0") for line in lines])  # a tenth of what arrays would take
+        return np.frombuffer(seen, dtype=np.bool_).reshape(count + 1, count + 1)
 
     def take(self, rows: IntArray) -> Tree:
         return Tree(self.parents[rows], self.chain[rows], self.ranks[rows], self.drafters[rows])
