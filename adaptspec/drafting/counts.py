@@ -18,8 +18,9 @@ from adaptspec.decision_tables import TreeTable
 from adaptspec.drafting.corpus_counts import CorpusCounts
 from adaptspec.drafting.drafter import DraftJob, Loaded, RowStart
 from adaptspec.drafting.predicted_output import Prediction
+from adaptspec.drafting.submitted_nodes import submitted
 from adaptspec.drafting.token_counts import COUNT_SHIFT, TOKEN, Followed, Histories, TokenCounts, advanced
-from adaptspec.drafting.tree_growth import RowTree, submitted
+from adaptspec.drafting.tree_growth import RowTree
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import gumbel_of_few, position_word, seed_keys, token_words
 from adaptspec.models.processors import MIN_TEMPERATURE
