@@ -298,8 +298,9 @@ class _Row:
         self.contexts = self._before if self._read == upto else contexts_of(tokens[max(upto - LONGEST, 0) : upto])
 
     def leave(self, tokens: list[int]) -> int:
-        """Have its scope count what is left of its text; how many tokens of it that has counted then."""
-        self._count(tokens, max(self._read, len(tokens) - _MOST_TOKENS), len(tokens), [])
+        """Have its scope count what is left of its text, if any was asked for; how many tokens it has counted then."""
+        if self._read:
+            self._count(tokens, max(self._read, len(tokens) - _MOST_TOKENS), len(tokens), [])
         return max(self._read, self._told)
 
     def _count(self, tokens: list[int], begin: int, end: int, counters: list[TokenCounts]) -> None:

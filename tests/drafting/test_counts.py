@@ -211,6 +211,7 @@ def test_a_scope_counts_every_text_once(text: list[int], rounds: list[tuple[int,
         if leaves:
             drafter.free(0)
             drafter.begin(0, start)
+    drafter.offer(0, live, 1)
     live += text[len(live) :]
     drafter.free(0)
     once = TokenCounts(10_000)
