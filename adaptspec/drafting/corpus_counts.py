@@ -22,10 +22,7 @@ _LATELY = 2**14
 
 
 class CorpusCounts:
-    """Of each context (a hash as `token_counts` makes it) the tokens that followed, and what share of 255 each had.
-
-    Contexts are in the order of their hashes; `starts` says where those begin that share the first bits.
-    """
+    """Of each context (a hash as `token_counts` makes it) the tokens that followed, and what share of 255 each had."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """`contexts` uint64 [C], ascending; `following` uint8 [C], how many tokens; `tokens` and `shares` uint8 [N].

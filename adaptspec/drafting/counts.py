@@ -19,16 +19,7 @@ from adaptspec.decision_tables import TreeTable
 from adaptspec.drafting.corpus_counts import CorpusCounts
 from adaptspec.drafting.drafter import DraftJob, Loaded, RowStart
 from adaptspec.drafting.predicted_output import Prediction
-from adaptspec.drafting.token_counts import (
-    COUNT_SHIFT,
-    LONGEST,
-    TOKEN,
-    Histories,
-    TokenCounts,
-    advanced,
-    contexts_of,
-    votes_of,
-)
+from adaptspec.drafting.token_counts import COUNT_SHIFT, TOKEN, Histories, TokenCounts, advanced, contexts_of, votes_of
 from adaptspec.drafting.tree_growth import RowTree, submitted
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import drawn_of_few, position_word, seed_keys, token_words
@@ -50,7 +41,8 @@ _MOST_TOKENS, _AT_ONCE, _MOST_CONTEXTS = 4096, 128, 2**15
 
 _chance = itemgetter(1)
 # Finds what followed a context, and what each of those counts for.
-_Source = tuple[Callable[[int], "int | Mapping[int, float] | None"], float]
+_Votes = int | Mapping[int, float]
+_Source = tuple[Callable[[int], _Votes | None], float]
 
 
 class _Guess(NamedTuple):
@@ -142,10 +134,7 @@ class CountsDrafter:
 
     def _row(self, row: int) -> _Row:
         """What is known of a row; of one that never began, or failed, nothing but its text."""
-        state = self._rows.get(row)
-        if state is None:
-            state = self._rows[row] = _Row(None)
-        return state
+        return self._rows.get(row) or self._rows.setdefault(row, _Row(None))
 
     def _look(self, row: int, tokens: list[int], start: int, most: int, noisy: bool) -> list[_Guess]:
         """Up to `most` tokens after `tokens[:start]`, each with those that are next likely."""
@@ -215,7 +204,7 @@ def _interpolated(contexts: list[int], sources: list[_Source], expected: int | N
         left = _NOVEL / (_NOVEL + _PREDICTED)
         chances[expected] = 1.0 - left
     for context in reversed(contexts):
-        votes: int | Mapping[int, float] | None = None
+        votes: _Votes | None = None
         worth = 1.0
         for find, weight in sources:
             followed = find(context)
@@ -244,9 +233,7 @@ def _interpolated(contexts: list[int], sources: list[_Source], expected: int | N
     return chances
 
 
-def _sum(
-    votes: int | Mapping[int, float], worth: float, more: int | Mapping[int, float], weight: float
-) -> dict[int, float]:
+def _sum(votes: _Votes, worth: float, more: _Votes, weight: float) -> dict[int, float]:
     """What two say of one context, each by its worth."""
     together = {token: worth * count for token, count in votes_of(votes)}
     for token, count in votes_of(more):
@@ -295,7 +282,7 @@ class _Row:
             return
         begin = max(self._read, upto - _MOST_TOKENS)
         self._count(tokens, begin, min(upto, begin + _AT_ONCE), [self.own])
-        self.contexts = self._before if self._read == upto else contexts_of(tokens[max(upto - LONGEST, 0) : upto])
+        self.contexts = self._before if self._read == upto else contexts_of(tokens, upto)
 
     def leave(self, tokens: list[int]) -> int:
         """Have its scope count what is left of its text, if any was asked for; how many tokens it has counted then."""
@@ -304,7 +291,7 @@ class _Row:
         return max(self._read, self._told)
 
     def _count(self, tokens: list[int], begin: int, end: int, counters: list[TokenCounts]) -> None:
-        contexts = self._before if begin == self._read else contexts_of(tokens[max(begin - LONGEST, 0) : begin])
+        contexts = self._before if begin == self._read else contexts_of(tokens, begin)
         history = self.history
         for place in range(begin, end):
             token = tokens[place]

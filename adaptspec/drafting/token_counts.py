@@ -29,10 +29,10 @@ def advanced(contexts: list[int], token: int) -> list[int]:
     return [(more * _FACTOR) & _ALL, *[((hash_ + more) * _FACTOR) & _ALL for hash_ in contexts[: LONGEST - 1]]]
 
 
-def contexts_of(text: list[int]) -> list[int]:
-    """The same of a whole text."""
+def contexts_of(text: list[int], end: int) -> list[int]:
+    """The same of the first `end` tokens of a text."""
     contexts: list[int] = []
-    for token in text[-LONGEST:]:
+    for token in text[max(end - LONGEST, 0) : end]:
         contexts = advanced(contexts, token)
     return contexts
 
