@@ -232,7 +232,7 @@ class ModelTrees(TreeGrowth):
 
     def candidates(self, front: Nodes, steps: int) -> Sequence[Candidates]:
         """See `TreeGrowth.candidates`: one pass reads the whole front."""
-        job, logits = self._job, self._runner.forward(self._packed(front) if steps else self._first)
+        job, logits, spread = self._job, self._runner.forward(self._packed(front) if steps else self._first), None
         if job.sampling.plain_greedy:
             scores = drawn_from = job.sampling.process(logits, _NOBODY, _NOBODY, NO_PATHS)
             if scores.is_cpu:
@@ -243,14 +243,16 @@ class ModelTrees(TreeGrowth):
             paths = np.array([tree.path(number) for tree, number in front], dtype=np.int64).reshape(len(front), steps)
             scores = drawn_from = job.sampling.process(logits, index, offsets, Paths(paths, np.arange(len(front))))
             if job.temperature is not None:
-                drawn_from = tempered(scores, job.temperature.at(index, entropies(scores)))
+                spread = entropies(scores)
+                drawn_from = tempered(scores, job.temperature.at(index, spread))
             drawn_from = job.sampling.perturbed(drawn_from, index, offsets)
             if scores.is_cpu:
                 spreads = entropies(scores).tolist()
                 return [(likeliest(line), told) for line, told in zip(drawn_from.numpy(), spreads, strict=True)]
         tokens, confidence = leading(drawn_from, max(tree.width for tree, _ in front))
-        told = zip(tokens.tolist(), confidence.tolist(), entropies(scores).tolist(), strict=True)
-        return [(zip(line, sure, strict=True), spread) for line, sure, spread in told]
+        spread = entropies(scores) if spread is None else spread
+        told = zip(tokens.tolist(), confidence.tolist(), spread.tolist(), strict=True)
+        return [(zip(line, sure, strict=True), one) for line, sure, one in told]
 
     def _packed(self, front: Nodes) -> Packed:
         """The pass that reads the front, whose nodes are in order of their rows."""
