@@ -351,10 +351,11 @@ class RoundRecord:
         ran = (main.drafter == drafter) & (main.depths > 0)
         known, drafted, right = ran, np.where(ran, main.drafted, 0), np.where(ran, main.accepted, 0)
         if self.shadow is not None and self.shadow_drafted is not None:
-            at = drafter, np.arange(len(ran))
-            scored = ~ran & (self.shadow[at] >= 0)
-            drafted = np.where(scored, self.shadow_drafted[at], drafted)
-            known, right = ran | scored, np.where(scored, self.shadow[at], right)
+            at = drafter if isinstance(drafter, int) else (drafter, np.arange(len(ran)))
+            agreed = self.shadow[at]
+            known = ran | (agreed >= 0)
+            drafted = np.where(known > ran, self.shadow_drafted[at], drafted)
+            right = np.where(known > ran, agreed, right)
         return Told(ran, known, drafted, right)
 
     def take(self, index: IntArray) -> RoundRecord:
