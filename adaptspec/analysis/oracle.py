@@ -169,7 +169,7 @@ def _siblings(view: DraftView, recorded: slice, tier: Tier) -> list[int]:
     if top is None or not top.shape[1]:
         return [0] * (recorded.stop - recorded.start + tier.depth + 1)
     each = np.logical_and.accumulate(top > 0.0, axis=1).sum(axis=1)
-    return np.concatenate(([0], each, np.full(tier.depth, each[-1]))).cumsum().tolist()
+    return list(np.concatenate(([0], each, np.full(tier.depth, each[-1]))).cumsum().tolist())
 
 
 def _all_replayed(
