@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.branching import Branching
+from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.errors import PolicyError
 from tests.control.helpers import signals, table
+from tests.control.simulator import GOODPUT
 
 ROWS = 4
 
@@ -54,3 +58,9 @@ def test_rows_go_by_their_own_drafter_whoever_drafted_before() -> None:
     alone = Branching(8, 64).table(choice(known, 0, 1, 0, 1))
     np.testing.assert_array_equal(mixed.calibration, alone.calibration)
     assert branching.table(choice(None)).floor.tolist() == [0.0] * ROWS
+
+
+@pytest.mark.parametrize("drafter", ["counts", "lookahead"])
+def test_goodput_says_that_it_cannot_price_what_branches_without_a_model(drafter: str) -> None:
+    with pytest.raises(PolicyError, match=r"leave max-width out, or choose static"):
+        parse_policy_spec(GOODPUT + f"  drafters: [{drafter}]\n  max-width: 8\n")
