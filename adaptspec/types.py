@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from functools import cached_property
 from math import nan
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -238,6 +238,18 @@ PER_ROW = ("rows", "depths", "reasons", "drafter", "drafted", "accepted", "emitt
 PER_DRAFTER = ("shadow", "shadow_drafted", "stated")
 
 
+class Told(NamedTuple):
+    """What a round tells of a drafter's chains, all [B]: whether it ran, and else was scored; tokens, and those right.
+
+    `known` is either; 0 tokens where it is not.
+    """
+
+    ran: BoolArray
+    known: BoolArray
+    drafted: IntArray
+    right: IntArray
+
+
 @dataclass(frozen=True)
 class RoundRecord:
     """What one round decided, did and cost. Row-wise arrays have the batch's order; B rows, D = deepest draft.
@@ -324,12 +336,27 @@ class RoundRecord:
     def trunk(self) -> RoundRecord:
         """The round as its main chains tell it, of which `straight` was accepted. `emitted` may be more than they got.
 
-        For whoever asks what chains would do: beside an accepted path, the main chain has drafted and failed.
+        For whoever asks what chains would do: beside an accepted path, the main chain has drafted and failed. `drafter`
+        is whose chain it is: where two drafted, it may be the second one's.
         """
         if self.branches is None:
             return self
-        straight = np.minimum(self.accepted, self.branches.straight)
-        return replace(self, drafted=self.branches.tree.chain, accepted=straight, branches=None)
+        tree, straight = self.branches.tree, np.minimum(self.accepted, self.branches.straight)
+        owner = np.where(tree.chain > 0, tree.drafters[:, 0], self.drafter) if tree.drafters.size else self.drafter
+        return replace(self, drafter=owner, drafted=tree.chain, accepted=straight, branches=None)
+
+    def told_of(self, drafter: int | IntArray) -> Told:
+        """What the round tells of the chains of a drafter, or one for each row [B]."""
+        main = self.trunk()
+        ran = (main.drafter == drafter) & (main.depths > 0)
+        known, drafted, right = ran, np.where(ran, main.drafted, 0), np.where(ran, main.accepted, 0)
+        if self.shadow is not None and self.shadow_drafted is not None:
+            at = drafter if isinstance(drafter, int) else (drafter, np.arange(len(ran)))
+            agreed = self.shadow[at]
+            known = ran | (agreed >= 0)
+            drafted = np.where(known > ran, self.shadow_drafted[at], drafted)
+            right = np.where(known > ran, agreed, right)
+        return Told(ran, known, drafted, right)
 
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch; what the whole round cost stays."""
