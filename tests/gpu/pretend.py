@@ -25,7 +25,7 @@ CUDA = torch.device("cuda:0")
 ANSWERS = {"device": CUDA, "is_cuda": True, "is_cpu": False}
 READS = {"item", "tolist", "equal", "allclose", "is_nonzero", "__contains__", "__format__", "__repr__"}
 READS |= {f"__{kind}__" for kind in ("bool", "int", "float", "complex", "index")}
-SIZED_BY_DATA = {"nonzero", "argwhere", "masked_select", "bincount", "_unique_impl", "_return_output"}
+SIZED_BY_DATA = {"nonzero", "argwhere", "masked_select", "bincount", "unique", "_return_output"}
 INDEXING = {"__getitem__", "__setitem__", "index_put", "index_put_"}
 MOVES, PINS = {"to", "cuda", "cpu"}, {"pin_memory", "is_pinned"}
 
@@ -125,7 +125,8 @@ class PretendCuda(Queue, TorchFunctionMode):
         if name in INDEXING:
             host = self._index(name, args, host)
         if host:
-            raise DeviceError(f"{line()}: {name} of operands on two devices; {[tuple(one.shape) for one in host]} on cpu")
+            shapes = [tuple(one.shape) for one in host]
+            raise DeviceError(f"{line()}: {name} of operands on two devices; on the host are {shapes}")
         sized = name == "repeat_interleave" and "output_size" not in kwargs and len(tensors) > 1
         if name in READS | SIZED_BY_DATA or sized or (name == "where" and len(args) == 1):
             self.wait(self.current.copies)

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 import adaptspec
 
 PACKAGE = str(Path(adaptspec.__file__).parent)
-HERE = str(Path(__file__).parent / "pretend")
+OURS = (str(Path(__file__).parent / "pretend"), str(Path(torch.__file__).parent))
 RUBBISH = 77
 
 
@@ -37,7 +37,7 @@ def line() -> str:
         name = frame.f_code.co_filename
         if name.startswith(PACKAGE):
             return f"{name[len(PACKAGE) + 1 :]}:{frame.f_lineno}"
-        if outside == "?" and not name.startswith(HERE):
+        if outside == "?" and not name.startswith(OURS):
             outside = f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back
     return outside
