@@ -62,7 +62,7 @@ class PretendCuda(Queue, TorchFunctionMode):
         self._patches = ExitStack()
 
     def __enter__(self) -> PretendCuda:
-        PretendCuda.active = self
+        Queue.active = PretendCuda.active = self
         self._patches.enter_context(mock.patch.multiple(torch.cuda, **self.stubs()))
         self.enter_thread()
         return self
@@ -111,6 +111,8 @@ class PretendCuda(Queue, TorchFunctionMode):
             if name in ("tensor", "as_tensor", "asarray", "new_tensor"):
                 self.copied(upload=True, blocks=True)
         args, kwargs = tree_map(plain, (args, kwargs))
+        if (wide := kwargs.pop("out_dtype", None)) is not None:  # of products: torch has it for CUDA alone
+            args = [one.to(wide) if isinstance(one, torch.Tensor) else one for one in args]
         result = func(*args, **kwargs)
         self.ran(func, args, kwargs, result)
         if pinned:

@@ -11,8 +11,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -64,8 +65,10 @@ class Copy:
 class Queue:
     """Counts by line: `syncs`, `uploads`, `downloads`, of these two the `blocking` ones, and `replays` of graphs."""
 
+    active: Queue
+
     def __init__(self) -> None:
-        self.current = Stream(self)
+        self.current = Stream()
         self.under_way: list[Copy] = []
         self.recording: list[Callable[[], object]] | None = None
         self.clear()
@@ -77,9 +80,9 @@ class Queue:
     def stubs(self) -> dict[str, Any]:
         """What takes the place of `torch.cuda`'s own, by name."""
         return {
-            "Stream": lambda *_, **__: Stream(self),
-            "Event": lambda *_, **__: Event(self),
-            "CUDAGraph": lambda *_, **__: Graph(self),
+            "Stream": Stream,
+            "Event": Event,
+            "CUDAGraph": Graph,
             "graph": self._capture,
             "graph_pool_handle": lambda: (0, 0),
             "is_current_stream_capturing": lambda: self.recording is not None,
@@ -91,8 +94,10 @@ class Queue:
             "current_device": lambda: 0,
             "get_device_name": lambda *_: "pretended",
             "get_device_capability": lambda *_: (9, 0),
+            "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=4, major=9, minor=0),
             "mem_get_info": lambda *_: (2 << 30, 4 << 30),
             "empty_cache": lambda: None,
+            "device": lambda *_: nullcontext(),
         }
 
     def copied(self, *, upload: bool, blocks: bool) -> None:
@@ -114,8 +119,8 @@ class Queue:
 
     def start(self, host: torch.Tensor, *, upload: bool) -> None:
         copy = Copy(host, upload=upload)
-        self.current.copies.append(copy)
-        self.under_way.append(copy)
+        for copies in (self.current.copies, self.under_way):
+            copies[:] = [*(one for one in copies if not one.landed), copy]
 
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """If a graph is captured, it has this call from now on."""
@@ -151,12 +156,11 @@ class Queue:
 
 
 class Stream:
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
+    def __init__(self, *_: Any, **__: Any) -> None:
         self.copies: list[Copy] = []
 
     def synchronize(self) -> None:
-        self._queue.wait(self.copies)
+        Queue.active.wait(self.copies)
 
     def wait_stream(self, other: Stream) -> None:
         self.copies += other.copies
@@ -165,27 +169,29 @@ class Stream:
         self.copies += event.copies
 
     def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event(self._queue)
+        event = event or Event()
         event.record(self)
         return event
 
 
 class Event:
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
+    def __init__(self, *_: Any, **__: Any) -> None:
         self.copies: list[Copy] = []
         self._seconds = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
-        self.copies, self._seconds = list((stream or self._queue.current).copies), time.perf_counter()
+        self.copies, self._seconds = list((stream or Queue.active.current).copies), time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:
-        (stream or self._queue.current).wait_event(self)
+        (stream or Queue.active.current).wait_event(self)
 
     def synchronize(self) -> None:
-        self._queue.wait(self.copies)
+        Queue.active.wait(self.copies)
 
     def query(self) -> bool:
+        """Whether all is done; it is once somebody asks."""
+        for copy in self.copies:
+            copy.land()
         return True
 
     def elapsed_time(self, later: Event) -> float:
@@ -194,18 +200,17 @@ class Event:
 
 
 class Graph:
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
+    def __init__(self, *_: Any, **__: Any) -> None:
         self._calls: list[Callable[[], object]] = []
 
     def capture_begin(self, *_: Any, **__: Any) -> None:
-        self._queue.recording = self._calls = []
+        Queue.active.recording = self._calls = []
 
     def capture_end(self) -> None:
-        self._queue.recording = None
+        Queue.active.recording = None
 
     def replay(self) -> None:
-        self._queue.replays[line()] += 1
+        Queue.active.replays[line()] += 1
         for call in self._calls:
             call()
 
