@@ -48,6 +48,14 @@ def test_tensors_say_where_they_are(cuda: PretendCuda) -> None:
     assert not cuda.syncs + cuda.uploads + cuda.downloads
 
 
+def test_products_may_be_wider_than_their_factors(cuda: PretendCuda) -> None:
+    """Which torch has for CUDA alone."""
+    x = (made() / 7).bfloat16()
+    wide = torch.mm(x, x.t(), out_dtype=torch.float32)
+    assert wide.is_cuda
+    assert torch.equal(wide, x.float() @ x.float().t())
+
+
 MIXED: dict[str, Callable[[torch.Tensor], object]] = {
     "sum": lambda x: x + torch.zeros(4),
     "product": lambda x: torch.mm(x, torch.zeros(4, 2)),
