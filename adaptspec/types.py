@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from functools import cached_property
 from math import nan
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -193,21 +193,21 @@ class Tree:
     @cached_property
     def depths(self) -> IntArray:
         """[B, N] of each node: 1 after the newest token."""
-        depths = np.ones_like(self.parents)
-        at = np.arange(len(depths))
-        for place in range(depths.shape[1]):
-            parent = self.parents[:, place]
-            depths[:, place] = np.where(parent < 0, 1, depths[at, parent] + 1)
-        return depths
+        lines: list[list[int]] = [[] for _ in self.parents]
+        for line, parents in zip(lines, self.parents.tolist(), strict=True):
+            for parent in parents:
+                line.append(line[parent] + 1 if 0 <= parent < len(line) else 1)
+        return np.array(lines, dtype=np.int64).reshape(self.parents.shape)
 
     def seen(self, row: int, count: int) -> BoolArray | None:
         """What the newest token and a row's `count` nodes see of each other [count + 1, count + 1]; None: a chain."""
         if count <= self.chain[row]:
             return None
-        seen: BoolArray = np.eye(count + 1, dtype=np.bool_)
+        lines = [b"\1"]
         for place, parent in enumerate(self.parents[row, :count].tolist(), start=1):
-            seen[place] |= seen[parent + 1]
-        return seen
+            lines.append(lines[parent + 1].ljust(place, b"\0") + b"\1")
+        seen = b"".join([line.ljust(count + 1, b"\0") for line in lines])  # a tenth of what arrays would take
+        return np.frombuffer(seen, dtype=np.bool_).reshape(count + 1, count + 1)
 
     def take(self, rows: IntArray) -> Tree:
         return Tree(self.parents[rows], self.chain[rows], self.ranks[rows], self.drafters[rows])
@@ -236,6 +236,18 @@ class Branches:
 # Fields of `RoundRecord` by their shape: [B] and [drafters, B, ...].
 PER_ROW = ("rows", "depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
 PER_DRAFTER = ("shadow", "shadow_drafted", "stated")
+
+
+class Told(NamedTuple):
+    """What a round tells of a drafter's chains, all [B]: whether it ran, and else was scored; tokens, and those right.
+
+    `known` is either; 0 tokens where it is not.
+    """
+
+    ran: BoolArray
+    known: BoolArray
+    drafted: IntArray
+    right: IntArray
 
 
 @dataclass(frozen=True)
@@ -324,12 +336,27 @@ class RoundRecord:
     def trunk(self) -> RoundRecord:
         """The round as its main chains tell it, of which `straight` was accepted. `emitted` may be more than they got.
 
-        For whoever asks what chains would do: beside an accepted path, the main chain has drafted and failed.
+        For whoever asks what chains would do: beside an accepted path, the main chain has drafted and failed. `drafter`
+        is whose chain it is: where two drafted, it may be the second one's.
         """
         if self.branches is None:
             return self
-        straight = np.minimum(self.accepted, self.branches.straight)
-        return replace(self, drafted=self.branches.tree.chain, accepted=straight, branches=None)
+        tree, straight = self.branches.tree, np.minimum(self.accepted, self.branches.straight)
+        owner = np.where(tree.chain > 0, tree.drafters[:, 0], self.drafter) if tree.drafters.size else self.drafter
+        return replace(self, drafter=owner, drafted=tree.chain, accepted=straight, branches=None)
+
+    def told_of(self, drafter: int | IntArray) -> Told:
+        """What the round tells of the chains of a drafter, or one for each row [B]."""
+        main = self.trunk()
+        ran = (main.drafter == drafter) & (main.depths > 0)
+        known, drafted, right = ran, np.where(ran, main.drafted, 0), np.where(ran, main.accepted, 0)
+        if self.shadow is not None and self.shadow_drafted is not None:
+            at = drafter if isinstance(drafter, int) else (drafter, np.arange(len(ran)))
+            agreed = self.shadow[at]
+            known = ran | (agreed >= 0)
+            drafted = np.where(known > ran, self.shadow_drafted[at], drafted)
+            right = np.where(known > ran, agreed, right)
+        return Told(ran, known, drafted, right)
 
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch; what the whole round cost stays."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from adaptspec.errors import ConfigError
 from adaptspec.simulation.cost_profiles import MachineCosts
-from adaptspec.simulation.draft_view import run_lengths
+from adaptspec.simulation.draft_view import DraftView, run_lengths
 from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Stream, phases_of
 from adaptspec.simulation.simulator import SimulatorSettings
@@ -137,7 +137,7 @@ def tier_seconds(tape: Tape, request: int, tier: Tier, row: RowCosts, catch_up_t
     view = tape.views[tier.drafter]
     start, length = int(tape.offsets[request]), int(tape.lengths[request])
     run, reach, rank = (part[start : start + length].tolist() for part in (view.run, view.reach, view.rank))
-    beside = 0 if view.top is None else min(tier.width, view.top.shape[1]) - 1  # each token of a chain
+    before = _siblings(view, slice(start, int(tape.offsets[request + 1])), tier)
     prompt, most = int(tape.prompt_tokens[request]), int(tape.max_tokens[request])
     at, seconds, read, cold = 1, 0.0, 0, row.runs_model
     while at < length:
@@ -152,12 +152,24 @@ def tier_seconds(tape: Tape, request: int, tier: Tier, row: RowCosts, catch_up_t
                 seconds += row.reading(prompt + at)
                 at += 1
                 continue
-        side, kept = min(drafted * beside, _MOST_NODES - drafted), min(run[at], drafted)
+        side, kept = min(before[at + drafted] - before[at], _MOST_NODES - drafted), min(run[at], drafted)
         seconds += row.round(prompt + at, drafted, asked, side)
         if side and kept < drafted and at + kept < length:  # side nodes come in the order of their depths
-            kept += 0 < rank[at + kept] <= min(beside, side - kept * beside)
+            beside, others = before[at + kept + 1] - before[at + kept], before[at + kept] - before[at]
+            kept += 0 < rank[at + kept] <= min(beside, side - others)
         at += kept + 1
     return seconds
+
+
+def _siblings(view: DraftView, recorded: slice, tier: Tier) -> list[int]:
+    """Candidates beside a chain's tokens at all positions of a request before each, and behind it; those that it has:
+    a drafter that counts may know none.
+    """
+    top = None if view.top is None else view.top[recorded, 1 : tier.width]
+    if top is None or not top.shape[1]:
+        return [0] * (recorded.stop - recorded.start + tier.depth + 1)
+    each = np.logical_and.accumulate(top > 0.0, axis=1).sum(axis=1)
+    return list(np.concatenate(([0], each, np.full(tier.depth, each[-1]))).cumsum().tolist())
 
 
 def _all_replayed(

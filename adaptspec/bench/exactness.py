@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -89,13 +89,21 @@ Way = tuple[Mapping[str, str], Callable[[], EngineCore]]
 
 
 def run_exactness(
-    config: EngineConfig, workloads: Workloads, tokens: int, tick: Callable[[str], None], *, policies: bool = False
+    config: EngineConfig,
+    workloads: Workloads,
+    tokens: int,
+    tick: Callable[[str], None],
+    *,
+    drafters: Collection[str] = (),
+    policies: bool = False,
 ) -> dict[str, Any]:
     """Compare every setting with the reference; `tick` is told of each piece of work done.
 
-    Settings are each depth with each drafter; with `policies`, every policy of the engine as well.
+    Settings are each depth with each drafter, or with these ones; with `policies`, every policy that they suffice for.
     """
     built = build(config)
+    if drafters:
+        built = replace(built, drafters=tuple(one for one in built.drafters if one.name in drafters))
     dtype = built.target.info.dtype
     longest = built.target.info.context - tokens
     prompts = [encode(built.tokenizer, p, longest) for all_of in workloads.values() for p in all_of]
@@ -196,7 +204,8 @@ def _fixed(built: Built, config: EngineConfig) -> Iterator[Way]:
 
 
 def _policies(built: Built, config: EngineConfig) -> Iterator[Way]:
-    for spec in built.specs:
+    here = {drafter.name for drafter in built.drafters}
+    for spec in (spec for spec in built.specs if here.issuperset(spec.needed)):
         core = partial(
             assemble,
             built.target,

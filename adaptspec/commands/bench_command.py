@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from adaptspec.command_line import add_table_forms
 from adaptspec.commands.arguments import add_models, add_policy, engine_config, tell
 from adaptspec.control.language.library import find_policy, shipped_policies
+from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     exact = commands.add_parser("exactness", help="greedy output against transformers, token for token")
     exact.add_argument("--prompts", type=int, default=20, help="prompts per task (default: %(default)s)")
     exact.add_argument("--policies", action="store_true", help="not only fixed depths but every shipped policy, too")
+    exact.add_argument(
+        "--drafter", action="append", choices=DRAFTERS, help="may be repeated (default: all that there are)"
+    )
     exact.add_argument(
         "--dtype",
         choices=("float32", "float16", "bfloat16"),
@@ -130,7 +134,8 @@ def _exactness(arguments: argparse.Namespace) -> int:
     count = len(shipped_policies()) if arguments.policies else 0
     total = sum(map(len, workloads.values())) + 4 * (len(DEPTHS) + 1) + 2 * count
     with _progress("exactness", total) as tick:
-        result = run_exactness(config, workloads, arguments.tokens, tick, policies=arguments.policies)
+        options = {"drafters": arguments.drafter or (), "policies": arguments.policies}
+        result = run_exactness(config, workloads, arguments.tokens, tick, **options)
     tell(arguments, result, exactness_report(result))
     return 1 if result["unexplained"] else 0
 

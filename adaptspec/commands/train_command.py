@@ -14,9 +14,15 @@ from adaptspec.control.tasks import SHIPPED
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `adaptspec train`."""
     what = parser.add_subparsers(metavar="WHAT", required=True)
-    _add_train_pair(what.add_parser("pair", help="train a target and a draft that share a tokenizer"))
-    _add_train_tasks(what.add_parser("tasks", help="train the detector that reads a request's task off its prompt"))
-    _add_train_counts(what.add_parser("counts", help="count a corpus for the counts drafter"))
+    for name, arguments_of, told in (
+        ("pair", _add_train_pair, "train a target and a draft that share a tokenizer"),
+        ("tasks", _add_train_tasks, "train the detector that reads a request's task off its prompt"),
+        ("counts", _add_train_counts, "count a corpus for the counts drafter"),
+    ):
+        own = what.add_parser(name, help=told)
+        of_corpus = "JSONL, plain or .xz: task, src, and prompt + completion or text"
+        own.add_argument("--corpus", type=Path, required=True, help=of_corpus)
+        arguments_of(own)
 
 
 def _add_train_pair(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +31,6 @@ def _add_train_pair(parser: argparse.ArgumentParser) -> None:
         "card. Run the same command again to go on where it stopped."
     )
     add = parser.add_argument
-    add("--corpus", type=Path, required=True, help="JSONL, plain or .xz: task, src, and prompt + completion or text")
     add("--out", type=Path, default=Path("runs/pair"), help="work directory (default: %(default)s)")
     add("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
     add("--preset", choices=["auto", "cpu", "gpu"], default="auto", help="sizes and times")
@@ -56,7 +61,6 @@ def _add_train_tasks(parser: argparse.ArgumentParser) -> None:
         "right, and write a card beside it. Takes a few minutes on a CPU."
     )
     add = parser.add_argument
-    add("--corpus", type=Path, required=True, help="JSONL, plain or .xz: task, src, and prompt + completion or text")
     add("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
     add("--out", type=Path, default=SHIPPED, help="file to write (default: the one that is used)")
     add_table_forms(parser)
@@ -69,7 +73,6 @@ def _add_train_counts(parser: argparse.ArgumentParser) -> None:
         "as counts.npz, it is used whenever the model is served; from elsewhere by serve --counts FILE. A few minutes."
     )
     add = parser.add_argument
-    add("--corpus", type=Path, required=True, help="JSONL, plain or .xz: task, src, and prompt + completion or text")
     add("--model", default="bundled", help="directory or hub id of the target (default: %(default)s)")
     add("--out", type=Path, required=True, help="file to write, such as counts.npz")
     add(

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
-from adaptspec.control.algorithms.round_terms import ModelTerms
-from adaptspec.control.stopping import slopes
 from adaptspec.decision_tables import TreeTable
 from adaptspec.types import FloatArray, IntArray
 
@@ -22,48 +20,61 @@ class Branching:
     A node pays if P(it is kept) > goodput x the seconds that one more verified token takes: the optimality condition of
     a ratio of sums, as for going on (see `MarginalGoodputStop`), at the same price for the whole batch. So trees grow
     where a pass has room, and vanish in large batches. Without an algorithm that knows prices, every node within the
-    ceilings is submitted; one that does, but runs no model, drafts chains.
+    ceilings is submitted.
     """
 
     max_width: int
     max_nodes: int
-    _made: tuple[ExpectedValue | None, bytes, TreeTable] | None = field(default=None, init=False)
+    _value: ExpectedValue | None = field(default=None, init=False)
+    _known: FloatArray | None = field(default=None, init=False)  # by that value, see `_calibrations`
+    _made: tuple[bytes, TreeTable] | None = field(default=None, init=False)
 
-    def table(self, choice: Choice) -> TreeTable | None:
-        """For the rows of a choice; the same object while nothing changes. None: chains, as the prices are not told."""
-        value, made = choice.value, self._made
-        if value is None and choice.expected is not None:
-            return None
+    def table(self, choice: Choice) -> TreeTable:
+        """For the rows of a choice; the same object while nothing changes."""
+        if choice.value is not self._value:
+            self._value, self._known, self._made = choice.value, None, None
         who = choice.drafter.tobytes()
-        if made is None or made[0] is not value or made[1] != who:
-            made = self._made = value, who, self._table(value, choice.drafter)
-        return made[2]
+        if self._made is None or self._made[0] != who:
+            self._made = who, self._table(choice.value, choice.drafter)
+        return self._made[1]
 
     def _table(self, value: ExpectedValue | None, drafter: IntArray) -> TreeTable:
         rows = len(drafter)
         width, nodes = np.full(rows, self.max_width), np.full(rows, self.max_nodes)
         if value is None:
             return TreeTable(width, nodes, np.zeros(rows), np.ones((rows, 1, 1)))
-        floor = value.goodput * _seconds(value)
-        # Who has no calibration is believed: else all that a model-free drafter knows would be submitted.
-        stated = (np.arange(_BINS) + 0.5) / _BINS
-        calibration: FloatArray = np.tile(stated, (rows, 1 + len(value.models[0].chances), 1))
-        for model in value.models:
-            mine = drafter == model.which
-            calibration[mine] = _chances(model, mine)
-        return TreeTable(width, nodes, np.full(rows, floor), calibration)
+        if self._known is None:
+            self._known = _calibrations(value, rows)
+        lines = np.zeros_like(drafter)
+        for line, model in enumerate(value.models, start=1):
+            lines[drafter == model.which] = line
+        floor = np.full(rows, value.goodput * _seconds(value, rows))
+        return TreeTable(width, nodes, floor, self._known[lines, np.arange(rows)])
 
 
-def _chances(model: ModelTerms, mine: FloatArray) -> FloatArray:
-    """P(a node is kept) [rows, ranks, bins] for some rows: a chain's as calibrated, others in what they state."""
+def _calibrations(value: ExpectedValue, rows: int) -> FloatArray:
+    """P(a node is kept) [1 + models, rows, ranks, bins].
+
+    By each model a chain's as calibrated, others in what they state. The first is of who has no calibration, and is
+    believed: else all that a model-free drafter knows would be submitted.
+    """
     stated = (np.arange(_BINS) + 0.5) / _BINS
-    chain = np.repeat(model.calibration[mine], _BINS // model.calibration.shape[1], axis=1)
-    sides = np.minimum(model.chances[:, None] * stated, 1.0)
-    return np.concatenate((chain[:, None], np.broadcast_to(sides, (len(chain), *sides.shape))), axis=1)
+    ranks = 1 + max((len(model.chances) for model in value.models), default=0)
+    known: FloatArray = np.empty((1 + len(value.models), rows, ranks, _BINS))
+    known[:] = stated
+    for own, model in zip(known[1:], value.models, strict=True):
+        own[:, 0] = np.repeat(model.calibration, _BINS // model.calibration.shape[1], axis=1)
+        own[:, 1:] = np.minimum(model.chances[:, None] * stated, 1.0)
+    return known
 
 
-def _seconds(value: ExpectedValue) -> float:
-    """What one more token takes to verify beside those that are expected."""
+def _seconds(value: ExpectedValue, rows: int) -> float:
+    """What one more token takes to verify beside those that are expected: the mean of as many again.
+
+    A floor lets in many nodes at once, and learned seconds have flat places, where a single one would seem to be free.
+    """
     expected = sum(value.drafting.get(model.which, 0) * float(model.nodes[-1]) for model in value.models)
-    each = slopes(value.verify)
-    return float(np.interp(expected, np.arange(len(each)), each))
+    last = len(value.verify) - 1
+    tokens = min(max(expected, rows), last / 2)
+    first, second = np.interp((tokens, 2.0 * tokens), np.arange(last + 1), value.verify).tolist()
+    return float((second - first) / tokens)

@@ -48,20 +48,17 @@ class StatedAcceptance(Learner):
         known = confidence[~np.isnan(confidence)]
         return self.calibration.bins_of(known).tobytes()
 
-    def note(self, which: int, record: RoundRecord) -> bool:
-        """What it found as drafter `which`, taken or not, beyond the token that came anyway; whether any was right."""
+    def note(self, which: int, record: RoundRecord, rows: IntArray) -> bool:
+        """What it found as drafter `which`, taken or not; whether any was right. `rows` [B] are the round's, -1 where
+        the request has ended.
+        """
         if record.stated is None:
             return False
-        own = (record.drafter == which) & (record.depths > 0)
-        drafted, kept = np.where(own, record.chain, 0), np.where(own, record.straight, 0)
-        if record.shadow is not None and record.shadow_drafted is not None:
-            scored = ~own & (record.shadow[which] >= 0)
-            drafted = np.where(scored, record.shadow_drafted[which], drafted)
-            kept = np.where(scored, record.shadow[which], kept)
-        confidence = self._within(record.stated, which, len(own))
-        drafted = np.minimum(drafted, self._depth)
-        kept = np.minimum(kept, drafted)
-        self._pending.append((confidence, record.rows.copy(), record.tasks, drafted, kept))
+        told = record.told_of(which)
+        confidence = self._within(record.stated, which, len(rows))
+        drafted = np.minimum(told.drafted, self._depth)
+        kept = np.minimum(told.right, drafted)
+        self._pending.append((confidence, rows.copy(), record.tasks, drafted, kept))
         if len(self._pending) >= _ROUNDS:
             self.settle()
         return bool(np.count_nonzero(kept))
@@ -115,22 +112,24 @@ class NgramAcceptance(Learner):
         kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
         return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
 
-    def note(self, which: int, record: RoundRecord) -> bool:
-        """What it found as drafter `which`, taken or not, beyond the token that came anyway; whether any was right."""
-        found = right = [-1] * len(record.rows)
+    def note(self, which: int, record: RoundRecord, rows: IntArray) -> bool:
+        """See `StatedAcceptance.note`; in plain numbers, in a fifth of the time where rounds are shortest."""
+        main, found, right = record.trunk(), [-1] * len(rows), [-1] * len(rows)
         if record.shadow is not None and record.shadow_drafted is not None:
             found, right = record.shadow_drafted[which].tolist(), record.shadow[which].tolist()
         run, before, won = self.run, len(self._pending), False
-        own = (record.rows, record.tasks, record.drafter, record.depths, record.chain, record.straight)
+        own = (rows, main.tasks, main.drafter, main.depths, main.drafted, main.accepted)
         told = zip(*(values.tolist() for values in own), found, right, strict=True)
         for row, task, drafter, depth, drafted, straight, looked, good in told:
             tokens, kept = (drafted, straight) if drafter == which and depth > 0 else (looked, good)
+            won = won or kept > 0
+            if row < 0:  # how far into a run it was is forgotten
+                continue
             ahead = run[row]
             if tokens > 0:
                 self._pending.append((task, ahead, tokens, kept))
             ahead = ahead + tokens if kept >= tokens >= 0 else 0
             run[row] = ahead if ahead < _LONGEST else _LONGEST
-            won = won or kept > 0
         self._rounds += len(self._pending) > before
         if self._rounds >= _ROUNDS:
             self.settle()

@@ -40,24 +40,18 @@ class Counterfactual:
 
         Of drafts that branched it tells what their main chains had.
         """
-        record = record.trunk()
-        ran = (record.drafter == drafter) & (record.depths > 0)
-        silent = np.isnan(record.confidence).all(axis=1)
-        seen, kept = np.where(ran, record.drafted, 0), np.where(ran, record.accepted, 0)
-        ran_out = ran & silent & (record.drafted < record.depths)
-        if record.shadow is not None and record.shadow_drafted is not None:
-            at = np.arange(len(drafter))
-            agreed, said = record.shadow[drafter, at], record.shadow_drafted[drafter, at]
-            scored = ~ran & (agreed >= 0)
-            seen, kept = np.where(scored, said, seen), np.where(scored, agreed, kept)
-            ran_out = ran_out | (scored & (said < record.emitted))
+        told, main = record.told_of(drafter), record.trunk()
+        # Who states no entropy has no distribution, and asks no stop rule: it ends where it has nothing more to say.
+        silent = np.isnan(main.entropy).all(axis=1)
+        ended = np.where(told.ran, silent & (told.drafted < main.depths), told.drafted < main.emitted)
+        ran_out = told.known & ended
         return cls(
-            seen=seen,
-            kept=kept,
-            open=(kept == seen) & ~ran_out,
-            most=np.where(ran_out, seen, np.iinfo(np.int64).max),
-            confidence=_widened(record.confidence, ran, deepest),
-            entropy=_widened(record.entropy, ran, deepest),
+            seen=told.drafted,
+            kept=told.right,
+            open=(told.right == told.drafted) & ~ran_out,
+            most=np.where(ran_out, told.drafted, np.iinfo(np.int64).max),
+            confidence=_widened(main.confidence, told.ran & ~silent, deepest),
+            entropy=_widened(main.entropy, told.ran, deepest),
         )
 
     def drafted(self, decision: Decision) -> IntArray:
@@ -256,8 +250,8 @@ class ShadowPolicy:
     def _note(self, acted: RoundRecord, decided: _Decided, drafted: IntArray) -> None:
         """What was really seen, for later estimates, and how far each drafter would be behind now."""
         main = acted.trunk()
-        for which in np.unique(acted.drafter[main.drafted > 0]).tolist():
-            of = np.flatnonzero((acted.drafter == which) & (main.drafted > 0))
+        for which in np.unique(main.drafter[main.drafted > 0]).tolist():
+            of = np.flatnonzero((main.drafter == which) & (main.drafted > 0))
             seen, kept = np.minimum(main.drafted[of], self._depth), np.minimum(main.accepted[of], self._depth)
             self._signals[which].observe(acted.rows[of], acted.tasks[of], seen, kept)
         cache_gap = decided.cache_gap + acted.emitted

@@ -232,12 +232,12 @@ def _verifying(value: ExpectedValue, model: ModelTerms) -> FloatArray:
     others = max(sum(value.drafting.values()) - 1, 0)
     drafted = np.append(model.drafted, 0.0)
     tokens = np.arange(1.0, len(drafted)) + others * (np.cumsum(drafted)[:-1] + 0.5 * drafted[1:])
-    each = slopes(value.verify)
+    each = _slopes(value.verify)
     seconds: FloatArray = np.interp(tokens, np.arange(len(each)), each)
     return seconds
 
 
-def slopes(curve: FloatArray) -> FloatArray:
+def _slopes(curve: FloatArray) -> FloatArray:
     """Seconds of one more token [n]: the least mean of the next 1, 2 or 4, so that one step up is no wall."""
     each: FloatArray = np.diff(curve)
     for ahead in (2, 4):

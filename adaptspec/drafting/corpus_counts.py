@@ -22,10 +22,7 @@ _LATELY = 2**14
 
 
 class CorpusCounts:
-    """Of each context (a hash as `token_counts` makes it) the tokens that followed, and what share of 255 each had.
-
-    Contexts are in the order of their hashes; `starts` says where those begin that share the first bits.
-    """
+    """Of each context (a hash as `token_counts` makes it) the tokens that followed, and what share of 255 each had."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """`contexts` uint64 [C], ascending; `following` uint8 [C], how many tokens; `tokens` and `shares` uint8 [N].
@@ -39,13 +36,9 @@ class CorpusCounts:
         if len(following) != len(contexts) or following.sum() != len(tokens) or len(shares) != len(tokens):
             raise ValueError("its columns do not fit together")
         self.largest = int(tokens.max(initial=0))
-        bits = max(1, len(contexts).bit_length())
-        first = (contexts >> np.uint64(64 - bits)).astype(np.int64)
-        self._shift = 64 - bits
-        self._lately: dict[int, tuple[tuple[int, float], ...]] = {}
+        self._lately: dict[int, dict[int, float]] = {}
+        self._contexts = dict(zip(contexts.tolist(), range(len(contexts)), strict=True))
         # Elements of a memoryview are read in a third of the time of an array's, and need no objects of their own.
-        self._contexts = np.ascontiguousarray(contexts).data
-        self._starts = np.searchsorted(first, np.arange(2**bits + 1)).astype(np.int32).data
         self._places = np.concatenate(([0], np.cumsum(following))).astype(np.int32).data
         self._tokens = tokens.astype(np.uint32).data
         self._votes = (shares.astype(np.float32) * np.float32(_WORTH / 255.0)).data
@@ -53,22 +46,19 @@ class CorpusCounts:
     def __len__(self) -> int:
         return len(self._contexts)
 
-    def votes(self, context: int) -> tuple[tuple[int, float], ...]:
-        """What followed a context, and how much each counts; nothing where it is not known."""
+    def get(self, context: int) -> dict[int, float] | None:
+        """What followed a context, and how much each counts; None where it is not known."""
         votes = self._lately.get(context)
-        if votes is None:
-            if len(self._lately) >= _LATELY:
-                self._lately.clear()
-            votes = self._lately[context] = self._found(context)
+        if votes is not None:
+            return votes
+        at = self._contexts.get(context)
+        if at is None:
+            return None
+        if len(self._lately) >= _LATELY:
+            self._lately.clear()
+        begin, end = self._places[at], self._places[at + 1]
+        votes = self._lately[context] = dict(zip(self._tokens[begin:end], self._votes[begin:end], strict=True))
         return votes
-
-    def _found(self, context: int) -> tuple[tuple[int, float], ...]:
-        place = context >> self._shift
-        for at in range(self._starts[place], self._starts[place + 1]):
-            if self._contexts[at] == context:
-                begin, end = self._places[at], self._places[at + 1]
-                return tuple(zip(self._tokens[begin:end], self._votes[begin:end], strict=True))
-        return ()
 
 
 def read_corpus_counts(path: Path, tokenizer: str, vocab_size: int) -> CorpusCounts:

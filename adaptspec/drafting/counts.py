@@ -8,9 +8,10 @@ request's own text counts more than others'; what it predicted, most.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from operator import itemgetter
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,25 +19,31 @@ from adaptspec.decision_tables import TreeTable
 from adaptspec.drafting.corpus_counts import CorpusCounts
 from adaptspec.drafting.drafter import DraftJob, Loaded, RowStart
 from adaptspec.drafting.predicted_output import Prediction
-from adaptspec.drafting.token_counts import COUNT_SHIFT, TOKEN, Followed, Histories, TokenCounts, advanced
-from adaptspec.drafting.tree_growth import RowTree, submitted
+from adaptspec.drafting.submitted_nodes import submitted
+from adaptspec.drafting.token_counts import COUNT_SHIFT, TOKEN, Histories, TokenCounts, advanced, contexts_of, votes_of
+from adaptspec.drafting.tree_growth import RowTree
 from adaptspec.models.draft import Draft
-from adaptspec.models.noise import gumbel_of_few, position_word, seed_keys, token_words
-from adaptspec.models.processors import MIN_TEMPERATURE
+from adaptspec.models.noise import drawn_of_few, position_word, seed_keys, token_words
+from adaptspec.models.processors import MIN_TEMPERATURE, SamplingRow
 
 # What a token is worth that the request's own text went on with, in tokens of others, and one that it predicted.
 _OWN, _PREDICTED = 4.0, 8.0
 # For each token known after a context, this much is left to shorter ones; less than the rest is not looked for.
 _NOVEL, _REST = 1.5, 0.2
 # Tokens that noise is drawn for: so many, and none much less likely than the likeliest. How surely a draft must come to
-# a token.
-_CANDIDATES, _LEAST, _SURVIVAL = 6, 0.05, 0.1
-# The least that is unknown, and in log how much better than its share unknown tokens do by their number.
-_UNSEEN, _LUCK = 1e-3, 1.5
-# Of longer prompts only the end is read; of an output's contexts so many are remembered, twice.
-_MOST_TOKENS, _MOST_CONTEXTS = 4096, 2**15
+# a token, and where noise is drawn, to what follows it: that takes most of the time there.
+_CANDIDATES, _LEAST, _SURVIVAL, _FURTHER = 6, 0.05, 0.1, 0.15
+# The least that is unknown, and how many times as well as its share unknown tokens do by their number.
+_UNSEEN, _LUCK = 1e-3, math.exp(1.5)
+# Colder requests draw as if they were this warm: chances to higher powers would vanish.
+_COLDEST = 1 / 64
+# Of longer prompts only the end is read, so much in a round; of an output's contexts so many are remembered, twice.
+_MOST_TOKENS, _AT_ONCE, _MOST_CONTEXTS = 4096, 128, 2**15
 
 _chance = itemgetter(1)
+# Finds what followed a context, and what each of those counts for.
+_Votes = int | Mapping[int, float]
+_Source = tuple[Callable[[int], _Votes | None], float]
 
 
 class _Guess(NamedTuple):
@@ -60,13 +67,16 @@ class CountsDrafter:
         self._ends = frozenset(ends)
         self._corpus = corpus
         self._rows: dict[int, _Row] = {}
+        # How many tokens of a request its scope has counted: it may have given way, and come back.
+        self._told: WeakKeyDictionary[SamplingRow, int] = WeakKeyDictionary()
 
     @classmethod
     def make(cls, loaded: Loaded) -> CountsDrafter:
         return cls(loaded.target.info.vocab_size, loaded.ends, loaded.counts)
 
     def begin(self, row: int, start: RowStart) -> None:
-        self._rows[row] = _Row(start, None if start.scope is None else self.histories.of(start.scope))
+        history = None if start.scope is None else self.histories.of(start.scope)
+        self._rows[row] = _Row(start, history, self._told.get(start.sampling, 0))
 
     def cache_gap(self, row: int, length: int) -> int:  # noqa: ARG002
         """See `Drafter.cache_gap`: always 0, as what it reads is bounded."""
@@ -108,7 +118,10 @@ class CountsDrafter:
         """See `Drafter.commit`: only committed tokens are ever read, so nothing is forgotten."""
 
     def free(self, row: int) -> None:
-        self._rows.pop(row, None)
+        """See `Drafter.free`. What came last is counted for others: nobody will ask for this row's next tokens."""
+        state = self._rows.pop(row, None)
+        if state is not None and state.history is not None and state.sampling is not None:
+            self._told[state.sampling] = state.leave(state.sampling.tokens)
 
     @staticmethod
     def _trees(job: DraftJob, table: TreeTable, drafts: Mapping[int, list[_Guess]]) -> Iterator[RowTree]:
@@ -122,10 +135,7 @@ class CountsDrafter:
 
     def _row(self, row: int) -> _Row:
         """What is known of a row; of one that never began, or failed, nothing but its text."""
-        state = self._rows.get(row)
-        if state is None:
-            state = self._rows[row] = _Row(None, None)
-        return state
+        return self._rows.get(row) or self._rows.setdefault(row, _Row(None))
 
     def _look(self, row: int, tokens: list[int], start: int, most: int, noisy: bool) -> list[_Guess]:
         """Up to `most` tokens after `tokens[:start]`, each with those that are next likely."""
@@ -137,82 +147,99 @@ class CountsDrafter:
         return self._drafted(state, start, most, noisy)
 
     def _drafted(self, state: _Row, start: int, most: int, noisy: bool) -> list[_Guess]:
-        contexts, sources, survival = state.contexts, state.sources(), 1.0
+        contexts, sources, survival = state.contexts, self._sources(state), 1.0
         predicted = [] if state.prediction is None else state.prediction.continuation(most)
-        temperature = state.temperature if noisy else 0.0
+        noisy = noisy and state.power > 0.0
         found: list[_Guess] = []
         others: Collection[tuple[int, float]]
         while len(found) < most:
             expected = predicted[len(found)] if len(found) < len(predicted) else None
-            chances = self._chances(contexts, sources, expected)
+            chances = _interpolated(contexts, sources, expected)
             if not chances:
                 break
-            others = chances.items()
-            if temperature:
-                others = self._with_noise(chances, temperature, position_word(state.seed, start + len(found)))
+            others = self._with_noise(chances, state, start + len(found)) if noisy else chances.items()
             token, chance = max(others, key=_chance)
             survival *= chance
             if survival < _SURVIVAL:
                 break
             found.append(_Guess(token, chance, others))
-            if token in self._ends:
+            if token in self._ends or (noisy and survival < _FURTHER):
                 break
             if token != expected:
                 predicted = []
             contexts = advanced(contexts, token)
         return found
 
-    def _chances(
-        self, contexts: list[int], sources: list[tuple[Followed, float]], expected: int | None
-    ) -> dict[int, float]:
-        """How likely each token known to follow is: interpolated from the longest context to the shortest."""
-        chances: dict[int, float] = {}
-        left = 1.0
-        if expected is not None:
-            left = _NOVEL / (_NOVEL + _PREDICTED)
-            chances[expected] = 1.0 - left
-        corpus = self._corpus
-        for context in reversed(contexts):
-            votes = {} if corpus is None else dict(corpus.votes(context))
-            for counts, weight in sources:
-                followed = counts.get(context)
-                if followed is None:
-                    continue
-                if isinstance(followed, int):
-                    token = followed & TOKEN
-                    votes[token] = votes.get(token, 0.0) + weight * (followed >> COUNT_SHIFT)
-                else:
-                    for token, count in followed.items():
-                        votes[token] = votes.get(token, 0.0) + weight * count
-            if len(votes) == 1:  # mostly so, and this takes a third of the time
-                token, vote = votes.popitem()
-                share = left / (vote + _NOVEL)
-                chances[token] = chances.get(token, 0.0) + share * vote
-                left = share * _NOVEL
-            elif votes:
-                novel = _NOVEL * len(votes)
-                share = left / (sum(votes.values()) + novel)
-                for token, vote in votes.items():
-                    chances[token] = chances.get(token, 0.0) + share * vote
-                left = share * novel
-            if left < _REST:
-                break
-        return chances
+    def _sources(self, state: _Row) -> list[_Source]:
+        """All counts that there are, with the weight of each."""
+        known: list[_Source] = [] if self._corpus is None else [(self._corpus.get, 1.0)]
+        for counts, weight in ((state.own, _OWN), (state.history, 1.0)):
+            if counts is not None:
+                known += [(generation.get, weight) for generation in (counts.young, counts.old) if generation]
+        return known
 
-    def _with_noise(self, chances: dict[int, float], temperature: float, word: int) -> list[tuple[int, float]]:
-        """What the target's noise makes of the likeliest tokens: softmax(log q / temperature + noise)."""
-        least = _LEAST * max(chances.values())
-        likely = [token for token, chance in chances.items() if chance >= least]
-        if len(likely) > _CANDIDATES:
-            likely = sorted(likely, key=chances.__getitem__, reverse=True)[:_CANDIDATES]
-        noise = gumbel_of_few(word, likely, self._words)
-        scores = [math.log(chances[token]) / temperature + g for token, g in zip(likely, noise, strict=True)]
-        best = max(scores)
-        weights = [math.exp(score - best) for score in scores]
+    def _with_noise(self, chances: dict[int, float], state: _Row, position: int) -> list[tuple[int, float]]:
+        """What the target's noise g makes of the likeliest tokens: softmax(log q / temperature + g).
+
+        With g = -log(E) that is q ** (1 / temperature) / E, over the sum of them.
+        """
+        likely = list(chances.items())
+        if len(likely) > 1:
+            least = _LEAST * max(chances.values())
+            likely = [one for one in likely if one[1] >= least]
+            if len(likely) > _CANDIDATES:
+                likely.sort(key=_chance, reverse=True)
+                del likely[_CANDIDATES:]
+        drawn = drawn_of_few(position_word(state.seed, position), likely, self._words, state.power)
         # What is not known to follow draws noise, too, and may win by it.
-        others = max(1.0 - sum([chances[token] for token in likely]), _UNSEEN)
-        total = sum(weights) + math.exp(min(math.log(others) / temperature + _LUCK - best, 99.0))
-        return [(token, weight / total) for token, weight in zip(likely, weights, strict=True)]
+        others = max(1.0 - sum([chance for _, chance in likely]), _UNSEEN)
+        total = sum([weight for _, weight in drawn]) + others**state.power * _LUCK
+        return [(token, weight / total) for token, weight in drawn]
+
+
+def _interpolated(contexts: list[int], sources: list[_Source], expected: int | None) -> dict[int, float]:
+    """How likely each token known to follow is: from the longest context to the shortest."""
+    chances: dict[int, float] = {}
+    left = 1.0
+    if expected is not None:
+        left = _NOVEL / (_NOVEL + _PREDICTED)
+        chances[expected] = 1.0 - left
+    for context in reversed(contexts):
+        votes: _Votes | None = None
+        worth = 1.0
+        for find, weight in sources:
+            followed = find(context)
+            if followed is None:
+                continue
+            if votes is None:
+                votes, worth = followed, weight
+            else:
+                votes, worth = _sum(votes, worth, followed, weight), 1.0
+        if votes is None:
+            continue
+        if isinstance(votes, int):  # mostly so, and this takes a third of the time
+            token, vote = votes & TOKEN, worth * (votes >> COUNT_SHIFT)
+            share = left / (vote + _NOVEL)
+            chances[token] = chances.get(token, 0.0) + share * vote
+            left = share * _NOVEL
+        else:
+            novel = _NOVEL * len(votes)
+            share = left / (worth * sum(votes.values()) + novel)
+            left = share * novel
+            share *= worth
+            for token, count in votes.items():
+                chances[token] = chances.get(token, 0.0) + share * count
+        if left < _REST:
+            break
+    return chances
+
+
+def _sum(votes: _Votes, worth: float, more: _Votes, weight: float) -> dict[int, float]:
+    """What two say of one context, each by its worth."""
+    together = {token: worth * count for token, count in votes_of(votes)}
+    for token, count in votes_of(more):
+        together[token] = together.get(token, 0.0) + weight * count
+    return together
 
 
 class _Offer(NamedTuple):
@@ -225,42 +252,53 @@ class _Offer(NamedTuple):
 
 
 class _Row:
-    """One request: its own counts, those of its scope, and how it draws its tokens."""
+    """One request: its own counts, those of its scope once it has some, and how it draws its tokens."""
 
-    def __init__(self, start: RowStart | None, history: TokenCounts | None) -> None:
+    def __init__(self, start: RowStart | None, history: TokenCounts | None = None, told: int = 0) -> None:
         self.own = TokenCounts(_MOST_CONTEXTS)
         self.history = history
-        self.contexts: list[int] = []  # of what was read
+        self.sampling: SamplingRow | None = None
+        self.contexts: list[int] = []  # of all its text, though not all of that was read
         self.prediction: Prediction | None = None
         self.offer: _Offer | None = None
-        self.temperature = 0.0  # 0: the likeliest token is drafted
+        self.power = 0.0  # of chances, by its temperature; 0: the likeliest token is drafted
         self.seed = 0
         self.noisy = False
+        self._told = told  # tokens that its scope had counted before it gave way
         self._read = 0
+        self._before: list[int] = []  # contexts of those
         if start is not None:
-            params = start.sampling.params
-            self.temperature = params.temperature if params.temperature >= MIN_TEMPERATURE else 0.0
-            self.noisy = start.shares_noise and self.temperature > 0.0
+            self.sampling, params = start.sampling, start.sampling.params
+            self.power = 1.0 / max(params.temperature, _COLDEST) if params.temperature >= MIN_TEMPERATURE else 0.0
+            self.noisy = start.shares_noise and self.power > 0.0
             self.seed = int(seed_keys(np.array([start.sampling.seed], dtype=np.int64))[0])
             if start.prediction:
                 self.prediction = Prediction(start.prediction, start.sampling.prompt_length)
 
     def read(self, tokens: list[int], upto: int) -> None:
-        """Count the tokens before `upto` that came since the last call."""
-        counted = (self.own,) if self.history is None else (self.own, self.history)
-        contexts = self.contexts
-        for token in tokens[max(self._read, upto - _MOST_TOKENS) : upto]:
-            for counts in counted:
-                counts.add(contexts, token)
-            contexts = advanced(contexts, token)
-        self.contexts, self._read = contexts, max(self._read, upto)
+        """Count the tokens before `upto` that came since the last call; of many a part, the rest in later calls."""
         if self.prediction is not None:
             self.prediction.read(tokens, upto)
+        if upto <= self._read:
+            return
+        begin = max(self._read, upto - _MOST_TOKENS)
+        self._count(tokens, begin, min(upto, begin + _AT_ONCE), [self.own])
+        self.contexts = self._before if self._read == upto else contexts_of(tokens, upto)
 
-    def sources(self) -> list[tuple[Followed, float]]:
-        """All counts that there are, with the weight of each."""
-        own, history = self.own, self.history
-        known = [(own.young, _OWN), (own.old, _OWN)]
-        if history is not None:
-            known += [(history.young, 1.0), (history.old, 1.0)]
-        return [one for one in known if one[0]]
+    def leave(self, tokens: list[int]) -> int:
+        """Have its scope count what is left of its text, if any was asked for; how many tokens it has counted then."""
+        if self._read:
+            self._count(tokens, max(self._read, len(tokens) - _MOST_TOKENS), len(tokens), [])
+        return max(self._read, self._told)
+
+    def _count(self, tokens: list[int], begin: int, end: int, counters: list[TokenCounts]) -> None:
+        contexts = self._before if begin == self._read else contexts_of(tokens, begin)
+        history = self.history
+        for place in range(begin, end):
+            token = tokens[place]
+            for counts in counters:
+                counts.add(contexts, token)
+            if history is not None and place >= self._told:
+                history.add(contexts, token)
+            contexts = advanced(contexts, token)
+        self._before, self._read = contexts, max(end, self._read)

@@ -207,15 +207,17 @@ def _draw(
 
     Of what was drawn with the target's noise that is known, too: softmax(log q + g) foretells agreement better than q.
     """
-    drawn_from = scores
+    drawn_from, spread = scores, None
     if job.temperature is not None:
-        drawn_from = tempered(scores, job.temperature.at(active, entropies(scores)))
+        spread = entropies(scores)
+        drawn_from = tempered(scores, job.temperature.at(active, spread))
     if not job.shares_noise:
         chosen = job.sampling.sample(drawn_from, active, offsets, Stream.DRAFT)
     else:
         perturbed = job.sampling.perturbed(drawn_from, active, offsets)
         if perturbed is not drawn_from:
             tokens, confidence = leading(perturbed, 1)
-            return tokens[:, 0], Certainty(confidence[:, 0], entropies(scores)), drawn_from
+            spread = entropies(scores) if spread is None else spread
+            return tokens[:, 0], Certainty(confidence[:, 0], spread), drawn_from
         chosen = argmax(scores)
     return chosen.cpu().numpy(), certainty(scores, chosen), drawn_from

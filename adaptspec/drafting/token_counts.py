@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,21 @@ COUNT_SHIFT = 32
 TOKEN, _ONCE = 2**COUNT_SHIFT - 1, 2**COUNT_SHIFT
 
 Followed = dict[int, "int | dict[int, int]"]
+_Count = TypeVar("_Count", int, float)
 
 
 def advanced(contexts: list[int], token: int) -> list[int]:
     """The hashes of the last 1, 2 ... `LONGEST` tokens of a text, one token on; of an empty text there are none."""
-    return [((hash_ + token + 1) * _FACTOR) & _ALL for hash_ in (0, *contexts[: LONGEST - 1])]
+    more = token + 1
+    return [(more * _FACTOR) & _ALL, *[((hash_ + more) * _FACTOR) & _ALL for hash_ in contexts[: LONGEST - 1]]]
+
+
+def contexts_of(text: list[int], end: int) -> list[int]:
+    """The same of the first `end` tokens of a text."""
+    contexts: list[int] = []
+    for token in text[max(end - LONGEST, 0) : end]:
+        contexts = advanced(contexts, token)
+    return contexts
 
 
 def hashed(tokens: npt.NDArray[Any]) -> list[npt.NDArray[np.uint64]]:
@@ -40,7 +50,7 @@ def hashed(tokens: npt.NDArray[Any]) -> list[npt.NDArray[np.uint64]]:
     return hashes
 
 
-def votes_of(followed: int | dict[int, int]) -> Iterable[tuple[int, int]]:
+def votes_of(followed: int | Mapping[int, _Count]) -> Iterable[tuple[int, int | _Count]]:
     """Tokens that followed one context, and how often."""
     return ((followed & TOKEN, followed >> COUNT_SHIFT),) if isinstance(followed, int) else followed.items()
 

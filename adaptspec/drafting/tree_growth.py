@@ -8,18 +8,18 @@ noise g a position's candidates are the largest of log q + g: draws without repl
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from math import nan
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from adaptspec.decision_tables import RowStop, StopTable, TreeTable
 from adaptspec.drafting.drafter import DraftJob
+from adaptspec.drafting.submitted_nodes import best_nodes, submitted
 from adaptspec.models.draft import Draft
 from adaptspec.models.processors import NO_PATHS, Paths
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import entropies, leading, tempered, top_candidates
-from adaptspec.types import BoolArray, IntArray, Tree
+from adaptspec.models.sampling import entropies, leading, likeliest, tempered, top_candidates
+from adaptspec.types import BoolArray, IntArray
 
 _ONE: IntArray = np.ones(1, dtype=np.int64)
 _NOBODY: IntArray = np.zeros(0, dtype=np.int64)
@@ -51,17 +51,6 @@ class FedNodes(NamedTuple):
         return path
 
 
-def best_nodes(main: list[int], chances: Sequence[float], most: int) -> list[int]:
-    """The main chain, then the likeliest others of all nodes, `most` of them together; of equals the first.
-
-    A node is no likelier than its parent, and has a higher number, so that none comes before it or stays without it.
-    """
-    chain = set(main)
-    others = [number for number in range(len(chances)) if number not in chain]
-    others.sort(key=lambda number: -chances[number])
-    return main + others[: max(most - len(main), 0)]
-
-
 class RowTree:
     """One row's nodes, in the order they were drafted in. Number -1 stands for its newest token."""
 
@@ -80,8 +69,11 @@ class RowTree:
         self.entropy: list[float] = []
         self.chance: list[float] = []  # that all tokens up to it are kept
         self.main: list[int] = []
+        self.drafters: list[int] | None = None
         self.fed = FedNodes(self.base, [], [])
-        self._places: dict[int, int] = {-1: -1}  # where the nodes that were drafted on from were fed
+        self._places: dict[int, int] = {-1: -1}  # where the nodes that were drafted on from were fed,
+        self._sights: list[bytes] = []  # and which of those each sees, a byte for each
+        self._straight = True
 
     def submit(self, before: int, candidates: Iterable[tuple[int, float]], entropy: float) -> range:
         """Take in the candidates after a node, likeliest first, as long as they are likely enough; their numbers.
@@ -92,7 +84,7 @@ class RowTree:
         chain = before == (main[-1] if main else -1)
         for rank, (token, sure) in zip(range(self.width), candidates, strict=False):
             chance = alive * self._calibrated(rank, sure)
-            if rank == 0 and chain:
+            if chain and not rank:
                 main.append(first)
             elif not chance > self.floor:
                 break
@@ -108,8 +100,8 @@ class RowTree:
         """The chance of a candidate of this rank; none without a number, or where it was removed."""
         if not sure > 0.0:
             return 0.0
-        _, ranks, bins = self._calibration.shape
-        return self._calibration.item(self.row, min(rank, ranks - 1), min(int(sure * bins), bins - 1))
+        _, ranks, bins = (table := self._calibration).shape
+        return table.item(self.row, min(rank, ranks - 1), min(int(sure * bins), bins - 1))
 
     def goes_on(self, steps: int) -> bool:
         """Whether the main chain does, by itself."""
@@ -131,20 +123,16 @@ class RowTree:
         """Note that these nodes are fed now; which of the tokens fed so far each sees, None while that is a chain."""
         assert self.fed.parents is not None
         for number in numbers:
-            self._places[number] = len(self.fed.tokens)
+            at, before = len(self.fed.tokens), self._places[self.parents[number]]
+            self._places[number] = at
             self.fed.tokens.append(self.tokens[number])
-            self.fed.parents.append(self._places[self.parents[number]])
-        total = len(self.fed.tokens)
-        parents = self.fed.parents
-        if parents == list(range(-1, total - 1)):
+            self.fed.parents.append(before)
+            self._sights.append((self._sights[before] if before >= 0 else b"").ljust(at, b"\0") + b"\1")
+            self._straight = self._straight and before == at - 1
+        if self._straight:
             return None
-        seen = np.zeros((len(numbers), total), dtype=np.bool_)
-        for line, number in zip(seen, numbers, strict=True):
-            place = self._places[number]
-            while place >= 0:
-                line[place] = True
-                place = parents[place]
-        return seen
+        seen = b"".join([line.ljust(len(self._sights), b"\0") for line in self._sights[-len(numbers) :]])
+        return np.frombuffer(seen, dtype=np.bool_).reshape(len(numbers), -1)
 
 
 Nodes = list[tuple[RowTree, int]]
@@ -221,34 +209,6 @@ class TreeGrowth:
         return going
 
 
-def submitted(trees: Sequence[RowTree], rows: int, steps: int = 0, caught_up: int = 0) -> Draft:
-    """A draft for `rows` rows of what the trees of some of them submit; chains, where nothing branches."""
-    orders: list[list[int]] = [[] for _ in range(rows)]
-    chain: IntArray = np.zeros(rows, dtype=np.int64)
-    for own in trees:
-        orders[own.row], chain[own.row] = own.best(), len(own.main)
-    counts = np.array([len(order) for order in orders], dtype=np.int64)
-    width = int(counts.max())
-
-    def column(name: str, nothing: float) -> list[list[Any]]:
-        """One value of all that is submitted, row by row."""
-        lines = [[nothing] * width] * rows
-        for own in trees:
-            values, order = getattr(own, name), orders[own.row]
-            lines[own.row] = [values[number] for number in order] + [nothing] * (width - len(order))
-        return lines
-
-    tree = None
-    if (counts > chain).any():
-        parents, ranks = np.array(column("parents", -1)), np.array(column("ranks", 0))
-        for own in trees:
-            places = {number: place for place, number in enumerate(orders[own.row])} | {-1: -1}
-            parents[own.row] = [places[number] for number in parents[own.row].tolist()]
-        tree = Tree(parents, chain, ranks, np.zeros_like(ranks))
-    sure, spread = np.array(column("confidence", nan)), np.array(column("entropy", nan))
-    return Draft(np.array(column("tokens", 0)), counts, sure, spread, None, steps, caught_up, tree=tree)
-
-
 class ModelTrees(TreeGrowth):
     """Trees that a draft model grows."""
 
@@ -272,22 +232,27 @@ class ModelTrees(TreeGrowth):
 
     def candidates(self, front: Nodes, steps: int) -> Sequence[Candidates]:
         """See `TreeGrowth.candidates`: one pass reads the whole front."""
-        job, logits = self._job, self._runner.forward(self._packed(front) if steps else self._first)
+        job, logits, spread = self._job, self._runner.forward(self._packed(front) if steps else self._first), None
         if job.sampling.plain_greedy:
             scores = drawn_from = job.sampling.process(logits, _NOBODY, _NOBODY, NO_PATHS)
-            if len(front) == 1 and scores.is_cpu:
-                return [top_candidates(scores.numpy()[0])]
+            if scores.is_cpu:
+                return [top_candidates(line) for line in scores.numpy()]
         else:
             index = np.array([tree.row for tree, _ in front], dtype=np.int64)
             offsets = np.full(len(front), steps, dtype=np.int64)
             paths = np.array([tree.path(number) for tree, number in front], dtype=np.int64).reshape(len(front), steps)
             scores = drawn_from = job.sampling.process(logits, index, offsets, Paths(paths, np.arange(len(front))))
             if job.temperature is not None:
-                drawn_from = tempered(scores, job.temperature.at(index, entropies(scores)))
+                spread = entropies(scores)
+                drawn_from = tempered(scores, job.temperature.at(index, spread))
             drawn_from = job.sampling.perturbed(drawn_from, index, offsets)
+            if scores.is_cpu:
+                spreads = entropies(scores).tolist()
+                return [(likeliest(line), told) for line, told in zip(drawn_from.numpy(), spreads, strict=True)]
         tokens, confidence = leading(drawn_from, max(tree.width for tree, _ in front))
-        told = zip(tokens.tolist(), confidence.tolist(), entropies(scores).tolist(), strict=True)
-        return [(zip(line, sure, strict=True), spread) for line, sure, spread in told]
+        spread = entropies(scores) if spread is None else spread
+        told = zip(tokens.tolist(), confidence.tolist(), spread.tolist(), strict=True)
+        return [(zip(line, sure, strict=True), one) for line, sure, one in told]
 
     def _packed(self, front: Nodes) -> Packed:
         """The pass that reads the front, whose nodes are in order of their rows."""

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptspec.decision_tables import TreeTable
-from adaptspec.drafting.tree_growth import best_nodes
+from adaptspec.drafting.submitted_nodes import best_nodes, submitted
 from adaptspec.models.draft import Draft
-from adaptspec.types import IntArray, Tree
+from adaptspec.types import IntArray
 
 
 def united(first: Draft, free: Draft, table: TreeTable, owners: tuple[IntArray, IntArray]) -> Draft:
@@ -25,42 +25,20 @@ def united(first: Draft, free: Draft, table: TreeTable, owners: tuple[IntArray, 
     above the floor of the `table`: it counts only where the first drafter's own are wrong. Beyond the ceiling on nodes
     the least likely go.
     """
-    rows = [_Row(first, free, table, row, owners) for row in np.flatnonzero(free.counts).tolist()]
+    drafting = np.flatnonzero(first.counts + free.counts).tolist()
+    rows = [_Row(first, free, table, row, owners) for row in drafting]
     if all(len(own.tokens) == first.counts[own.row] for own in rows):
         return first
-    counts, chain = first.counts.copy(), first.chain.copy()
-    orders = {own.row: own.best() for own in rows}
-    for own in rows:
-        counts[own.row], chain[own.row] = len(orders[own.row]), len(own.main)
-    width = first.tokens.shape[1]
-    whole = Draft.empty(len(counts), max(int(counts.max()), width))
-    tree = Tree.of_chains(counts, whole.tokens.shape[1], owners[0])
-    for name in ("tokens", "confidence", "entropy"):
-        getattr(whole, name)[:, :width] = getattr(first, name)
-    if first.tree is not None:
-        for name in ("parents", "ranks", "drafters"):
-            getattr(tree, name)[:, :width] = getattr(first.tree, name)
-    for own in rows:
-        order = orders[own.row]
-        places = {number: place for place, number in enumerate(order)} | {-1: -1}
-        for target, values in (
-            (whole.tokens, own.tokens),
-            (whole.confidence, own.confidence),
-            (whole.entropy, own.entropy),
-            (tree.ranks, own.ranks),
-            (tree.drafters, own.drafters),
-        ):
-            target[own.row, : len(order)] = [values[number] for number in order]
-        tree.parents[own.row, : len(order)] = [places[own.parents[number]] for number in order]
+    whole = submitted(rows, len(first.counts))
     return replace(
         first,
         tokens=whole.tokens,
         confidence=whole.confidence,
         entropy=whole.entropy,
-        counts=counts,
+        counts=whole.counts,
         steps=first.steps + free.steps,
-        tree=replace(tree, chain=chain),
-    ).cut(counts)
+        tree=whole.tree,
+    )
 
 
 class _Row:

@@ -156,14 +156,15 @@ class ModelExecutor:
 
     def _fitted(self, batch: Batch, draft: Draft) -> Draft:
         """The draft without the branches for which there is no room: it was made for the depths, which chains need."""
-        counts = draft.counts.copy()
+        wanted, chain = draft.counts.tolist(), draft.chain.tolist()
+        counts = list(wanted)
         for i, sequence in enumerate(batch.decoding):
-            if counts[i] > draft.chain[i]:
+            if counts[i] > chain[i]:
                 room = self.cache.info.context - sequence.length  # what comes last is least likely
-                counts[i] = max(min(int(counts[i]), room), draft.chain[i])
-                if not self.cache.reserve(held_row(sequence), sequence.length + int(counts[i])):
-                    counts[i] = draft.chain[i]
-        return draft if (counts == draft.counts).all() else draft.cut(counts)
+                counts[i] = max(min(counts[i], room), chain[i])
+                if not self.cache.reserve(held_row(sequence), sequence.length + counts[i]):
+                    counts[i] = chain[i]
+        return draft if counts == wanted else draft.cut(np.array(counts, dtype=np.int64))
 
     def _verify(self, batch: Batch, draft: Draft) -> VerifyResult:
         logits, broken = zero_broken_logits(
@@ -191,12 +192,13 @@ class ModelExecutor:
         tree, choices = draft.tree, verdict.choices
         if tree is None or choices is None or not self._observing:
             return
-        starts = window_starts(draft.counts).tolist()
-        for i, sequence in enumerate(batch.decoding):
+        start = 0
+        for i, (sequence, owners) in enumerate(zip(batch.decoding, tree.drafters.tolist(), strict=False)):
             count = int(draft.counts[i])
-            for which in self._observing.intersection(tree.drafters[i, :count].tolist()):
-                known = NodeChoices(draft, i, choices[starts[i] : starts[i] + count + 1].tolist())
+            for which in self._observing.intersection(owners[:count]):
+                known = NodeChoices(draft, i, choices[start : start + count + 1].tolist())
                 self._drafters[which].absorb(held_row(sequence), known)
+            start += count + 1
 
     def keep(self, kept: Sequence[Kept]) -> None:
         for sequence, length, places, drafter in kept:
@@ -265,10 +267,9 @@ def _padded(values: IntArray, rows: int) -> IntArray:
 
 def _owned(draft: Draft, drafter: IntArray) -> Draft:
     """The draft, the nodes of each row marked as those of its drafter [B]."""
-    tree = draft.tree
-    if tree is None:
-        return draft
-    return replace(draft, tree=replace(tree, drafters=np.broadcast_to(drafter[:, None], tree.parents.shape).copy()))
+    if draft.tree is not None:
+        draft.tree.drafters[:] = drafter[:, None]
+    return draft
 
 
 def _packed(batch: Batch, draft: Draft) -> Packed:

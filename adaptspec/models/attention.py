@@ -55,6 +55,10 @@ class Span(NamedTuple):
 
     def visible(self, first: int, window: int | None) -> BoolArray:
         """Which of the row's places from `first` on each new token sees [size, end - first], by position."""
+        if self.seen is not None and window is None:
+            every: BoolArray = np.ones((self.size, self.end - first), dtype=np.bool_)
+            every[:, -self.seen.shape[1] :] = self.seen[:, -every.shape[1] :]
+            return every
         asking, places = self.positions[:, None], np.arange(self.end)[None]
         if self.seen is None:
             visible = places <= asking
@@ -119,7 +123,7 @@ def causal_mask(width: int, length: int, group: int, window: int | None = None) 
 def additive(visible: BoolArray, group: int) -> torch.Tensor:
     """[group * width, length] of 0 and -inf: `visible` [width, length] as attention adds it."""
     hidden = np.where(visible, np.float32(0), np.float32(-np.inf))
-    return torch.from_numpy(np.tile(hidden, (group, 1)))
+    return torch.from_numpy(hidden if group == 1 else np.tile(hidden, (group, 1)))
 
 
 def fold(queries: torch.Tensor, heads: Heads) -> torch.Tensor:

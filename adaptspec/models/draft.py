@@ -73,15 +73,15 @@ class Draft:
         """[B] tokens on the longest path of each row."""
         if self.tree is None:
             return self.counts
-        inside = np.arange(self.tokens.shape[1]) < self.counts[:, None]
-        return np.asarray(np.where(inside, self.tree.depths, 0).max(axis=1, initial=0))
+        lines = zip(self.tree.depths.tolist(), self.counts.tolist(), strict=True)
+        return np.array([max(line[:count], default=0) for line, count in lines], dtype=np.int64)
 
     def branches(self, rows: int, path: IntArray | None) -> Branches | None:
         """What a round's record has of the first rows' trees, of which `path` was accepted."""
         if self.tree is None or path is None:
             return None
-        first = np.arange(rows)
-        return Branches(self.tree.take(first), self.counts[:rows], self.confidence[:rows], path[:rows])
+        tree = self.tree if rows == len(self.counts) else self.tree.take(np.arange(rows))
+        return Branches(tree, self.counts[:rows], self.confidence[:rows], path[:rows])
 
     def paths(self, row: int) -> list[list[int]]:
         """The places of a row's nodes on the way to each of its leaves; of a chain, one path."""

@@ -145,11 +145,10 @@ class KVCache(BlockAllocator):
 
     def keep(self, row: int, base: int, places: Sequence[int]) -> None:
         """See `Runner.keep`. Keys are rotated by their depth, so they stay right wherever they lie."""
-        moved = [(i, place) for i, place in enumerate(places) if place > i]
-        if moved:
-            slots = self.slots(row, base, base + places[-1] + 1)
-            kept, source = (torch.from_numpy(slots[list(at)]).to(self._pool.device) for at in zip(*moved, strict=True))
-            self._pool.index_copy_(1, kept, self._pool.index_select(1, source))
+        slots = self.slots(row, base, base + places[-1] + 1).tolist() if places else []
+        for i, place in enumerate(places):
+            if place > i:
+                self._pool[:, slots[i]].copy_(self._pool[:, slots[place]])
         self.truncate(row, base + len(places))
 
     def slots(self, row: int, first: int, end: int) -> IntArray:

@@ -84,7 +84,7 @@ def gumbel_at(keys: IntArray, tokens: IntArray, vocab_size: int) -> torch.Tensor
 
 
 def token_words(vocab_size: int) -> Sequence[int]:
-    """What `gumbel_of_few` wants of each token id."""
+    """What `drawn_of_few` wants of each token id."""
     words: list[int] = token_keys(vocab_size, _CPU).numpy().view(np.uint64).tolist()
     return words
 
@@ -97,16 +97,21 @@ def position_word(seed_key: int, position: int) -> int:
     return word ^ (word >> 31)
 
 
-def gumbel_of_few(word: int, tokens: Iterable[int], words: Sequence[int]) -> list[float]:
-    """`gumbel` of some tokens at one position, but for rounding: for a handful a tenth of what arrays would take."""
-    noise = []
-    for token in tokens:
+def drawn_of_few(
+    word: int, chances: Iterable[tuple[int, float]], words: Sequence[int], power: float
+) -> list[tuple[int, float]]:
+    """Some tokens at one position, each with its exp(power * log chance + `gumbel`), which is chance ** power / E.
+
+    But for rounding; for a handful in a tenth of the time that arrays would take.
+    """
+    drawn = []
+    for token, chance in chances:
         pair = ((word ^ words[token]) * PAIR_FIRST) & _ALL
         high = pair >> 32
         pair ^= high | _HIGH if high & _SIGN else high  # an arithmetic shift
         signed = ((pair * PAIR_SECOND & _ALL) | _TOP_AND_LAST) - 2**64
-        noise.append(-math.log(-math.log1p(signed * UNIT)))
-    return noise
+        drawn.append((token, chance**power / -math.log1p(signed * UNIT)))
+    return drawn
 
 
 def gumbel_of(word: torch.Tensor) -> torch.Tensor:

@@ -29,9 +29,11 @@ _TINY = 1e-37
 _LOWEST = torch.finfo(torch.float32).min
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SamplingRow:
-    """One row's way of drawing tokens. `tokens` is the engine's live list (prompt + output so far)."""
+    """One row's way of drawing tokens, for as long as its request lives; each equals itself alone. `tokens` is the
+    engine's live list (prompt + output so far).
+    """
 
     params: SamplingParams
     seed: int

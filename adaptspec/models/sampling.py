@@ -22,6 +22,8 @@ from adaptspec.models.processors import Paths, Positions, SamplingRow, Temperatu
 from adaptspec.request import SamplingParams
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
+Floats = npt.NDArray[np.float32]
+
 
 @dataclass(frozen=True)
 class Certainty:
@@ -161,6 +163,8 @@ def certainty(scores: torch.Tensor, chosen: torch.Tensor) -> Certainty:
 
 def entropies(scores: torch.Tensor) -> FloatArray:
     """Entropy in nats of the distributions whose scores [N, V] these are, as float64."""
+    if scores.is_cpu:
+        return _entropy_on_cpu(*_weighed(scores.numpy()))
     return certainty(scores, torch.zeros(len(scores), dtype=torch.int64, device=scores.device)).entropy
 
 
@@ -197,17 +201,26 @@ def tempered(scores: torch.Tensor, temperatures: FloatArray) -> torch.Tensor:
     return scores / torch.from_numpy(temperatures).to(scores).unsqueeze(1)
 
 
-def _certainty_on_cpu(scores: npt.NDArray[np.float32], chosen: IntArray) -> Certainty:
+def _certainty_on_cpu(scores: Floats, chosen: IntArray) -> Certainty:
     """The same in a third of the time: every draft step pays it, and on a few rows numpy has less overhead."""
+    below, weights, totals = _weighed(scores)
+    confidence = weights[np.arange(len(chosen)), chosen] / totals
+    return Certainty(confidence, _entropy_on_cpu(below, weights, totals))
+
+
+def _weighed(scores: Floats) -> tuple[Floats, Floats, FloatArray]:
+    """How far scores [N, V] are below the largest of their position, the exponentials [N, V], and these summed [N]."""
     below = scores - scores.max(axis=1, keepdims=True)
     np.maximum(below, -200.0, out=below)
     weights = np.exp(below)
-    totals = weights.sum(axis=1).astype(np.float64)
-    confidence = weights[np.arange(len(chosen)), chosen] / totals
-    return Certainty(confidence, np.log(totals) - np.einsum("nv,nv->n", weights, below) / totals)
+    return below, weights, weights.sum(axis=1).astype(np.float64)
 
 
-def top_certainty(scores: npt.NDArray[np.float32], top: int) -> tuple[float, float]:
+def _entropy_on_cpu(below: Floats, weights: Floats, totals: FloatArray) -> FloatArray:
+    return np.asarray(np.log(totals) - np.vecdot(weights, below) / totals)
+
+
+def top_certainty(scores: Floats, top: int) -> tuple[float, float]:
     """`certainty` of one row [V] in its most likely token: confidence, and entropy in nats."""
     below = scores - scores[top]
     if below[-1] == -np.inf:  # tokens that this model does not have, at the end
@@ -217,8 +230,8 @@ def top_certainty(scores: npt.NDArray[np.float32], top: int) -> tuple[float, flo
     return 1.0 / total, math.log(total) - float(weights @ below) / total
 
 
-def top_candidates(scores: npt.NDArray[np.float32]) -> tuple[Iterator[tuple[int, float]], float]:
-    """`leading` of one row [V], token by token as far as one looks, and the entropy in nats."""
+def top_candidates(scores: Floats) -> tuple[Iterator[tuple[int, float]], float]:
+    """`likeliest` of one row [V], and the entropy in nats."""
     top = int(scores.argmax())
     below = scores - scores[top]
     if below[-1] == -np.inf:  # as above
@@ -228,7 +241,14 @@ def top_candidates(scores: npt.NDArray[np.float32]) -> tuple[Iterator[tuple[int,
     return _by_weight(top, weights, total), math.log(total) - float(weights @ below) / total
 
 
-def _by_weight(top: int, weights: npt.NDArray[np.float32], total: float) -> Iterator[tuple[int, float]]:
+def likeliest(scores: Floats) -> Iterator[tuple[int, float]]:
+    """`leading` of one row [V], token by token as far as one looks."""
+    top = int(scores.argmax())
+    weights = np.exp(scores - scores[top])
+    return _by_weight(top, weights, float(weights.sum()))
+
+
+def _by_weight(top: int, weights: Floats, total: float) -> Iterator[tuple[int, float]]:
     for _ in range(len(weights)):
         yield top, float(weights[top]) / total
         weights[top] = -1.0

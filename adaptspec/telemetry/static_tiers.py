@@ -182,15 +182,10 @@ class StaticTiers:
 
     def _learn(self, rows: RoundRecord) -> None:
         for which, signals in enumerate(self._signals):
-            ran = (rows.drafter == which) & (rows.depths > 0)
-            seen, kept = np.where(ran, rows.drafted, 0), np.where(ran, rows.accepted, 0)
-            if rows.shadow is not None and rows.shadow_drafted is not None:
-                scored = ~ran & (rows.shadow[which] >= 0)
-                seen = np.where(scored, rows.shadow_drafted[which], seen)
-                kept = np.where(scored, rows.shadow[which], kept)
-                ran = ran | scored
-            signals.observe(rows.rows, rows.tasks, *(np.minimum(one, _DEEPEST) for one in (seen, kept)))
-            self.observed[which] += int(np.count_nonzero(ran))
+            told = rows.told_of(which)
+            tokens = (np.minimum(one, _DEEPEST) for one in (told.drafted, told.right))
+            signals.observe(rows.rows, rows.tasks, *tokens)
+            self.observed[which] += int(np.count_nonzero(told.known))
 
     def _columns(self, which: int) -> slice:
         first = 1 + which * len(TIERS)
@@ -230,18 +225,17 @@ class _Rounds:
 
 
 def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
-    """Rounds as one of many `rows` [N], by their main chains. Of confidence the first column is kept.
+    """Rounds as one of many `rows` [N], by their main chains. Of confidence and entropy the first column is kept.
 
     Who they belong to is left out, and what whole rounds cost is left as it was in the first.
     """
     records = [record.trunk() for record in records]
-    first_token = np.concatenate([_first_token(record) for record in records])
     return replace(
         records[0],
         request_ids=("",) * len(rows),
         rows=rows,
-        confidence=first_token,
-        entropy=first_token,
+        confidence=np.concatenate([_first_token(record.confidence) for record in records]),
+        entropy=np.concatenate([_first_token(record.entropy) for record in records]),
         tasks=np.concatenate([r.tasks if len(r.tasks) else np.zeros_like(r.rows) for r in records]),
         policies=rows[:0],
         provenance=None,
@@ -254,11 +248,9 @@ def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
     )
 
 
-def _first_token(record: RoundRecord) -> FloatArray:
-    """Confidence in the first drafted token [B, 1]."""
-    if record.confidence.shape[1]:
-        return record.confidence[:, :1]
-    return np.full((len(record.rows), 1), np.nan)
+def _first_token(stated: FloatArray) -> FloatArray:
+    """What was stated of the first drafted token [B, 1], from [B, D]."""
+    return stated[:, :1] if stated.shape[1] else np.full((len(stated), 1), np.nan)
 
 
 def _scores(name: str, records: Sequence[RoundRecord]) -> IntArray | None:

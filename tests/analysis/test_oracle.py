@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,6 +44,20 @@ def test_fixed_combs_are_added_up_as_the_simulator_replays_them(machine: str) ->
     known = references(one, costs, BOTH, depths=(0, 1, 3, 12), width=8)
     assert {tier.width for tier in known.tiers} == {1, 2, 4, 8}
     for tier, goodput in known.tiers.items():
+        replayed = replay(static_spec(tier.depth, tier.drafter, tier.width), one, costs).goodput
+        assert replayed == pytest.approx(goodput), str(tier)
+
+
+def test_combs_of_a_drafter_that_knows_few_candidates_are_added_up_as_they_are_replayed() -> None:
+    """One that counts has seen one token or two in most places: nothing else is submitted, or paid for."""
+    tape, costs = with_candidates(made_tape(count=2, beyond=4, most=60), most=8), load_costs("cpu-2-cores")
+    view = tape.views["draft-model"]
+    assert view.top is not None
+    known = np.random.default_rng(1).integers(1, 9, len(view.run))
+    top = np.where(np.arange(8) < known[:, None], view.top, 0.0)
+    rank = np.where(view.rank < known, view.rank, UNRANKED)
+    one = stream(replace(tape, views={**tape.views, "draft-model": replace(view, top=top, rank=rank)}), Schedule((1,)))
+    for tier, goodput in references(one, costs, depths=(0, 3, 12), width=8).tiers.items():
         replayed = replay(static_spec(tier.depth, tier.drafter, tier.width), one, costs).goodput
         assert replayed == pytest.approx(goodput), str(tier)
 

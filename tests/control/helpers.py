@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adaptspec.control.cost import CostTable
+from adaptspec.control.model_free_acceptance import NgramAcceptance, StatedAcceptance
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import Reason, RoundRecord
 from tests.control.simulator import Machine
@@ -84,3 +85,8 @@ def record(
         total_seconds=draft + verify + QUIET.overhead_ms / 1e3 * slower,
         tasks=np.array([0] * size if tasks is None else tasks, dtype=np.int64),
     )
+
+
+def note(known: NgramAcceptance | StatedAcceptance, told: RoundRecord, *, ended: bool = False) -> bool:
+    """Tell what is known of the second drafter of a round; `ended`: of requests that have ended."""
+    return known.note(1, told, np.full_like(told.rows, -1) if ended else told.rows)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from adaptspec.control.acceptance import Acceptance, AcceptanceSettings, Calibration, Continuation, PendingRecords
 from adaptspec.control.model_free_acceptance import NgramAcceptance
 from adaptspec.types import FloatArray, IntArray, RoundRecord
-from tests.control.helpers import record
+from tests.control.helpers import note, record
 
 ROW = np.array([0])
 
@@ -113,19 +113,21 @@ def test_ngrams_that_were_right_are_trusted_further() -> None:
     known = NgramAcceptance(2, 1, 4)
     rows, tasks = np.array([0, 1]), np.array([0, 0])
     for _ in range(4):
-        assert known.note(1, found([4, 4], [4, 0]))
+        assert note(known, found([4, 4], [4, 0]))
     running, broken = known.gains(rows, tasks)
     assert running[4] > broken[4] + 0.5
-    assert not known.note(1, found([-1, -1], [-1, -1]))  # whether the run goes on is not known
+    assert not note(known, found([-1, -1], [-1, -1]))  # whether the run goes on is not known
     assert known.run == [0, 0]
 
 
 def test_what_ngrams_draft_counts_as_what_they_found() -> None:
     """Beyond the token that came anyway: what was cut at an end is not known to be wrong."""
     known = NgramAcceptance(1, 1, 4)
-    assert known.note(1, record([3], [3], drafter=[1]))
+    assert note(known, record([3], [3], drafter=[1]))
     assert known.run == [3]
-    assert not known.note(1, record([3], [0], drafter=[1]))
+    assert note(known, record([2], [2], drafter=[1]), ended=True)  # what comes late is not the next request's
+    assert known.run == [3]
+    assert not note(known, record([3], [0], drafter=[1]))
     assert known.run == [0]
 
 
@@ -133,7 +135,7 @@ def test_what_ngrams_teach_stays_with_its_task() -> None:
     known = NgramAcceptance(2, 3, 4)
     rows, tasks = np.array([0, 1]), np.array([1, 2])
     for _ in range(200):
-        known.note(1, found([2, 2], [0, 1], [1, 2]))
+        note(known, found([2, 2], [0, 1], [1, 2]))
     known.settle()
     never, once = known.gains(rows, tasks)
     assert never[1] < 0.2

@@ -10,6 +10,7 @@ from adaptspec.control.model_free_acceptance import StatedAcceptance
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import RoundRecord
 from tests.control import helpers
+from tests.control.helpers import note
 
 _DEPTH = 3
 
@@ -48,29 +49,31 @@ def test_what_came_true_is_learned_though_another_drafted() -> None:
     known = StatedAcceptance(2, 1, _DEPTH)
     before = known.likely(1, _signals(0.9))[0, 1]
     for _ in range(64):
-        assert not known.note(1, _scored(0.9, 2, 0))
+        assert not note(known, _scored(0.9, 2, 0))
     assert known.likely(1, _signals(0.9))[0, 1] < 0.5 * before
     for _ in range(64):
-        assert known.note(1, _scored(0.25, 2, 2))
+        assert note(known, _scored(0.25, 2, 2))
     assert known.likely(1, _signals(0.25))[0, 1] > known.likely(1, _signals(0.9))[0, 1]
 
 
 def test_a_drafted_round_teaches_the_same_and_a_silent_one_nothing() -> None:
     known, drafting = StatedAcceptance(2, 1, _DEPTH), StatedAcceptance(2, 1, _DEPTH)
     for _ in range(32):
-        known.note(1, _scored(0.9, 2, 1))
+        note(known, _scored(0.9, 2, 1))
         own = helpers.record([2], [1], drafter=[1], tasks=[0])
-        drafting.note(1, replace(own, stated=np.array([[[np.nan] * 2], [[0.9] * 2]])))
+        note(drafting, replace(own, stated=np.array([[[np.nan] * 2], [[0.9] * 2]])))
     np.testing.assert_allclose(known.state()["stated"], drafting.state()["stated"])
     silent = StatedAcceptance(2, 1, _DEPTH)
-    assert not silent.note(1, helpers.record([2], [1], tasks=[0]))
+    assert not note(silent, helpers.record([2], [1], tasks=[0]))
     assert not silent.state()["stated"].any()
 
 
 def test_rounds_of_a_request_that_ended_are_not_the_next_ones() -> None:
     known = StatedAcceptance(2, 1, _DEPTH)
-    known.note(1, _scored(0.9, 2, 0))
+    note(known, _scored(0.9, 2, 0))
     known.start(0)
+    known.settle()
+    note(known, _scored(0.9, 2, 0), ended=True)  # its last round comes late
     known.settle()
     own, other = (known.likely(1, _signals(0.9, row=row)) for row in (0, 1))
     np.testing.assert_allclose(own, other)
@@ -79,7 +82,7 @@ def test_rounds_of_a_request_that_ended_are_not_the_next_ones() -> None:
 def test_what_was_learned_goes_on_elsewhere() -> None:
     known, other = StatedAcceptance(2, 1, _DEPTH), StatedAcceptance(2, 1, _DEPTH)
     for _ in range(40):
-        known.note(1, _scored(0.9, 3, 1))
+        note(known, _scored(0.9, 3, 1))
     other.restore(known.learned())
     np.testing.assert_allclose(
         other.calibration.of_tasks(np.zeros(1, int)), known.calibration.of_tasks(np.zeros(1, int))

@@ -191,11 +191,12 @@ def test_the_certain_part_is_what_would_have_happened(agrees: list[bool], ran: i
 @settings(max_examples=60, deadline=None)
 def test_a_tree_tells_what_its_main_chain_had(acted: RoundRecord) -> None:
     """A token beside the chain that was right says of the chain that it was wrong there."""
-    known = Counterfactual.of(acted, acted.drafter, 8)
+    owner = acted.trunk().drafter
+    known = Counterfactual.of(acted, owner, 8)
     assert (known.kept <= known.seen).all()
     assert (known.seen <= acted.chain).all()
     assert not known.open[acted.trunk().accepted < acted.chain].any()
-    for name, value in vars(Counterfactual.of(acted.trunk(), acted.drafter, 8)).items():
+    for name, value in vars(Counterfactual.of(acted.trunk(), owner, 8)).items():
         np.testing.assert_array_equal(getattr(known, name), value)
 
 
@@ -254,11 +255,14 @@ def test_a_stop_rule_is_heeded_where_confidence_is_known() -> None:
     assert known.drafted(decision(0, 0.5)).tolist() == [0]
 
 
-def test_a_lookup_that_found_no_more_would_have_found_no_more() -> None:
-    """Without confidences a draft that fell short of its depth had ended."""
-    silent = replace(record([2], [2], depths=[5]), confidence=np.full((1, 2), np.nan))
+@pytest.mark.parametrize("stated", [np.nan, 0.4])
+def test_a_drafter_that_found_no_more_would_have_found_no_more(stated: float) -> None:
+    """Without entropies a draft that fell short of its depth had ended, however sure it was: no rule stops it."""
+    unknown = np.full((1, 2), np.nan)
+    silent = replace(record([2], [2], depths=[5], confidence=stated), entropy=unknown)
     known = Counterfactual.of(silent, np.array([0]), 8)
     assert known.drafted(decision(7)).tolist() == [2]
+    assert known.drafted(decision(7, 0.5)).tolist() == [2]
     assert not known.open[0]
 
 

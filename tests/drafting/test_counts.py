@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 from adaptspec.decision_tables import TreeTable
 from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.drafter import DraftJob, RowStart
-from adaptspec.drafting.token_counts import votes_of
+from adaptspec.drafting.token_counts import TokenCounts, advanced, votes_of
 from adaptspec.models.draft import Draft
-from adaptspec.models.noise import Stream, gumbel, gumbel_of_few, position_keys, position_word, seed_keys, token_words
+from adaptspec.models.noise import (
+    Stream,
+    drawn_of_few,
+    gumbel,
+    position_keys,
+    position_word,
+    seed_keys,
+    token_words,
+)
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
@@ -93,13 +101,17 @@ def test_noise_in_plain_numbers_is_that_of_the_target() -> None:
     keys = position_keys(seed_keys(seeds), positions, Stream.CHOICE)
     noise = gumbel(keys, 4096, torch.device("cpu")).numpy()
     for i, own in enumerate(seed_keys(seeds).tolist()):
-        few = gumbel_of_few(position_word(own, int(positions[i])), tokens.tolist(), words)
+        few = drawn_of_few(
+            position_word(own, int(positions[i])), [(token, 0.5) for token in tokens.tolist()], words, 2.0
+        )
+        assert [token for token, _ in few] == tokens.tolist()
+        few = np.log([weight for _, weight in few]) - 2.0 * np.log(0.5)
         np.testing.assert_allclose(few, noise[i, tokens], rtol=1e-3, atol=1e-5)
 
 
 def test_sampled_drafts_agree_more_often_with_the_target_than_the_likeliest_token_does() -> None:
     """The text is drawn from the very distribution that is counted: each is right as often as sharing noise allows."""
-    text = _mixed(50, 50)
+    text = _mixed(20, 20)
     scores = torch.full((1, V), -torch.inf)
     scores[0, [6, 7]] = float(np.log(0.5))
     right = {True: 0, False: 0}
@@ -181,3 +193,43 @@ def test_long_prompts_are_read_from_their_end_only() -> None:
     text = [1, 2, 3, 4, 5, *rng.integers(10, 1000, 60_000).tolist(), 1, 2, 3]
     assert drafter.offer(0, text, 1) == []
     assert len(drafter._rows[0].own) <= 5 * 4096
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=300),
+    st.lists(st.tuples(st.integers(0, 40), st.booleans(), st.booleans()), max_size=12),
+)
+def test_a_scope_counts_every_text_once(text: list[int], rounds: list[tuple[int, bool, bool]]) -> None:
+    """However long the prompt is, whoever gave way and came back, and whatever came in the last round."""
+    drafter, live = CountsDrafter(V), text[:1]
+    start = RowStart(SamplingRow(SamplingParams(), 3, live, 1, ()), (), "key a")
+    drafter.begin(0, start)
+    for more, looks, leaves in rounds:
+        live += text[len(live) : len(live) + more]
+        if looks:
+            drafter.offer(0, live, 2)
+        if leaves:
+            drafter.free(0)
+            drafter.begin(0, start)
+    drafter.offer(0, live, 1)
+    live += text[len(live) :]
+    drafter.free(0)
+    once = TokenCounts(10_000)
+    contexts: list[int] = []
+    for token in text:
+        once.add(contexts, token)
+        contexts = advanced(contexts, token)
+    assert drafter.histories.of("key a").young == once.young
+
+
+def test_long_prompts_are_read_over_some_rounds() -> None:
+    """No round waits for all of it; what its end goes on with is known once it has come so far."""
+    rng = np.random.default_rng(0)
+    drafter, live = _made(), [1, 2, 3, 4, 5, *rng.integers(10, V, 2000).tolist(), 1, 2, 3]
+    before = 0
+    while not drafter.offer(0, live, 1):
+        met = len(drafter._rows[0].own)
+        assert before < met <= before + 5 * 128
+        before = met
+        live += [int(rng.integers(10, V)), 1, 2, 3]
+    assert _propose(drafter, live, 2) == [4, 5]

@@ -23,7 +23,7 @@ def _votes(counts: CorpusCounts, tokens: list[int]) -> dict[int, float]:
     contexts: list[int] = []
     for token in tokens:
         contexts = advanced(contexts, token)
-    return dict(counts.votes(contexts[len(tokens) - 1]))
+    return counts.get(contexts[len(tokens) - 1]) or {}
 
 
 def _text() -> list[int]:

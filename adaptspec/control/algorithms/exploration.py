@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -154,4 +155,4 @@ class Exploration:
         self._pending.put(signals.number, (which, signals.rows[who], fixed + each * len(who)))
         depths, reasons, drafter = choice.depths.copy(), choice.reasons.copy(), choice.drafter.copy()
         depths[who], reasons[who], drafter[who] = depth, int(Reason.EXPLORE), which
-        return Choice(depths, reasons, choice.value, drafter)
+        return replace(choice, depths=depths, reasons=reasons, drafter=drafter, expected=None)

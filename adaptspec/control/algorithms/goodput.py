@@ -209,7 +209,8 @@ class Goodput(Algorithm):
             return
         if self._pending.add(record):  # no plan was made for long
             self._settle()
-        right = [ngram.note(which, record) for which, ngram in self._ngram.items()]
+        rows = np.where(self._pending.of_rows_now(record), record.rows, -1)
+        right = [ngram.note(which, record, rows) for which, ngram in self._ngram.items()]
         self._in_vain = 0 if any(right) else self._in_vain + 1
         plan = self._plan
         if plan is None:

@@ -17,7 +17,7 @@ from adaptspec.control.language.yaml_source import shown
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, WhenSpec
 from adaptspec.control.stopping import NoStopSpec, StopSpec
 from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS
-from adaptspec.drafters import DRAFTERS
+from adaptspec.drafters import DRAFTERS, Kind, kind_of
 from adaptspec.request import LABEL_WORDS, is_label
 
 API_VERSION = "adaptspec.dev/v1"
@@ -244,6 +244,12 @@ class BodySpec(Part):
             raise ValueError(
                 f"max-width: {self.max_width} lets drafts branch, which verification {self.verification.method!r} "
                 "cannot judge: use coupled, or leave max-width out"
+            )
+        free = all(kind_of(name) is Kind.MODEL_FREE for name in self.drafters)
+        if self.max_width > 1 and free and self.choose.has_value:
+            raise ValueError(
+                f"max-width: {self.max_width} lets drafts branch, which {self.choose.algorithm!r} prices by a drafter "
+                "that runs a model, and there is none: add one, leave max-width out, or choose static depths"
             )
         if len(self.drafters) > 1 and not self.choose.takes_drafters:
             raise ValueError(f"algorithm {self.choose.algorithm!r} does not choose among drafters; name one")

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from adaptspec.control.algorithms.algorithm import Choice
 from adaptspec.control.algorithms.exploration import ExplorationBudget
 from adaptspec.control.algorithms.goodput import Goodput
+from adaptspec.control.policy import Union
 from adaptspec.types import Reason
 from tests.control.helpers import record, signals, table
 
@@ -61,6 +63,20 @@ def test_a_try_that_only_read_goes_on_reading() -> None:
     assert not budget.won(replace(record([0], [0], depths=[1]), caught_up=512), ROW, 3.5, 1.0)
     assert budget.possible(100.0)
     assert len(budget.begin(ROW, 0.5, np.array([2.0])))
+
+
+def test_a_try_leaves_others_what_drafts_beside_them() -> None:
+    """One row is off and tried; the other keeps the model-free nodes beside its own."""
+    made = Goodput(table(), 2, 1)
+    seen = replace(signals([7, 7]), number=1)
+    terms, exploration = made.terms(seen), made._exploration
+    assert terms is not None
+    exploration._budgets[0].note(1000.0, 1.0, 100)
+    beside = Union(np.array([1, 0]), np.array([3, 0]))
+    choice = Choice(np.array([2, 0]), np.array([int(Reason.POLICY), int(Reason.OFF)]), union=beside)
+    tried = exploration.explored(choice, terms, {0: 2}, seen)
+    assert tried.reasons.tolist() == [Reason.POLICY, Reason.EXPLORE]
+    assert tried.union is beside
 
 
 def test_a_try_is_paid_for_once() -> None:

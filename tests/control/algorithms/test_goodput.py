@@ -9,6 +9,7 @@ import pytest
 
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.cost import CostTable, DrafterCost
+from adaptspec.control.model_free_acceptance import NgramAcceptance, StatedAcceptance
 from adaptspec.types import Reason
 from tests.control.helpers import QUIET, record, signals, table
 
@@ -171,6 +172,23 @@ def test_an_offer_is_taken_where_it_beats_the_model() -> None:
     assert choice.depths[0] == 6
     assert choice.drafter[0] == 1
     assert (choice.drafter[1] == 0) or not choice.depths[1]
+
+
+def test_what_comes_late_of_a_request_is_not_the_next_ones() -> None:
+    """Its row is another's by then: neither drafter knows anything of that one yet."""
+    made = algorithm(2, drafters=("ngram", "counts"))
+    made.choose(replace(signals([7]), number=1))
+    made.start(0)
+    right = np.array([[2], [2]])
+    told = replace(record([0], [0]), decision=1, tasks=np.zeros(1, dtype=np.int64), stated=np.full((2, 1, 7), 0.9))
+    made.learn(replace(told, shadow=right, shadow_drafted=right))
+    made.state()
+    ngram, counts = made._ngram.values()
+    assert isinstance(ngram, NgramAcceptance)
+    assert isinstance(counts, StatedAcceptance)
+    assert ngram.run == [0, 0]
+    own, other = counts.calibration.acceptance(np.arange(2), np.zeros(2, dtype=np.int64))
+    np.testing.assert_array_equal(own, other)
 
 
 @pytest.mark.parametrize("small", [0, 2])

@@ -1,0 +1,123 @@
+"""Fake CUDA: models at full size on a device that is not there; no number is computed and nothing is allocated.
+
+    fake_cuda("tests.gpu.fake_models:passes", [...])
+
+runs a function in a process of its own, where torch takes CUDA for there, under `FakeTensorMode`. Whoever reads a
+number there, or mixes devices, fails. `Traffic` counts kernels and the bytes that they move.
+"""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# A torch without CUDA refuses to slice what says it is there, as it does not know how to change to that device.
+GUARD = """
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+static c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> guard;
+static c10::impl::DeviceGuardImplRegistrar registered(c10::DeviceType::CUDA, &guard);
+"""
+WRITES_ONLY = {"copy_", "fill_", "zero_"}
+GATHERS = {"index_select", "embedding", "gather", "index"}
+SCATTERS = {"index_copy_": 3, "scatter_": 3, "index_put_": 2}
+
+
+class Traffic(TorchDispatchMode):
+    """By kernel: how often it was called and the bytes that it read and wrote; and copies from the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels, self.moved, self.uploads = Counter[str](), Counter[str](), 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        given, made = tensors((args, kwargs)), tensors(result)
+        if any(one.is_cuda for one in made) and not name.startswith(("empty", "new_empty")):
+            same = {storage(one) for one in given}
+            if func._schema.is_mutable or any(storage(one) not in same for one in made):  # no mere view
+                self.uploads += any(one.is_cpu and one.dim() for one in given)
+                self.add(name, traffic(name, args, given, made))
+        return result
+
+    def add(self, name: str, moved: int) -> None:
+        """Also for kernels that torch does not know."""
+        self.kernels[name] += 1
+        self.moved[name] += moved
+
+
+def traffic(name: str, args: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> int:
+    """Bytes: each tensor given is read once, each result written once. A gather reads no more than it returns."""
+    written = sum(map(size, made))
+    if name in GATHERS:
+        return 2 * written
+    if name in SCATTERS:
+        return 2 * size(args[SCATTERS[name]])
+    read = [one for one in given if not (name in WRITES_ONLY and one is args[0])]
+    return written + sum(map(size, {id(one): one for one in read}.values()))
+
+
+def size(tensor: torch.Tensor) -> int:
+    """Bytes of memory behind a tensor: what is expanded counts once."""
+    own: int = tensor.numel() * tensor.element_size()
+    return min(own, tensor.untyped_storage().nbytes())
+
+
+def storage(tensor: torch.Tensor) -> int:
+    """Which memory a tensor lies in."""
+    return tensor.untyped_storage()._cdata
+
+
+def tensors(nested: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, torch.Tensor)]
+
+
+def fake_cuda(function: str, *args: Any) -> Any:
+    """What `function` (module:name) makes of these arguments there; both pass through JSON. Skips without g++."""
+    command = [sys.executable, "-m", "tests.gpu.fake", guard_library(), function, json.dumps(args)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@cache
+def guard_library() -> str:
+    if shutil.which("g++") is None:
+        pytest.skip("fake CUDA needs g++, to build three lines that make torch take it for there")
+    torch_folder, folder = Path(torch.__file__).parent, Path(tempfile.mkdtemp(prefix="adaptspec-guard-"))
+    (folder / "guard.cpp").write_text(GUARD)
+    built = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{torch_folder}/include", "guard.cpp"]
+    built += [f"-L{torch_folder}/lib", "-lc10", "-o", "guard.so"]
+    subprocess.run(built, cwd=folder, check=True, capture_output=True, text=True)
+    return str(folder / "guard.so")
+
+
+def main(library: str, function: str, args: str) -> None:
+    """In the process that `fake_cuda` starts."""
+    torch.ops.load_library(library)
+    torch.cuda._lazy_init = lambda: None
+    torch.cuda.is_available = lambda: True
+    from_numpy = torch.from_numpy
+    # What has numbers is computed with under a further mode, also where it is on the device.
+    torch.from_numpy = lambda array: torch.empty(array.shape, dtype=from_numpy(array).dtype)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
+        result = pkgutil.resolve_name(function)(*json.loads(args))
+    sys.stdout.write(f"\n{json.dumps(result)}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,43 @@
+"""A pass at full size on fake CUDA reads nothing on the host, mixes no devices, and moves no more than it did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.gpu.fake import fake_cuda
+
+# What a pass takes now, at most: kernels, and the bytes that they move over those of weights, keys and values once, by
+# (shape, rows, tokens cached in each, new tokens in each). Whoever lowers them writes it down here.
+PASSES: dict[tuple[str, int, int, int], tuple[int, float]] = {
+    ("llama-8b", 1, 512, 1): (556, 1.011),
+    ("llama-8b", 1, 8192, 5): (620, 1.140),
+    ("llama-8b", 16, 4096, 5): (620, 1.794),
+    ("qwen-0.5b", 1, 512, 1): (420, 1.017),
+    ("qwen-0.5b", 16, 4096, 1): (420, 1.948),
+}
+UPLOADS = 8
+
+
+@pytest.fixture(scope="module")
+def taken() -> dict[tuple[str, int, int, int], dict[str, Any]]:
+    return dict(zip(PASSES, fake_cuda("tests.gpu.fake_models:passes", list(PASSES)), strict=True))
+
+
+@pytest.mark.parametrize("case", PASSES, ids=str)
+def test_kernels_and_bytes_of_a_pass(taken: dict[Any, dict[str, Any]], case: tuple[str, int, int, int]) -> None:
+    found, (kernels, share) = taken[case], PASSES[case]
+    assert found["kernels"] <= kernels
+    assert found["moved"] / found["needed"] <= share
+    assert found["uploads"] <= UPLOADS
+
+
+def test_reads_and_mixing_are_refused() -> None:
+    """What would stop a capture, or fail on a device, stops here: a pass that runs does none of it."""
+    found = fake_cuda("tests.gpu.fake_models:refused")
+    assert found.pop("neither") == "FakeTensor"
+    assert {found.pop(name) for name in ("mixed", "mixed index")} == {"FakeTensorDeviceMismatchError"}
+    assert {found.pop(name) for name in ("mask", "nonzero")} == {"DynamicOutputShapeException"}
+    assert set(found) == {"item", "tolist", "branch"}
+    assert set(found.values()) == {"DataDependentOutputException"}

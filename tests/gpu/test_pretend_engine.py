@@ -1,0 +1,215 @@
+"""The whole engine on pretended CUDA gives the CPU's text, mixes no devices, reads and copies no more than it did."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from adaptspec.control.cost import CostTable
+from adaptspec.control.language.library import shipped_policies
+from adaptspec.engine import assembly
+from adaptspec.engine.assembly import Built, EngineConfig, assemble, build
+from adaptspec.engine.core import EngineCore, EngineLimits
+from adaptspec.request import Grammar, Request, SamplingParams, SpeculationParams
+from adaptspec.types import Completion, FinishReason, TokenLogprob
+from adaptspec.verification import METHODS
+from tests.engine.branching import Branched, Shape
+from tests.engine.conftest import Dictated, Notes, make_core, run
+from tests.engine.policies import COSTS, static
+from tests.gpu.pretend import PretendCuda
+
+PROMPTS = (
+    "Once upon a time, in a village by the sea,",
+    "Lily went to the park. Lily went to the park. Lily went to",
+    "The dog and the cat",
+)
+LIMITS = EngineLimits(max_rows=4, prefill_tokens=16)
+GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+DRAWN = replace(GREEDY, temperature=0.8, seed=1)
+TOP_P = replace(DRAWN, top_p=0.9, frequency_penalty=0.3, seed=2)
+SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Iterator[PretendCuda]:
+    with PretendCuda() as device:
+        yield device
+
+
+@pytest.fixture(scope="module")
+def pair(cuda: PretendCuda, tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Built]:
+    """The bundled models on the CPU and on the device, with a policy for each method beside those that ship."""
+    folder, paths = tmp_path_factory.mktemp("policies"), []
+    for name, method in METHODS.items():
+        lossy = ", lossy: true" if getattr(method, "lossy", False) else ""
+        paths.append(folder / f"{name}.yaml")
+        paths[-1].write_text(static(name, 3, f"  verification: {{method: {name}{lossy}}}\n"))
+    config = EngineConfig(policies=tuple(map(str, paths)), dtype="float32", context=256, limits=LIMITS)
+    loading = partial(ThreadPoolExecutor, initializer=cuda.enter_thread)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "ThreadPoolExecutor", loading)
+        cpu, device = (build(replace(config, device=one), costs=lambda *_: CostTable(COSTS)) for one in ("cpu", "cuda"))
+    assert str(device.target.device) == "cuda:0"
+    return cpu, device
+
+
+def requests(built: Built, *params: SamplingParams, policies: Sequence[str | None] = (None,)) -> list[Request]:
+    texts = [tuple(built.tokenizer.encode(prompt)) for prompt in PROMPTS]
+    return [
+        Request(f"r{i}", texts[i % len(texts)], one, SpeculationParams(policies[i % len(policies)]))
+        for i, one in enumerate(params)
+    ]
+
+
+def served(built: Built, policies: Sequence[str], asked: Sequence[Request]) -> tuple[dict[str, Completion], Notes]:
+    """By policies of the engine, whose clock ticks evenly: they decide the same on both devices."""
+    notes, ticks = Notes(), itertools.count()
+    core = assemble(
+        built.target,
+        built.drafters,
+        built.tokenizer,
+        specs=[spec for spec in built.specs if spec.name in policies],
+        costs=CostTable(COSTS),
+        sinks=[notes],
+        limits=LIMITS,
+        timer=lambda: 1e-3 * next(ticks),
+    )
+    return run(core, asked), notes
+
+
+def dictated(built: Built, shape: Shape | None = None, depth: int = 3) -> tuple[EngineCore, Notes]:
+    """Of one depth, by the draft model; drafts of a shape are united with n-grams where that says so."""
+    notes, drafters = Notes(), [one for one in built.drafters if one.name in ("draft-model", "ngram")]
+    names = tuple(one.name for one in drafters)
+    choose = lambda _, size: [depth] * size  # noqa: E731
+    policy = Dictated(names[:1], choose) if shape is None else Branched(names, choose, shape)
+    target: Any = built.target
+    return make_core(built.tokenizer, target, drafters, {"p": (policy, "coupled")}, sinks=[notes], limits=LIMITS), notes
+
+
+def same(mine: dict[str, Completion], its: dict[str, Completion]) -> None:
+    """Texts, ends, and logarithms of probabilities but for rounding."""
+    for name, one in mine.items():
+        other = its[name]
+        assert (one.error, one.tokens, one.text, one.finish) == (None, other.tokens, other.text, other.finish)
+        told: list[tuple[TokenLogprob, TokenLogprob]] = [*zip(one.logprobs, other.logprobs, strict=True)]
+        told += zip(one.prompt_logprobs, other.prompt_logprobs, strict=True)
+        for here, there in told:
+            assert here.token == there.token
+            assert here.logprob == pytest.approx(there.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("policy", [path.stem for path in shipped_policies()])
+def test_every_shipped_policy(pair: tuple[Built, Built], policy: str) -> None:
+    """Three rows of their own ways to draw, then one alone."""
+    records = []
+    for params in ((DRAWN, GREEDY, TOP_P), (DRAWN,)):
+        asked = requests(pair[0], *params)
+        (plain, _), (done, notes) = (served(built, [policy], asked) for built in pair)
+        same(done, plain)
+        records += notes.records
+    assert any(record.drafted.any() for record in records) == (policy != "off")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method(pair: tuple[Built, Built], method: str) -> None:
+    for params in ((DRAWN, TOP_P, GREEDY), (DRAWN,)):
+        asked = requests(pair[0], *params)
+        (plain, _), (done, _) = (served(built, [method], asked) for built in pair)
+        same(done, plain)
+
+
+def test_methods_and_drafters_side_by_side(pair: tuple[Built, Built]) -> None:
+    policies = ("rejection", "coupled", "lookahead", "goodput-counts", "block")
+    for some in (policies[:4], policies[1:]):
+        asked = requests(pair[0], DRAWN, TOP_P, DRAWN, GREEDY, policies=some)
+        (plain, _), (done, _) = (served(built, policies, asked) for built in pair)
+        same(done, plain)
+
+
+@pytest.mark.parametrize(
+    "shape", [Shape(8, 32), Shape(8, 32, beam=True), Shape(8, 32, beam=True, union=True)], ids=["comb", "beam", "union"]
+)
+def test_trees(pair: tuple[Built, Built], shape: Shape) -> None:
+    for params in ((GREEDY, DRAWN, TOP_P), (DRAWN,)):
+        asked, records = requests(pair[0], *params), []
+        texts = []
+        for built in pair:
+            core, notes = dictated(built, shape, 4)
+            texts.append(run(core, asked))
+            records = notes.records
+        same(*texts)
+        assert any(r.branches is not None and r.branches.nodes.max(initial=0) > 8 for r in records)
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "schema": {"grammar": Grammar(SCHEMA), "ignore_eos": False},
+    "lark": {"grammar": Grammar('start: /(ab|ba){2,12}/ ("!" | "?")', "lark"), "ignore_eos": False},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "bias": {"logit_bias": {300: 4.0, 17: -100.0}, "min_tokens": 8, "ignore_eos": False},
+    "top-k": {"top_k": 5, "min_p": 0.05},
+    "top-p of all": {"top_p": 0.999, "temperature": 1.5},
+    "logprobs": {"logprobs": 3, "prompt_logprobs": 2},
+    "stop": {"stop": (" the", "."), "stop_token_ids": (40,)},
+}
+
+
+@pytest.mark.parametrize("rows", [tuple(ASKED)[:4], tuple(ASKED)[4:]])
+def test_all_that_requests_ask_for(pair: tuple[Built, Built], rows: Sequence[str]) -> None:
+    """Drawn and greedy, four rows at once and the first alone, with chains and with trees."""
+    for base, shape in itertools.product((GREEDY, DRAWN), (None, Shape(4, 16))):
+        params = [replace(base, **ASKED[name]) for name in rows]
+        if base is GREEDY:
+            params = [replace(one, temperature=0.0) for one in params]
+        for some in (params, params[:1]):
+            asked = requests(pair[0], *some)
+            plain, done = (run(dictated(built, shape)[0], asked) for built in pair)
+            same(done, plain)
+
+
+def test_predicted_texts(pair: tuple[Built, Built]) -> None:
+    """What is predicted is drafted, right and wrong."""
+    asked = requests(pair[0], GREEDY, DRAWN, DRAWN, policies=("goodput-ngram", "goodput-counts"))
+    plain, _ = served(pair[0], ["goodput-ngram", "goodput-counts"], asked)
+    foretold = [replace(one, prediction=(*plain[one.id].tokens[:7], 5, *plain[one.id].tokens[7:])) for one in asked]
+    done, notes = served(pair[1], ["goodput-ngram", "goodput-counts"], foretold)
+    same(done, {name: replace(one, logprobs=()) for name, one in plain.items()})
+    assert sum(record.accepted.sum() for record in notes.records) > 10
+
+
+# What a round costs now, at most: times that the host waits, copies to the device, and back; one row, and three.
+# Whoever lowers them writes it down here. (A copy that blocks makes the host wait, too, and is not counted twice.)
+Cost = tuple[float, float, float]
+PER_ROUND: dict[str, tuple[int, Shape | None, SamplingParams, Cost, Cost]] = {
+    "plain": (0, None, GREEDY, (2, 8, 0), (2, 8, 0)),
+    "depth 3": (3, None, GREEDY, (8, 32.5, 6), (8, 33.75, 6)),
+    "depth 3, drawn": (3, None, DRAWN, (11, 40.5, 9), (11, 46, 9)),
+    "depth 3, top-p": (3, None, replace(DRAWN, top_p=0.9), (15, 44.75, 9), (15, 50, 9)),
+    "tree": (3, Shape(4, 16, beam=True), GREEDY, (6.25, 20, 4.25), (10.5, 40.25, 8.5)),
+}
+ROUNDS = 4
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", PER_ROUND)
+def test_reads_and_copies_per_round(pair: tuple[Built, Built], cuda: PretendCuda, name: str, rows: int) -> None:
+    depth, shape, params, alone, together = PER_ROUND[name]
+    core, _ = dictated(pair[1], shape, depth)
+    for request in requests(pair[1], *[replace(params, max_tokens=64)] * rows):
+        core.add(request)
+    for _ in range(5):  # prompts are read
+        core.step()
+    cuda.clear()
+    for _ in range(ROUNDS):
+        core.step()
+    found = tuple(count.total() / ROUNDS for count in (cuda.syncs, cuda.uploads, cuda.downloads))
+    core.abort_all(FinishReason.ABORT, "counted")
+    most = alone if rows == 1 else together
+    assert all(now <= then for now, then in zip(found, most, strict=True)), (found, cuda.syncs, cuda.uploads)
