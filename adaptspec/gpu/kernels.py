@@ -19,7 +19,6 @@ import triton.language as tl
 
 from adaptspec.gpu.ops import Choice, ChoiceParts, HeadNorm
 from adaptspec.gpu.plan import BRANCH, SPLIT, AttentionPlan, tile_lines
-from adaptspec.models.attention import Heads
 from adaptspec.models.noise import PAIR_FIRST, PAIR_SECOND, SIGN_AND_LAST, UNIT
 from adaptspec.models.processors import MIN_TEMPERATURE
 
@@ -77,8 +76,8 @@ def _sum_places(
         score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         if MASKED:
             beyond = place[None, :] - at[:, None]
-            bit = (bits[:, None] >> tl.minimum(tl.maximum(beyond, 0), _BRANCH - 1).to(tl.int64)) & 1
-            visible = (beyond < 0) | ((beyond < _BRANCH) & (bit == 1))
+            half = tl.where(beyond < 32, bits.to(tl.int32)[:, None], (bits >> 32).to(tl.int32)[:, None])
+            visible = (beyond < 0) | ((beyond < _BRANCH) & (((half >> (beyond & 31)) & 1) == 1))
             if WINDOW > 0:
                 visible = visible & (place[None, :] >= oldest[:, None])
             score = tl.where(visible, score, -float("inf"))
@@ -297,48 +296,30 @@ def _merge_choices(numbers, tokens, token, confidence, entropy, parts, PAD: tl.c
 
 
 def attend(queries: torch.Tensor, pool: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
-    """See `ops.attend`."""
-    heads, count = plan.heads, len(queries)
-    work, walks = plan.workspace, plan.programs is None
+    """See `ops.attend`.
+
+    Blocks of keys and of values take 16 KiB each at dimension 128. Of 16 bits two more of both are under way (of five
+    stages two load the table), in two programs a processor: four times its share of bandwidth times delay, 30 KiB.
+    """
+    heads, count, window, work = plan.heads, len(queries), plan.window or 0, plan.workspace
+    dim, wide = {"DIM": heads.dim, "WINDOW": window, **_EXACT}, pool.dtype.itemsize > 2
     # Programs that walk write no padding; a merge writes all.
-    out = (torch.zeros if walks else torch.empty)(
-        (count, heads.query * heads.dim), dtype=pool.dtype, device=pool.device
-    )
-    sums, peaks, totals = (out, out, out) if walks or work is None else (work.sums, work.peaks, work.totals)
-    splits = 1 if walks else peaks.shape[2]
-    seen = plan.base, plan.seen, plan.positions
-    _attend[heads.kv, len(plan.tiles), plan.programs or 1](
+    out = (torch.zeros if work is None else torch.empty)((count, heads.query * heads.dim), **_like(queries))
+    sums, peaks, totals = (out, out, out) if work is None else (work.sums, work.peaks, work.totals)
+    seen, splits = (plan.base, plan.seen, plan.positions), totals.shape[-1]
+    _attend[heads.kv, len(plan.tiles), 1 if work is None else plan.programs](
         queries, queries.stride(0), pool, out, plan.tiles, *seen, plan.table, plan.table.stride(0),
         sums, peaks, totals, splits, plan.scale / math.log(2.0),
-        **attention_constants(heads, plan.block, plan.window, pool.dtype, walks=walks),
+        GROUP=heads.group, KV=heads.kv, PAD=max(16, triton.next_power_of_2(heads.dim)), BLOCK=plan.block,
+        LINES=tile_lines(heads), PLACES=32 if wide else 64, WALKS=work is None,
+        num_warps=8 if wide else 4, num_stages=3 if wide else 5, **dim,
     )  # fmt: skip
-    if not walks:
-        constants = merge_constants(heads, splits, plan.window)
-        _merge_splits[count, heads.query](out, *seen, sums, peaks, totals, splits, **constants)
+    if work is not None:
+        pads = {"PAD": triton.next_power_of_2(heads.dim), "SPLITS": triton.next_power_of_2(splits)}
+        _merge_splits[count, heads.query](
+            out, *seen, sums, peaks, totals, splits, HEADS=heads.query, num_warps=1, **dim, **pads
+        )
     return out
-
-
-def attention_constants(
-    heads: Heads, block: int, window: int | None, dtype: torch.dtype, *, walks: bool
-) -> dict[str, Any]:
-    """What `_attend` is compiled for: shapes, and how it is laid out.
-
-    Blocks of keys and values take 32 KiB at dimension 128 in either width; with two more of 16 bits under way, two
-    programs a processor keep more in flight than its share of the memory's bandwidth times its delay, 30 KiB.
-    """
-    wide = dtype.itemsize > 2
-    return {
-        **_EXACT,
-        **{"GROUP": heads.group, "KV": heads.kv, "DIM": heads.dim, "PAD": max(16, triton.next_power_of_2(heads.dim))},
-        **{"BLOCK": block, "LINES": tile_lines(heads), "PLACES": 32 if wide else 64},
-        **{"WINDOW": window or 0, "WALKS": walks, "num_warps": 4, "num_stages": 2 if wide else 3},
-    }
-
-
-def merge_constants(heads: Heads, splits: int, window: int | None) -> dict[str, Any]:
-    """What `_merge_splits` is compiled for: one warp reads 16 bytes a thread at dimension 128."""
-    pad = {"PAD": triton.next_power_of_2(heads.dim), "SPLITS": triton.next_power_of_2(splits)}
-    return {**_EXACT, **pad, "HEADS": heads.query, "DIM": heads.dim, "WINDOW": window or 0, "num_warps": 1}
 
 
 def rope_store(
@@ -354,31 +335,22 @@ def rope_store(
     dim = 2 * cos.shape[1]
     heads, kv = (qkv.shape[1] - pool.shape[1]) // dim, pool.shape[1] // dim // 2
     weight, eps = (qkv, 0.0) if norm is None else norm
-    constants = rope_constants(Heads(heads, kv, dim), normed=norm is not None)
     _rope_store[len(qkv), triton.cdiv(heads + 2 * kv, HEADS_AT_ONCE)](
-        qkv, cos, sin, positions, slots, pool, weight, eps, **constants
-    )
+        qkv, cos, sin, positions, slots, pool, weight, eps,
+        HEADS=heads, KV=kv, DIM=dim, PAD=triton.next_power_of_2(dim), AT_ONCE=HEADS_AT_ONCE, NORM=norm is not None,
+        num_warps=4, **_EXACT,
+    )  # fmt: skip
     return qkv[:, : heads * dim]
 
 
-def rope_constants(heads: Heads, *, normed: bool) -> dict[str, Any]:
-    """What `_rope_store` is compiled for."""
-    shape = {"HEADS": heads.query, "KV": heads.kv, "DIM": heads.dim, "PAD": triton.next_power_of_2(heads.dim)}
-    return {**_EXACT, **shape, "AT_ONCE": HEADS_AT_ONCE, "NORM": normed, "num_warps": 4}
-
-
 def add_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See `ops.add_norm`."""
-    out = torch.empty(residual.shape, dtype=weight.dtype, device=residual.device)
-    given = residual if x is None else x
-    _add_norm[(len(residual),)](given, residual, weight, out, eps, **norm_constants(len(weight), adds=x is not None))
+    """See `ops.add_norm`: a whole token in registers, 16 numbers a thread."""
+    out, pad = torch.empty(residual.shape, **_like(weight)), triton.next_power_of_2(len(weight))
+    _add_norm[(len(residual),)](
+        residual if x is None else x, residual, weight, out, eps,
+        HIDDEN=len(weight), PAD=pad, ADDS=x is not None, num_warps=min(16, max(1, pad // 512)), **_EXACT,
+    )  # fmt: skip
     return out
-
-
-def norm_constants(hidden: int, *, adds: bool) -> dict[str, Any]:
-    """What `_add_norm` is compiled for: 16 numbers a thread, a whole token in registers."""
-    pad = triton.next_power_of_2(hidden)
-    return {**_EXACT, "HIDDEN": hidden, "PAD": pad, "ADDS": adds, "num_warps": min(16, max(1, pad // 512))}
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -400,8 +372,7 @@ def choose_parts(
     """See `ops.choose_parts`: each logit is read once."""
     count, width = len(logits), min(logits.shape[1], len(token_keys))
     parts = triton.cdiv(width, PART)
-    numbers = logits.new_empty((5, count, parts))
-    tokens = torch.empty((count, parts), dtype=torch.int32, device=logits.device)
+    numbers, tokens = logits.new_empty((5, count, parts)), keys.new_empty((count, parts), dtype=torch.int32)
     _choose_parts[parts, count](
         logits, logits.stride(0), temperatures, keys, token_keys, numbers, tokens, width, first,
         PART=PART, num_warps=4, **_EXACT,
@@ -412,8 +383,11 @@ def choose_parts(
 def merge_choices(parts: ChoiceParts) -> Choice:
     """See `ops.merge_choices`."""
     count, split = parts.tokens.shape
-    token = torch.empty(count, dtype=torch.int32, device=parts.tokens.device)
-    confidence, entropy = parts.numbers.new_empty((2, count)).unbind(0)
+    token, (confidence, entropy) = parts.tokens.new_empty(count), parts.numbers.new_empty((2, count)).unbind(0)
     pad = triton.next_power_of_2(split)
     _merge_choices[(count,)](*parts, token, confidence, entropy, split, PAD=pad, num_warps=1, **_EXACT)
     return Choice(token, confidence, entropy)
+
+
+def _like(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"dtype": tensor.dtype, "device": tensor.device}

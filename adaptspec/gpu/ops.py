@@ -54,10 +54,11 @@ def attend(queries: torch.Tensor, pool: torch.Tensor, plan: AttentionPlan) -> to
     token = torch.where(live, first[:, None] + within, 0)
     table = plan.table.index_select(0, row).flatten()
     blocks = pool.view(-1, plan.block, pool.shape[1]).index_select(0, table)
-    keys, values = blocks.view(len(row), -1, 2, heads.kv, heads.dim).permute(2, 0, 3, 1, 4).float()
-    visible = _visible(plan, token, keys.shape[2]) & live[:, :, None]
-    # Nobody wrote what nobody sees: it may be no number, which 0 times it would be neither.
-    values = torch.where(visible.any(1)[:, None, :, None], values, 0.0)
+    cached = blocks.view(len(row), -1, pool.shape[1]).float()
+    visible = _visible(plan, token, cached.shape[1]) & live[:, :, None]
+    # What nobody sees may never have been written: it may be no number, and then no mask helps.
+    cached = torch.where(visible.any(1).unsqueeze(2), cached, 0.0)
+    keys, values = cached.view(len(row), -1, 2, heads.kv, heads.dim).permute(2, 0, 3, 1, 4)
     folded = fold(queries.index_select(0, token.flatten()).float().view(*token.shape, -1), heads)
     mask = visible.repeat(1, heads.group, 1).unsqueeze(1)
     out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=plan.scale)
@@ -92,11 +93,11 @@ def rope_store(
     * dim] holds beside the queries is not to be used afterwards.
     """
     dim, queries = 2 * cos.shape[1], qkv.shape[1] - pool.shape[1]
-    turned = qkv[:, : queries + pool.shape[1] // 2].unflatten(1, (-1, dim))
+    turned = qkv[:, : queries + pool.shape[1] // 2].view(len(qkv), -1, dim)
     wide = turned.float()
     if norm is not None:
         wide = F.rms_norm(wide, (dim,), None, norm.eps) * norm.weight.float()
-    even, odd = wide.unflatten(2, (-1, 2)).unbind(3)
+    even, odd = wide.view(*wide.shape[:2], -1, 2).unbind(3)
     c, s = (table.index_select(0, positions).unsqueeze(1) for table in (cos, sin))
     turned.copy_(torch.stack((even * c - odd * s, even * s + odd * c), 3).flatten(2))
     pool.index_copy_(0, slots.long(), qkv[:, queries:])

@@ -55,9 +55,9 @@ class AttentionPlan:
     positions: torch.Tensor  # int32 [T]
     table: torch.Tensor  # int32 [rows, blocks]: where the blocks of each row lie in the pool
     window: int | None = None  # of this layer: a token sees places > its position - window
-    # How many programs share the splits of a tile and head. None: one walks over all of them and needs no workspace.
-    programs: int | None = None
+    # Where the splits of a tile are shared by several programs. Without it one walks over all of them.
     workspace: Workspace | None = None
+    programs: int = 1  # per tile and head of keys, with a workspace
 
     @property
     def scale(self) -> float:
@@ -88,13 +88,12 @@ def tiles(rows: IntArray, counts: IntArray, heads: Heads) -> IntArray:
     return np.stack((first, np.minimum(width, counts[owner] - before), rows[owner]), axis=1)
 
 
-def programs(tiles: int, heads: Heads, places: int, processors: int) -> int | None:
-    """`AttentionPlan.programs` for so many tiles of rows of up to `places`, on a device with so many processors.
+def programs(tiles: int, heads: Heads, places: int, processors: int) -> int:
+    """How many should share a tile's splits, for so many tiles of rows of up to `places`, on so many processors.
 
-    Two per processor keep its memory busy while one of them starts or ends. None where the tiles alone give that many.
+    Two per processor keep its memory busy while one of them starts or ends. With 1 no workspace is needed.
     """
-    wanted = -(-2 * processors // (tiles * heads.kv))
-    return None if wanted <= 1 else min(wanted, -(-places // SPLIT))
+    return min(-(-2 * processors // (tiles * heads.kv)), -(-places // SPLIT))
 
 
 def _power(number: int) -> int:

@@ -1,0 +1,146 @@
+"""Compiles the kernels as models launch them, without a GPU: `python -m tests.gpu.compiled 90` prints their sizes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from adaptspec.gpu import kernels
+from adaptspec.gpu.ops import HeadNorm
+from adaptspec.gpu.plan import AttentionPlan, Workspace
+from adaptspec.models.attention import Heads
+
+TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes of a processor that programs can have
+REGISTERS = 65_536
+META = torch.device("meta")
+TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+@dataclass(frozen=True)
+class Model:
+    heads: Heads
+    hidden: int
+    mlp: int
+    vocab: int
+
+
+MODELS = {
+    "Llama 8B": Model(Heads(32, 8, 128), 4096, 14_336, 128_256),
+    "Qwen 0.5B": Model(Heads(14, 2, 64), 896, 4864, 151_936),
+    "bundled target": Model(Heads(4, 4, 64), 256, 704, 4096),
+    "bundled draft": Model(Heads(2, 2, 64), 128, 352, 4096),
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    kernel: Any
+    given: tuple[Any, ...]
+    constants: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one program takes: registers of each thread, bytes of its stack (spilled) and shared, threads."""
+
+    registers: int
+    stack: int
+    shared: int
+    threads: int
+
+    def at_once(self, target: int) -> int:
+        """Programs on one processor."""
+        return min(REGISTERS // (self.registers * self.threads), SHARED[target] // max(self.shared, 1))
+
+
+def launches(model: Model, dtype: torch.dtype) -> list[Launch]:
+    """Every kernel that a pass of `model` launches, with tensors that have no storage."""
+    found: list[Launch] = []
+
+    def run(self: Any, *given: Any, grid: object, warmup: object, **constants: Any) -> None:
+        found.append(Launch(self, given, tuple(constants.items())))
+
+    heads, count = model.heads, 16
+    width = heads.query * heads.dim
+    i32, i64 = (torch.empty(count, dtype=one, device=META) for one in (torch.int32, torch.int64))
+    floats, pool = (
+        torch.empty(count, device=META),
+        torch.empty(4096, 2 * heads.kv * heads.dim, dtype=dtype, device=META),
+    )
+    queries, table = torch.empty(count, width, dtype=dtype, device=META), i32.new_empty(16, 256)
+    plan = AttentionPlan(heads, 32, i32.new_empty(16, 3), i32, i64, i32, table)
+    qkv, angles = queries.new_empty(count, width + pool.shape[1]), floats.new_empty(4096, heads.dim // 2)
+    hidden, weight = queries.new_empty(count, model.hidden), queries.new_empty(model.hidden)
+    norm = HeadNorm(queries.new_empty(heads.query + heads.kv, heads.dim), 1e-6)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(JITFunction, "run", run)
+        kernels.attend(queries, pool, plan)
+        kernels.attend(queries, pool, replace(plan, workspace=Workspace.of(count, heads, 8192, META), programs=9))
+        kernels.rope_store(qkv, angles, angles, i32, i32, pool, norm)
+        kernels.add_norm(hidden, hidden, weight, 1e-5)
+        kernels.silu_mul(queries.new_empty(count, 2 * model.mlp))
+        kernels.choose(floats.new_empty(count, model.vocab), floats, i64, i64.new_empty(model.vocab))
+    return found
+
+
+def compiled(launch: Launch, target: int) -> Usage:
+    """Compiles it as for tensors whose addresses are multiples of 16, as torch's are."""
+    names, constants = launch.kernel.arg_names, dict(launch.constants)
+    options = {name: value for name, value in constants.items() if name not in names}
+    signature, hints = dict.fromkeys(names, "constexpr"), {}
+    for place, (name, value) in enumerate(zip(names, launch.given, strict=False)):
+        tensor = isinstance(value, torch.Tensor)
+        signature[name] = "*" + TYPES[value.dtype] if tensor else "fp32" if isinstance(value, float) else "i32"
+        if tensor or (isinstance(value, int) and value % 16 == 0):
+            hints[place,] = [["tt.divisibility", 16]]
+    values = {(names.index(name),): value for name, value in constants.items() if name in names}
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=values, attrs=hints)
+    program: Any = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(program.asm["cubin"])
+        file.flush()
+        said = subprocess.run([TOOL, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", said.stdout + said.stderr)
+    assert usage is not None
+    return Usage(int(usage[1]), int(usage[2]), program.metadata.shared, 32 * program.metadata.num_warps)
+
+
+def usages(target: int) -> Iterator[tuple[str, Usage]]:
+    """By model, dtype and kernel; what several models launch alike is compiled once."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for name, model in MODELS.items():
+            for launch in launches(model, dtype):
+                form = {True: " walking", False: " sharing"}.get(dict(launch.constants).get("WALKS"), "")
+                yield f"{name:15}{TYPES[dtype]:6}{launch.kernel.__name__.strip('_')}{form}", compiled(launch, target)
+
+
+def main(target: int) -> int:
+    """The exit status is 1 if a kernel does not fit, or spills where speed counts."""
+    good = True
+    for name, usage in usages(target):
+        quick = "bf16" in name
+        fits = usage.at_once(target) >= (2 if quick else 1) and usage.stack <= (64 if quick else 1024)
+        good &= fits
+        sys.stdout.write(
+            f"{' ' if fits else '!'} sm_{target} {name:40} {usage.threads:4} threads {usage.registers:4} registers "
+            f"{usage.stack:4} B stack {usage.shared:6} B shared {usage.at_once(target):3} at once\n"
+        )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(int(sys.argv[1])))

@@ -1,0 +1,175 @@
+"""The kernels equal the functions of `ops`: run by `test_kernels.py`, in a process that interprets Triton or has a GPU.
+
+Bits are compared where the text depends on them: what else is in a pass, and who adds its splits, must not matter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adaptspec.gpu import kernels, ops
+from adaptspec.gpu.plan import AttentionPlan, tiles
+from adaptspec.models.attention import Heads
+from adaptspec.models.noise import Stream, position_keys, seed_keys, token_keys
+from tests.gpu.passes import BLOCK, Pass, Row, made
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+TREE = (-1, 0, 1, -1, 3, 0, 2, 6, -1, 8)
+# The interpreter cuts bfloat16 off where devices round; that it does right for float16.
+SHORT = torch.float16 if DEVICE == "cpu" else torch.bfloat16
+BATCHES: dict[str, tuple[Row, ...]] = {
+    "chains": (Row(1100, 5), Row(1), Row(513, 3)),
+    "prompts": (Row(525, 18), Row(20, 20)),
+    "trees": (Row(600, 1, TREE), Row(508, 1, TREE), Row(70, 2)),
+    "wide": (Row(20, 1, range(-1, 63)),),
+}
+
+
+@pytest.fixture
+def _products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line's product is the same in every line of a tile: so are those of tensor cores, but not those of a BLAS."""
+    if DEVICE == "cpu":
+        builder = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
+
+        def create_dot(_: object, a: Any, b: Any, d: Any, *__: object) -> Any:
+            product = (a.data[:, :, None].astype(d.data.dtype) * b.data).sum(axis=1)
+            return type(d)(product + d.data, d.dtype.scalar)
+
+        monkeypatch.setattr(builder, "create_dot", create_dot)
+
+
+@pytest.mark.parametrize(
+    ("heads", "window", "batch"),
+    [
+        (Heads(2, 2, 64), None, "chains"),
+        (Heads(1, 1, 128), 40, "prompts"),
+        (Heads(4, 1, 128), 100, "chains"),
+        (Heads(4, 1, 64), None, "trees"),
+        (Heads(7, 1, 64), None, "prompts"),
+        (Heads(7, 1, 64), None, "wide"),
+        (Heads(7, 1, 128), 700, "trees"),
+        (Heads(4, 2, 8), None, "chains"),
+    ],
+)
+def test_attention_equals_that_of_torch(heads: Heads, window: int | None, batch: str) -> None:
+    """Whether one program walks over the splits or several share them: then bit for bit."""
+    one = made(heads, BATCHES[batch], window=window, device=DEVICE)
+    walked = kernels.attend(one.queries, one.pool, one.plan)
+    torch.testing.assert_close(walked, ops.attend(one.queries, one.pool, one.plan), **CLOSE)
+    for programs in (1, 2):
+        assert torch.equal(kernels.attend(one.queries, one.pool, one.shared(programs)), walked)
+
+
+def test_attention_of_16_bits_is_near_that_of_torch() -> None:
+    one = made(Heads(8, 2, 64), BATCHES["chains"], dtype=SHORT, device=DEVICE)
+    walked, expected = kernels.attend(one.queries, one.pool, one.plan), ops.attend(one.queries, one.pool, one.plan)
+    torch.testing.assert_close(walked, expected, atol=1e-2, rtol=1e-2)
+    assert torch.equal(kernels.attend(one.queries, one.pool, one.shared(2)), walked)
+
+
+def only(one: Pass, row: int, tokens: Sequence[int]) -> AttentionPlan:
+    """The plan of a pass that has some of its tokens alone, all of one row."""
+    plan, at = one.plan, list(tokens)
+    cut = torch.from_numpy(tiles(np.array([row]), np.array([len(at)]), plan.heads)).to(DEVICE, torch.int32)
+    return replace(plan, tiles=cut, base=plan.base[at], seen=plan.seen[at], positions=plan.positions[at])
+
+
+@pytest.mark.usefixtures("_products_by_row")
+@pytest.mark.parametrize(("batch", "count", "dtype"), [("chains", 5, torch.float32), ("trees", 11, SHORT)])
+def test_attention_does_not_depend_on_what_else_is_in_the_pass(batch: str, count: int, dtype: torch.dtype) -> None:
+    """A token of the first row alone, in a tile of its own, and with all others: the same bits."""
+    one = made(Heads(4, 1, 64), BATCHES[batch], dtype=dtype, device=DEVICE)
+    together = kernels.attend(one.queries, one.pool, one.plan)
+    for token in (0, count // 2, count - 1):
+        alone = only(one, 0, [token])
+        assert torch.equal(kernels.attend(one.queries[[token]], one.pool, alone)[0], together[token])
+    some = list(range(1, count, 2))
+    assert torch.equal(kernels.attend(one.queries[some], one.pool, only(one, 0, some)), together[some])
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "dtype"),
+    [(Heads(14, 2, 64), torch.float32), (Heads(8, 1, 128), SHORT), (Heads(3, 1, 8), torch.float32)],
+)
+def test_queries_and_keys_are_rotated_and_stored(heads: Heads, dtype: torch.dtype, normed: bool) -> None:
+    angles = torch.outer(torch.arange(500.0), torch.rand(heads.dim // 2)).to(DEVICE)
+    qkv = torch.randn(3, (heads.query + 2 * heads.kv) * heads.dim).to(DEVICE, dtype)
+    positions, slots = (torch.tensor(one, dtype=torch.int32, device=DEVICE) for one in ([3, 499, 0], [7, 0, 95]))
+    norm = ops.HeadNorm(torch.rand(heads.query + heads.kv, heads.dim).to(DEVICE, dtype), 1e-6) if normed else None
+    expected, pools = qkv.clone(), torch.zeros(2, 3 * BLOCK, 2 * heads.kv * heads.dim, device=DEVICE, dtype=dtype)
+    want = ops.rope_store(expected, angles.cos(), angles.sin(), positions, slots, pools[0], norm)
+    got = kernels.rope_store(qkv, angles.cos(), angles.sin(), positions, slots, pools[1], norm)
+    close = CLOSE if dtype == torch.float32 else {"atol": 2e-2, "rtol": 1e-2}
+    torch.testing.assert_close(got, want, **close)
+    torch.testing.assert_close(pools[1], pools[0], **close)
+    values = heads.kv * heads.dim
+    assert torch.equal(pools[1][:, values:], pools[0][:, values:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, SHORT])
+@pytest.mark.parametrize(("hidden", "mlp"), [(896, 1100), (48, 16), (4096, 1024)])
+def test_norms_and_gates_equal_those_of_torch(hidden: int, mlp: int, dtype: torch.dtype) -> None:
+    x, residual, gate_up = (torch.randn(3, width).to(DEVICE, dtype) for width in (hidden, hidden, 2 * mlp))
+    weight, other = torch.rand(hidden).to(DEVICE, dtype), residual.clone()
+    close = CLOSE if dtype == torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
+    torch.testing.assert_close(kernels.silu_mul(gate_up), ops.silu_mul(gate_up), **close)
+    for added in (None, x):
+        got, want = kernels.add_norm(added, residual, weight, 1e-5), ops.add_norm(added, other, weight, 1e-5)
+        torch.testing.assert_close(got, want, **close)
+        assert torch.equal(residual, other)
+    alone = kernels.add_norm(None, residual[1:2], weight, 1e-5)
+    assert torch.equal(alone, kernels.add_norm(None, residual, weight, 1e-5)[1:2])
+
+
+@pytest.mark.parametrize(("vocab", "more"), [(50, 0), (2048, -3), (4096, 64), (32_000, 0), (151_936, 0)])
+def test_choices_are_those_of_torch_token_for_token(vocab: int, more: int) -> None:
+    """Greedy and drawn, with removed tokens and equals, from heads that are wider or narrower than the vocabulary."""
+    temperatures = torch.tensor([0.0, 1.0, 0.3, 1.7, 1e-9, 0.0, 0.8], device=DEVICE)
+    count = len(temperatures)
+    logits = torch.randn(count, vocab + more, device=DEVICE) * 4
+    logits[2:4, ::3] = -torch.inf
+    logits[4, : vocab // 2] = -torch.inf
+    logits[5] = logits[5].round().clamp(max=6.0)
+    keys = torch.from_numpy(position_keys(seed_keys(np.arange(count)), np.arange(count) + 9, Stream.CHOICE)).to(DEVICE)
+    given = logits, temperatures, keys, token_keys(vocab, torch.device(DEVICE))
+    got, want = kernels.choose(*given), ops.choose(*given)
+    assert got.token.tolist() == want.token.tolist()
+    assert got.token.dtype == want.token.dtype == torch.int32
+    torch.testing.assert_close(got[1:], want[1:], atol=1e-5, rtol=1e-4)
+    alone = kernels.choose(logits[3:4], temperatures[3:4], keys[3:4], given[3])
+    assert [one[0] for one in alone] == [one[3] for one in got]
+
+
+def test_parts_of_a_vocabulary_choose_as_the_whole_does() -> None:
+    vocab, cut = 6000, 3100
+    logits, temperatures = torch.randn(3, vocab, device=DEVICE), torch.tensor([0.7, 1.0, 0.0], device=DEVICE)
+    logits[0, :cut] = -torch.inf
+    keys, tokens = torch.arange(3, device=DEVICE) * 2**40 + 77, token_keys(vocab, torch.device(DEVICE))
+    parts = [
+        kernels.choose_parts(logits[:, part], temperatures, keys, tokens[part], part.start)
+        for part in (slice(0, cut), slice(cut, vocab))
+    ]
+    numbers, ids = (torch.cat(both, -1) for both in zip(*parts, strict=True))
+    merged, whole = kernels.merge_choices(ops.ChoiceParts(numbers, ids)), ops.choose(logits, temperatures, keys, tokens)
+    assert merged.token.tolist() == whole.token.tolist()
+    torch.testing.assert_close(merged[1:], whole[1:], atol=1e-5, rtol=1e-4)
+
+
+def test_logits_that_are_no_numbers_show_in_the_entropy() -> None:
+    logits = torch.randn(3, 2100, device=DEVICE)
+    logits[1, 4] = torch.nan
+    logits[2] = torch.nan
+    keys, tokens = torch.zeros(3, dtype=torch.int64, device=DEVICE), token_keys(2100, torch.device(DEVICE))
+    choice = kernels.choose(logits, torch.tensor([0.5, 0.0, 1.0], device=DEVICE), keys, tokens)
+    assert choice.entropy.isnan().tolist() == [False, True, True]
+    assert all(0 <= token < 2100 for token in choice.token.tolist())
