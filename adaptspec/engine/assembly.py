@@ -187,11 +187,8 @@ def assemble(
         raise ConfigError("no policy is live: requests that name none need one; give a policy without rollout")
     rollouts = {spec.name: spec.rollout for spec in specs}
     controller = Controller(policies, live[0], names, limits.max_rows, cost=costs, labels=labels, rollouts=rollouts)
-    executor = ModelExecutor(target, drafters)
-    if isinstance(target, DeviceDecoder):
-        executor = DeviceExecutor(target, drafters, limits.max_rows, limits.max_depth)
     return EngineCore(
-        executor,
+        make_executor(target, drafters, limits),
         controller,
         InputProcessor(target.info, tokenizer, detector),
         {spec.name: TaskMethods.of(spec) for spec in specs},
@@ -199,6 +196,13 @@ def assemble(
         limits=limits,
         timer=timer,
     )
+
+
+def make_executor(target: Runner, drafters: Sequence[Drafter], limits: EngineLimits) -> ModelExecutor:
+    """The one for the device that the target is on."""
+    if isinstance(target, DeviceDecoder):
+        return DeviceExecutor(target, drafters, limits.max_rows, limits.max_depth)
+    return ModelExecutor(target, drafters)
 
 
 def model_place(name: str, role: str) -> str:

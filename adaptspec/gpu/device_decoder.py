@@ -137,21 +137,19 @@ class DeviceDecoder:
         )
 
     def _plan(self, inputs: Inputs, window: int | None) -> AttentionPlan:
-        laid = inputs.tiles
-        several = programs(len(laid), self.heads, self.info.context, self._processors)
-        if len(inputs.tokens) > WORKSPACE:
-            several = None
+        several = programs(len(inputs.tiles), self.heads, self.info.context, self._processors)
+        shared = several > 1 and len(inputs.tokens) <= WORKSPACE
         return AttentionPlan(
             self.heads,
             self.cache.block_size,
-            laid,
+            inputs.tiles,
             inputs.base,
             inputs.seen,
             inputs.positions,
             self.cache.table,
             window,
-            several,
-            None if several is None else self._workspace,
+            self._workspace if shared else None,
+            several if shared else 1,
         )
 
     def _normed(self, added: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from adaptspec.models.kv_cache import CachePlan, CacheShape, KVCache
@@ -13,20 +14,19 @@ from adaptspec.types import IntArray
 class PagedCache(KVCache):
     """`table` int32 [rows + 1, blocks] says where the blocks of each row lie; its last row is nobody's.
 
-    That one has a block of its own: padding is written there. The host notes what changes; `send` tells the device.
+    That one has a block of its own: padding is written there. What changes is noted until the device is told.
     """
 
     def __init__(self, shape: CacheShape, plan: CachePlan, dtype: torch.dtype, device: torch.device) -> None:
         size = plan.block_size
         super().__init__(shape, replace(plan, tokens=plan.tokens + size), dtype, device)
         self.nobody = plan.rows
-        table = plan.rows + 1, -(-plan.context // size)
-        self._pinned = torch.zeros(table, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._host: IntArray = self._pinned.numpy()
-        self.table = torch.zeros(table, dtype=torch.int32, device=device)
-        self._changed = True
+        self._host: IntArray = np.zeros((plan.rows + 1, -(-plan.context // size)), dtype=np.int32)
+        self.table = torch.zeros(self._host.shape, dtype=torch.int32, device=device)
+        self._changed: list[int] = []  # entries of the table, counted row by row
         self.reserve(self.nobody, 1)
         self._host[self.nobody] = self.held(self.nobody)[0]
+        self.send()
 
     @property
     def free_share(self) -> float:
@@ -36,14 +36,30 @@ class PagedCache(KVCache):
         before = len(self.held(row))
         if not super().reserve(row, length):
             return False
-        added = self.held(row)[before:]
-        if added:
-            self._host[row, before : before + len(added)] = added
-            self._changed = True
+        for place, block in enumerate(self.held(row)[before:], start=before):
+            if self._host[row, place] != block:
+                self._host[row, place] = block
+                self._changed.append(row * self._host.shape[1] + place)
         return True
 
+    @property
+    def unchanging(self) -> tuple[int, int]:
+        """An entry that always is what it is."""
+        return self.nobody * self._host.shape[1], int(self._host[self.nobody, 0])
+
     def send(self) -> None:
-        """Tell the device what has changed, before a pass that needs it. The host may go on when that has run."""
+        """Tell the device all that has changed; the host waits for that."""
         if self._changed:
-            self.table.copy_(self._pinned, non_blocking=True)
-            self._changed = False
+            self.table.copy_(torch.from_numpy(self._host))
+            self._changed.clear()
+
+    def changes(self, most: int) -> tuple[list[int], list[int]]:
+        """Entries of the table that the device is told of in another way, and what they are now; `most` of them.
+
+        Where more have changed, it is told here, and there are none.
+        """
+        if len(self._changed) > most:
+            self.send()
+        entries = list(dict.fromkeys(self._changed))
+        self._changed.clear()
+        return entries, self._host.ravel()[entries].tolist()

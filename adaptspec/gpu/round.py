@@ -16,10 +16,13 @@ from adaptspec.decision_tables import ENTROPY_EDGES, StopTable, TemperatureTable
 from adaptspec.gpu import stopping
 from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, Inputs, bucket
 from adaptspec.gpu.graphs import Captured
-from adaptspec.gpu.plan import tiles
+from adaptspec.gpu.plan import tile_tokens
+from adaptspec.gpu.plan import tiles as tiles_of
 from adaptspec.gpu.staging import Block
 from adaptspec.models.noise import token_keys
 from adaptspec.types import FloatArray, IntArray
+
+CHANGES = 4  # of block tables per row that come with a plan; a long prompt brings more, and is told by itself
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,10 @@ class DeviceRounds:
         self, target: DeviceDecoder, draft: DeviceDecoder | None, rows: int, steps: int, ends: Collection[int]
     ) -> None:
         self.target, self.draft = target, draft
+        self._models = [model for model in (target, draft) if model is not None]
         device, self._steps = target.device, steps
         self._widest = bucket(rows * (steps + 1))
-        whole, real = torch.int64, torch.float32
+        whole, real, changes = torch.int64, torch.float32, CHANGES * rows
         self._plan = Block(
             {
                 "rows": (whole, (rows,)),
@@ -76,8 +80,10 @@ class DeviceRounds:
                 "keys": (whole, (rows, steps + 1)),
                 "owners": (whole, (self._widest,)),
                 "offsets": (whole, (self._widest,)),
-                "tiles": (torch.int32, (self._widest, 3)),
+                "tiles": (torch.int32, (self._widest + rows, 3)),
                 "temperatures": (real, (rows,)),
+                "entries": (whole, (2, changes)),
+                "blocks": (torch.int32, (2, changes)),
                 **stopping.layout(rows, steps),
             },
             device,
@@ -101,30 +107,31 @@ class DeviceRounds:
         self._ends = torch.tensor(sorted(ends) or [-1], dtype=whole, device=device)
         self._token_keys = token_keys(target.info.vocab_size, device)
         self.parts = Captured()
+        self._waits = False
         if device.type == "cuda":
-            self._done = torch.cuda.Event()
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def launch(self, plan: RoundPlan, warm: bool) -> None:
         """Send a plan and begin; `warm`: draft temperatures are in use."""
         count, deepest = len(plan.rows), int(plan.depths.max(initial=0))
+        self._wait()  # for a round that nobody wants any more: what it reads must stay until then
         width = self._lay(plan)
-        self.target.cache.send()
         self._plan.send()
         rows = min(bucket_rows(count), len(self._asked))
         self._begin()
         if deepest:
-            assert self.draft is not None
-            self.draft.cache.send()
             self.parts.run(("first", rows, warm), lambda: self._first(rows, warm))
             for _ in range(deepest - 1):
                 self.parts.run(("next", rows, warm), lambda: self._next(rows, warm))
         if plan.decoding:
-            self.parts.run(("verify", width), lambda: self._verify(width))
+            tiles = width // tile_tokens(self.target.heads) + rows
+            self.parts.run(("verify", width, tiles), lambda: self._verify(width, tiles))
 
     def end(self) -> None:
         """All of the round has been asked for: have its result come."""
         self._result.fetch()
-        if self.target.device.type == "cuda":
+        self._waits = self.target.device.type == "cuda"
+        if self._waits:
             self._done.record()
 
     def choose_first(self, logits: torch.Tensor, row: int) -> None:
@@ -139,8 +146,7 @@ class DeviceRounds:
 
     def result(self, plan: RoundPlan) -> RoundResult:
         """What has come: the one time that the host waits for the device."""
-        if self.target.device.type == "cuda":
-            self._done.synchronize()
+        self._wait()
         host, count = self._result.host, len(plan.rows)
         owners, offsets = self._plan.host["owners"], self._plan.host["offsets"]
         choices: IntArray = np.zeros((count, self._steps + 1), dtype=np.int64)
@@ -153,6 +159,11 @@ class DeviceRounds:
             drafted, counts, confidence.astype(np.float64), entropy.astype(np.float64), choices, first, bad, steps
         )
 
+    def _wait(self) -> None:
+        if self._waits:
+            self._done.synchronize()
+            self._waits = False
+
     def _lay(self, plan: RoundPlan) -> int:
         """Write the plan on the host; return how many tokens the verify pass has room for."""
         host, count, decoding = self._plan.host, len(plan.rows), plan.decoding
@@ -163,6 +174,11 @@ class DeviceRounds:
         host["given"][:count, : plan.given.shape[1]] = plan.given
         host["keys"][:count, : plan.keys.shape[1]] = plan.keys
         stopping.write(host, plan.stop, plan.warmth, count)
+        for i, model in enumerate(self._models):
+            entries, blocks = model.cache.changes(host["entries"].shape[1])
+            # What is left over tells once more what nobody's first block is.
+            host["entries"][i], host["blocks"][i] = model.cache.unchanging
+            host["entries"][i, : len(entries)], host["blocks"][i, : len(blocks)] = entries, blocks
         wide = (np.maximum(plan.depths, plan.counts) + 1)[:decoding]
         tokens = int(wide.sum())
         # By the number of rows as long as that is next to free: text is then the same whatever their depths.
@@ -171,12 +187,14 @@ class DeviceRounds:
         host["owners"][:tokens] = np.repeat(np.arange(decoding), wide)
         host["offsets"][:tokens] = np.arange(tokens) - np.repeat(np.cumsum(wide) - wide, wide)
         host["owners"][tokens:], host["offsets"][tokens:] = 0, self._steps + 1
-        laid = tiles(plan.rows[:decoding], wide, self.target.heads)
+        laid = tiles_of(plan.rows[:decoding], wide, self.target.heads)
         host["tiles"][: len(laid)], host["tiles"][len(laid) :] = laid, 0
         return width
 
     def _begin(self) -> None:
         plan, result = self._plan.device, self._result.device
+        for i, model in enumerate(self._models):
+            model.cache.table.view(-1).index_copy_(0, plan["entries"][i], plan["blocks"][i])
         result["drafted"].copy_(plan["given"])
         result["counts"].copy_(plan["counts"])
         result["bad"].zero_()
@@ -231,8 +249,8 @@ class DeviceRounds:
         asked.copy_(going)
         step.add_(1)
 
-    def _verify(self, width: int) -> None:
-        """The target reads each row's newest token and drafts, and chooses after all of them."""
+    def _verify(self, width: int, tiles: int) -> None:
+        """The target reads each row's newest token and drafts, `width` tokens in so many tiles, and chooses after each."""
         plan, result, target = self._plan.device, self._result.device, self.target
         owners, offsets = plan["owners"][:width], plan["offsets"][:width]
         within = offsets.clamp(max=self._steps)
@@ -240,7 +258,7 @@ class DeviceRounds:
         tokens = torch.where(offsets == 0, plan["newest"][owners, 1], result["drafted"][owners, node])
         live = offsets <= result["counts"][owners]
         places = plan["lengths"][owners] - 1 + within
-        inputs = _inputs(target, tokens, (plan["rows"][owners], places, live), plan["tiles"][:width])
+        inputs = _inputs(target, tokens, (plan["rows"][owners], places, live), plan["tiles"][:tiles])
         logits = target.logits(target.run(inputs))
         keys = plan["keys"][owners, within]
         found = target.ops.choose(logits, plan["temperatures"][owners], keys, self._token_keys)

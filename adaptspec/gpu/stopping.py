@@ -55,18 +55,19 @@ def layout(rows: int, steps: int) -> dict[str, tuple[torch.dtype, tuple[int, ...
 def write(
     host: Mapping[str, npt.NDArray[Any]], stop: StopTable | None, temperature: TemperatureTable | None, rows: int
 ) -> None:
-    """Write the tables of the first `rows` rows, or what never stops one."""
+    """Write the tables, which are of the first rows, for `rows` rows; what has no table is never stopped."""
     columns = {} if stop is None else stop.columns()
     for name, unbound in _COLUMNS.items():
         column = host[name]
+        column[:rows] = unbound
         values = columns.get(name)
-        if values is None:
-            column[:rows] = unbound
-        else:
-            wide = min(values.shape[1], column.shape[1])
-            column[:rows, :wide], column[:rows, wide:] = values[:rows, :wide], values[:rows, wide - 1 : wide]
+        if values is not None:
+            own, wide = column[: len(values)], min(values.shape[1], column.shape[1])
+            own[:, :wide], own[:, wide:] = values[:, :wide], values[:, wide - 1 : wide]
+    host["calibration"][:rows] = host["warmth"][:rows] = 1.0
     calibration = columns.get("calibration")
-    host["calibration"][:rows] = (
-        1.0 if calibration is None else np.repeat(calibration[:rows], BINS // calibration.shape[1], axis=1)
-    )
-    host["warmth"][:rows] = 1.0 if temperature is None else temperature.values[:rows]
+    if calibration is not None:
+        repeated = np.repeat(calibration, BINS // calibration.shape[1], axis=1)
+        host["calibration"][: len(calibration)] = repeated
+    if temperature is not None:
+        host["warmth"][: len(temperature.values)] = temperature.values

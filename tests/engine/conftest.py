@@ -80,7 +80,7 @@ def make_core(
     *,
     sinks: Sequence[Sink] = (),
     limits: EngineLimits = EngineLimits(max_rows=4, prefill_tokens=8),
-    executor: type[ModelExecutor] = ModelExecutor,
+    executor: Callable[[TableRunner, Sequence[Drafter]], ModelExecutor] = ModelExecutor,
 ) -> EngineCore:
     """`policies` maps a name to a policy and its verification method; the first is the default."""
     controller = Controller(
