@@ -22,8 +22,8 @@ from adaptspec.gpu.plan import BRANCH, SPLIT, AttentionPlan, tile_lines
 from adaptspec.models.noise import PAIR_FIRST, PAIR_SECOND, SIGN_AND_LAST, UNIT
 from adaptspec.models.processors import MIN_TEMPERATURE
 
-# Scores of one program: 64 for a vocabulary of 128k, so that one position alone fills half of a large device.
-PART = 2048
+# Scores of one program: a vocabulary of 128k makes 125, so that one position alone fills a large device.
+PART = 1024
 # Numbers of one program of `silu_mul`, and heads of one of `rope_store`: 8 or 16 bytes for each of its threads.
 CHUNK, HEADS_AT_ONCE = 1024, 8
 _BRANCH, _SPLIT, _MIN_TEMPERATURE = tl.constexpr(BRANCH), tl.constexpr(SPLIT), tl.constexpr(MIN_TEMPERATURE)

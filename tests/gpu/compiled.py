@@ -55,12 +55,16 @@ class Launch:
 
 @dataclass(frozen=True)
 class Usage:
-    """What one program takes: registers of each thread, bytes of its stack (spilled) and shared, threads."""
+    """What one program takes: registers of each thread, bytes of its stack (spilled) and shared, threads.
+
+    `sums` are how products and sums lie over the threads: programs in which they lie alike add in the same order.
+    """
 
     registers: int
     stack: int
     shared: int
     threads: int
+    sums: tuple[str, ...]
 
     def at_once(self, target: int) -> int:
         """Programs on one processor."""
@@ -116,7 +120,16 @@ def compiled(launch: Launch, target: int) -> Usage:
         said = subprocess.run([TOOL, "-res-usage", file.name], capture_output=True, text=True, check=True)
     usage = re.search(r"REG:(\d+) STACK:(\d+)", said.stdout + said.stderr)
     assert usage is not None
-    return Usage(int(usage[1]), int(usage[2]), program.metadata.shared, 32 * program.metadata.num_warps)
+    threads = 32 * program.metadata.num_warps
+    return Usage(int(usage[1]), int(usage[2]), program.metadata.shared, threads, sums(program.asm["ttgir"]))
+
+
+def sums(code: str) -> tuple[str, ...]:
+    """Every product of matrices and every sum or maximum along lines, with what the names of layouts stand for."""
+    layouts = dict(re.findall(r"^(#\w+) = (#.*)$", code, re.MULTILINE))
+    found = re.findall(r"(?:dot |mma |\}\) : \(tensor<\d+x\d+xf32).*", code)
+    kept = (re.sub(r"%\w+|loc\(.*", "", line) for line in found)
+    return tuple(re.sub(r"#\w+", lambda name: layouts.get(name[0], name[0]), line) for line in kept)
 
 
 def usages(target: int) -> Iterator[tuple[str, Usage]]:
@@ -129,11 +142,14 @@ def usages(target: int) -> Iterator[tuple[str, Usage]]:
 
 
 def main(target: int) -> int:
-    """The exit status is 1 if a kernel does not fit, or spills where speed counts."""
-    good = True
+    """The exit status is 1 if a kernel does not fit, spills where speed counts, or its forms add in other orders."""
+    good, orders = True, dict[str, tuple[str, ...]]()
     for name, usage in usages(target):
         quick = "bf16" in name
         fits = usage.at_once(target) >= (2 if quick else 1) and usage.stack <= (64 if quick else 1024)
+        if "attend" in name:
+            assert usage.sums
+            fits &= orders.setdefault(name.partition("attend")[0], usage.sums) == usage.sums
         good &= fits
         sys.stdout.write(
             f"{' ' if fits else '!'} sm_{target} {name:40} {usage.threads:4} threads {usage.registers:4} registers "

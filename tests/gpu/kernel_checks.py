@@ -142,10 +142,11 @@ def test_choices_are_those_of_torch_token_for_token(vocab: int, more: int) -> No
     logits[5] = logits[5].round().clamp(max=6.0)
     keys = torch.from_numpy(position_keys(seed_keys(np.arange(count)), np.arange(count) + 9, Stream.CHOICE)).to(DEVICE)
     given = logits, temperatures, keys, token_keys(vocab, torch.device(DEVICE))
-    got, want = kernels.choose(*given), ops.choose(*given)
+    # On the CPU: only there does torch promise the first of equals.
+    got, want = kernels.choose(*given), ops.choose(*(one.cpu() for one in given))
     assert got.token.tolist() == want.token.tolist()
     assert got.token.dtype == want.token.dtype == torch.int32
-    torch.testing.assert_close(got[1:], want[1:], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close([one.cpu() for one in got[1:]], list(want[1:]), atol=1e-5, rtol=1e-4)
     alone = kernels.choose(logits[3:4], temperatures[3:4], keys[3:4], given[3])
     assert [one[0] for one in alone] == [one[3] for one in got]
 
