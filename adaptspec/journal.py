@@ -19,16 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 from adaptspec.decision_tables import CANDIDATES
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
-from adaptspec.types import (
-    PER_ROW,
-    Branches,
-    Expected,
-    FloatArray,
-    IntArray,
-    Provenance,
-    RoundRecord,
-    Tree,
-)
+from adaptspec.trees import Branches, Tree
+from adaptspec.types import PER_ROW, Expected, FloatArray, IntArray, Provenance, RoundRecord
 
 # 3: rounds and requests say when. 4: drafts may branch, and who knew chains only would misread them.
 JOURNAL_VERSION = 4

@@ -27,7 +27,8 @@ from adaptspec.journal import (
     round_to_plain,
     to_line,
 )
-from adaptspec.types import Branches, Expected, Provenance, RoundRecord, Tree, nobody
+from adaptspec.trees import Branches, Tree
+from adaptspec.types import Expected, Provenance, RoundRecord, nobody
 from tests.control.helpers import record
 from tests.trees import CHAIN, SIBLING, STRAIGHT, branching, forests
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from adaptspec.drafting.drafter import DraftJob, Loaded, RowStart
 from adaptspec.models.draft import Draft, NodeChoices
-from adaptspec.types import IntArray, Tree
+from adaptspec.trees import Tree
+from adaptspec.types import IntArray
 
 _KEYS = 4096  # first tokens of n-grams that a row remembers
 

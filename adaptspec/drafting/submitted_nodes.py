@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from adaptspec.models.draft import Draft
-from adaptspec.types import Tree
+from adaptspec.trees import Tree
 
 
 def best_nodes(main: list[int], chances: Sequence[float], most: int) -> list[int]:

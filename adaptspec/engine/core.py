@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +17,8 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rows import total
 from adaptspec.control.tasks import OTHER
-from adaptspec.engine.executor import Executor, Kept, Pending
+from adaptspec.engine.executor import Executor, Kept
+from adaptspec.engine.flight import Clock, Flight, Landed
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.scheduler import Batch, Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
@@ -27,7 +27,6 @@ from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.models.draft import Draft
 from adaptspec.request import Request
 from adaptspec.types import Delta, FinishReason, IntArray, Reason, RoundRecord, Sink, nobody
-from adaptspec.verification.method import VerifyResult
 
 _log = logging.getLogger(__name__)
 COMPLAIN_EVERY = 1000  # rounds; some thousand of them fit into a second
@@ -86,7 +85,7 @@ class EngineCore:
         self._timer = timer
         self._clock = clock
         self._number = 0
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self._outbox: list[Delta] = []
         self._told_full = False  # that there is no room for more tasks
 
@@ -196,9 +195,9 @@ class EngineCore:
             nothing = np.zeros(signals.batch_size, dtype=np.int64)
             return Decision(nothing, nothing + int(Reason.GUARD), nothing)
 
-    def _launch(self) -> _Flight | None:
+    def _launch(self) -> Flight | None:
         """Begin a round; None if nobody can run before texts are read."""
-        clock = _Clock(self._timer)
+        clock = Clock(self._timer)
         batch = self.scheduler.next_batch()
         if not batch.decoding and not batch.chunks:
             return None
@@ -207,9 +206,9 @@ class EngineCore:
         clock.lap("decide")
         pending = self.executor.launch(batch, decision)
         clock.lap("draft")
-        return _Flight(batch, signals, decision, pending, clock)
+        return Flight(batch, signals, decision, pending, clock)
 
-    def _land(self, flight: _Flight) -> _Landed:
+    def _land(self, flight: Flight) -> Landed:
         """End it: append what was accepted and roll the caches back to it. The next may begin then."""
         batch, decision = flight.batch, flight.decision
         gone = [sequence.finish is not None for sequence in batch.emitting]  # while the round ran
@@ -235,9 +234,9 @@ class EngineCore:
         self.executor.keep(kept)
         flight.clock.lap("commit")
         there = np.flatnonzero(np.logical_not(gone[:size])) if any(gone[:size]) else None
-        return _Landed(flight, draft, verdict, taken, there)
+        return Landed(flight, draft, verdict, taken, there)
 
-    def _read(self, landed: _Landed) -> IntArray:
+    def _read(self, landed: Landed) -> IntArray:
         """Make text of what the round brought. Tokens emitted [B] by the decoding rows."""
         batch, draft = landed.flight.batch, landed.draft
         emitted, drafted = np.zeros(len(batch.decoding), dtype=np.int64), draft.depths
@@ -267,7 +266,7 @@ class EngineCore:
             return [names[int(decision.drafter[row])]] * len(places)
         return [names[which] for which in draft.tree.drafters[row, places].tolist()]
 
-    def _record(self, landed: _Landed, emitted: IntArray) -> RoundRecord:
+    def _record(self, landed: Landed, emitted: IntArray) -> RoundRecord:
         (batch, signals, decision, _, clock), draft, verdict, _, there = landed
         self._number += 1
         size, prefill, scores = len(emitted), batch.prefill_tokens, verdict.temperature_scores
@@ -307,7 +306,7 @@ class EngineCore:
         )
         return record if there is None else record.take(there)
 
-    def _tell(self, landed: _Landed) -> list[Delta]:
+    def _tell(self, landed: Landed) -> list[Delta]:
         """Read the round's text, tell the controller and sinks of it, and hand out what requests have gained."""
         record = self._record(landed, self._read(landed))
         self._report(self.controller.learn, record)
@@ -385,48 +384,3 @@ class EngineCore:
                 OTHER,
             )
         return OTHER
-
-
-class _Flight(NamedTuple):
-    """A round that runs."""
-
-    batch: Batch
-    signals: BatchSignals
-    decision: Decision
-    pending: Pending
-    clock: _Clock
-
-
-class _Landed(NamedTuple):
-    """A round whose tokens are there, but not its text.
-
-    `taken`: those of the emitting whose tokens were appended; `there`: the decoding rows whose request was still there
-    at its end (None: all).
-    """
-
-    flight: _Flight
-    draft: Draft
-    verdict: VerifyResult
-    taken: list[int]
-    there: IntArray | None
-
-
-class _Clock:
-    """Splits a round's time into named laps, in seconds."""
-
-    def __init__(self, timer: Callable[[], float]) -> None:
-        self._timer = timer
-        self._start = self._last = timer()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = self._timer()
-        self._laps[name] = now - self._last
-        self._last = now
-
-    def seconds(self, name: str) -> float:
-        return self._laps[name]
-
-    @property
-    def total(self) -> float:
-        return self._last - self._start

@@ -6,6 +6,7 @@ is in its pass: in 16 bits, where the last bit decides ties, text is the same at
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -182,8 +183,5 @@ def _kernels(device: torch.device) -> tuple[ModuleType, int]:
     if device.type != "cuda" or torch.version.cuda is None:
         return ops, 1
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    try:
-        from adaptspec.gpu import kernels  # noqa: PLC0415 - Triton comes with CUDA builds of torch only
-    except ImportError:
-        return ops, processors
-    return kernels, processors
+    name = "kernels" if importlib.util.find_spec("triton") else "ops"  # CUDA builds of torch bring Triton
+    return importlib.import_module(f"adaptspec.gpu.{name}"), processors

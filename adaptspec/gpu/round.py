@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from adaptspec.decision_tables import ENTROPY_EDGES, StopTable, TemperatureTable
-from adaptspec.gpu import stopping
+from adaptspec.gpu import draft_bounds
 from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, Inputs, bucket
 from adaptspec.gpu.graphs import Captured
 from adaptspec.gpu.plan import tile_tokens
@@ -84,7 +84,7 @@ class DeviceRounds:
                 "temperatures": (real, (rows,)),
                 "entries": (whole, (2, changes)),
                 "blocks": (torch.int32, (2, changes)),
-                **stopping.layout(rows, steps),
+                **draft_bounds.layout(rows, steps),
             },
             device,
         )
@@ -173,7 +173,7 @@ class DeviceRounds:
         host["depths"][count:] = host["counts"][count:] = 0
         host["given"][:count, : plan.given.shape[1]] = plan.given
         host["keys"][:count, : plan.keys.shape[1]] = plan.keys
-        stopping.write(host, plan.stop, plan.warmth, count)
+        draft_bounds.write(host, plan.stop, plan.warmth, count)
         for i, model in enumerate(self._models):
             entries, blocks = model.cache.changes(host["entries"].shape[1])
             # What is left over tells once more what nobody's first block is.
@@ -233,7 +233,7 @@ class DeviceRounds:
         assert draft is not None
         logits, asked, step = _padded_logits(draft, states)[:rows], self._asked[:rows], self._step
         temperatures, keys = plan["temperatures"][:rows], plan["keys"][:rows].index_select(1, step).squeeze(1)
-        bounds = stopping.Bounds(*(plan[name][:rows] for name in stopping.Bounds._fields))
+        bounds = draft_bounds.Bounds(*(plan[name][:rows] for name in draft_bounds.Bounds._fields))
         found = draft.ops.choose(logits, temperatures, keys, self._token_keys)
         spread = found.entropy
         if warm:
@@ -250,7 +250,7 @@ class DeviceRounds:
         step.add_(1)
 
     def _verify(self, width: int, tiles: int) -> None:
-        """The target reads each row's newest token and drafts, `width` tokens in so many tiles, and chooses after each."""
+        """The target reads each row's newest token and drafts, `width` tokens in `tiles`, and chooses after each."""
         plan, result, target = self._plan.device, self._result.device, self.target
         owners, offsets = plan["owners"][:width], plan["offsets"][:width]
         within = offsets.clamp(max=self._steps)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from adaptspec.types import BoolArray, Branches, FloatArray, IntArray, Tree
+from adaptspec.trees import Branches, Tree
+from adaptspec.types import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from adaptspec.simulation.cost_profiles import MachineCosts
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_drafters import TapeModel, TapeModelFree
 from adaptspec.simulation.tape_trees import RIGHT, TapeJob, right_path, united_on_tape
-from adaptspec.types import Completion, Delta, FinishReason, IntArray, SpeculationStats, Timings, Tree
+from adaptspec.trees import Tree
+from adaptspec.types import Completion, Delta, FinishReason, IntArray, SpeculationStats, Timings
 from adaptspec.verification.method import Method, VerifyResult
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from adaptspec.request import Request
 from adaptspec.telemetry.live_schema import Bar
-from adaptspec.types import Branches, Completion, Reason, RoundRecord
+from adaptspec.trees import Branches
+from adaptspec.types import Completion, Reason, RoundRecord
 
 # So many rounds of a request are kept one by one, so many of its rare events; sums go on.
 ROUNDS_KEPT = 512

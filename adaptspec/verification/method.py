@@ -11,7 +11,8 @@ import torch
 from adaptspec.models.draft import Draft
 from adaptspec.models.processors import Paths
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import BoolArray, FloatArray, IntArray, Tree
+from adaptspec.trees import Tree
+from adaptspec.types import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed
 from adaptspec.models.sampling import SamplingBatch, certainty, leading, top_candidates
 from adaptspec.request import SamplingParams
-from adaptspec.types import Tree
+from adaptspec.trees import Tree
 from tests.engine.branching import Shape
 from tests.fakes import TableRunner, array
 

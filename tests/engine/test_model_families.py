@@ -18,7 +18,8 @@ from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Runner
 from adaptspec.models.transformers_runner import TransformersRunner
 from adaptspec.request import Request, SamplingParams
-from adaptspec.types import Completion, Tree
+from adaptspec.trees import Tree
+from adaptspec.types import Completion
 from tests.engine.conftest import Dictated, make_core, run
 from tests.models.packing import load_runner
 

@@ -19,7 +19,8 @@ from adaptspec.models.loading import load_model
 from adaptspec.models.model_files import CONFIG, read_json
 from adaptspec.models.runner import Runner
 from adaptspec.models.transformers_runner import TransformersRunner
-from adaptspec.types import BoolArray, Tree
+from adaptspec.trees import Tree
+from adaptspec.types import BoolArray
 from tests.conftest import MakeModel
 from tests.engine.test_model_families import EXACT, saved
 from tests.models.packing import TOLERANCE, cached, feed, load_runner, pack, random_tokens
