@@ -1,7 +1,7 @@
 """Rounds on a device: launched whole, and ended by one look at what came of them.
 
-What a device round does not do yet (trees, methods other than `coupled`, rules on scores beside temperature, scores
-that are asked for) runs part by part as on a CPU, within `launch`.
+Its drafts are chains, of whatever width a decision allows. What it does not do yet (methods other than `coupled`, rules
+on scores beside temperature, scores that are asked for) runs part by part as on a CPU, within `launch`.
 """
 
 from __future__ import annotations
@@ -83,13 +83,11 @@ class DeviceExecutor(ModelExecutor):
 
     def _temperatures(self, batch: Batch, decision: Decision) -> FloatArray | None:
         """[E] the temperatures of a round that the device can run whole; None if it cannot."""
-        emitting, tree = batch.emitting, decision.tree
+        emitting = batch.emitting
         if not emitting and not batch.chunks:
             return None
-        united = decision.union is not None and some(decision.union.depths)
-        branching = tree is not None and bool((tree.width > 1).any())
         scored = decision.temperature is not None and decision.temperature.scored
-        if united or branching or scored or any(s.method != Coupled() for s in emitting):
+        if scored or any(s.method != Coupled() for s in emitting):
             return None
         if any(chunk.scored for chunk in batch.chunks):
             return None

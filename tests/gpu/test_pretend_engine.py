@@ -141,7 +141,9 @@ def test_methods_and_drafters_side_by_side(pair: tuple[Built, Built]) -> None:
     "shape", [Shape(8, 32), Shape(8, 32, beam=True), Shape(8, 32, beam=True, union=True)], ids=["comb", "beam", "union"]
 )
 def test_trees(pair: tuple[Built, Built], shape: Shape) -> None:
-    for params in ((GREEDY, DRAWN, TOP_P), (DRAWN,)):
+    """Of rounds that run part by part: one row asks for scores."""
+    for some in ((GREEDY, DRAWN, TOP_P), (DRAWN,)):
+        params = (*some[:-1], replace(some[-1], logprobs=1))
         asked, records = requests(pair[0], *params), []
         texts = []
         for built in pair:
@@ -195,7 +197,7 @@ PER_ROUND: dict[str, tuple[int, Shape | None, SamplingParams, Cost, Cost]] = {
     "depth 3": (3, None, GREEDY, (1, 1, 1), (1, 1, 1)),
     "depth 3, drawn": (3, None, DRAWN, (1, 1, 1), (1, 1, 1)),
     "depth 3, top-p": (3, None, replace(DRAWN, top_p=0.9), (15, 44.75, 9), (15, 50, 9)),
-    "tree": (3, Shape(4, 16, beam=True), GREEDY, (6.25, 20, 4.25), (10.5, 40.25, 8.5)),
+    "tree": (3, Shape(4, 16, beam=True), replace(GREEDY, logit_bias={5: -1.0}), (6.25, 20.5, 4.25), (10.5, 42, 8.5)),
 }
 ROUNDS = 4
 
