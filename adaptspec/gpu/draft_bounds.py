@@ -12,7 +12,7 @@ import torch
 from adaptspec.decision_tables import ENTROPY_BINS, StopTable, TemperatureTable
 
 BINS = 100  # of confidence, by which a table says how likely a token is accepted; coarser tables are repeated
-_COLUMNS = {"confidence": 0.0, "entropy": np.inf, "survival": -1.0, "worth": 1.0, "step": -1.0}
+_COLUMNS = {"confidence": 0.0, "entropy": np.inf, "survival": 0.0, "worth": 0.0, "step": -1.0}
 
 
 class Bounds(NamedTuple):

@@ -106,7 +106,7 @@ class DeviceRounds:
         self._edges = torch.tensor(ENTROPY_EDGES, device=device)
         self._ends = torch.tensor(sorted(ends) or [-1], dtype=whole, device=device)
         self._token_keys = token_keys(target.info.vocab_size, device)
-        self.parts = Captured()
+        self._parts = Captured()
         self._waits = False
         if device.type == "cuda":
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -117,15 +117,31 @@ class DeviceRounds:
         self._wait()  # for a round that nobody wants any more: what it reads must stay until then
         width = self._lay(plan)
         self._plan.send()
-        rows = min(bucket_rows(count), len(self._asked))
+        rows = self._bucket(count)
         self._begin()
         if deepest:
-            self.parts.run(("first", rows, warm), lambda: self._first(rows, warm))
+            self._parts.run(self._first, rows, warm)
             for _ in range(deepest - 1):
-                self.parts.run(("next", rows, warm), lambda: self._next(rows, warm))
+                self._parts.run(self._next, rows, warm)
         if plan.decoding:
-            tiles = width // tile_tokens(self.target.heads) + rows
-            self.parts.run(("verify", width, tiles), lambda: self._verify(width, tiles))
+            self._parts.run(self._verify, width, self._tiles(width, rows))
+
+    def capture(self) -> None:
+        """Capture the parts of rounds in all shapes, the largest first. They run on nobody's rows meanwhile."""
+        host = self._plan.host
+        host["rows"][:], host["lengths"][:] = self.target.cache.nobody, 1
+        host["owners"][:], host["offsets"][:] = 0, self._steps + 1
+        self._plan.send()
+        self._begin()
+        rows, most = len(self._asked), len(self._asked)
+        while rows:
+            for width in range(bucket(rows * (self._steps + 1)), self._room(rows) - 1, -BUCKETS[-1]):
+                self._parts.capture(self._verify, width, self._tiles(width, rows))
+            for part in (self._first, self._next) if self.draft is not None else ():
+                for warm in (False, True):
+                    self._step.fill_(1)
+                    self._parts.capture(part, rows, warm)
+            rows = rows // 2 if rows < most else bucket_rows(rows) // 2
 
     def end(self) -> None:
         """All of the round has been asked for: have its result come."""
@@ -164,6 +180,19 @@ class DeviceRounds:
             self._done.synchronize()
             self._waits = False
 
+    def _bucket(self, rows: int) -> int:
+        return min(bucket_rows(rows), len(self._asked))
+
+    def _room(self, rows: int) -> int:
+        """Tokens of a verify pass by the number of rows, as long as that is next to free: text is then the same
+        whatever their depths.
+        """
+        return min(bucket(rows * (self._steps + 1)), BUCKETS[-1])
+
+    def _tiles(self, width: int, rows: int) -> int:
+        """The most tiles that so many tokens of so many rows make."""
+        return width // tile_tokens(self.target.heads) + rows
+
     def _lay(self, plan: RoundPlan) -> int:
         """Write the plan on the host; return how many tokens the verify pass has room for."""
         host, count, decoding = self._plan.host, len(plan.rows), plan.decoding
@@ -181,9 +210,7 @@ class DeviceRounds:
             host["entries"][i, : len(entries)], host["blocks"][i, : len(blocks)] = entries, blocks
         wide = (np.maximum(plan.depths, plan.counts) + 1)[:decoding]
         tokens = int(wide.sum())
-        # By the number of rows as long as that is next to free: text is then the same whatever their depths.
-        room = min(bucket(decoding * (self._steps + 1)), BUCKETS[-1])
-        width = max(bucket(max(tokens, 1)), room)
+        width = max(bucket(max(tokens, 1)), self._room(self._bucket(count)))
         host["owners"][:tokens] = np.repeat(np.arange(decoding), wide)
         host["offsets"][:tokens] = np.arange(tokens) - np.repeat(np.cumsum(wide) - wide, wide)
         host["owners"][tokens:], host["offsets"][tokens:] = 0, self._steps + 1

@@ -1,0 +1,107 @@
+"""The device's decoder is the CPU's, and what a token's logits are does not depend on what else is in its pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, branches, bucket, device_decoder
+from adaptspec.models.attention import Span
+from adaptspec.models.kv_cache import CacheLimits
+from adaptspec.models.loading import load_model
+from adaptspec.models.runner import Packed, Runner
+from tests.conftest import MakeModel
+
+FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"sliding_window": 12}}
+LIMITS = CacheLimits(3, cache_tokens=384, context=128, block_size=32)
+
+
+def _both(folder: Path) -> tuple[Runner, DeviceDecoder]:
+    """In 16 bits, where a CPU's weights are those of a device."""
+    plain = load_model(str(folder), device="cpu", dtype="bfloat16").runner(LIMITS)
+    device = load_model(str(folder), device="cpu", dtype="bfloat16", make=device_decoder).runner(LIMITS)
+    assert isinstance(device, DeviceDecoder)
+    return plain, device
+
+
+def _packed(rows: list[int], counts: list[int], seed: int) -> Packed:
+    sizes = np.array(counts, dtype=np.int64)
+    return Packed(np.array(rows), sizes, np.random.default_rng(seed).integers(2, 250, sizes.sum()), sizes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_passes_give_the_same_logits(make_model: MakeModel, family: str) -> None:
+    """Prompts over several blocks, chains and branches, rows side by side, windows, biases and norms of heads."""
+    plain, device = _both(make_model(family, **FAMILIES[family]))
+    seen = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=np.bool_)
+    passes = [_packed([0, 1, 2], [70, 5, 33], 0), _packed([2, 0], [1, 1], 1)]
+    last = _packed([0, 1], [3, 2], 2)
+    passes.append(Packed(last.rows, last.counts, last.tokens, last.wanted, [seen, None]))
+    for packed in passes:
+        for runner in (plain, device):
+            for row, count in zip(packed.rows.tolist(), packed.counts.tolist(), strict=True):
+                assert runner.reserve(row, runner.length(row) + count)
+        mine, its = plain.forward(packed), device.forward(packed)
+        assert its.dtype == torch.float32
+        # Both round to 8 bits, each in its own order.
+        torch.testing.assert_close(its, mine, atol=0.15, rtol=0.05)
+        assert [plain.length(row) for row in range(3)] == [device.length(row) for row in range(3)]
+
+
+def test_a_window_gives_its_tokens_the_logits_they_have_alone(make_model: MakeModel) -> None:
+    """To the last bit, in bfloat16: one token after another, five at once, five beside another row's."""
+    _, device = _both(make_model("llama"))
+    prompt, window = _packed([0], [60], 0), _packed([0], [5], 1)
+    found = []
+    for way in ("alone", "window", "beside"):
+        for row in range(3):
+            device.free(row)
+        device.reserve(0, 80)
+        device.forward(prompt)
+        if way == "alone":
+            one = np.ones(1, dtype=np.int64)
+            parts = [device.forward(Packed(window.rows, one, token.reshape(1), one)) for token in window.tokens]
+            found.append(torch.cat(parts))
+        elif way == "window":
+            found.append(device.forward(window))
+        else:
+            device.reserve(1, 20)
+            other = np.arange(30, 37)
+            sizes = np.array([7, 5])
+            both = Packed(np.array([1, 0]), sizes, np.concatenate([other, window.tokens]), sizes)
+            found.append(device.forward(both)[7:])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@settings(max_examples=60, deadline=None)
+@given(parents=st.lists(st.integers(-1, 62), min_size=1, max_size=64), fed=st.integers(0, 3))
+def test_bits_say_what_branches_see(parents: list[int], fed: int) -> None:
+    """A newest token and up to 64 nodes, some of the tokens cached already."""
+    nodes = [min(parent, place - 1) for place, parent in enumerate(parents)]
+    seen = np.zeros((len(nodes) + 1, len(nodes) + 1), dtype=np.bool_)
+    seen[:, 0] = True
+    for place, parent in enumerate(nodes):
+        seen[place + 1] |= seen[parent + 1]
+        seen[place + 1, place + 1] = True
+    own = seen[min(fed, len(nodes)) :]
+    end = 20 + seen.shape[1]
+    base, bits = branches(Span(0, end - len(own), end, own))
+    visible = np.zeros((len(own), end), dtype=np.bool_)
+    visible[:, :base] = True
+    for line, word in zip(visible, bits.tolist(), strict=True):
+        line[base:] = [bool(word >> bit & 1) for bit in range(end - base)]
+    assert (visible[:, 20:] == own).all()
+    assert visible[:, :20].all()
+
+
+@given(tokens=st.integers(1, 3000))
+def test_buckets_hold_all_and_little_more(tokens: int) -> None:
+    size = bucket(tokens)
+    assert size >= tokens
+    assert size <= max(2 * tokens, BUCKETS[0])
