@@ -55,6 +55,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "float32", "bfloat16", "float16"],
         help="of weights and caches (default: %(default)s, what suits device and model)",
     )
+    add("--eager", "--enforce-eager", action="store_true", help="capture no CUDA graphs: slower, and starts sooner")
     add(
         "--context",
         "--max-model-len",
@@ -91,7 +92,9 @@ def engine_config(arguments: argparse.Namespace, base: EngineConfig | None = Non
     from adaptspec.engine.assembly import EngineConfig
 
     given, config = given_values(arguments), base or EngineConfig()
-    changes: dict[str, Any] = {name: given[name] for name in ("model", "device", "dtype", "context") if name in given}
+    changes: dict[str, Any] = {
+        name: given[name] for name in ("model", "device", "dtype", "context", "eager") if name in given
+    }
     for name in ("draft", "counts"):
         if name in given:
             changes[name] = None if given[name] == "none" else given[name]

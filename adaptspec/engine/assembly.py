@@ -51,7 +51,7 @@ class EngineConfig:
     none (left empty: `goodput`, or `goodput-ngram` without a draft model), and every shipped policy
     whose drafters are at hand can be asked for by name. `counts` is a file of a corpus's counts for the
     counts drafter; "auto" is that in the model's folder, if there is one. `detect_tasks`: the task of a request
-    that names none is read off its prompt.
+    that names none is read off its prompt. `eager`: no CUDA graphs are captured.
     """
 
     model: str = BUNDLED
@@ -64,6 +64,7 @@ class EngineConfig:
     limits: EngineLimits = EngineLimits()
     detect_tasks: bool = True
     counts: str | None = AUTO
+    eager: bool = False
 
     @property
     def draft_model(self) -> str | None:
@@ -148,6 +149,7 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
         limits=config.limits,
         detector=detector,
         labels=labels,
+        eager=config.eager,
     )
     return Built(core, tokenizer, target, tuple(drafters), tuple(specs), table, files, loaded)
 
@@ -164,6 +166,7 @@ def assemble(
     detector: TaskDetector | None = None,
     labels: Labels | None = None,
     timer: Callable[[], float] = time.perf_counter,
+    eager: bool = False,
 ) -> EngineCore:
     """An engine from parts that are already loaded; the first policy that is live is the default.
 
@@ -188,7 +191,7 @@ def assemble(
     rollouts = {spec.name: spec.rollout for spec in specs}
     controller = Controller(policies, live[0], names, limits.max_rows, cost=costs, labels=labels, rollouts=rollouts)
     return EngineCore(
-        make_executor(target, drafters, limits),
+        make_executor(target, drafters, limits, eager=eager),
         controller,
         InputProcessor(target.info, tokenizer, detector),
         {spec.name: TaskMethods.of(spec) for spec in specs},
@@ -198,11 +201,14 @@ def assemble(
     )
 
 
-def make_executor(target: Runner, drafters: Sequence[Drafter], limits: EngineLimits) -> ModelExecutor:
-    """The one for the device that the target is on."""
-    if isinstance(target, DeviceDecoder):
-        return DeviceExecutor(target, drafters, limits.max_rows, limits.max_depth)
-    return ModelExecutor(target, drafters)
+def make_executor(target: Runner, drafters: Sequence[Drafter], limits: EngineLimits, *, eager: bool) -> ModelExecutor:
+    """The one for the device that the target is on; on CUDA its rounds are captured, unless `eager`."""
+    if not isinstance(target, DeviceDecoder):
+        return ModelExecutor(target, drafters)
+    executor = DeviceExecutor(target, drafters, limits.max_rows, limits.max_depth)
+    if target.device.type == "cuda" and not eager:
+        executor.capture()
+    return executor
 
 
 def model_place(name: str, role: str) -> str:

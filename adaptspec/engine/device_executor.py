@@ -61,6 +61,11 @@ class DeviceExecutor(ModelExecutor):
         self._rounds = DeviceRounds(target, draft, rows, max(steps, 1), ends)
         self._steps = steps
 
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Have all that rounds may need ready as CUDA graphs."""
+        self._rounds.capture()
+
     def launch(self, batch: Batch, decision: Decision) -> Pending:
         temperatures = self._temperatures(batch, decision)
         if temperatures is None:

@@ -131,6 +131,7 @@ class DeviceRounds:
         host = self._plan.host
         host["rows"][:], host["lengths"][:] = self.target.cache.nobody, 1
         host["owners"][:], host["offsets"][:] = 0, self._steps + 1
+        self._tell_tables()
         self._plan.send()
         self._begin()
         rows, most = len(self._asked), len(self._asked)
@@ -142,6 +143,7 @@ class DeviceRounds:
                     self._step.fill_(1)
                     self._parts.capture(part, rows, warm)
             rows = rows // 2 if rows < most else bucket_rows(rows) // 2
+        torch.cuda.synchronize(self.target.device)
 
     def end(self) -> None:
         """All of the round has been asked for: have its result come."""
@@ -203,11 +205,7 @@ class DeviceRounds:
         host["given"][:count, : plan.given.shape[1]] = plan.given
         host["keys"][:count, : plan.keys.shape[1]] = plan.keys
         draft_bounds.write(host, plan.stop, plan.warmth, count)
-        for i, model in enumerate(self._models):
-            entries, blocks = model.cache.changes(host["entries"].shape[1])
-            # What is left over tells once more what nobody's first block is.
-            host["entries"][i], host["blocks"][i] = model.cache.unchanging
-            host["entries"][i, : len(entries)], host["blocks"][i, : len(blocks)] = entries, blocks
+        self._tell_tables()
         wide = (np.maximum(plan.depths, plan.counts) + 1)[:decoding]
         tokens = int(wide.sum())
         width = max(bucket(max(tokens, 1)), self._room(self._bucket(count)))
@@ -217,6 +215,15 @@ class DeviceRounds:
         laid = tiles_of(plan.rows[:decoding], wide, self.target.heads)
         host["tiles"][: len(laid)], host["tiles"][len(laid) :] = laid, 0
         return width
+
+    def _tell_tables(self) -> None:
+        """Write what has changed in the block tables."""
+        host = self._plan.host
+        for i, model in enumerate(self._models):
+            entries, blocks = model.cache.changes(host["entries"].shape[1])
+            # What is left over tells once more what nobody's first block is.
+            host["entries"][i], host["blocks"][i] = model.cache.unchanging
+            host["entries"][i, : len(entries)], host["blocks"][i, : len(blocks)] = entries, blocks
 
     def _begin(self) -> None:
         plan, result = self._plan.device, self._result.device

@@ -51,7 +51,7 @@ def pair(cuda: PretendCuda, tmp_path_factory: pytest.TempPathFactory) -> tuple[B
         lossy = ", lossy: true" if getattr(method, "lossy", False) else ""
         paths.append(folder / f"{name}.yaml")
         paths[-1].write_text(static(name, 3, f"  verification: {{method: {name}{lossy}}}\n"))
-    config = EngineConfig(policies=tuple(map(str, paths)), dtype="float32", context=256, limits=LIMITS)
+    config = EngineConfig(policies=tuple(map(str, paths)), dtype="float32", context=256, limits=LIMITS, eager=True)
     loading = partial(ThreadPoolExecutor, initializer=cuda.enter_thread)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assembly, "ThreadPoolExecutor", loading)
@@ -80,18 +80,21 @@ def served(built: Built, policies: Sequence[str], asked: Sequence[Request]) -> t
         sinks=[notes],
         limits=LIMITS,
         timer=lambda: 1e-3 * next(ticks),
+        eager=True,
     )
     return run(core, asked), notes
 
 
-def dictated(built: Built, shape: Shape | None = None, depth: int = 3) -> tuple[EngineCore, Notes]:
+def dictated(
+    built: Built, shape: Shape | None = None, depth: int = 3, *, eager: bool = True
+) -> tuple[EngineCore, Notes]:
     """Of one depth, by the draft model; drafts of a shape are united with n-grams where that says so."""
     notes, drafters = Notes(), [one for one in built.drafters if one.name in ("draft-model", "ngram")]
     names = tuple(one.name for one in drafters)
     choose = lambda _, size: [depth] * size  # noqa: E731
     policy = Dictated(names[:1], choose) if shape is None else Branched(names, choose, shape)
     target: Any = built.target
-    executor: Any = partial(make_executor, limits=replace(LIMITS, max_depth=8))
+    executor: Any = partial(make_executor, limits=replace(LIMITS, max_depth=8), eager=eager)
     policies = {"p": (policy, "coupled")}
     core = make_core(built.tokenizer, target, drafters, policies, sinks=[notes], limits=LIMITS, executor=executor)
     return core, notes
@@ -187,6 +190,17 @@ def test_predicted_texts(pair: tuple[Built, Built]) -> None:
     done, notes = served(pair[1], ["goodput-ngram", "goodput-counts"], foretold)
     same(done, {name: replace(one, logprobs=()) for name, one in plain.items()})
     assert sum(record.accepted.sum() for record in notes.records) > 10
+
+
+def test_rounds_replayed_from_graphs(pair: tuple[Built, Built], cuda: PretendCuda) -> None:
+    """The same texts as call by call, of rows that come and go; and no round runs by calls."""
+    core, _ = dictated(pair[1], eager=False)
+    for params in ((GREEDY, DRAWN, replace(DRAWN, max_tokens=5), GREEDY), (DRAWN,)):
+        asked = requests(pair[0], *params)
+        plain = run(dictated(pair[0])[0], asked)
+        cuda.clear()
+        same(run(core, asked), plain)
+        assert cuda.replays.total() > 20
 
 
 # What a round costs now, at most: times that the host waits, copies to the device, and back; one row, and three.
