@@ -99,7 +99,7 @@ class EngineCore:
         if flight is None:
             return self._collect()
         landed = self._land(flight)
-        if self.executor.overlaps:
+        if self.executor.overlaps and not self.scheduler.suspecting:
             self._flight = self._launch()
         return self._tell(landed)
 
@@ -150,6 +150,7 @@ class EngineCore:
         """After a round that failed half-way: end the request that made it fail, once it is known which one it is."""
         ran = list(self.scheduler.running)
         for sequence in ran:
+            self._read_text(sequence)  # it may have ended well before
             if sequence.finish is not None:  # it ended in this very round, before something failed
                 self._end(sequence, sequence.finish, sequence.error)
         self._flight, culprit = None, self.scheduler.failed()
@@ -212,7 +213,7 @@ class EngineCore:
         """End it: append what was accepted and roll the caches back to it. The next may begin then."""
         batch, decision = flight.batch, flight.decision
         gone = [sequence.finish is not None for sequence in batch.emitting]  # while the round ran
-        draft, verdict = self.executor.finish(flight.pending)
+        draft, verdict, seconds = self.executor.finish(flight.pending)
         flight.clock.lap("verify")
         now, size = self._clock(), len(batch.decoding)
         taken: list[int] = []
@@ -234,7 +235,10 @@ class EngineCore:
         self.executor.keep(kept)
         flight.clock.lap("commit")
         there = np.flatnonzero(np.logical_not(gone[:size])) if any(gone[:size]) else None
-        return Landed(flight, draft, verdict, taken, there)
+        # Before another round begins: drafters would then know what they are asked about.
+        shadows = self.executor.shadows(batch, decision, flight.signals.context)
+        seconds = seconds or (flight.clock.seconds("draft"), flight.clock.seconds("verify"))
+        return Landed(flight, draft, verdict, taken, there, shadows, seconds)
 
     def _read(self, landed: Landed) -> IntArray:
         """Make text of what the round brought. Tokens emitted [B] by the decoding rows."""
@@ -242,16 +246,20 @@ class EngineCore:
         emitted, drafted = np.zeros(len(batch.decoding), dtype=np.int64), draft.depths
         for i in landed.taken:
             sequence = batch.emitting[i]
-            try:
-                gained = sequence.read()
-            except Exception as error:  # noqa: BLE001 - as above
-                self._fail(sequence, error)
-                continue
-            if i < len(emitted):
+            gained = self._read_text(sequence)
+            if gained is not None and i < len(emitted):
                 emitted[i] = gained
                 accepted = min(int(landed.verdict.accepted[i]), gained)
                 sequence.count_round(int(drafted[i]), accepted, int(draft.counts[i]))
         return emitted
+
+    def _read_text(self, sequence: Seq) -> int | None:
+        """Tokens of it that are emitted; None if it fails by them."""
+        try:
+            return sequence.read()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(sequence, error)
+            return None
 
     def _fail(self, sequence: Seq, error: Exception) -> None:
         _log.exception("the tokens of %s could not be committed", sequence.request.id)
@@ -267,11 +275,11 @@ class EngineCore:
         return [names[which] for which in draft.tree.drafters[row, places].tolist()]
 
     def _record(self, landed: Landed, emitted: IntArray) -> RoundRecord:
-        (batch, signals, decision, _, clock), draft, verdict, _, there = landed
+        (batch, signals, decision, _, clock), draft, verdict, _, there, shadows, seconds = landed
         self._number += 1
         size, prefill, scores = len(emitted), batch.prefill_tokens, verdict.temperature_scores
         deepest = draft.tokens.shape[1] if draft.tree is None else int(draft.chain.max(initial=0))
-        shadow_drafted, shadow = self.executor.shadows(batch, decision, signals.context) or (None, None)
+        shadow_drafted, shadow = shadows or (None, None)
         record = RoundRecord(
             number=self._number,
             request_ids=tuple(s.request.id for s in batch.decoding),
@@ -290,8 +298,8 @@ class EngineCore:
             draft_steps=draft.steps,
             caught_up=draft.caught_up,
             verify_tokens=total(draft.counts) + size + prefill,
-            draft_seconds=clock.seconds("draft"),
-            verify_seconds=clock.seconds("verify"),
+            draft_seconds=seconds[0],
+            verify_seconds=seconds[1],
             total_seconds=clock.total,
             ended=self._clock(),
             decision=decision.number,

@@ -6,6 +6,8 @@ on scores beside temperature, scores that are asked for) runs part by part as on
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,6 +28,8 @@ from adaptspec.models.runner import Packed
 from adaptspec.types import FloatArray, IntArray
 from adaptspec.verification.coupled import Coupled
 from adaptspec.verification.method import VerifyResult, agreement
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,13 @@ class DeviceExecutor(ModelExecutor):
     def launch(self, batch: Batch, decision: Decision) -> Pending:
         temperatures = self._temperatures(batch, decision)
         if temperatures is None:
+            start = time.perf_counter()
             pending = super().launch(batch, decision)
-            return Done(batch, pending.draft, super().finish(pending))
+            drafted = time.perf_counter()
+            outcome = super().finish(pending)
+            return Done(
+                batch, pending.draft, outcome._replace(seconds=(drafted - start, time.perf_counter() - drafted))
+            )
         plan, draft = self._planned(batch, decision, temperatures)
         warm = decision.temperature is not None
         self._rounds.launch(plan, warm)
@@ -164,7 +173,13 @@ class DeviceExecutor(ModelExecutor):
                 depths[i] = 0
         if rows:
             who, sizes, fed = (np.array(one, dtype=np.int64) for one in (rows, counts, tokens))
-            runner.forward(Packed(who, sizes, fed, np.zeros_like(sizes)))
+            try:
+                runner.forward(Packed(who, sizes, fed, np.zeros_like(sizes)))
+            except Exception:  # noqa: BLE001 - a failure costs drafts, never answers
+                _log.exception("the draft model could not read on; nothing is drafted in this round")
+                for row in rows:
+                    runner.free(row)
+                depths[:] = 0
         return depths, caught_up
 
     def _read_prompts(self, batch: Batch) -> None:
@@ -210,4 +225,4 @@ class DeviceExecutor(ModelExecutor):
                     self._draft_runner.cache.set_length(row, sequence.length + int(counts[i]) - 1)
                     self._model.note(row, sequence.length, tokens[i, : counts[i]].tolist())
         accepted = np.where(found.bad, 0, verdict.accepted)
-        return Outcome(draft, VerifyResult(accepted, verdict.following))
+        return Outcome(draft, VerifyResult(accepted, verdict.following), found.seconds)

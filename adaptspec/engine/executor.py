@@ -45,10 +45,14 @@ class Pending:
 
 
 class Outcome(NamedTuple):
-    """What a round has come to: the drafts of its E rows and how they were judged."""
+    """What a round has come to: the drafts of its E rows, how they were judged, and the seconds of both.
+
+    Without `seconds` they are what `launch` and `finish` took.
+    """
 
     draft: Draft
     verdict: VerifyResult
+    seconds: tuple[float, float] | None = None
 
 
 class Executor(Protocol):

@@ -27,7 +27,7 @@ class Landed(NamedTuple):
     """A round whose tokens are there, but not its text.
 
     `taken`: those of the emitting whose tokens were appended; `there`: the decoding rows whose request was still there
-    at its end (None: all).
+    at its end (None: all); `shadows`: see `Executor.shadows`; `seconds` of drafting and verifying.
     """
 
     flight: Flight
@@ -35,6 +35,8 @@ class Landed(NamedTuple):
     verdict: VerifyResult
     taken: list[int]
     there: IntArray | None
+    shadows: tuple[IntArray, IntArray] | None
+    seconds: tuple[float, float]
 
 
 class Clock:

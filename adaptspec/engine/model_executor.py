@@ -220,7 +220,7 @@ class ModelExecutor:
         known = False
         for which in watched:
             for i, sequence in enumerate(batch.decoding):
-                if not depths[i] or drafter[i] != which:
+                if sequence.row is not None and (not depths[i] or drafter[i] != which):
                     row, start = int(batch.rows[i]), int(context[i])
                     drafted[which, i], accepted[which, i] = self._model_free[which].shadow(row, sequence.tokens, start)
                     known = True

@@ -99,6 +99,11 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.running and not self.waiting
 
+    @property
+    def suspecting(self) -> bool:
+        """Whether a request that makes rounds fail is sought: who runs may then change with every round."""
+        return self._bisection.group is not None
+
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
@@ -130,6 +135,7 @@ class Scheduler:
         if sequence.row is None:
             if sequence in self.waiting:
                 self.waiting.remove(sequence)
+                self._short_of_room &= not sequence.emitted  # it may be what gave way last
             return
         self.running.remove(sequence)
         self._short_of_room = False

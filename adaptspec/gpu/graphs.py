@@ -15,16 +15,20 @@ class Captured:
         self._graphs: dict[tuple[str, int, int], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
 
-    def capture(self, function: Callable[[int, Any], None], size: int, other: int) -> None:
-        """Run it once, so that all it needs is compiled and allocated, and capture it.
+    def capture(
+        self, function: Callable[[int, Any], None], size: int, other: int, before: Callable[[], object] = bool
+    ) -> None:
+        """Run it once, so that all it needs is compiled and allocated, and capture it; `before` is called before both.
 
         Largest shapes come first: the memory that they need in between serves all others.
         """
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
+            before()
             function(size, other)
         torch.cuda.current_stream().wait_stream(stream)
+        before()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             function(size, other)

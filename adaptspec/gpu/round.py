@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -55,6 +56,7 @@ class RoundResult:
     first: IntArray  # [B] the first token of a row whose prompt has ended
     bad: IntArray  # [B] whether a row's scores were no numbers
     steps: int
+    seconds: tuple[float, float] | None  # of drafting and verifying, by the device's clock where it has one
 
 
 class DeviceRounds:
@@ -109,7 +111,7 @@ class DeviceRounds:
         self._parts = Captured()
         self._waits = False
         if device.type == "cuda":
-            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
 
     def launch(self, plan: RoundPlan, warm: bool) -> None:
         """Send a plan and begin; `warm`: draft temperatures are in use."""
@@ -117,12 +119,14 @@ class DeviceRounds:
         self._wait()  # for a round that nobody wants any more: what it reads must stay until then
         width = self._lay(plan)
         self._plan.send()
+        self._mark(0)
         rows = self._bucket(count)
         self._begin()
         if deepest:
             self._parts.run(self._first, rows, warm)
             for _ in range(deepest - 1):
                 self._parts.run(self._next, rows, warm)
+        self._mark(1)
         if plan.decoding:
             self._parts.run(self._verify, width, self._tiles(width, rows))
 
@@ -138,19 +142,16 @@ class DeviceRounds:
         while rows:
             for width in range(bucket(rows * (self._steps + 1)), self._room(rows) - 1, -BUCKETS[-1]):
                 self._parts.capture(self._verify, width, self._tiles(width, rows))
-            for part in (self._first, self._next) if self.draft is not None else ():
-                for warm in (False, True):
-                    self._step.fill_(1)
-                    self._parts.capture(part, rows, warm)
+            for warm in (False, True) if self.draft is not None else ():
+                for step, part in enumerate((self._first, self._next)[: self._steps]):
+                    self._parts.capture(part, rows, warm, partial(self._step.fill_, step))
             rows = rows // 2 if rows < most else bucket_rows(rows) // 2
         torch.cuda.synchronize(self.target.device)
 
     def end(self) -> None:
         """All of the round has been asked for: have its result come."""
         self._result.fetch()
-        self._waits = self.target.device.type == "cuda"
-        if self._waits:
-            self._done.record()
+        self._mark(2)
 
     def choose_first(self, logits: torch.Tensor, row: int) -> None:
         """The first tokens of rows whose prompts have ended, from `row` on, by their `logits` [n, vocab]."""
@@ -173,14 +174,23 @@ class DeviceRounds:
         names = ("drafted", "counts", "confidence", "entropy", "first", "bad")
         drafted, counts, confidence, entropy, first, bad = (host[name][:count].copy() for name in names)
         steps = int(np.where(plan.depths > 0, counts, 0).max(initial=0))
-        return RoundResult(
-            drafted, counts, confidence.astype(np.float64), entropy.astype(np.float64), choices, first, bad, steps
-        )
+        sure, spread = confidence.astype(np.float64), entropy.astype(np.float64)
+        seconds = None
+        if self.target.device.type == "cuda":
+            begun, drawn, done = self._marks
+            seconds = begun.elapsed_time(drawn) * 1e-3, drawn.elapsed_time(done) * 1e-3
+        return RoundResult(drafted, counts, sure, spread, choices, first, bad, steps, seconds)
 
     def _wait(self) -> None:
         if self._waits:
-            self._done.synchronize()
+            self._last.synchronize()
             self._waits = False
+
+    def _mark(self, which: int) -> None:
+        """Note when the device has come so far."""
+        if self.target.device.type == "cuda":
+            self._last, self._waits = self._marks[which], True
+            self._last.record()
 
     def _bucket(self, rows: int) -> int:
         return min(bucket_rows(rows), len(self._asked))
