@@ -81,8 +81,7 @@ class DeviceExecutor(ModelExecutor):
                 batch, pending.draft, outcome._replace(seconds=(drafted - start, time.perf_counter() - drafted))
             )
         plan, draft = self._planned(batch, decision, temperatures)
-        warm = decision.temperature is not None
-        self._rounds.launch(plan, warm)
+        self._rounds.launch(plan)
         if batch.chunks:
             self._read_prompts(batch)
         self._rounds.end()

@@ -18,7 +18,7 @@ from adaptspec.gpu import ops
 from adaptspec.gpu.ops import HeadNorm
 from adaptspec.gpu.paged_cache import PagedCache
 from adaptspec.gpu.plan import AttentionPlan, Workspace, programs, tiles
-from adaptspec.models.attention import Heads, Span, last_places, positions
+from adaptspec.models.attention import Heads, Span, last_places, new_spans, positions
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CachePlan
 from adaptspec.models.layers import Norm, RmsNorm, rotations
@@ -100,11 +100,7 @@ class DeviceDecoder:
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
         """See `Runner.forward`."""
-        spans, seen = [], packed.seen or [None] * len(packed.rows)
-        for row, count, own in zip(packed.rows.tolist(), packed.counts.tolist(), seen, strict=True):
-            start = self.cache.length(row)
-            self.cache.require(row, start + count)
-            spans.append(Span(row, start, start + count, own))
+        spans = new_spans(self.cache, packed)
         self.cache.send()
         states = self.run(self._inputs(packed.tokens, spans))
         last = last_places(spans, packed.wanted.tolist())

@@ -113,9 +113,9 @@ class DeviceRounds:
         if device.type == "cuda":
             self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
 
-    def launch(self, plan: RoundPlan, warm: bool) -> None:
-        """Send a plan and begin; `warm`: draft temperatures are in use."""
-        count, deepest = len(plan.rows), int(plan.depths.max(initial=0))
+    def launch(self, plan: RoundPlan) -> None:
+        """Send a plan and begin."""
+        warm, count, deepest = plan.warmth is not None, len(plan.rows), int(plan.depths.max(initial=0))
         self._wait()  # for a round that nobody wants any more: what it reads must stay until then
         width = self._lay(plan)
         self._plan.send()

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from adaptspec.models.kv_cache import KVCache
+from adaptspec.models.runner import Packed
 from adaptspec.types import BoolArray, IntArray
 
 
@@ -71,6 +72,15 @@ class Span(NamedTuple):
         if window is not None:
             visible = visible & (places > asking - window)
         return visible[:, first:]
+
+
+def new_spans(cache: KVCache, packed: Packed) -> list[Span]:
+    """Where the new tokens of each row go, with room made for them."""
+    rows = zip(packed.rows.tolist(), packed.counts.tolist(), packed.seen or [None] * len(packed.rows), strict=True)
+    spans = [Span(row, start := cache.length(row), start + count, own) for row, count, own in rows]
+    for span in spans:
+        cache.require(span.row, span.end)
+    return spans
 
 
 def positions(spans: Sequence[Span]) -> IntArray:

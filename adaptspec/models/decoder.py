@@ -16,6 +16,7 @@ from adaptspec.models.attention import (
     Heads,
     Span,
     last_places,
+    new_spans,
     positions,
 )
 from adaptspec.models.config import DecoderConfig
@@ -53,14 +54,9 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
         """Logits [sum(wanted), vocab] in float32: an inference tensor, to be changed in inference mode only."""
-        spans, seen = [], packed.seen or [None] * len(packed.rows)
-        for row, count, own in zip(packed.rows.tolist(), packed.counts.tolist(), seen, strict=True):
-            start = self._cache.length(row)
-            self._cache.require(row, start + count)
-            spans.append(Span(row, start, start + count, own))
-        groups = None
-        if len(spans) >= GROUPED and self._cache.in_place and self.device.type == "cpu":
-            groups = group_rows(self._cache, spans, packed.wanted.tolist())
+        spans = new_spans(self._cache, packed)
+        together = len(spans) >= GROUPED and self._cache.in_place and self.device.type == "cpu"
+        groups = group_rows(self._cache, spans, packed.wanted.tolist()) if together else None
         logits = self._run(packed, spans, groups)
         if groups is not None and len(groups) < len(spans) and not _finite(logits):
             # What a former request left beyond a row's end may be no number. More is cleared than was read just now, so

@@ -68,9 +68,8 @@ class SamplingBatch:
 
     def keys(self, steps: int) -> IntArray:
         """[B, steps] of the noise at each row's next positions."""
-        rows = len(self._rows)
-        index, offsets = np.divmod(np.arange(rows * steps), steps)
-        return self._keys(index, offsets, Stream.CHOICE).reshape(rows, steps)
+        index, offsets = np.divmod(np.arange(len(self._rows) * steps), steps)
+        return self._keys(index, offsets, Stream.CHOICE).reshape(-1, steps)
 
     def take(self, members: IntArray) -> SamplingBatch:
         """A batch of some of the rows, by position. Built anew: for rounds that mix verification methods."""
