@@ -40,6 +40,7 @@ class RuleBook:
         self._tables: RuleTables | None = None
         self._mask_memory: torch.Tensor | None = None
         self._owners: dict[int, tuple[SamplingRow, int]] = {}  # of lines: who, and how many of its tokens are counted
+        self._newest: dict[int, tuple[SamplingRow, int]] = {}  # the same, once `tables` were asked for
         self._written: tuple[SamplingBatch, list[int]] | None = None
         self._ruled: list[int] = []
         self._masked: list[tuple[SamplingRow, int]] = []  # and its place in the batch
@@ -63,9 +64,11 @@ class RuleBook:
             host["lines"].fill(-1)
             for i in self._ruled:
                 self._write_row(host, i, places[i], members[i])
+        self._masked.clear()
         if not self._ruled:
             return
         host["fresh"].fill(-1)
+        self._newest.clear()
         for i in self._ruled:
             if members[i].params.penalised:
                 self._count(host["fresh"][i], places[i], members[i])
@@ -80,6 +83,7 @@ class RuleBook:
         counts, fresh = self._tables.counts, plan["fresh"]
         at = plan["lines"].clamp(min=0).unsqueeze(1) * self._vocab + fresh.clamp(min=0)
         counts.view(-1).index_add_(0, at.flatten(), 2 * (fresh >= 0).flatten().int())
+        self._owners |= self._newest
         return self._tables
 
     def send_masks(self, drafted: IntArray | None, counts: IntArray | None) -> None:
@@ -141,7 +145,7 @@ class RuleBook:
             self._begin(row, member)
             return
         fresh[: len(new)] = new
-        self._owners[row] = member, len(member.tokens)
+        self._newest[row] = member, len(member.tokens)
 
     def _missing(self, member: SamplingRow) -> int:
         """How many tokens it has yet to get before it may end."""
