@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from adaptspec.gpu import ops
-from adaptspec.gpu.device_decoder import DeviceDecoder, bucket
+from adaptspec.gpu.device_decoder import DeviceDecoder, beside_cache, bucket
 from adaptspec.gpu.paged_cache import PagedCache
 from adaptspec.gpu.plan import SPLIT, AttentionPlan, tile_tokens
 from adaptspec.gpu.round import DeviceRounds
@@ -24,7 +24,7 @@ from adaptspec.models.kv_cache import CUDA_BLOCK, CachePlan
 from adaptspec.models.layers import Linear, rms_norm
 from adaptspec.models.runner import ModelInfo
 from adaptspec.models.weights import DecoderWeights, LayerWeights
-from tests.gpu.fake import Traffic, size
+from tests.gpu.fake import Traffic, size, tensors
 
 CUDA, BF16, CONTEXT = torch.device("cuda"), torch.bfloat16, 32768
 SHAPES: dict[str, dict[str, Any]] = {
@@ -61,7 +61,8 @@ def passes(asked: list[tuple[str, int, int, int]]) -> list[dict[str, Any]]:
     """What a captured part of a round takes, for each (shape, rows, tokens cached in each, new tokens in each).
 
     Parts: a verify pass of the 8B model, or a step of the draft model. `needed` bytes: every weight that a product
-    reads, and every key and value seen, once. `copies` are those from and to the host.
+    reads, and every key and value seen, once. `copies` are those from and to the host; `peak` is the memory that
+    it needs, and `counted` what is kept free for it.
     """
     return [_part(*one) for one in asked]
 
@@ -71,6 +72,7 @@ def _part(name: str, rows: int, cached: int, width: int) -> dict[str, Any]:
     with mock.patch("adaptspec.gpu.round.Block", FakeBlock), mock.patch.object(torch.cuda, "Event", mock.Mock()):
         rounds = DeviceRounds(model, model, rows, width, ())
     tokens = bucket(rows * width)
+    held, standing = (beside_cache(model._config, BF16, CONTEXT, one) for one in ([(tokens, tokens)], []))
     with Traffic() as traffic, mock.patch.object(model, "ops", Kernels(traffic, rows, cached + width, width)):
         if name.startswith("llama"):
             rounds._verify(tokens, rounds._tiles(tokens, rows))
@@ -82,6 +84,8 @@ def _part(name: str, rows: int, cached: int, width: int) -> dict[str, Any]:
         "moved": traffic.moved.total(),
         "needed": read_by_products(model) + seen,
         "copies": traffic.copies,
+        "peak": traffic.peak,
+        "counted": held - standing,
     }
 
 
@@ -128,6 +132,7 @@ class Kernels:
         with self._traffic.paused():
             result = function(*given)
         self._traffic.add(name, moved, kernels)
+        self._traffic.hold([one for one in tensors(result) if all(one is not each for each in given)])
         return result
 
 

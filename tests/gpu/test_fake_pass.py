@@ -32,6 +32,7 @@ def test_kernels_and_bytes_of_captured_parts(taken: dict[Any, dict[str, Any]], c
     assert found["kernels"] <= kernels, found
     assert found["moved"] / found["needed"] <= share, found
     assert not found["copies"], "a graph cannot hold what asks the host"
+    assert 0.3 * found["counted"] <= found["peak"] <= found["counted"], str(found)
 
 
 def test_reads_and_mixing_are_refused() -> None:
