@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
@@ -28,10 +29,10 @@ from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.profiler import profiled_costs, warm_up
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
-from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
+from adaptspec.gpu.device_decoder import DeviceDecoder, beside_cache, device_decoder
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
-from adaptspec.models.loading import load_model, plain_decoder
+from adaptspec.models.loading import DTYPES, LoadedModel, load_model, plain_decoder
 from adaptspec.models.model_files import resolve_model
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.tokenization import check_pair, check_tokenizer, fingerprint, load_tokenizer
@@ -129,7 +130,7 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     places = [model_place(config.model, "target")]
     if config.draft_model is not None:
         places.append(model_place(config.draft_model, "draft"))
-    target, *drafts = _load(config, places)
+    target, *drafts = _load(config, places, partial(_deepest, config, specs, labels))
     tokenizer = load_tokenizer(places[0])
     check_tokenizer(tokenizer, target.info)
     for place, draft in zip(places[1:], drafts, strict=True):
@@ -183,7 +184,7 @@ def assemble(
         twice = next(spec.name for i, spec in enumerate(specs) if any(spec.name == s.name for s in specs[:i]))
         raise ConfigError(f"two policies are called {twice}; rename one of them")
     deepest = max(policy.max_depth for policy in policies.values())
-    limits = replace(limits, max_depth=min(limits.max_depth, deepest))
+    limits = replace(limits.settled(cpu=target.device.type == "cpu"), max_depth=min(limits.max_depth, deepest))
     names = [drafter.name for drafter in drafters]
     live = [spec.name for spec in specs if spec.rollout == LIVE]
     if not live:
@@ -226,11 +227,12 @@ def _counts(
     return read_corpus_counts(path, fingerprint(tokenizer), vocab_size)
 
 
-def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
+def _load(config: EngineConfig, places: Sequence[str], deepest: Callable[[], int]) -> list[Runner]:
     """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized."""
     models = [load_model(place, device=config.device, dtype=config.dtype, make=decoder) for place in places]
     # What memory is left, they share so that each holds as many tokens.
-    tokens = bytes_for_cache(models[0].device) // sum(model.bytes_per_token for model in models)
+    left = bytes_for_cache(models[0].device) - sum(_beside_cache(model, config, deepest) for model in models)
+    tokens = max(0, left) // sum(model.bytes_per_token for model in models)
     limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context)
     runners: list[Runner] = []
     for model in models:
@@ -238,6 +240,27 @@ def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
         # A draft of a shorter context drafts as far as it reaches; a longer one than the target's is of no use.
         limits = replace(limits, context=runners[0].info.context, context_is_ceiling=True)
     return runners
+
+
+def _beside_cache(model: LoadedModel, config: EngineConfig, deepest: Callable[[], int]) -> int:
+    """Bytes that rounds take on a device; where memory is the system's, nobody counts."""
+    if model.config is None or model.device.type == "cpu":
+        return 0
+    limits, places = config.limits.settled(cpu=False), min(config.context or model.info.context, model.info.context)
+    verified = limits.max_rows * (deepest() + 1)
+    passes = (verified, verified), (limits.prefill_tokens, limits.max_rows)
+    return beside_cache(model.config, DTYPES[model.info.dtype], places, passes)
+
+
+def _deepest(config: EngineConfig, specs: Sequence[PolicySpec], labels: Labels) -> int:
+    """The deepest draft that any of them may ask for."""
+    policies = [build_policy(spec, _any_costs(), config.limits.max_rows, labels.copy()) for spec in specs]
+    return min(config.limits.max_depth, max(policy.max_depth for policy in policies))
+
+
+def _any_costs() -> CostTable:
+    """For policies that only tell of themselves."""
+    return CostTable(CostProfile((1,), (1,), ((1.0,),)))
 
 
 def decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> Runner:
@@ -259,7 +282,7 @@ def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict
             )
         wanted[spec.name] = path
         specs.append(spec)
-        policy = build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), config.limits.max_rows, trial)
+        policy = build_policy(spec, _any_costs(), config.limits.max_rows, trial)
         missing = [name for name in policy.drafters if policy.max_depth and name not in here]
         if missing:
             raise ConfigError(

@@ -33,7 +33,8 @@ class LoadedModel:
     """A model whose weights are loaded and that has no cache yet: several models can share what memory is left.
 
     `info.context` is the most that the model itself takes. `start` makes its runner, given what the cache leaves of it
-    and the cache's sizes; with a `block_size`, they are of that block size whatever is asked for.
+    and the cache's sizes; with a `block_size`, they are of that block size whatever is asked for. `config` is that of
+    a Llama-like model.
     """
 
     folder: Path
@@ -42,6 +43,7 @@ class LoadedModel:
     bytes_per_token: int
     start: Callable[[ModelInfo, CachePlan], Runner]
     block_size: int | None = None
+    config: DecoderConfig | None = None
 
     def runner(self, limits: CacheLimits) -> Runner:
         """With a cache; ModelError if none of these limits fits."""
@@ -87,6 +89,7 @@ def _load_lean(
         device,
         config.cache_shape.bytes_per_token(dtype),
         lambda info, plan: make(info, config, weights, plan),
+        config=config,
     )
 
 
