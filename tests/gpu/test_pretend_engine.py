@@ -237,7 +237,8 @@ def test_a_draft_model_that_fails_rests(
     runner = drafter.inner.runner
     drafter._clock = lambda: time[0]
     with monkeypatch.context() as patch:
-        name, answer = {"scores": ("logits", lambda states: math.nan * states), "pass": ("forward", None)}[breaks]
+        nothing = lambda states, logits=runner.logits: math.nan * logits(states)  # noqa: E731
+        name, answer = {"scores": ("logits", nothing), "pass": ("forward", None)}[breaks]
         patch.setattr(runner, name, answer)
         same(run(core, asked), plain)
     broken = [record for record in notes.records if record.depths.any()]
