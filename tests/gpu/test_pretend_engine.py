@@ -219,9 +219,10 @@ def test_a_draft_model_that_fails_rests(
     executor: Any = core.executor
     drafter, time = executor._drafters[0], [0.0]
     runner = drafter.inner.runner
+    logits = runner.logits
     drafter._clock = lambda: time[0]
     with monkeypatch.context() as patch:
-        name, answer = {"scores": ("logits", lambda states: math.nan * states), "pass": ("forward", None)}[breaks]
+        name, answer = {"scores": ("logits", lambda states: math.nan * logits(states)), "pass": ("forward", None)}[breaks]
         patch.setattr(runner, name, answer)
         same(run(core, asked), plain)
     broken = [record for record in notes.records if record.depths.any()]
