@@ -235,9 +235,10 @@ def test_a_draft_model_that_fails_rests(
     executor: Any = core.executor
     drafter, time = executor._drafters[0], [0.0]
     runner = drafter.inner.runner
+    logits = runner.logits
     drafter._clock = lambda: time[0]
     with monkeypatch.context() as patch:
-        nothing = lambda states, logits=runner.logits: math.nan * logits(states)  # noqa: E731
+        nothing = lambda states: math.nan * logits(states)  # noqa: E731
         name, answer = {"scores": ("logits", nothing), "pass": ("forward", None)}[breaks]
         patch.setattr(runner, name, answer)
         same(run(core, asked), plain)
