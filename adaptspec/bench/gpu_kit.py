@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
+        **{name: version(name) for name in ("triton", "transformers", "numpy") if find_spec(name)},
         "device": device.type,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

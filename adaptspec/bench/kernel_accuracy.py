@@ -63,7 +63,7 @@ def attention(shape: Mapping[str, Any], device: torch.device) -> list[dict[str, 
             kernels.attend(queries, pool, one) for one in (plan, replace(plan, workspace=work, programs=2))
         )
         want = _attended(queries, pool, plan, np.repeat(np.arange(len(lengths)), counts))
-        error = float((walked.double() - want).abs().max())
+        error = float(((walked.double() - want) / (1.0 + want.abs())).abs().max())
         same = torch.equal(walked, shared)
         found.append(
             {"lengths": lengths, "new": new, "error": error, "same_bits": same, "good": error < SHORT and same}

@@ -56,6 +56,17 @@ def test_every_part_runs(
         assert not any("failed" in line for line in lines)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_runs_on_a_device(tmp_path: Path, part: str) -> None:
+    """Compiled kernels, real graphs, both engines: what holds on the CPU holds there."""
+    result = run_gpu_kit([part], tmp_path, device="cuda", tiny=True, seconds=60.0)
+    (found,) = result["parts"]
+    assert found["failed"] == {}
+    assert result["good"], found["pieces"]
+
+
 def test_what_is_timed_on_a_device_is_replayed(cuda: PretendCuda) -> None:
     limit = device_bandwidth.memory(torch.device("cuda"), 2**16)
     assert limit.copied > 0
