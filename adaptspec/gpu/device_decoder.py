@@ -87,7 +87,7 @@ class DeviceDecoder:
         self._cos, self._sin = table.real.contiguous(), table.imag.contiguous()
         shared = shared_tokens(self.heads, info.context)
         self._workspace = Workspace.of(shared, self.heads, info.context, self.device)
-        self.ops, self._processors = _kernels(self.device)
+        self.ops, self._processors = kernels_for(self.device)
         self.rubbish = cache.held(cache.nobody)[0] * cache.block_size  # where padding is written
         # What `Runner` asks of rows is all the cache's.
         self.reserve, self.length = cache.reserve, cache.length
@@ -196,7 +196,7 @@ def _plain(norm: Norm) -> tuple[torch.Tensor, float]:
     return norm.weight, norm.eps
 
 
-def _kernels(device: torch.device) -> tuple[ModuleType, int]:
+def kernels_for(device: torch.device) -> tuple[ModuleType, int]:
     """The functions of `ops` that are fastest there, and how many processors the device has."""
     if device.type != "cuda" or torch.version.cuda is None:
         return ops, 1
