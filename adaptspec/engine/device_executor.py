@@ -1,7 +1,8 @@
 """Rounds on a device: launched whole, and ended by one look at what came of them.
 
-Its drafts are chains, of whatever width a decision allows. What it does not do yet (methods other than `coupled`, rules
-on scores beside temperature, scores that are asked for) runs part by part as on a CPU, within `launch`.
+The draft model's drafts branch beside their chains as a decision allows, those of others are chains. What it does not
+do yet (methods other than `coupled`, rules on scores beside temperature, scores that are asked for) runs part by part
+as on a CPU, within `launch`.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ import torch
 
 from adaptspec.control.policy import Decision
 from adaptspec.control.rows import some
+from adaptspec.decision_tables import TreeTable
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.engine.executor import Outcome, Pending
 from adaptspec.engine.model_executor import NOT_NUMBERS, ModelExecutor
 from adaptspec.engine.scheduler import Batch, held_row
+from adaptspec.gpu.combs import shape_of
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.gpu.round import DeviceRounds, RoundPlan, RoundResult
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed
 from adaptspec.types import FloatArray, IntArray
 from adaptspec.verification.coupled import Coupled
-from adaptspec.verification.method import VerifyResult, agreement
+from adaptspec.verification.method import agreement
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ class Launched(Pending):
     """A round that runs on the device. `draft` is what was drafted elsewhere."""
 
     plan: RoundPlan
+    drafter: IntArray  # of each decoding row
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class DeviceExecutor(ModelExecutor):
         if batch.chunks:
             self._read_prompts(batch)
         self._rounds.end()
-        return Launched(batch, draft, plan)
+        return Launched(batch, draft, plan, decision.drafter)
 
     def finish(self, pending: Pending) -> Outcome:
         if isinstance(pending, Done):
@@ -116,10 +120,12 @@ class DeviceExecutor(ModelExecutor):
         draft = Draft.empty(len(emitting))
         if some(others):
             draft = self._propose(batch, decision, decision.drafter, others, tree=None)
-        depths = np.zeros(len(emitting), dtype=np.int64)
+        depths, tree = np.zeros(len(emitting), dtype=np.int64), decision.tree
         caught_up = 0
         if mine.any():
-            depths[:size], caught_up = self._readied(batch, np.where(mine, decision.depths, 0))
+            wanted = decision.depths if tree is None else tree.within(decision.depths)
+            depths[:size], caught_up = self._readied(batch, np.where(mine, wanted, 0))
+        nodes = depths if tree is None else self._nodes(batch, tree, depths, draft.counts)
         newest = np.array([(s.tokens[-2] if s.length > 1 else 0, s.tokens[-1]) for s in emitting], dtype=np.int64)
         plan = RoundPlan(
             batch.rows,
@@ -134,8 +140,22 @@ class DeviceExecutor(ModelExecutor):
             size,
             decision.stop,
             decision.temperature,
+            nodes,
+            tree if some(nodes - depths) else None,
         )
         return plan, replace(draft, caught_up=caught_up)
+
+    def _nodes(self, batch: Batch, tree: TreeTable, depths: IntArray, others: IntArray) -> IntArray:
+        """[E] what drafts of these depths may come to where they branch, as far as the pass and the cache have room."""
+        size, cache, nodes = len(batch.decoding), self._target.cache, depths + 0
+        may = np.flatnonzero((depths[:size] > 0) & (tree.width > 1) & (tree.nodes > depths[:size])).tolist()
+        each = self._rounds.spare(np.maximum(depths, others)) // max(len(may), 1)
+        for i in may:
+            row, length = held_row(batch.decoding[i]), batch.decoding[i].length
+            most = min(int(tree.nodes[i]), int(depths[i]) + each, self._rounds.most_nodes, cache.context - length)
+            if most > depths[i] and cache.reserve(row, length + most):
+                nodes[i] = most
+        return nodes
 
     def _unread(self, batch: Batch, depths: IntArray) -> IntArray:
         runner = self._draft_runner
@@ -199,9 +219,11 @@ class DeviceExecutor(ModelExecutor):
 
     def _judged(self, pending: Launched, found: RoundResult) -> Outcome:
         batch, plan, given = pending.batch, pending.plan, pending.draft
-        size, counts = len(batch.decoding), found.counts
-        mine = plan.depths > 0
+        size, chain = len(batch.decoding), found.counts
+        mine, counts = plan.depths > 0, chain + (found.picks >= 0).sum(axis=1)
         width = int(counts.max(initial=0))
+        drafters = np.pad(pending.drafter, (0, len(chain) - size))
+        tree = shape_of(found.picks[:, :width], chain, drafters)
         inside = np.arange(width) < counts[:, None]
         confidence, entropy = np.full((2, *inside.shape), np.nan)
         known = given.confidence[:, :width]
@@ -209,7 +231,8 @@ class DeviceExecutor(ModelExecutor):
         at = inside & mine[:, None]
         confidence[at], entropy[at] = found.confidence[:, :width][at], found.entropy[:, :width][at]
         tokens = np.where(inside, found.drafted[:, :width], 0)
-        draft = Draft(tokens, counts, confidence, entropy, steps=found.steps + given.steps, caught_up=given.caught_up)
+        steps = found.steps + given.steps
+        draft = Draft(tokens, counts, confidence, entropy, steps=steps, caught_up=given.caught_up, tree=tree)
         own = [found.choices[i, : counts[i] + 1] for i in range(size)] + [found.first[size:]]
         verdict = agreement(draft, torch.from_numpy(np.concatenate(own)))
         for i, sequence in enumerate(batch.emitting):
@@ -221,7 +244,7 @@ class DeviceExecutor(ModelExecutor):
                 row = held_row(sequence)
                 self._target.cache.set_length(row, sequence.length + int(counts[i]))
                 if mine[i] and self._model is not None and self._draft_runner is not None:
-                    self._draft_runner.cache.set_length(row, sequence.length + int(counts[i]) - 1)
-                    self._model.note(row, sequence.length, tokens[i, : counts[i]].tolist())
-        accepted = np.where(found.bad, 0, verdict.accepted)
-        return Outcome(draft, VerifyResult(accepted, verdict.following), found.seconds)
+                    self._draft_runner.cache.set_length(row, sequence.length + int(chain[i]) - 1)
+                    self._model.note(row, sequence.length, tokens[i, : chain[i]].tolist())
+        self._observe(batch, draft, verdict)
+        return Outcome(draft, replace(verdict, accepted=np.where(found.bad, 0, verdict.accepted)), found.seconds)

@@ -1,6 +1,8 @@
 """A draft/verify round on a device: begun by one copy, ended by one, and nothing in between asks the host.
 
-The host lays a round out for the most that it may come to; rows whose stop table cuts their draft leave padding.
+The host lays a round out for the most that it may come to; rows whose stop table cuts their draft leave padding. A
+draft that branches is its chain and then the side nodes, which share what a pass of so many rows has room for: it is as
+wide as without them, so that they change nobody's sums.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from adaptspec.decision_tables import ENTROPY_EDGES, StopTable, TemperatureTable
-from adaptspec.gpu import draft_bounds
+from adaptspec.decision_tables import ENTROPY_EDGES, StopTable, TemperatureTable, TreeTable
+from adaptspec.gpu import combs, draft_bounds
 from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, Inputs, bucket
 from adaptspec.gpu.graphs import Captured
 from adaptspec.gpu.plan import tile_tokens
@@ -23,6 +25,8 @@ from adaptspec.gpu.staging import Block
 from adaptspec.models.noise import token_keys
 from adaptspec.types import FloatArray, IntArray
 
+LEAST = 32  # tokens of a verify pass: no slower than the 16 that tensor cores take, and room for branches
+_WARM, _WIDE = 1, 2  # what a draft step does beside drawing: by draft temperatures, and keeping further candidates
 CHANGES = 4  # of block tables per row that come with a plan; a long prompt brings more, and is told by itself
 
 
@@ -42,14 +46,17 @@ class RoundPlan:
     decoding: int  # rows
     stop: StopTable | None
     warmth: TemperatureTable | None
+    nodes: IntArray  # [B] what the draft model's drafts may come to, side nodes and all
+    tree: TreeTable | None  # None: they are chains
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What came of it, for B rows and D steps; `choices` [B, D + 1] are the target's after each drafted token."""
+    """What came of it, for B rows of up to N nodes; `choices` [B, N + 1] are the target's after each."""
 
     drafted: IntArray
-    counts: IntArray
+    counts: IntArray  # [B] tokens of the chains
+    picks: IntArray  # [B, N] which candidates follow on them: see `combs.shape_of`
     confidence: FloatArray
     entropy: FloatArray
     choices: IntArray
@@ -68,7 +75,7 @@ class DeviceRounds:
         self.target, self.draft = target, draft
         self._models = [model for model in (target, draft) if model is not None]
         device, self._steps = target.device, steps
-        self._widest = bucket(rows * (steps + 1))
+        self.most_nodes, self._widest = (nodes := max(steps, LEAST - 1)), self._width(rows)
         whole, real, changes = torch.int64, torch.float32, CHANGES * rows
         self._plan = Block(
             {
@@ -88,16 +95,18 @@ class DeviceRounds:
                 "blocks": (torch.int32, (2, changes)),
                 "moves": (whole, (2, 2, rows)),
                 **draft_bounds.layout(rows, steps),
+                **combs.layout(rows),
             },
             device,
         )
         self._result = Block(
             {
-                "drafted": (whole, (rows, steps)),
+                "drafted": (whole, (rows, nodes)),
                 "counts": (whole, (rows,)),
+                "picks": (whole, (rows, nodes)),
                 "choices": (whole, (self._widest,)),
-                "confidence": (real, (rows, steps)),
-                "entropy": (real, (rows, steps)),
+                "confidence": (real, (rows, nodes)),
+                "entropy": (real, (rows, nodes)),
                 "first": (whole, (rows,)),
                 "bad": (torch.bool, (rows,)),
             },
@@ -105,6 +114,7 @@ class DeviceRounds:
         )
         self._asked = torch.zeros(rows, dtype=torch.bool, device=device)
         self._alive = torch.ones(rows, device=device)
+        self._candidates = combs.Candidates(rows, steps, nodes, device)
         self._step = torch.zeros(1, dtype=whole, device=device)
         self._edges = torch.tensor(ENTROPY_EDGES, device=device)
         self._ends = torch.tensor(sorted(ends) or [-1], dtype=whole, device=device)
@@ -116,7 +126,8 @@ class DeviceRounds:
 
     def launch(self, plan: RoundPlan) -> None:
         """Send a plan and begin."""
-        warm, count, deepest = plan.warmth is not None, len(plan.rows), int(plan.depths.max(initial=0))
+        count, deepest = len(plan.rows), int(plan.depths.max(initial=0))
+        kind = _WARM * (plan.warmth is not None) + _WIDE * (plan.tree is not None)
         self._wait()  # for a round that nobody wants any more: what it reads must stay until then
         width, moving = self._lay(plan), self._tell_tables()
         self._plan.send()
@@ -124,29 +135,34 @@ class DeviceRounds:
         rows = self._bucket(count)
         self._parts.run(self._begin, moving, 0)
         if deepest:
-            self._parts.run(self._first, rows, warm)
+            self._parts.run(self._first, rows, kind)
             for _ in range(deepest - 1):
-                self._parts.run(self._next, rows, warm)
+                self._parts.run(self._next, rows, kind)
+        if plan.tree is not None:
+            self._parts.run(self._branch, rows, 0)
         self._mark(1)
         if plan.decoding:
-            self._parts.run(self._verify, width, self._tiles(width, rows))
+            verify = self._verify if plan.tree is None else self._verify_branches
+            self._parts.run(verify, width, self._tiles(width, rows))
 
     def capture(self) -> None:
         """Capture the parts of rounds in all shapes, the largest first. They run on nobody's rows meanwhile."""
         host = self._plan.host
         host["rows"][:], host["lengths"][:] = self.target.cache.nobody, 1
-        host["owners"][:], host["offsets"][:] = 0, self._steps + 1
+        host["owners"][:], host["offsets"][:] = 0, self.most_nodes + 1
         self._tell_tables()
         self._plan.send()
         for moving in (True, False):
             self._parts.capture(self._begin, moving, 0)
         rows, most = len(self._asked), len(self._asked)
         while rows:
-            for width in range(bucket(rows * (self._steps + 1)), self._room(rows) - 1, -BUCKETS[-1]):
-                self._parts.capture(self._verify, width, self._tiles(width, rows))
-            for warm in (False, True) if self.draft is not None else ():
+            for width in range(self._width(rows), self._room(rows) - 1, -BUCKETS[-1]):
+                for verify in (self._verify, self._verify_branches):
+                    self._parts.capture(verify, width, self._tiles(width, rows))
+            for kind in range(_WARM + _WIDE + 1) if self.draft is not None else ():
                 for step, part in enumerate((self._first, self._next)[: self._steps]):
-                    self._parts.capture(part, rows, warm, partial(self._step.fill_, step))
+                    self._parts.capture(part, rows, kind, partial(self._step.fill_, step))
+            self._parts.capture(self._branch, rows, 0)
             rows = rows // 2 if rows < most else bucket_rows(rows) // 2
         torch.cuda.synchronize(self.target.device)
 
@@ -170,18 +186,24 @@ class DeviceRounds:
         self._wait()
         host, count = self._result.host, len(plan.rows)
         owners, offsets = self._plan.host["owners"], self._plan.host["offsets"]
-        choices: IntArray = np.zeros((count, self._steps + 1), dtype=np.int64)
-        real = offsets <= self._steps
+        choices: IntArray = np.zeros((count, self.most_nodes + 1), dtype=np.int64)
+        real = offsets <= self.most_nodes
         choices[owners[real], offsets[real]] = host["choices"][real]
-        names = ("drafted", "counts", "confidence", "entropy", "first", "bad")
-        drafted, counts, confidence, entropy, first, bad = (host[name][:count].copy() for name in names)
+        if plan.tree is None:
+            host["picks"][:count] = -1
+        names = ("drafted", "counts", "picks", "confidence", "entropy", "first", "bad")
+        drafted, counts, picks, confidence, entropy, first, bad = (host[name][:count].copy() for name in names)
         steps = int(np.where(plan.depths > 0, counts, 0).max(initial=0))
         sure, spread = confidence.astype(np.float64), entropy.astype(np.float64)
         seconds = None
         if self.target.device.type == "cuda":
             begun, drawn, done = self._marks
             seconds = begun.elapsed_time(drawn) * 1e-3, drawn.elapsed_time(done) * 1e-3
-        return RoundResult(drafted, counts, sure, spread, choices, first, bad, steps, seconds)
+        return RoundResult(drafted, counts, picks, sure, spread, choices, first, bad, steps, seconds)
+
+    def spare(self, chains: IntArray) -> int:
+        """How many tokens the verify pass has room for beside chains of so many [B], however few they are."""
+        return max(0, self._room(self._bucket(len(chains))) - int(chains.sum()) - len(chains))
 
     def _wait(self) -> None:
         if self._waits:
@@ -201,7 +223,11 @@ class DeviceRounds:
         """Tokens of a verify pass by the number of rows, as long as that is next to free: text is then the same
         whatever their depths.
         """
-        return min(bucket(rows * (self._steps + 1)), BUCKETS[-1])
+        return min(self._width(rows), BUCKETS[-1])
+
+    def _width(self, rows: int) -> int:
+        """Tokens of a verify pass of the longest chains."""
+        return bucket(max(rows * (self._steps + 1), LEAST))
 
     def _tiles(self, width: int, rows: int) -> int:
         """The most tiles that so many tokens of so many rows make."""
@@ -217,12 +243,14 @@ class DeviceRounds:
         host["given"][:count, : plan.given.shape[1]] = plan.given
         host["keys"][:count, : plan.keys.shape[1]] = plan.keys
         draft_bounds.write(host, plan.stop, plan.warmth, count)
-        wide = (np.maximum(plan.depths, plan.counts) + 1)[:decoding]
+        if plan.tree is not None:
+            combs.write(host, plan.tree, plan.nodes)
+        wide = (np.maximum(plan.nodes, plan.counts) + 1)[:decoding]
         tokens = int(wide.sum())
         width = max(bucket(max(tokens, 1)), self._room(self._bucket(count)))
         host["owners"][:tokens] = np.repeat(np.arange(decoding), wide)
         host["offsets"][:tokens] = np.arange(tokens) - np.repeat(np.cumsum(wide) - wide, wide)
-        host["owners"][tokens:], host["offsets"][tokens:] = 0, self._steps + 1
+        host["owners"][tokens:], host["offsets"][tokens:] = 0, self.most_nodes + 1
         laid = tiles_of(plan.rows[:decoding], wide, self.target.heads)
         host["tiles"][: len(laid)], host["tiles"][len(laid) :] = laid, 0
         return width
@@ -246,28 +274,30 @@ class DeviceRounds:
             model.cache.table.view(-1).index_copy_(0, plan["entries"][i], plan["blocks"][i])
             if moving:
                 model.cache.moved(plan["moves"][i])
-        result["drafted"].copy_(plan["given"])
+        result["drafted"][:, : self._steps].copy_(plan["given"])
         result["counts"].copy_(plan["counts"])
         result["bad"].zero_()
         torch.gt(plan["depths"], 0, out=self._asked)
         self._alive.fill_(1.0)
         self._step.zero_()
 
-    def _first(self, rows: int, warm: bool) -> None:
+    def _first(self, rows: int, kind: int) -> None:
         """The draft model reads what it has not seen of each row, its newest token at least, and draws."""
         plan, asked = self._plan.device, self._asked[:rows]
+        if kind & _WIDE:
+            self._candidates.clear()
         back = torch.arange(1, -1, -1, device=asked.device)  # how far before the newest token
         places = plan["lengths"][:rows, None] - 1 - back
         live = asked[:, None] & (back < plan["unread"][:rows, None])
         states = self._read(plan["newest"][:rows], places, live)
-        self._draw(states[1::2][:rows], rows, warm)
+        self._draw(states[1::2][:rows], rows, kind)
 
-    def _next(self, rows: int, warm: bool) -> None:
+    def _next(self, rows: int, kind: int) -> None:
         """It reads the token drawn last, and draws the next."""
         plan, asked = self._plan.device, self._asked[:rows]
         drafted = self._result.device["drafted"][:rows].index_select(1, self._step - 1)
         places = plan["lengths"][:rows, None] - 1 + self._step
-        self._draw(self._read(drafted, places, asked[:, None])[:rows], rows, warm)
+        self._draw(self._read(drafted, places, asked[:, None])[:rows], rows, kind)
 
     def _read(self, tokens: torch.Tensor, places: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
         """States after up to two new tokens [R, n] of each row, in order."""
@@ -279,17 +309,20 @@ class DeviceRounds:
         owners = own.repeat_interleave(count, output_size=rows * count)
         return self.draft.run(_inputs(self.draft, tokens, (owners, places, live), laid))
 
-    def _draw(self, states: torch.Tensor, rows: int, warm: bool) -> None:
+    def _draw(self, states: torch.Tensor, rows: int, kind: int) -> None:
         draft, plan, result = self.draft, self._plan.device, self._result.device
         assert draft is not None
         logits, asked, step = _padded_logits(draft, states)[:rows], self._asked[:rows], self._step
         temperatures, keys = plan["temperatures"][:rows], plan["keys"][:rows].index_select(1, step).squeeze(1)
         bounds = draft_bounds.Bounds(*(plan[name][:rows] for name in draft_bounds.Bounds._fields))
-        found = draft.ops.choose(logits, temperatures, keys, self._token_keys)
+        candidates = combs.WIDTH if kind & _WIDE else 1
+        found = draft.ops.choose(logits, temperatures, keys, self._token_keys, candidates)
         spread = found.entropy
-        if warm:
+        if kind & _WARM:
             factors = bounds.temperatures(self._edges, spread)
-            found = draft.ops.choose(logits, temperatures * factors, keys, self._token_keys)
+            found = draft.ops.choose(logits, temperatures * factors, keys, self._token_keys, candidates)
+        if kind & _WIDE:
+            found = self._candidates.beside(found, combs.Comb.of(plan, rows), asked, step)
         for name, values in (("drafted", found.token.long()), ("confidence", found.confidence), ("entropy", spread)):
             column = result[name][:rows]
             kept = torch.where(asked, values, column.index_select(1, step).squeeze(1))
@@ -300,18 +333,32 @@ class DeviceRounds:
         asked.copy_(going)
         step.add_(1)
 
-    def _verify(self, width: int, tiles: int) -> None:
+    def _branch(self, rows: int, _: int) -> None:
+        """Let the best candidates beside the chains follow on these, as far as there is room."""
+        names = "counts", "picks", "drafted", "confidence", "entropy"
+        result = {name: self._result.device[name][:rows] for name in names}
+        self._candidates.follow(combs.Comb.of(self._plan.device, rows), result)
+
+    def _verify_branches(self, width: int, tiles: int) -> None:
+        """The same of drafts that branch: a side node sees what is before it on its chain, and itself."""
+        self._verify(width, tiles, branches=True)
+
+    def _verify(self, width: int, tiles: int, *, branches: bool = False) -> None:
         """The target reads each row's newest token and drafts, `width` tokens in `tiles`, and chooses after each."""
         plan, result, target = self._plan.device, self._result.device, self.target
         owners, offsets = plan["owners"][:width], plan["offsets"][:width]
-        within = offsets.clamp(max=self._steps)
+        within = offsets.clamp(max=self.most_nodes if branches else self._steps)
         node = (within - 1).clamp(min=0)
         tokens = torch.where(offsets == 0, plan["newest"][owners, 1], result["drafted"][owners, node])
-        live = offsets <= result["counts"][owners]
-        places = plan["lengths"][owners] - 1 + within
-        inputs = _inputs(target, tokens, (plan["rows"][owners], places, live), plan["tiles"][:tiles])
+        places, counts, depths, aside = plan["lengths"][owners] - 1 + within, result["counts"], within, None
+        if branches:
+            counts = self._candidates.counts
+            depths = self._candidates.depths[owners, within].clamp(max=self._steps)
+            aside = within - depths
+        live = offsets <= counts[owners]
+        inputs = _inputs(target, tokens, (plan["rows"][owners], places, live), plan["tiles"][:tiles], aside)
         logits = target.logits(target.run(inputs))
-        keys = plan["keys"][owners, within]
+        keys = plan["keys"][owners, depths]
         found = target.ops.choose(logits, plan["temperatures"][owners], keys, self._token_keys)
         result["choices"][:width] = found.token
         broken = (live & ~torch.isfinite(found.entropy)).long()
@@ -319,19 +366,28 @@ class DeviceRounds:
 
 
 def _inputs(
-    model: DeviceDecoder, tokens: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor, torch.Tensor], laid: torch.Tensor
+    model: DeviceDecoder,
+    tokens: torch.Tensor,
+    at: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    laid: torch.Tensor,
+    aside: torch.Tensor | None = None,
 ) -> Inputs:
     """A pass over these tokens, padded to its bucket. `at`: the row and the place of each, and whether it lives; what
-    does not is written to nobody's block.
+    does not is written to nobody's block. `aside`: how many places a token lies behind where its text has it.
     """
     more = bucket(tokens.numel()) - tokens.numel()
     tokens, rows, places, live = (part.flatten() for part in (tokens, *at))
     rows, places = torch.where(live, rows, model.cache.nobody), torch.where(live, places, 0)
-    base, slots = torch.where(live, places + 1, 0).int(), model.slots(rows, places)
+    base, slots, seen = torch.where(live, places + 1, 0), model.slots(rows, places), torch.zeros_like(tokens)
+    if aside is not None:
+        aside = torch.where(live, aside, 0)
+        side, places = aside > 0, places - aside
+        base, seen = torch.where(side, places, base), torch.where(side, torch.ones_like(seen) << aside, seen)
     if more:
+        assert aside is None, "passes of branches are as wide as buckets"
         tokens, places, base = (functional.pad(part, (0, more)) for part in (tokens, places, base))
-        slots = functional.pad(slots, (0, more), value=model.rubbish)
-    return Inputs(tokens, places.int(), slots, base, torch.zeros_like(tokens), laid)
+        slots, seen = functional.pad(slots, (0, more), value=model.rubbish), functional.pad(seen, (0, more))
+    return Inputs(tokens, places.int(), slots, base.int(), seen, laid)
 
 
 def bucket_rows(rows: int) -> int:
