@@ -147,7 +147,8 @@ class DeviceExecutor(ModelExecutor):
 
     def _nodes(self, batch: Batch, tree: TreeTable, depths: IntArray, others: IntArray) -> IntArray:
         """[E] what drafts of these depths may come to where they branch, as far as the pass and the cache have room."""
-        size, cache, nodes = len(batch.decoding), self._target.cache, depths + 0
+        size, cache = len(batch.decoding), self._target.cache
+        nodes: IntArray = depths.copy()
         may = np.flatnonzero((depths[:size] > 0) & (tree.width > 1) & (tree.nodes > depths[:size])).tolist()
         each = self._rounds.spare(np.maximum(depths, others)) // max(len(may), 1)
         for i in may:

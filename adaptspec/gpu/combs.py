@@ -7,6 +7,7 @@ same; beams, where the draft model reads those too, grow on the host alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from adaptspec.decision_tables import TreeTable
+from adaptspec.gpu.device_decoder import Inputs
 from adaptspec.gpu.draft_bounds import BINS
 from adaptspec.gpu.ops import Choice
 from adaptspec.trees import Tree
@@ -108,6 +110,16 @@ class Candidates:
         self.counts[:rows] = result["counts"] + side.sum(1)
         straight = torch.arange(1, places + 1, device=picks.device)
         self.depths[:rows, 1:] = torch.where(side, depths + 1, straight)
+
+
+def aside(inputs: Inputs, by: torch.Tensor) -> Inputs:
+    """The same pass where tokens lie `by` [T] places behind where their text has them, and see what is before that.
+
+    They see themselves, and nothing in between.
+    """
+    side, positions = by > 0, inputs.positions - by.int()
+    seen = torch.where(side, torch.ones_like(by) << by, inputs.seen)
+    return replace(inputs, positions=positions, base=torch.where(side, positions, inputs.base), seen=seen)
 
 
 def layout(rows: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:

@@ -350,13 +350,14 @@ class DeviceRounds:
         within = offsets.clamp(max=self.most_nodes if branches else self._steps)
         node = (within - 1).clamp(min=0)
         tokens = torch.where(offsets == 0, plan["newest"][owners, 1], result["drafted"][owners, node])
-        places, counts, depths, aside = plan["lengths"][owners] - 1 + within, result["counts"], within, None
+        counts, depths = result["counts"], within
         if branches:
             counts = self._candidates.counts
             depths = self._candidates.depths[owners, within].clamp(max=self._steps)
-            aside = within - depths
-        live = offsets <= counts[owners]
-        inputs = _inputs(target, tokens, (plan["rows"][owners], places, live), plan["tiles"][:tiles], aside)
+        live, places = offsets <= counts[owners], plan["lengths"][owners] - 1 + within
+        inputs = _inputs(target, tokens, (plan["rows"][owners], places, live), plan["tiles"][:tiles])
+        if branches:
+            inputs = combs.aside(inputs, torch.where(live, within - depths, 0))
         logits = target.logits(target.run(inputs))
         keys = plan["keys"][owners, depths]
         found = target.ops.choose(logits, plan["temperatures"][owners], keys, self._token_keys)
@@ -366,28 +367,19 @@ class DeviceRounds:
 
 
 def _inputs(
-    model: DeviceDecoder,
-    tokens: torch.Tensor,
-    at: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    laid: torch.Tensor,
-    aside: torch.Tensor | None = None,
+    model: DeviceDecoder, tokens: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor, torch.Tensor], laid: torch.Tensor
 ) -> Inputs:
     """A pass over these tokens, padded to its bucket. `at`: the row and the place of each, and whether it lives; what
-    does not is written to nobody's block. `aside`: how many places a token lies behind where its text has it.
+    does not is written to nobody's block.
     """
     more = bucket(tokens.numel()) - tokens.numel()
     tokens, rows, places, live = (part.flatten() for part in (tokens, *at))
     rows, places = torch.where(live, rows, model.cache.nobody), torch.where(live, places, 0)
-    base, slots, seen = torch.where(live, places + 1, 0), model.slots(rows, places), torch.zeros_like(tokens)
-    if aside is not None:
-        aside = torch.where(live, aside, 0)
-        side, places = aside > 0, places - aside
-        base, seen = torch.where(side, places, base), torch.where(side, torch.ones_like(seen) << aside, seen)
+    base, slots = torch.where(live, places + 1, 0).int(), model.slots(rows, places)
     if more:
-        assert aside is None, "passes of branches are as wide as buckets"
         tokens, places, base = (functional.pad(part, (0, more)) for part in (tokens, places, base))
-        slots, seen = functional.pad(slots, (0, more), value=model.rubbish), functional.pad(seen, (0, more))
-    return Inputs(tokens, places.int(), slots, base.int(), seen, laid)
+        slots = functional.pad(slots, (0, more), value=model.rubbish)
+    return Inputs(tokens, places.int(), slots, base, torch.zeros_like(tokens), laid)
 
 
 def bucket_rows(rows: int) -> int:
