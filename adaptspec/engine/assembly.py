@@ -51,7 +51,8 @@ class EngineConfig:
     none (left empty: `goodput`, or `goodput-ngram` without a draft model), and every shipped policy
     whose drafters are at hand can be asked for by name. `counts` is a file of a corpus's counts for the
     counts drafter; "auto" is that in the model's folder, if there is one. `detect_tasks`: the task of a request
-    that names none is read off its prompt. `eager`: no CUDA graphs are captured.
+    that names none is read off its prompt. `eager`: no CUDA graphs are captured. `draft_device`: where
+    the draft model is, if not with the target.
     """
 
     model: str = BUNDLED
@@ -65,6 +66,7 @@ class EngineConfig:
     detect_tasks: bool = True
     counts: str | None = AUTO
     eager: bool = False
+    draft_device: str | None = None
 
     @property
     def draft_model(self) -> str | None:
@@ -228,13 +230,20 @@ def _counts(
 
 def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
     """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized."""
-    models = [load_model(place, device=config.device, dtype=config.dtype, make=decoder) for place in places]
-    # What memory is left, they share so that each holds as many tokens.
-    tokens = bytes_for_cache(models[0].device) // sum(model.bytes_per_token for model in models)
+    wanted = (config.device, config.draft_device or config.device)[: len(places)]
+    models = [
+        load_model(place, device=device, dtype=config.dtype, make=decoder)
+        for place, device in zip(places, wanted, strict=True)
+    ]
+    # What memory is left on a device, its models share so that each holds as many tokens.
+    tokens = {
+        device: bytes_for_cache(device) // sum(model.bytes_per_token for model in models if model.device == device)
+        for device in dict.fromkeys(model.device for model in models)
+    }
     limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context)
     runners: list[Runner] = []
     for model in models:
-        runners.append(model.runner(replace(limits, room=tokens * model.bytes_per_token)))
+        runners.append(model.runner(replace(limits, room=tokens[model.device] * model.bytes_per_token)))
         # A draft of a shorter context drafts as far as it reaches; a longer one than the target's is of no use.
         limits = replace(limits, context=runners[0].info.context, context_is_ceiling=True)
     return runners

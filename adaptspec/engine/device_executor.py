@@ -23,6 +23,7 @@ from adaptspec.engine.model_executor import NOT_NUMBERS, ModelExecutor
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.gpu.round import DeviceRounds, RoundPlan, RoundResult
+from adaptspec.gpu.staging import at_work
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed
 from adaptspec.types import FloatArray, IntArray
@@ -55,7 +56,7 @@ class DeviceExecutor(ModelExecutor):
         """For up to `rows` rows and drafts of up to `steps` tokens."""
         super().__init__(target, drafters)
         model = next((one for one in drafters if isinstance(one, DraftModelDrafter)), None)
-        own = model is not None and isinstance(model.runner, DeviceDecoder) and model.runner.device == target.device
+        own = model is not None and isinstance(model.runner, DeviceDecoder)
         self._target, self._model = target, model if own else None
         self._which = -1 if self._model is None else drafters.index(self._model)
         draft = None if self._model is None else self._model.runner
@@ -68,7 +69,8 @@ class DeviceExecutor(ModelExecutor):
     @torch.inference_mode()
     def capture(self) -> None:
         """Have all that rounds may need ready as CUDA graphs."""
-        self._rounds.capture()
+        with at_work(self._target.device):
+            self._rounds.capture()
 
     def launch(self, batch: Batch, decision: Decision) -> Pending:
         temperatures = self._temperatures(batch, decision)
@@ -81,10 +83,11 @@ class DeviceExecutor(ModelExecutor):
                 batch, pending.draft, outcome._replace(seconds=(drafted - start, time.perf_counter() - drafted))
             )
         plan, draft = self._planned(batch, decision, temperatures)
-        self._rounds.launch(plan)
-        if batch.chunks:
-            self._read_prompts(batch)
-        self._rounds.end()
+        with at_work(self._target.device):
+            self._rounds.launch(plan)
+            if batch.chunks:
+                self._read_prompts(batch)
+            self._rounds.end()
         return Launched(batch, draft, plan)
 
     def finish(self, pending: Pending) -> Outcome:

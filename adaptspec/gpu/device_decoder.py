@@ -18,6 +18,7 @@ from adaptspec.gpu import ops
 from adaptspec.gpu.ops import HeadNorm
 from adaptspec.gpu.paged_cache import PagedCache
 from adaptspec.gpu.plan import AttentionPlan, Workspace, programs, tiles
+from adaptspec.gpu.staging import at_work
 from adaptspec.models.attention import Heads, Span, last_places, new_spans, positions
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CachePlan
@@ -101,11 +102,12 @@ class DeviceDecoder:
     def forward(self, packed: Packed) -> torch.Tensor:
         """See `Runner.forward`."""
         spans = new_spans(self.cache, packed)
-        self.cache.send()
-        states = self.run(self._inputs(packed.tokens, spans))
         last = last_places(spans, packed.wanted.tolist())
         padded = np.pad(last, (0, bucket(max(len(last), 1)) - len(last)))
-        logits = self.logits(states.index_select(0, self._sent(padded)))[: len(last)]
+        with at_work(self.device):
+            self.cache.send()
+            states = self.run(self._inputs(packed.tokens, spans))
+            logits = self.logits(states.index_select(0, self._sent(padded)))[: len(last)]
         for span in spans:
             self.cache.set_length(span.row, span.end)
         return logits

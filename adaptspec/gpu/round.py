@@ -102,13 +102,18 @@ class DeviceRounds:
             },
             device,
         )
-        self._asked = torch.zeros(rows, dtype=torch.bool, device=device)
-        self._alive = torch.ones(rows, device=device)
-        self._step = torch.zeros(1, dtype=whole, device=device)
-        self._edges = torch.tensor(ENTROPY_EDGES, device=device)
-        self._ends = torch.tensor(sorted(ends) or [-1], dtype=whole, device=device)
+        # The draft model may be on another device: then that one has a plan and a result of its own.
+        self._drafting = device if draft is None else draft.device
+        self._draft_plan, self._draft_result = self._plan.on(self._drafting), self._result.on(self._drafting)
+        self._asked = torch.zeros(rows, dtype=torch.bool, device=self._drafting)
+        self._alive = torch.ones(rows, device=self._drafting)
+        self._step = torch.zeros(1, dtype=whole, device=self._drafting)
+        self._edges = torch.tensor(ENTROPY_EDGES, device=self._drafting)
+        self._ends = torch.tensor(sorted(ends) or [-1], dtype=whole, device=self._drafting)
         self._token_keys = token_keys(target.info.vocab_size, device)
-        self._parts = Captured()
+        self._draft_keys = self._token_keys.to(self._drafting)
+        self._parts = Captured(device)
+        self._draft_parts = self._parts if self._drafting == device else Captured(self._drafting)
         self._waits = False
         if device.type == "cuda":
             self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
@@ -123,9 +128,10 @@ class DeviceRounds:
         rows = self._bucket(count)
         self._begin()
         if deepest:
-            self._parts.run(self._first, rows, warm)
+            self._draft_parts.run(self._first, rows, warm)
             for _ in range(deepest - 1):
-                self._parts.run(self._next, rows, warm)
+                self._draft_parts.run(self._next, rows, warm)
+        self._result.take(self._draft_result)
         self._mark(1)
         if plan.decoding:
             self._parts.run(self._verify, width, self._tiles(width, rows))
@@ -144,9 +150,10 @@ class DeviceRounds:
                 self._parts.capture(self._verify, width, self._tiles(width, rows))
             for warm in (False, True) if self.draft is not None else ():
                 for step, part in enumerate((self._first, self._next)[: self._steps]):
-                    self._parts.capture(part, rows, warm, partial(self._step.fill_, step))
+                    self._draft_parts.capture(part, rows, warm, partial(self._step.fill_, step))
             rows = rows // 2 if rows < most else bucket_rows(rows) // 2
-        torch.cuda.synchronize(self.target.device)
+        for device in {self.target.device, self._drafting}:
+            torch.cuda.synchronize(device)
 
     def end(self) -> None:
         """All of the round has been asked for: have its result come."""
@@ -236,9 +243,10 @@ class DeviceRounds:
             host["entries"][i, : len(entries)], host["blocks"][i, : len(blocks)] = entries, blocks
 
     def _begin(self) -> None:
-        plan, result = self._plan.device, self._result.device
-        for i, model in enumerate(self._models):
-            model.cache.table.view(-1).index_copy_(0, plan["entries"][i], plan["blocks"][i])
+        self._draft_plan.take(self._plan)
+        plan, result = self._draft_plan.device, self._draft_result.device
+        for i, (model, told) in enumerate(zip(self._models, (self._plan.device, plan), strict=False)):
+            model.cache.table.view(-1).index_copy_(0, told["entries"][i], told["blocks"][i])
         result["drafted"].copy_(plan["given"])
         result["counts"].copy_(plan["counts"])
         result["bad"].zero_()
@@ -248,7 +256,7 @@ class DeviceRounds:
 
     def _first(self, rows: int, warm: bool) -> None:
         """The draft model reads what it has not seen of each row, its newest token at least, and draws."""
-        plan, asked = self._plan.device, self._asked[:rows]
+        plan, asked = self._draft_plan.device, self._asked[:rows]
         back = torch.arange(1, -1, -1, device=asked.device)  # how far before the newest token
         places = plan["lengths"][:rows, None] - 1 - back
         live = asked[:, None] & (back < plan["unread"][:rows, None])
@@ -257,8 +265,8 @@ class DeviceRounds:
 
     def _next(self, rows: int, warm: bool) -> None:
         """It reads the token drawn last, and draws the next."""
-        plan, asked = self._plan.device, self._asked[:rows]
-        drafted = self._result.device["drafted"][:rows].index_select(1, self._step - 1)
+        plan, asked = self._draft_plan.device, self._asked[:rows]
+        drafted = self._draft_result.device["drafted"][:rows].index_select(1, self._step - 1)
         places = plan["lengths"][:rows, None] - 1 + self._step
         self._draw(self._read(drafted, places, asked[:, None])[:rows], rows, warm)
 
@@ -266,23 +274,23 @@ class DeviceRounds:
         """States after up to two new tokens [R, n] of each row, in order."""
         assert self.draft is not None
         rows, count = tokens.shape
-        own = self._plan.device["rows"][:rows]
+        own = self._draft_plan.device["rows"][:rows]
         first = torch.arange(0, rows * count, count, device=own.device)
         laid = torch.stack((first, torch.full_like(first, count), own), 1).int()
         owners = own.repeat_interleave(count, output_size=rows * count)
         return self.draft.run(_inputs(self.draft, tokens, (owners, places, live), laid))
 
     def _draw(self, states: torch.Tensor, rows: int, warm: bool) -> None:
-        draft, plan, result = self.draft, self._plan.device, self._result.device
+        draft, plan, result = self.draft, self._draft_plan.device, self._draft_result.device
         assert draft is not None
         logits, asked, step = _padded_logits(draft, states)[:rows], self._asked[:rows], self._step
         temperatures, keys = plan["temperatures"][:rows], plan["keys"][:rows].index_select(1, step).squeeze(1)
         bounds = draft_bounds.Bounds(*(plan[name][:rows] for name in draft_bounds.Bounds._fields))
-        found = draft.ops.choose(logits, temperatures, keys, self._token_keys)
+        found = draft.ops.choose(logits, temperatures, keys, self._draft_keys)
         spread = found.entropy
         if warm:
             factors = bounds.temperatures(self._edges, spread)
-            found = draft.ops.choose(logits, temperatures * factors, keys, self._token_keys)
+            found = draft.ops.choose(logits, temperatures * factors, keys, self._draft_keys)
         for name, values in (("drafted", found.token.long()), ("confidence", found.confidence), ("entropy", spread)):
             column = result[name][:rows]
             kept = torch.where(asked, values, column.index_select(1, step).squeeze(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,16 @@ import torch
 _ALIGNED = 16  # bytes: what any number may be read from
 
 
+def at_work(device: torch.device) -> AbstractContextManager[object]:
+    """Have torch's current device be this one, as Triton and graphs ask for."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 class Block:
     """Arrays of fixed shapes, side by side: `host[name]` of numpy and `device[name]` of torch are the same array."""
 
     def __init__(self, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], device: torch.device) -> None:
+        self._layout = layout
         places, size = {}, 0
         for name, (dtype, shape) in layout.items():
             count = int(np.prod(shape)) * dtype.itemsize
@@ -28,6 +35,15 @@ class Block:
         self.host: dict[str, npt.NDArray[Any]] = {
             n: self._host[places[n]].view(dtype).view(shape).numpy() for n, (dtype, shape) in layout.items()
         }
+
+    def on(self, device: torch.device) -> Block:
+        """It, or one like it where that is another device."""
+        return self if device == self._device.device else Block(self._layout, device)
+
+    def take(self, other: Block) -> None:
+        """Copy the other device's side to this one's; what both do next comes after that."""
+        if other is not self:
+            self._device.copy_(other._device, non_blocking=True)
 
     def send(self) -> None:
         """Copy all to the device. The host's side must not be written on before the device has come so far."""

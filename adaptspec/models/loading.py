@@ -154,15 +154,21 @@ def _anywhere(part: object, *names: str) -> list[object]:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {name!r}; it must be auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but torch finds no CUDA device; use --device cpu or install a CUDA torch")
+        raise ConfigError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device is {name}, but torch finds no CUDA device; use --device cpu or install a CUDA torch")
+    # Always by its number: `cuda` is cuda:0, also where another one is at work on the thread.
+    device, count = torch.device("cuda", device.index or 0), torch.cuda.device_count()
+    if device.index >= count:
+        raise ConfigError(f"device is {name}, but the CUDA devices here are {count}, from cuda:0 on; name one of them")
     return device
 
 
