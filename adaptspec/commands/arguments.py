@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from adaptspec.tables import Table
 
 
+_AS_GIVEN = ("model", "device", "tensor_parallel_size", "draft_device", "dtype", "context", "eager")
+
+
 def add_models(parser: argparse.ArgumentParser) -> None:
     """Which models and policies to load, and where."""
     group = parser.add_argument_group("models")
@@ -55,6 +58,13 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         default="auto",
         metavar="DEVICE",
         help="auto, cpu, cuda or cuda:N (default: %(default)s)",
+    )
+    add(
+        "--tensor-parallel-size",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="devices that share the target, from --device on (default: %(default)s)",
     )
     add("--draft-device", type=device, metavar="DEVICE", help="of the draft model (default: the target's)")
     add(
@@ -100,9 +110,7 @@ def engine_config(arguments: argparse.Namespace, base: EngineConfig | None = Non
     from adaptspec.engine.assembly import EngineConfig
 
     given, config = given_values(arguments), base or EngineConfig()
-    changes: dict[str, Any] = {
-        name: given[name] for name in ("model", "device", "draft_device", "dtype", "context", "eager") if name in given
-    }
+    changes: dict[str, Any] = {name: given[name] for name in _AS_GIVEN if name in given}
     for name in ("draft", "counts"):
         if name in given:
             changes[name] = None if given[name] == "none" else given[name]

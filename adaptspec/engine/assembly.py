@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
@@ -29,9 +30,11 @@ from adaptspec.engine.profiler import profiled_costs, warm_up
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
-from adaptspec.models.config import DecoderConfig
+from adaptspec.gpu.follower import lead
+from adaptspec.gpu.ranks import ALONE, Group
+from adaptspec.models.config import WHOLE, DecoderConfig
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
-from adaptspec.models.loading import load_model, plain_decoder
+from adaptspec.models.loading import MakeDecoder, check_parts, device_of, load_model, plain_decoder
 from adaptspec.models.model_files import resolve_model
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.tokenization import check_pair, check_tokenizer, fingerprint, load_tokenizer
@@ -52,7 +55,7 @@ class EngineConfig:
     whose drafters are at hand can be asked for by name. `counts` is a file of a corpus's counts for the
     counts drafter; "auto" is that in the model's folder, if there is one. `detect_tasks`: the task of a request
     that names none is read off its prompt. `eager`: no CUDA graphs are captured. `draft_device`: where
-    the draft model is, if not with the target.
+    the draft model is, if not with the target. `tensor_parallel_size`: devices that share the target, from this one on.
     """
 
     model: str = BUNDLED
@@ -67,6 +70,7 @@ class EngineConfig:
     counts: str | None = AUTO
     eager: bool = False
     draft_device: str | None = None
+    tensor_parallel_size: int = 1
 
     @property
     def draft_model(self) -> str | None:
@@ -131,7 +135,12 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     places = [model_place(config.model, "target")]
     if config.draft_model is not None:
         places.append(model_place(config.draft_model, "draft"))
-    target, *drafts = _load(config, places)
+    group = _ranks(config, places)
+    try:
+        target, *drafts = _load(config, places, group)
+    except BaseException:
+        group.close()
+        raise
     tokenizer = load_tokenizer(places[0])
     check_tokenizer(tokenizer, target.info)
     for place, draft in zip(places[1:], drafts, strict=True):
@@ -228,16 +237,30 @@ def _counts(
     return read_corpus_counts(path, fingerprint(tokenizer), vocab_size)
 
 
-def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
+def _ranks(config: EngineConfig, places: Sequence[str]) -> Group:
+    """Those that share the target; what cannot be shared is refused before they start."""
+    if config.tensor_parallel_size == 1:
+        return ALONE
+    check_parts(places[0], config.tensor_parallel_size)
+    return lead(config.tensor_parallel_size, device_of(config.device))
+
+
+def _load(config: EngineConfig, places: Sequence[str], group: Group) -> list[Runner]:
     """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized."""
-    wanted = (config.device, config.draft_device or config.device)[: len(places)]
+    group.tell("load", places[0], config.dtype)
+    makes: list[MakeDecoder] = (
+        [decoder] * 2 if group is ALONE else [partial(device_decoder, group=group), device_decoder]
+    )
+    parts, where = (group.part, WHOLE), (config.device, config.draft_device or config.device)
     models = [
-        load_model(place, device=device, dtype=config.dtype, make=decoder)
-        for place, device in zip(places, wanted, strict=True)
+        load_model(place, device=device, dtype=config.dtype, make=make, part=part)
+        for place, device, make, part in zip(places, where, makes, parts, strict=False)
     ]
-    # What memory is left on a device, its models share so that each holds as many tokens.
+    # What memory is left on a device, its models share so that each holds as many tokens, on all ranks the same.
+    answers = group.answers()
     tokens = {
-        device: bytes_for_cache(device) // sum(model.bytes_per_token for model in models if model.device == device)
+        device: min([bytes_for_cache(device), *answers])
+        // sum(one.bytes_per_token for one in models if one.device == device)
         for device in dict.fromkeys(model.device for model in models)
     }
     limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context)

@@ -69,8 +69,7 @@ class DeviceExecutor(ModelExecutor):
     @torch.inference_mode()
     def capture(self) -> None:
         """Have all that rounds may need ready as CUDA graphs."""
-        with at_work(self._target.device):
-            self._rounds.capture()
+        self._rounds.capture()
 
     def launch(self, batch: Batch, decision: Decision) -> Pending:
         temperatures = self._temperatures(batch, decision)

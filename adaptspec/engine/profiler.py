@@ -26,6 +26,7 @@ from adaptspec.drafting.drafter import Drafter, ModelDrafter
 from adaptspec.engine.cost_files import costs_folder, read_cost_file, write_cost_file
 from adaptspec.engine.profiler_rounds import ProfiledRounds, fill, packed_rows
 from adaptspec.errors import ConfigError
+from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import certainty
 from adaptspec.types import FloatArray
@@ -392,4 +393,6 @@ def _models(target: Runner, drafters: Sequence[Drafter]) -> list[Runner]:
 
 
 def _device(target: Runner) -> str:
-    return torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu"
+    name = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu"
+    parts = target.group.part.size if isinstance(target, DeviceDecoder) else 1
+    return name if parts == 1 else f"{parts} x {name}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
+from adaptspec.gpu.ranks import ALONE, Group
 from adaptspec.models.kv_cache import CachePlan, CacheShape, KVCache
 from adaptspec.types import IntArray
 
@@ -17,13 +19,17 @@ class PagedCache(KVCache):
     That one has a block of its own: padding is written there. What changes is noted until the device is told.
     """
 
-    def __init__(self, shape: CacheShape, plan: CachePlan, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: CacheShape, plan: CachePlan, dtype: torch.dtype, device: torch.device, group: Group = ALONE
+    ) -> None:
+        """`group`: the ranks that hold a part of each key and value, in the same slots."""
         size = plan.block_size
         super().__init__(shape, replace(plan, tokens=plan.tokens + size), dtype, device)
         self.nobody = plan.rows
         self._host: IntArray = np.zeros((plan.rows + 1, -(-plan.context // size)), dtype=np.int32)
         self.table = torch.zeros(self._host.shape, dtype=torch.int32, device=device)
         self._changed: list[int] = []  # entries of the table, counted row by row
+        self.group = group
         self.reserve(self.nobody, 1)
         self._host[self.nobody] = self.held(self.nobody)[0]
         self.send()
@@ -50,8 +56,18 @@ class PagedCache(KVCache):
     def send(self) -> None:
         """Tell the device all that has changed; the host waits for that."""
         if self._changed:
-            self.table.copy_(torch.from_numpy(self._host))
+            with self.group.together("call", "show", self._host):
+                self.show(self._host)
             self._changed.clear()
+
+    def show(self, table: IntArray) -> None:
+        """Have this be the device's table."""
+        self.table.copy_(torch.from_numpy(table))
+
+    def move(self, moved: Sequence[tuple[int, int]]) -> None:
+        if moved:
+            with self.group.together("call", "move", moved):
+                super().move(moved)
 
     def changes(self, most: int) -> tuple[list[int], list[int]]:
         """Entries of the table that the device is told of in another way, and what they are now; `most` of them.

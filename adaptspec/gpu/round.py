@@ -19,7 +19,7 @@ from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, Inputs, bucket
 from adaptspec.gpu.graphs import Captured
 from adaptspec.gpu.plan import tile_tokens
 from adaptspec.gpu.plan import tiles as tiles_of
-from adaptspec.gpu.staging import Block
+from adaptspec.gpu.staging import Block, at_work
 from adaptspec.models.noise import token_keys
 from adaptspec.types import FloatArray, IntArray
 
@@ -65,6 +65,8 @@ class DeviceRounds:
     def __init__(
         self, target: DeviceDecoder, draft: DeviceDecoder | None, rows: int, steps: int, ends: Collection[int]
     ) -> None:
+        """Of a group of ranks the first one has the draft model, and tells the others what it drafts."""
+        target.group.tell("prepare", rows, steps)
         self.target, self.draft = target, draft
         self._models = [model for model in (target, draft) if model is not None]
         device, self._steps = target.device, steps
@@ -125,19 +127,32 @@ class DeviceRounds:
         width = self._lay(plan)
         self._plan.send()
         self._mark(0)
-        rows = self._bucket(count)
+        todo = self._bucket(count), deepest, warm, width if plan.decoding else 0
+        with self.target.group.together("round", "play", *todo):
+            self.play(*todo)
+
+    def play(self, rows: int, deepest: int, warm: bool, width: int) -> None:
+        """Run a round by the plan of rank 0: the draft model `deepest` times, the target over `width` tokens."""
+        group = self.target.group
+        group.share(self._plan.whole)
         self._begin()
-        if deepest:
+        if self.draft is not None and deepest:
             self._draft_parts.run(self._first, rows, warm)
             for _ in range(deepest - 1):
                 self._draft_parts.run(self._next, rows, warm)
         self._result.take(self._draft_result)
+        if deepest:
+            group.share(self._result.whole)
         self._mark(1)
-        if plan.decoding:
+        if width:
             self._parts.run(self._verify, width, self._tiles(width, rows))
 
     def capture(self) -> None:
         """Capture the parts of rounds in all shapes, the largest first. They run on nobody's rows meanwhile."""
+        with self.target.group.together("round", "capture"), at_work(self.target.device):
+            self._capture()
+
+    def _capture(self) -> None:
         host = self._plan.host
         host["rows"][:], host["lengths"][:] = self.target.cache.nobody, 1
         host["owners"][:], host["offsets"][:] = 0, self._steps + 1
@@ -311,9 +326,8 @@ class DeviceRounds:
         live = offsets <= result["counts"][owners]
         places = plan["lengths"][owners] - 1 + within
         inputs = _inputs(target, tokens, (plan["rows"][owners], places, live), plan["tiles"][:tiles])
-        logits = target.logits(target.run(inputs))
         keys = plan["keys"][owners, within]
-        found = target.ops.choose(logits, plan["temperatures"][owners], keys, self._token_keys)
+        found = target.choose(target.run(inputs), plan["temperatures"][owners], keys, self._token_keys)
         result["choices"][:width] = found.token
         broken = (live & ~torch.isfinite(found.entropy)).long()
         result["bad"] |= torch.zeros_like(plan["rows"]).index_add_(0, owners, broken) > 0

@@ -146,10 +146,13 @@ class KVCache(BlockAllocator):
     def keep(self, row: int, base: int, places: Sequence[int]) -> None:
         """See `Runner.keep`. Keys are rotated by their depth, so they stay right wherever they lie."""
         slots = self.slots(row, base, base + places[-1] + 1).tolist() if places else []
-        for i, place in enumerate(places):
-            if place > i:
-                self._pool[:, slots[i]].copy_(self._pool[:, slots[place]])
+        self.move([(slots[i], slots[place]) for i, place in enumerate(places) if place > i])
         self.truncate(row, base + len(places))
+
+    def move(self, moved: Sequence[tuple[int, int]]) -> None:
+        """Copy what lies in slots, one after another: (to, from)."""
+        for to, source in moved:
+            self._pool[:, to].copy_(self._pool[:, source])
 
     def slots(self, row: int, first: int, end: int) -> IntArray:
         """The slots of the tokens `first` to `end` (exclusive) of `row`, cached or about to be."""

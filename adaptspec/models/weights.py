@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from adaptspec.errors import ModelError
 from adaptspec.models.config import WHOLE, DecoderConfig, Part
-from adaptspec.models.layers import Linear, Norm, RmsNorm, rms_norm, rms_norm_into
+from adaptspec.models.layers import Linear, Norm, rms_norm, rms_norm_into
 from adaptspec.models.model_files import weight_files
 
 HEAD_COPY_LIMIT = 64 * 2**20  # bytes: beyond this a tied head shares memory with the embedding instead
@@ -168,8 +168,6 @@ class _Reader:
         """A norm over the residual stream; if only `matrix` reads it, that may take over its weight."""
         weight = self.take(name, (self._config.hidden,))
         eps = self._config.norm_eps
-        if self._part.size > 1:
-            return RmsNorm(weight, eps)
         return rms_norm(weight, eps) if matrix is None else rms_norm_into(weight, eps, matrix)
 
     def head_norm(self, attention: str) -> Norm:
@@ -178,7 +176,7 @@ class _Reader:
         query, key = (self._rotate(self.take(f"{attention}{part}_norm.weight", (dim,))) for part in "qk")
         heads, kv_heads = (count // self._part.size for count in (self._config.heads, self._config.kv_heads))
         weight = torch.cat([query.expand(heads, dim), key.expand(kv_heads, dim)])
-        return (rms_norm if self._part.size == 1 else RmsNorm)(weight, self._config.norm_eps)
+        return rms_norm(weight, self._config.norm_eps)
 
     def _rotate(self, rows: torch.Tensor) -> torch.Tensor:
         """Reorder each head's dimensions from (0 .. d/2, d/2 .. d) to (0, d/2, 1, d/2 + 1, ...)."""
