@@ -81,8 +81,8 @@ class DeviceDecoder:
         self.cache = cache
         self.heads = Heads(config.heads, config.kv_heads, config.head_dim)
         self._config, self._weights = config, weights
-        self._mine = self.group.part.vocabulary(config.vocab_size)  # tokens that this rank's head is for
-        self._whole = self._mine == slice(0, config.vocab_size)
+        mine = self.group.part.vocabulary(config.vocab_size)
+        self.tokens = mine.stop - mine.start  # that this rank's head is for
         table = rotations(config.rope, config.head_dim, info.context).to(self.device)
         self._cos, self._sin = table.real.contiguous(), table.imag.contiguous()
         self._workspace = Workspace.of(WORKSPACE, self.heads, info.context, self.device)
@@ -111,19 +111,24 @@ class DeviceDecoder:
         return self._normed(added, residual, weights.norm)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[N, vocab] in float32, of states [N, hidden]. N should be one of `bucket`'s."""
-        own = self._weights.head.logits(states)
-        return own if self._whole else self.group.joined(own)
+        """[N, this rank's tokens] in float32, of states [N, hidden]. N should be one of `bucket`'s."""
+        return self._weights.head.logits(states)
+
+    def joined(self, logits: torch.Tensor) -> torch.Tensor:
+        """[N, vocab] of what each rank has."""
+        return logits if self.tokens == self.info.vocab_size else self.group.joined(logits)
 
     def choose(
-        self, states: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor
+        self, logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor
     ) -> Choice:
-        """`ops.choose` of the logits of states [N, hidden]; each rank looks through its own tokens."""
-        own, mine = self._weights.head.logits(states), self._mine
-        parts: ChoiceParts = self.ops.choose_parts(own, temperatures, keys, token_keys[mine], mine.start)
-        if not self._whole:
-            parts = ChoiceParts(*map(self.group.joined, parts))
-        found: Choice = self.ops.merge_choices(parts)
+        """`ops.choose` of logits [N, vocab], or of this rank's [N, tokens] and all others', which are not sent."""
+        found: Choice
+        if logits.shape[1] == self.info.vocab_size:
+            found = self.ops.choose(logits, temperatures, keys, token_keys)
+        else:
+            mine = self.group.part.vocabulary(self.info.vocab_size)
+            parts = self.ops.choose_parts(logits, temperatures, keys, token_keys[mine], mine.start)
+            found = self.ops.merge_choices(ChoiceParts(*map(self.group.joined, parts)))
         return found
 
     def slots(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -151,7 +156,7 @@ class DeviceDecoder:
         with at_work(self.device):
             tokens, at, base, seen, parts, *slots = map(self._sent, laid)
             states = self.run(Inputs(tokens, at, self.slots(*slots), base, seen, parts))
-            return self.logits(states.index_select(0, self._sent(places)))
+            return self.joined(self.logits(states.index_select(0, self._sent(places))))
 
     def _laid(self, tokens: IntArray, spans: Sequence[Span]) -> Sequence[IntArray]:
         """All that `Inputs` are made of, but rows and places in them for slots."""
