@@ -64,7 +64,9 @@ def follow(part: Part, store: str, device: str, leader: Connection) -> None:
     """Do what rank 0 tells until it is gone. The main function of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, whose end is the end of all
     place = torch.device(device)
-    torch.set_num_threads(max(1, torch.get_num_threads() // part.size) if place.type == "cpu" else 1)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)  # Triton works where this is
+    torch.set_num_threads(max(1, torch.get_num_threads() // part.size))
     try:
         follower = Follower(join(part, store, place), place, leader)
         with torch.inference_mode():

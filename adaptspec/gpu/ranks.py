@@ -84,7 +84,9 @@ ALONE = Group()
 
 
 def join(part: Part, store: str, device: torch.device, followers: Sequence[Connection] = ()) -> Group:
-    """The group of all ranks, when each has called this; they meet in the file `store`."""
+    """The group of all ranks, when each has called this; they meet in the file `store`, and are all of this machine."""
+    for library in ("GLOO", "NCCL"):  # they would listen on the network, and ask nobody who it is
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     kind, own = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     dist.init_process_group(kind, init_method=f"file://{store}", rank=part.rank, world_size=part.size, device_id=own)
     return Group(part, followers)
