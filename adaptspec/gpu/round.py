@@ -132,7 +132,7 @@ class DeviceRounds:
         self._book = rules.RuleBook(rows, steps, target.info.vocab_size, device)
         self._tables: RuleTables | None = None  # where a row of the round has rules
         # Of the latest pass: what comes after it is captured by itself, as rows with rules have theirs in between.
-        widest = max([self._widest * target.info.vocab_size, *(rows * model.info.vocab_size for model in self._models)])
+        widest = max([self._widest * target.tokens, *(rows * model.tokens for model in self._models)])
         self._scores = torch.empty(widest, device=device)
         self._draft_scores = self._scores
         if draft is not None and there != device:
