@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ from adaptspec.control.language.library import shipped_policies
 if TYPE_CHECKING:
     from adaptspec.engine.assembly import EngineConfig
     from adaptspec.tables import Table
+
+
+_AS_GIVEN = ("model", "device", "tensor_parallel_size", "draft_device", "dtype", "context", "eager")
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +50,21 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a shipped policy or a YAML file; may be given again, the first is the default (default: goodput)",
     )
-    add("--device", default="auto", choices=["auto", "cpu", "cuda"], help="(default: %(default)s)")
+    add(
+        "--device",
+        type=device,
+        default="auto",
+        metavar="DEVICE",
+        help="auto, cpu, cuda or cuda:N (default: %(default)s)",
+    )
+    add(
+        "--tensor-parallel-size",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="devices that share the target, from --device on (default: %(default)s)",
+    )
+    add("--draft-device", type=device, metavar="DEVICE", help="of the draft model (default: the target's)")
     add(
         "--dtype",
         default="auto",
@@ -92,9 +110,7 @@ def engine_config(arguments: argparse.Namespace, base: EngineConfig | None = Non
     from adaptspec.engine.assembly import EngineConfig
 
     given, config = given_values(arguments), base or EngineConfig()
-    changes: dict[str, Any] = {
-        name: given[name] for name in ("model", "device", "dtype", "context", "eager") if name in given
-    }
+    changes: dict[str, Any] = {name: given[name] for name in _AS_GIVEN if name in given}
     for name in ("draft", "counts"):
         if name in given:
             changes[name] = None if given[name] == "none" else given[name]
@@ -124,6 +140,13 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
+
+
+def device(text: str) -> str:
+    """A device by its name; whether it is there is seen when a model is loaded."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"must be auto, cpu, cuda or cuda:N, not {text!r}")
+    return text
 
 
 def seconds(text: str) -> float:

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument("--tokens", type=int, default=tokens, help="tokens per answer (default: %(default)s)")
         _add_workloads(command)
     for command in (quick, exact, policies):
-        command.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+        command.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     runs = {
         quick: _quick,
         exact: _exactness,

@@ -77,7 +77,7 @@ class DraftModelDrafter:
             draft = growth.grow(len(job.rows), first.caught_up)
             self._fed.update(growth.fed())
             return draft
-        if len(active) == 1 and _takes_likeliest(job) and self.runner.device.type == "cpu":
+        if len(active) == 1 and _takes_likeliest(job) and job.sampling.device.type == "cpu":
             return self._propose_for_one(job, first, int(depths[active[0]]))
         draft = Draft.empty(len(job.rows), int(depths.max(initial=0)))
         distribution = self._room(draft, job) if job.keep_distribution else None
@@ -161,7 +161,7 @@ class DraftModelDrafter:
 
     def _room(self, draft: Draft, job: DraftJob) -> torch.Tensor:
         """Zeros [B, D, V], of which the drafted tokens' places are to be filled."""
-        return torch.zeros(*draft.tokens.shape, job.sampling.vocab_size, device=self.runner.device)
+        return torch.zeros(*draft.tokens.shape, job.sampling.vocab_size, device=job.sampling.device)
 
     def _within_context(self, job: DraftJob) -> IntArray:
         """Depths that the draft model's own context has room for: it may be shorter than the target's."""

@@ -30,9 +30,19 @@ from adaptspec.engine.profiler import profiled_costs, warm_up
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import DeviceDecoder, beside_cache, device_decoder
-from adaptspec.models.config import DecoderConfig
+from adaptspec.gpu.follower import lead
+from adaptspec.gpu.ranks import ALONE, Group
+from adaptspec.models.config import WHOLE, DecoderConfig
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
-from adaptspec.models.loading import DTYPES, LoadedModel, load_model, plain_decoder
+from adaptspec.models.loading import (
+    DTYPES,
+    LoadedModel,
+    MakeDecoder,
+    check_parts,
+    device_of,
+    load_model,
+    plain_decoder,
+)
 from adaptspec.models.model_files import resolve_model
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.tokenization import check_pair, check_tokenizer, fingerprint, load_tokenizer
@@ -52,7 +62,8 @@ class EngineConfig:
     none (left empty: `goodput`, or `goodput-ngram` without a draft model), and every shipped policy
     whose drafters are at hand can be asked for by name. `counts` is a file of a corpus's counts for the
     counts drafter; "auto" is that in the model's folder, if there is one. `detect_tasks`: the task of a request
-    that names none is read off its prompt. `eager`: no CUDA graphs are captured.
+    that names none is read off its prompt. `eager`: no CUDA graphs are captured. `draft_device`: where
+    the draft model is, if not with the target. `tensor_parallel_size`: devices that share the target, from this one on.
     """
 
     model: str = BUNDLED
@@ -66,6 +77,8 @@ class EngineConfig:
     detect_tasks: bool = True
     counts: str | None = AUTO
     eager: bool = False
+    draft_device: str | None = None
+    tensor_parallel_size: int = 1
 
     @property
     def draft_model(self) -> str | None:
@@ -130,7 +143,12 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     places = [model_place(config.model, "target")]
     if config.draft_model is not None:
         places.append(model_place(config.draft_model, "draft"))
-    target, *drafts = _load(config, places, partial(_deepest, config, specs, labels))
+    group = _ranks(config, places)
+    try:
+        target, *drafts = _load(config, places, group, partial(_deepest, config, specs, labels))
+    except BaseException:
+        group.close()
+        raise
     tokenizer = load_tokenizer(places[0])
     check_tokenizer(tokenizer, target.info)
     for place, draft in zip(places[1:], drafts, strict=True):
@@ -227,16 +245,36 @@ def _counts(
     return read_corpus_counts(path, fingerprint(tokenizer), vocab_size)
 
 
-def _load(config: EngineConfig, places: Sequence[str], deepest: Callable[[], int]) -> list[Runner]:
+def _ranks(config: EngineConfig, places: Sequence[str]) -> Group:
+    """Those that share the target; what cannot be shared is refused before they start."""
+    if config.tensor_parallel_size == 1:
+        return ALONE
+    check_parts(places[0], config.tensor_parallel_size)
+    return lead(config.tensor_parallel_size, device_of(config.device))
+
+
+def _load(config: EngineConfig, places: Sequence[str], group: Group, deepest: Callable[[], int]) -> list[Runner]:
     """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized."""
-    models = [load_model(place, device=config.device, dtype=config.dtype, make=decoder) for place in places]
-    # What memory is left, they share so that each holds as many tokens.
-    left = bytes_for_cache(models[0].device) - sum(_beside_cache(model, config, deepest) for model in models)
-    tokens = max(0, left) // sum(model.bytes_per_token for model in models)
+    group.tell("load", places[0], config.dtype)
+    makes: list[MakeDecoder] = (
+        [decoder] * 2 if group is ALONE else [partial(device_decoder, group=group), device_decoder]
+    )
+    parts, where = (group.part, WHOLE), (config.device, config.draft_device or config.device)
+    models = [
+        load_model(place, device=device, dtype=config.dtype, make=make, part=part)
+        for place, device, make, part in zip(places, where, makes, parts, strict=False)
+    ]
+    answers, tokens = group.answers(), {}
+    for device in dict.fromkeys(model.device for model in models):
+        # What memory is left on it, its models share so that each holds as many tokens, on all ranks the same.
+        own = [model for model in models if model.device == device]
+        left = min([bytes_for_cache(device), *(answers if models[0] in own else ())])
+        left -= sum(_beside_cache(model, config, deepest) for model in own)
+        tokens[device] = max(0, left) // sum(model.bytes_per_token for model in own)
     limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context)
     runners: list[Runner] = []
     for model in models:
-        runners.append(model.runner(replace(limits, room=tokens * model.bytes_per_token)))
+        runners.append(model.runner(replace(limits, room=tokens[model.device] * model.bytes_per_token)))
         # A draft of a shorter context drafts as far as it reaches; a longer one than the target's is of no use.
         limits = replace(limits, context=runners[0].info.context, context_is_ceiling=True)
     return runners

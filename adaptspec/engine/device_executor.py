@@ -1,8 +1,8 @@
 """Rounds on a device: launched whole, and ended by one look at what came of them.
 
-Its drafts are chains, of whatever width a decision allows. What it does not do (methods other than `coupled`, scores of
-prompts or at several draft temperatures, trees that others than the draft model grow) runs part by part as on a CPU,
-within `launch`.
+The draft model's drafts branch beside their chains as a decision allows, those of others are chains. What it does not
+do (methods other than `coupled`, scores of prompts or at several draft temperatures, trees that others than the draft
+model grow) runs part by part as on a CPU, within `launch`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ import torch
 
 from adaptspec.control.policy import Decision
 from adaptspec.control.rows import some
+from adaptspec.decision_tables import TreeTable
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.engine.executor import Outcome, Pending
 from adaptspec.engine.model_executor import NOT_NUMBERS, ModelExecutor
 from adaptspec.engine.scheduler import Batch, held_row
+from adaptspec.gpu.combs import shape_of
 from adaptspec.gpu.device_decoder import DeviceDecoder
-from adaptspec.gpu.round import DeviceRounds, RoundPlan, RoundResult
+from adaptspec.gpu.round import DeviceRounds
+from adaptspec.gpu.round_plan import RoundPlan, RoundResult
+from adaptspec.gpu.staging import at_work
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed
 from adaptspec.types import FloatArray, IntArray, TokenLogprob
 from adaptspec.verification.coupled import Coupled
-from adaptspec.verification.method import VerifyResult, agreement
+from adaptspec.verification.method import agreement
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Launched(Pending):
     """A round that runs on the device. `draft` is what was drafted elsewhere."""
 
     plan: RoundPlan
+    drafter: IntArray  # [B]
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class DeviceExecutor(ModelExecutor):
         """For up to `rows` rows and drafts of up to `steps` tokens."""
         super().__init__(target, drafters)
         model = next((one for one in drafters if isinstance(one, DraftModelDrafter)), None)
-        own = model is not None and isinstance(model.runner, DeviceDecoder) and model.runner.device == target.device
+        own = model is not None and isinstance(model.runner, DeviceDecoder)
         self._target, self._model = target, model if own else None
         self._which = -1 if self._model is None else drafters.index(self._model)
         draft = None if self._model is None else self._model.runner
@@ -78,11 +83,12 @@ class DeviceExecutor(ModelExecutor):
                 batch, pending.draft, outcome._replace(seconds=(drafted - start, time.perf_counter() - drafted))
             )
         plan, draft = self._planned(batch, decision)
-        self._rounds.launch(plan)
-        if batch.chunks:
-            self._read_prompts(batch, plan.told)
-        self._rounds.end()
-        return Launched(batch, draft, plan)
+        with at_work(self._target.device):
+            self._rounds.launch(plan)
+            if batch.chunks:
+                self._read_prompts(batch, plan.told)
+            self._rounds.end()
+        return Launched(batch, draft, plan, decision.drafter)
 
     def finish(self, pending: Pending) -> Outcome:
         if isinstance(pending, Done):
@@ -109,12 +115,14 @@ class DeviceExecutor(ModelExecutor):
         draft = Draft.empty(len(emitting))
         if some(others):
             draft = self._propose(batch, decision, decision.drafter, others, tree=None)
-        depths = np.zeros(len(emitting), dtype=np.int64)
+        depths, tree = np.zeros(len(emitting), dtype=np.int64), decision.tree
         caught_up = 0
         if mine.any():
-            wanted, texts = np.where(mine, decision.depths, 0), [s.tokens for s in batch.decoding]
-            job = DraftJob(batch.rows[:size], texts, wanted, self._sampled(emitting))
+            wanted = decision.depths if tree is None else tree.within(decision.depths)
+            texts = [s.tokens for s in batch.decoding]
+            job = DraftJob(batch.rows[:size], texts, np.where(mine, wanted, 0), self._sampled(emitting))
             depths[:size], caught_up = self._drafters[self._which].catch_up(job)
+        nodes = depths if tree is None else self._nodes(batch, tree, depths, draft.counts)
         newest = np.array([(s.tokens[-2] if s.length > 1 else 0, s.tokens[-1]) for s in emitting], dtype=np.int64)
         plan = RoundPlan(
             batch.rows,
@@ -129,8 +137,27 @@ class DeviceExecutor(ModelExecutor):
             size,
             decision.stop,
             decision.temperature,
+            nodes,
+            tree if some(nodes - depths) else None,
         )
         return plan, replace(draft, caught_up=caught_up)
+
+    def _nodes(self, batch: Batch, tree: TreeTable, depths: IntArray, others: IntArray) -> IntArray:
+        """[E] what drafts of these depths may come to where they branch, as far as the pass and the cache have room.
+
+        Masks are made along chains alone.
+        """
+        size, cache = len(batch.decoding), self._target.cache
+        nodes: IntArray = depths.copy()
+        may = np.flatnonzero((depths[:size] > 0) & (tree.width > 1) & (tree.nodes > depths[:size])).tolist()
+        each = self._rounds.spare(np.maximum(depths, others)) // max(len(may), 1)
+        for i in may:
+            sequence = batch.decoding[i]
+            row, length, params = held_row(sequence), sequence.length, sequence.request.sampling
+            most = min(int(tree.nodes[i]), int(depths[i]) + each, self._rounds.most_nodes, cache.context - length)
+            if params.grammar is None and not params.min_tokens and most > depths[i]:
+                nodes[i] = most if cache.reserve(row, length + most) else depths[i]
+        return nodes
 
     def _unread(self, batch: Batch, depths: IntArray) -> IntArray:
         runner = self._draft_runner
@@ -156,9 +183,10 @@ class DeviceExecutor(ModelExecutor):
 
     def _judged(self, pending: Launched, found: RoundResult) -> Outcome:
         batch, plan, given = pending.batch, pending.plan, pending.draft
-        size, counts = len(batch.decoding), found.counts
-        mine = plan.depths > 0
+        size, chain = len(batch.decoding), found.counts
+        mine, counts = plan.depths > 0, chain + (found.picks >= 0).sum(axis=1)
         width = int(counts.max(initial=0))
+        tree = shape_of(found.picks[:, :width], chain, np.pad(pending.drafter, (0, len(chain) - size)))
         inside = np.arange(width) < counts[:, None]
         confidence, entropy = np.full((2, *inside.shape), np.nan)
         known = given.confidence[:, :width]
@@ -166,8 +194,9 @@ class DeviceExecutor(ModelExecutor):
         at = inside & mine[:, None]
         confidence[at], entropy[at] = found.confidence[:, :width][at], found.entropy[:, :width][at]
         tokens = np.where(inside, found.drafted[:, :width], 0)
-        draft = Draft(tokens, counts, confidence, entropy, steps=found.steps + given.steps, caught_up=given.caught_up)
-        broken = at & np.isnan(entropy)
+        steps = found.steps + given.steps
+        draft = Draft(tokens, counts, confidence, entropy, steps=steps, caught_up=given.caught_up, tree=tree)
+        broken = at & (at & np.isnan(entropy)).any(axis=1, keepdims=True)
         if broken.any():
             draft = draft.without(broken)
         own = [found.choices[i, : draft.counts[i] + 1] for i in range(size)] + [found.first[size:]]
@@ -183,12 +212,12 @@ class DeviceExecutor(ModelExecutor):
                 row = held_row(sequence)
                 self._target.cache.set_length(row, sequence.length + int(counts[i]))
                 if mine[i] and self._model is not None and self._draft_runner is not None:
-                    self._draft_runner.cache.set_length(row, sequence.length + int(counts[i]) - 1)
-                    self._model.note(row, sequence.length, tokens[i, : counts[i]].tolist())
+                    self._draft_runner.cache.set_length(row, sequence.length + int(chain[i]) - 1)
+                    self._model.note(row, sequence.length, tokens[i, : chain[i]].tolist())
         if broken.any():
             self._drafters[self._which].broke(held_row(s) for s in batch.decoding if s.row is not None)
-        accepted = np.where(found.bad, 0, verdict.accepted)
-        return Outcome(draft, VerifyResult(accepted, verdict.following), found.seconds)
+        self._observe(batch, draft, verdict)
+        return Outcome(draft, replace(verdict, accepted=np.where(found.bad, 0, verdict.accepted)), found.seconds)
 
 
 def _logprobs(told: FloatArray, tokens: Sequence[int], places: Sequence[int], most: int) -> list[TokenLogprob]:

@@ -12,7 +12,8 @@ import torch
 
 from adaptspec.drafting.drafter import ModelDrafter
 from adaptspec.gpu.device_decoder import DeviceDecoder
-from adaptspec.gpu.round import DeviceRounds, RoundPlan
+from adaptspec.gpu.round import DeviceRounds
+from adaptspec.gpu.round_plan import RoundPlan
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import SamplingBatch
@@ -78,6 +79,8 @@ class DeviceLaps:
             decoding=count,
             stop=None,
             warmth=None,
+            nodes=each * (depth if drafts else 0),
+            tree=None,
         )
 
 

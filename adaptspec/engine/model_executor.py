@@ -195,7 +195,8 @@ class ModelExecutor:
         start = 0
         for i, (sequence, owners) in enumerate(zip(batch.decoding, tree.drafters.tolist(), strict=False)):
             count = int(draft.counts[i])
-            for which in self._observing.intersection(owners[:count]):
+            # A request may have gone while its round ran.
+            for which in self._observing.intersection(owners[:count]) if sequence.row is not None else ():
                 known = NodeChoices(draft, i, choices[start : start + count + 1].tolist())
                 self._drafters[which].absorb(held_row(sequence), known)
             start += count + 1

@@ -27,6 +27,7 @@ from adaptspec.engine.cost_files import costs_folder, read_cost_file, write_cost
 from adaptspec.engine.device_laps import device_laps, on_device, per_cached_token
 from adaptspec.engine.profiler_rounds import ProfiledRounds, fill, packed_rows
 from adaptspec.errors import ConfigError
+from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import certainty
 from adaptspec.types import FloatArray
@@ -386,7 +387,8 @@ def _clear(runner: Runner, rows: int) -> None:
 
 def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Path:
     """Where the cost table of these models is cached on this machine; all rows must be free."""
-    facts = [str(_MEASURING), _device(target), processor(), str(torch.get_num_threads()), torch.__version__]
+    devices = " ".join(dict.fromkeys(map(_device, _models(target, drafters))))
+    facts = [str(_MEASURING), devices, processor(), str(torch.get_num_threads()), torch.__version__]
     facts += [f"{m.info.fingerprint} {m.info.dtype} {Extent.of(m, max_rows)}" for m in _models(target, drafters)]
     key = hashlib.blake2b("\n".join(facts).encode(), digest_size=12)
     return costs_folder() / f"{key.hexdigest()}.json"
@@ -397,4 +399,6 @@ def _models(target: Runner, drafters: Sequence[Drafter]) -> list[Runner]:
 
 
 def _device(target: Runner) -> str:
-    return torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu"
+    name = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu"
+    parts = target.group.part.size if isinstance(target, DeviceDecoder) else 1
+    return name if parts == 1 else f"{parts} x {name}"

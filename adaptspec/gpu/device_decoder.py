@@ -15,13 +15,15 @@ import numpy as np
 import torch
 
 from adaptspec.gpu import ops
-from adaptspec.gpu.ops import HeadNorm
+from adaptspec.gpu.ops import Choice, ChoiceParts, HeadNorm
 from adaptspec.gpu.paged_cache import PagedCache
 from adaptspec.gpu.plan import AttentionPlan, Workspace, programs, tiles
+from adaptspec.gpu.ranks import ALONE, Group
+from adaptspec.gpu.staging import at_work
 from adaptspec.models.attention import Heads, Span, last_places, new_spans, positions
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CachePlan
-from adaptspec.models.layers import Norm, RmsNorm, rotations
+from adaptspec.models.layers import LengthNorm, Norm, RmsNorm, rotations
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.weights import DecoderWeights
 from adaptspec.types import IntArray
@@ -45,10 +47,19 @@ class Inputs:
     tiles: torch.Tensor  # int32 [n, 3]
 
 
-def device_decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> DeviceDecoder:
-    """A decoder with a cache of this plan."""
+def device_decoder(
+    info: ModelInfo,
+    config: DecoderConfig,
+    weights: DecoderWeights,
+    plan: CachePlan,
+    *,
+    group: Group = ALONE,
+) -> DeviceDecoder:
+    """A decoder with a cache of this plan, of which each rank of the group has its part."""
     like = weights.embedding
-    return DeviceDecoder(info, config, weights, PagedCache(config.cache_shape, plan, like.dtype, like.device))
+    with group.together("start", info, plan):
+        cache = PagedCache(config.cache_shape, plan, like.dtype, like.device, group)
+        return DeviceDecoder(info, config, weights, cache)
 
 
 def bucket(tokens: int) -> int:
@@ -77,21 +88,32 @@ def beside_cache(config: DecoderConfig, dtype: torch.dtype, places: int, passes:
 class DeviceDecoder:
     """A Llama, Mistral, Qwen2 or Qwen3 model with its cache on a device; satisfies `Runner`."""
 
-    def __init__(self, info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, cache: PagedCache) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        cache: PagedCache,
+    ) -> None:
+        """`config`, `weights` and `cache` are this rank's part."""
         self.info = info
+        self.group = cache.group
         self.device = weights.embedding.device
         self.cache = cache
         self.heads = Heads(config.heads, config.kv_heads, config.head_dim)
         self._config, self._weights = config, weights
+        mine = self.group.part.vocabulary(config.vocab_size)
+        self.tokens = mine.stop - mine.start  # that this rank's head is for
         table = rotations(config.rope, config.head_dim, info.context).to(self.device)
         self._cos, self._sin = table.real.contiguous(), table.imag.contiguous()
         shared = shared_tokens(self.heads, info.context)
         self._workspace = Workspace.of(shared, self.heads, info.context, self.device)
         self.ops, self._processors = kernels_for(self.device)
-        self.rubbish = cache.held(cache.nobody)[0] * cache.block_size  # where padding is written
+        self.rubbish = cache.rubbish
         # What `Runner` asks of rows is all the cache's.
         self.reserve, self.length = cache.reserve, cache.length
         self.truncate, self.keep, self.free = cache.truncate, cache.keep, cache.free
+        self.show, self.shift = cache.show, cache.shift
 
     @property
     def free_memory(self) -> float:
@@ -103,15 +125,33 @@ class DeviceDecoder:
         plans = {window: self._plan(inputs, window) for window in set(self._config.windows)}
         for layer, pool, window in zip(weights.layers, self.cache.pool, self._config.windows, strict=True):
             qkv = layer.qkv(self._normed(added, residual, layer.attention_norm))
-            norm = None if layer.qk_norm is None else HeadNorm(*_plain(layer.qk_norm))
+            norm = None if layer.qk_norm is None else HeadNorm(*_plain(layer.qk_norm, self.heads.dim))
             queries = self.ops.rope_store(qkv, self._cos, self._sin, inputs.positions, inputs.slots, pool, norm)
-            added = layer.output(self.ops.attend(queries, pool, plans[window]))
-            added = layer.down(self.ops.silu_mul(layer.gate_up(self._normed(added, residual, layer.mlp_norm))))
+            added = self.group.total(layer.output(self.ops.attend(queries, pool, plans[window])))
+            gate_up = layer.gate_up(self._normed(added, residual, layer.mlp_norm))
+            added = self.group.total(layer.down(self.ops.silu_mul(gate_up)))
         return self._normed(added, residual, weights.norm)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[N, vocab] in float32, of states [N, hidden]. N should be one of `bucket`'s."""
+        """[N, this rank's tokens] in float32, of states [N, hidden]. N should be one of `bucket`'s."""
         return self._weights.head.logits(states)
+
+    def joined(self, logits: torch.Tensor) -> torch.Tensor:
+        """[N, vocab] of what each rank has."""
+        return logits if self.tokens == self.info.vocab_size else self.group.joined(logits)
+
+    def choose(
+        self, logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor
+    ) -> Choice:
+        """`ops.choose` of logits [N, vocab], or of this rank's [N, tokens] and all others', which are not sent."""
+        found: Choice
+        if logits.shape[1] == self.info.vocab_size:
+            found = self.ops.choose(logits, temperatures, keys, token_keys)
+        else:
+            mine = self.group.part.vocabulary(self.info.vocab_size)
+            parts = self.ops.choose_parts(logits, temperatures, keys, token_keys[mine], mine.start)
+            found = self.ops.merge_choices(ChoiceParts(*map(self.group.joined, parts)))
+        return found
 
     def slots(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Where in the cache the `places` [T] of these rows [T] of the table lie."""
@@ -123,16 +163,25 @@ class DeviceDecoder:
     def forward(self, packed: Packed) -> torch.Tensor:
         """See `Runner.forward`."""
         spans = new_spans(self.cache, packed)
-        self.cache.send()
-        states = self.run(self._inputs(packed.tokens, spans))
         last = last_places(spans, packed.wanted.tolist())
         padded = np.pad(last, (0, bucket(max(len(last), 1)) - len(last)))
-        logits = self.logits(states.index_select(0, self._sent(padded)))[: len(last)]
+        self.cache.send()
+        laid = self._laid(packed.tokens, spans)
+        with self.group.together("call", "read", laid, padded):
+            logits = self.read(laid, padded)[: len(last)]
         for span in spans:
             self.cache.set_length(span.row, span.end)
         return logits
 
-    def _inputs(self, tokens: IntArray, spans: Sequence[Span]) -> Inputs:
+    def read(self, laid: Sequence[IntArray], places: IntArray) -> torch.Tensor:
+        """Logits [N, vocab] after the tokens at these `places` [N] of a pass that `_laid` laid out."""
+        with at_work(self.device):
+            tokens, at, base, seen, parts, *slots = map(self._sent, laid)
+            states = self.run(Inputs(tokens, at, self.slots(*slots), base, seen, parts))
+            return self.joined(self.logits(states.index_select(0, self._sent(places))))
+
+    def _laid(self, tokens: IntArray, spans: Sequence[Span]) -> Sequence[IntArray]:
+        """All that `Inputs` are made of, but rows and places in them for slots."""
         size, rows = bucket(len(tokens)), np.array([span.row for span in spans])
         counts = np.array([span.size for span in spans])
         owners, places = np.repeat(rows, counts), np.concatenate([np.arange(span.start, span.end) for span in spans])
@@ -146,13 +195,14 @@ class DeviceDecoder:
         more = size - len(tokens)
         owners, places = np.pad(owners, (0, more), constant_values=self.cache.nobody), np.pad(places, (0, more))
         laid = tiles(rows, counts, self.heads)
-        return Inputs(
-            self._sent(np.pad(tokens, (0, more))),
-            self._sent(np.pad(positions(spans), (0, more)).astype(np.int32)),
-            self.slots(self._sent(owners), self._sent(places)),
-            self._sent(np.pad(base, (0, more)).astype(np.int32)),
-            self._sent(np.pad(seen, (0, more))),
-            self._sent(laid.astype(np.int32)),
+        return (
+            np.pad(tokens, (0, more)),
+            np.pad(positions(spans), (0, more)).astype(np.int32),
+            np.pad(base, (0, more)).astype(np.int32),
+            np.pad(seen, (0, more)),
+            laid.astype(np.int32),
+            owners,
+            places,
         )
 
     def _plan(self, inputs: Inputs, window: int | None) -> AttentionPlan:
@@ -172,7 +222,7 @@ class DeviceDecoder:
         )
 
     def _normed(self, added: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
-        normed: torch.Tensor = self.ops.add_norm(added, residual, *_plain(norm))
+        normed: torch.Tensor = self.ops.add_norm(added, residual, *_plain(norm, residual.shape[1]))
         return normed
 
     def _sent(self, numbers: IntArray) -> torch.Tensor:
@@ -191,8 +241,10 @@ def branches(span: Span) -> tuple[int, IntArray]:
     return span.end - own.shape[1], packed.view(np.int64)[:, 0]
 
 
-def _plain(norm: Norm) -> tuple[torch.Tensor, float]:
-    assert isinstance(norm, RmsNorm), "a device's norms are plain ones"
+def _plain(norm: Norm, dim: int) -> tuple[torch.Tensor, float]:
+    if isinstance(norm, LengthNorm):  # of a CPU
+        norm = norm.plain(dim)
+    assert isinstance(norm, RmsNorm)
     return norm.weight, norm.eps
 
 

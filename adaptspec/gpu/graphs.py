@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 
+from adaptspec.gpu.staging import at_work
+
 
 class Captured:
     """Functions of a shape, which read and write the same memory at every call and ask the host nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._graphs: dict[tuple[str, int, int], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
 
@@ -22,23 +25,25 @@ class Captured:
 
         Largest shapes come first: the memory that they need in between serves all others.
         """
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            before()
-            function(size, other)
-        torch.cuda.current_stream().wait_stream(stream)
-        before()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            function(size, other)
+        with at_work(self._device):
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                before()
+                function(size, other)
+            torch.cuda.current_stream().wait_stream(stream)
+            before()
+            with torch.cuda.graph(graph, pool=self._pool):
+                function(size, other)
         self._pool = self._pool or graph.pool()
-        self._graphs[function.__name__, size, other] = graph
+        self._graphs[function.__qualname__, size, other] = graph
 
     def run(self, function: Callable[[int, Any], None], size: int, other: int) -> None:
         """Replay what was captured of it; what was not is run as it stands."""
-        graph = self._graphs.get((function.__name__, size, other))
-        if graph is None:
-            function(size, other)
-        else:
+        graph = self._graphs.get((function.__qualname__, size, other))
+        if graph is not None:
             graph.replay()
+            return
+        with at_work(self._device):
+            function(size, other)

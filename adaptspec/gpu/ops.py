@@ -70,11 +70,12 @@ class RuleTables(NamedTuple):
 
 
 class RuledPositions(NamedTuple):
-    """N positions: the row of each, how many of its drafted tokens come before it, and the line of its mask or -1."""
+    """N positions, all int64: the row of each, and which of its drafted tokens come before it."""
 
-    rows: torch.Tensor  # int64 [N]
-    before: torch.Tensor  # int64 [N]
-    masks: torch.Tensor  # int64 [N]
+    rows: torch.Tensor
+    before: torch.Tensor  # so many of its chain
+    aside: torch.Tensor  # and this one; -1: none
+    masks: torch.Tensor  # the line of its mask; -1: none
 
 
 def attend(queries: torch.Tensor, pool: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
@@ -160,11 +161,10 @@ def apply_rules(logits: torch.Tensor, at: RuledPositions, rows: RuledRows, table
     width = min(logits.shape[1], tables.counts.shape[1])
     given, line = logits[:, :width], rows.lines[at.rows]
     word, own = (table.index_select(0, line.clamp(min=0))[:, :width] for table in (tables.counts, tables.bias))
-    steps = torch.arange(rows.drafted.shape[1], device=logits.device)
-    drafted, counts = rows.drafted[at.rows], (word >> 1).float()
-    before = (steps < at.before.unsqueeze(1)) & (drafted < width)
-    drafted = torch.where(before, drafted, 0)
-    counts = counts.scatter_add(1, drafted, before.float())
+    steps = torch.arange(rows.drafted.shape[1] + 1, device=logits.device)
+    drafted, counts = torch.cat((at.aside.unsqueeze(1), rows.drafted[at.rows]), 1), (word >> 1).float()
+    before = (steps <= at.before.unsqueeze(1)) & (drafted >= 0) & (drafted < width)
+    counts = counts.scatter_add(1, torch.where(before, drafted, 0), before.float())
     present = counts.clamp(max=1.0)
     repetition, frequency, presence = rows.penalties[at.rows].unsqueeze(2).unbind(1)
     factor = torch.maximum(present, (word & 1).float()) * (repetition - 1.0) + 1.0

@@ -50,7 +50,7 @@ def _least_kept(at, width, divisor, peak, floor, goal, MASS: tl.constexpr, CHUNK
 
 @triton.jit
 def _apply_rules(
-    logits, stride, index, before, mask_lines, lines, temperatures, penalties, top_k, cuts, drafted, depth,
+    logits, stride, index, before, aside, mask_lines, lines, temperatures, penalties, top_k, cuts, drafted, depth,
     counts, bias, masks, words, vocab, width, CHUNK: tl.constexpr,
 ):  # fmt: skip
     position = tl.program_id(0)
@@ -68,7 +68,7 @@ def _apply_rules(
         inside = token < width
         score = tl.load(at + token, mask=inside, other=-float("inf"))
         word = tl.load(counts + line * vocab + token, mask=inside, other=0)
-        count = word >> 1
+        count = (word >> 1) + (token == tl.load(aside + position)).to(tl.int32)
         for place in range(ahead):
             count += (tl.load(drafted + row * depth + place) == token).to(tl.int32)
         there = tl.minimum(count, 1)
@@ -104,7 +104,7 @@ def apply_rules(logits: torch.Tensor, at: RuledPositions, rows: RuledRows, table
     lines, temperatures, penalties, top_k, cuts, drafted = rows
     width, vocab = min(logits.shape[1], tables.counts.shape[1]), tables.counts.shape[1]
     _apply_rules[(len(logits),)](
-        logits, logits.stride(0), at.rows, at.before, at.masks, lines, temperatures, penalties, top_k, cuts,
+        logits, logits.stride(0), *at, lines, temperatures, penalties, top_k, cuts,
         drafted, drafted.shape[1], tables.counts, tables.bias, tables.masks, tables.masks.shape[1], vocab, width,
         CHUNK=min(CHUNK, triton.next_power_of_2(width)), num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adaptspec.errors import ModelError
@@ -35,6 +36,26 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Number `rank` of `size` equal parts of a model's heads, MLP and, if that can be divided, vocabulary."""
+
+    rank: int = 0
+    size: int = 1
+
+    def of(self, whole: int) -> slice:
+        """Which of the heads or columns, which can be divided."""
+        each = whole // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def vocabulary(self, tokens: int) -> slice:
+        """Which of the tokens the head is for: all, if they cannot be divided."""
+        return slice(0, tokens) if tokens % self.size else self.of(tokens)
+
+
+WHOLE = Part()
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """Sizes and variations of one decoder. `windows[layer]` is how many tokens a query sees, None for all."""
 
@@ -61,6 +82,17 @@ class DecoderConfig:
     @property
     def cache_shape(self) -> CacheShape:
         return CacheShape(self.layers, self.kv_heads, self.head_dim)
+
+    def part(self, part: Part) -> DecoderConfig:
+        """What one part of the model has. Raises ModelError: there are no such equal parts."""
+        common, size = math.gcd(self.kv_heads, self.mlp), part.size
+        if common % size:
+            fits = ", ".join(str(count) for count in range(1, common + 1) if common % count == 0)
+            raise ModelError(
+                f"{self.kv_heads} key-value heads and {self.mlp} columns of the MLP cannot be split in {size} equal "
+                f"parts; --tensor-parallel-size may be {fits}"
+            )
+        return replace(self, heads=self.heads // size, kv_heads=self.kv_heads // size, mlp=self.mlp // size)
 
 
 def is_lean(config: Mapping[str, Any]) -> bool:

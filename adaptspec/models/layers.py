@@ -72,6 +72,11 @@ class LengthNorm:
         scale = None if weight is None else weight * math.sqrt(dim)
         return LengthNorm(dim * eps, torch.tensor(math.sqrt(dim * eps)), scale)
 
+    def plain(self, dim: int) -> RmsNorm:
+        """The same as it is usually written."""
+        scale = torch.ones(dim) if self.scale is None else self.scale
+        return RmsNorm(scale / math.sqrt(dim), self.square / dim)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [..., dim], normalised."""
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from adaptspec.errors import ConfigError, ModelError
-from adaptspec.models.config import DecoderConfig, check_sizes, is_lean, read_decoder_config
+from adaptspec.models.config import FAMILIES, WHOLE, DecoderConfig, Part, check_sizes, is_lean, read_decoder_config
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
 from adaptspec.models.model_files import CONFIG, eos_token_ids, fingerprint, read_json, resolve_model, weight_files
@@ -62,9 +62,14 @@ def plain_decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeight
 
 
 def load_model(
-    path_or_hub_id: str, *, device: str = "auto", dtype: str = "auto", make: MakeDecoder = plain_decoder
+    path_or_hub_id: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    make: MakeDecoder = plain_decoder,
+    part: Part = WHOLE,
 ) -> LoadedModel:
-    """Load a model's weights; `make` makes a runner of those of a Llama-like one.
+    """Load a model's weights, or of a Llama-like one this part; `make` makes a runner of those of such a one.
 
     `device` is cpu, cuda, cuda:N or auto; `dtype` float32, bfloat16, float16 or auto (float32 on CPU, as stored
     on CUDA). Raises ModelError for a directory that cannot be loaded, ConfigError for an unknown device or dtype.
@@ -73,16 +78,27 @@ def load_model(
     raw = read_json(folder / CONFIG)
     check_sizes(raw)
     _refuse_unsafe(folder, raw)
-    place = _device(device)
+    place = device_of(device)
     kind = _dtype(dtype, place, raw)
-    return _load_lean(folder, raw, kind, place, make) if is_lean(raw) else _load_other(folder, raw, kind, place)
+    if is_lean(raw):
+        return _load_lean(folder, raw, kind, place, (make, part))
+    return _load_other(folder, raw, kind, place)
+
+
+def check_parts(path_or_hub_id: str, size: int) -> None:
+    """Raise ModelError for a model that cannot be split in so many parts."""
+    folder = resolve_model(path_or_hub_id)
+    raw = read_json(folder / CONFIG)
+    if not is_lean(raw):
+        raise ModelError(f"{folder}: only {', '.join(FAMILIES)} can be split; leave --tensor-parallel-size out")
+    read_decoder_config(raw).part(Part(0, size))
 
 
 def _load_lean(
-    folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device, make: MakeDecoder
+    folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device, how: tuple[MakeDecoder, Part]
 ) -> LoadedModel:
-    config = read_decoder_config(raw)
-    weights = load_weights(folder, config, dtype, device)
+    whole, (make, part) = read_decoder_config(raw), how
+    config, weights = whole.part(part), load_weights(folder, whole, dtype, device, part)
     return LoadedModel(
         folder,
         _info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context)),
@@ -155,17 +171,24 @@ def _anywhere(part: object, *names: str) -> list[object]:
     return [part[name] for name in names if name in part] + _anywhere(list(part.values()), *names)
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device called so; ConfigError if there is none."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {name!r}; it must be auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but torch finds no CUDA device; use --device cpu or install a CUDA torch")
+        raise ConfigError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device is {name}, but torch finds no CUDA device; use --device cpu or install a CUDA torch")
+    # Always by its number: `cuda` is cuda:0, also where another one is at work on the thread.
+    device, count = torch.device("cuda", device.index or 0), torch.cuda.device_count()
+    if device.index >= count:
+        raise ConfigError(f"device is {name}, but the CUDA devices here are {count}, from cuda:0 on; name one of them")
     return device
 
 

@@ -50,7 +50,7 @@ class SamplingBatch:
         """
         self.rows = tuple(rows)
         self.vocab_size = vocab_size
-        self._device = device
+        self.device = device
         self._processors = build(rows, vocab_size, device)
         self.sampled: BoolArray = np.array([not row.params.greedy for row in rows], dtype=np.bool_)
         self._seeds = seed_keys(np.array([row.seed for row in rows], dtype=np.int64))
@@ -71,7 +71,7 @@ class SamplingBatch:
 
     def take(self, members: IntArray) -> SamplingBatch:
         """A batch of some of the rows, by position. Built anew: for rounds that mix verification methods."""
-        return SamplingBatch([self.rows[i] for i in members], self.vocab_size, self._device)
+        return SamplingBatch([self.rows[i] for i in members], self.vocab_size, self.device)
 
     def process(self, logits: torch.Tensor, index: IntArray, offsets: IntArray, paths: Paths) -> torch.Tensor:
         """Scores [N, vocab_size] in float32: logits after every processor; softmax of it is the distribution.
@@ -110,10 +110,10 @@ class SamplingBatch:
         keys = self._keys(index[noisy], offsets[noisy], stream)
         if self._few_left and scores.is_cpu:
             return _add_sparsely(scores, noisy, keys)
-        noise = gumbel(keys, scores.shape[1], self._device)
+        noise = gumbel(keys, scores.shape[1], self.device)
         if len(noisy) == len(scores):
             return noise.add_(scores)
-        return scores.index_add(0, torch.from_numpy(noisy).to(self._device), noise)
+        return scores.index_add(0, torch.from_numpy(noisy).to(self.device), noise)
 
     def uniform(self, index: IntArray, offsets: IntArray, stream: Stream) -> FloatArray:
         """Numbers [N] in [0, 1), independent between positions, streams and rounds."""
@@ -126,11 +126,12 @@ class SamplingBatch:
         result = scores.softmax(1)
         greedy = np.flatnonzero(~self.sampled[index])
         if len(greedy):
-            where = torch.from_numpy(greedy).to(self._device)
+            where = torch.from_numpy(greedy).to(self.device)
             result.index_copy_(0, where, _one_hot(scores.index_select(0, where)))
         return result
 
     def _fit(self, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.to(self.device)  # a draft model may be on another one
         missing = self.vocab_size - logits.shape[1]
         if missing == 0:
             return logits

@@ -6,6 +6,7 @@ weight is multiplied into the matrix behind it where that saves time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from adaptspec.errors import ModelError
-from adaptspec.models.config import DecoderConfig
+from adaptspec.models.config import WHOLE, DecoderConfig, Part
 from adaptspec.models.layers import Linear, Norm, rms_norm, rms_norm_into
 from adaptspec.models.model_files import weight_files
 
@@ -46,13 +47,19 @@ class DecoderWeights:
     parameters: int
 
 
-def load_weights(folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-    """Read all weights; ModelError if a tensor is missing, misshaped or not accounted for."""
-    reader = _Reader(folder, config, dtype, device)
-    table = (config.vocab_size, config.hidden)
+def load_weights(
+    folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device, part: Part = WHOLE
+) -> DecoderWeights:
+    """Read all weights, or a part: the embedding, norms and, behind a sum over all parts, biases are only in whole.
+
+    Beside them no more than one matrix is held, so that a device that they fill can load them. Raises ModelError: a
+    tensor is missing, misshaped or not accounted for.
+    """
+    reader = _Reader(folder, config, dtype, device, part)
+    table, mine = (config.vocab_size, config.hidden), part.vocabulary(config.vocab_size)
     embedding = reader.take("model.embed_tokens.weight", table)
     layers = tuple(_layer(reader, config, f"model.layers.{i}.") for i in range(config.layers))
-    head = (embedding if config.tied else reader.take("lm_head.weight", table)).t()
+    head = (embedding[mine] if config.tied else reader.take("lm_head.weight", table, mine)).t()
     copied = _copies_head(head, config.tied)
     if copied:
         head = head.contiguous()
@@ -80,21 +87,24 @@ def _layer(reader: _Reader, config: DecoderConfig, prefix: str) -> LayerWeights:
         attention_norm=reader.norm(prefix + "input_layernorm.weight", qkv),
         qkv=Linear.of(qkv, qkv_bias),
         qk_norm=reader.head_norm(attention) if config.qk_norm else None,
-        output=Linear.of(*reader.fused({f"{attention}o_proj": config.hidden}, q, config.output_bias)),
+        output=Linear.of(*reader.summed(f"{attention}o_proj", (config.hidden, q), config.output_bias)),
         mlp_norm=reader.norm(prefix + "post_attention_layernorm.weight", gate_up),
         gate_up=Linear.of(gate_up, gate_up_bias),
-        down=Linear.of(*reader.fused({f"{mlp}down_proj": config.hidden}, config.mlp, config.mlp_bias)),
+        down=Linear.of(*reader.summed(f"{mlp}down_proj", (config.hidden, config.mlp), config.mlp_bias)),
     )
 
 
 class _Reader:
     """Reads tensors of a model directory into place, one at a time, counting parameters."""
 
-    def __init__(self, folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device, part: Part
+    ) -> None:
         self._folder = folder
         self._config = config
         self._dtype = dtype
         self._device = device
+        self._part = part
         self._files: dict[str, Any] = {}
         for path in weight_files(folder):
             try:
@@ -105,19 +115,24 @@ class _Reader:
         self._unread = set(self._files)
         self.parameters = 0
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """One tensor, as it is stored; ModelError if it is missing or of another shape than `shape`."""
+    def take(self, name: str, shape: tuple[int, ...], mine: slice | tuple[slice, ...] = slice(None)) -> torch.Tensor:
+        """What is `mine` of one tensor; ModelError if it is missing or of another shape than `shape`."""
+        return self._stored(name, shape, mine).to(device=self._device, dtype=self._dtype)
+
+    def _stored(self, name: str, shape: tuple[int, ...], mine: slice | tuple[slice, ...] = slice(None)) -> torch.Tensor:
         if name not in self._files:
             raise ModelError(f"{self._folder}: tensor {name} is missing; config.json does not belong to these weights")
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
-        if tuple(tensor.shape) != shape:
+        stored = self._files[name].get_slice(name)
+        if tuple(stored.get_shape()) != shape:
             raise ModelError(
-                f"{self._folder}: tensor {name} is {tuple(tensor.shape)} where config.json asks for {shape}; "
+                f"{self._folder}: tensor {name} is {tuple(stored.get_shape())} where config.json asks for {shape}; "
                 "config.json does not belong to these weights"
             )
         self._unread.discard(name)
-        self.parameters += tensor.numel()
-        return tensor.to(device=self._device, dtype=self._dtype)
+        self.parameters += math.prod(shape)
+        # A whole tensor is the file itself, and takes no memory until it is read.
+        tensor: torch.Tensor = self._files[name].get_tensor(name) if self._part.size == 1 else stored[mine]
+        return tensor
 
     def finish(self, ignored: Sequence[str]) -> None:
         """Raise ModelError if tensors were left unread, but for names that end in one of `ignored`."""
@@ -130,10 +145,24 @@ class _Reader:
         self, modules: dict[str, int], width: int, biased: bool, rotated: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight [in, out] and bias of modules (name: outs) side by side; the first `rotated` are permuted for RoPE."""
-        weights = [self.take(f"{name}.weight", (out, width)) for name, out in modules.items()]
-        biases = [self.take(f"{name}.bias", (out,)) for name, out in modules.items()] if biased else []
-        weight = self._fuse(weights, rotated).t().contiguous()
-        return weight, self._fuse(biases, rotated) if biased else None
+        count, at = sum(modules.values()) // self._part.size, 0
+        weight, bias = self._room(count, width), self._room(count) if biased else None
+        for i, (name, out) in enumerate(modules.items()):
+            own = slice(at, at := at + out // self._part.size)
+            for kind, room, shape in (("weight", weight, (out, width)), ("bias", bias, (out,))):
+                if room is not None:
+                    stored = self._stored(f"{name}.{kind}", shape, self._part.of(out))
+                    room[own] = self._rotate(stored) if i < rotated else stored
+        return weight.t().contiguous(), bias
+
+    def summed(self, name: str, shape: tuple[int, int], biased: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same of one module whose outs are the sums of all parts', of which the first brings the bias."""
+        weight = self.take(f"{name}.weight", shape, (slice(None), self._part.of(shape[1])))
+        bias = self.take(f"{name}.bias", shape[:1]) if biased else None
+        return weight.t().contiguous(), None if self._part.rank else bias
+
+    def _room(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def norm(self, name: str, matrix: torch.Tensor | None = None) -> Norm:
         """A norm over the residual stream; if only `matrix` reads it, that may take over its weight."""
@@ -145,11 +174,9 @@ class _Reader:
         """One norm over all query and key heads, each with its weight."""
         dim = self._config.head_dim
         query, key = (self._rotate(self.take(f"{attention}{part}_norm.weight", (dim,))) for part in "qk")
-        weight = torch.cat([query.expand(self._config.heads, dim), key.expand(self._config.kv_heads, dim)])
+        heads, kv_heads = (count // self._part.size for count in (self._config.heads, self._config.kv_heads))
+        weight = torch.cat([query.expand(heads, dim), key.expand(kv_heads, dim)])
         return rms_norm(weight, self._config.norm_eps)
-
-    def _fuse(self, parts: Sequence[torch.Tensor], rotated: int) -> torch.Tensor:
-        return torch.cat([self._rotate(part) if i < rotated else part for i, part in enumerate(parts)])
 
     def _rotate(self, rows: torch.Tensor) -> torch.Tensor:
         """Reorder each head's dimensions from (0 .. d/2, d/2 .. d) to (0, d/2, 1, d/2 + 1, ...)."""

@@ -74,6 +74,7 @@ def test_every_argument_reaches_its_setting(asked: list[ServeConfig], tmp_path: 
         (["--drain-seconds", "-1"], "must be at least 0"),
         (["--port", "http"], "invalid int value: 'http'"),
         (["--metrics-compat", "sglang"], "(choose from"),
+        (["--device", "gpu"], "must be auto, cpu, cuda or cuda:N"),
         (["--modle", "x"], "unrecognized arguments: --modle"),
     ],
 )

@@ -100,7 +100,7 @@ def launches(model: Model, dtype: torch.dtype) -> list[Launch]:
         kernels.rope_store(qkv, angles, angles, i32, i32, pool, norm)
         kernels.add_norm(hidden, hidden, weight, 1e-5)
         kernels.silu_mul(queries.new_empty(count, 2 * model.mlp))
-        kernels.apply_rules(lines, RuledPositions(i64, i64, i64), rules, tables)
+        kernels.apply_rules(lines, RuledPositions(i64, i64, i64, i64), rules, tables)
         for candidates in (1, 4):
             kernels.choose(floats.new_empty(count, model.vocab), floats, i64, i64.new_empty(model.vocab), candidates)
     return found

@@ -78,8 +78,9 @@ def _part(name: str, rows: int, cached: int, width: int) -> dict[str, Any]:
             rounds._verify(tokens, rounds._tiles(tokens, rows))
             rounds._choose(tokens, 0)
         else:
-            rounds._next(rows, 0)
-            rounds._draw(rows, warm=False)
+            assert rounds._drafts is not None
+            rounds._drafts._next(rows, 0)
+            rounds._drafts._draw(rows, 0)
     seen = rows * (cached + width) * model.cache.shape.bytes_per_token(BF16)
     return {
         "kernels": traffic.kernels.total(),

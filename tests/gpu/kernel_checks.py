@@ -203,6 +203,7 @@ def test_rules_are_those_of_torch(vocab: int, more: int) -> None:
     at = ops.RuledPositions(
         torch.tensor([0, 1, 2, 3, 1, 2, 3]),
         torch.tensor([0, 1, 2, 3, 3, 0, 2]),
+        torch.tensor([-1, 5, -1, -1, 7, 1, vocab - 1]),
         torch.tensor([-1, -1, -1, 4, 5, -1, 2]),
     )
     want, got = logits.clone(), logits.to(DEVICE)

@@ -163,7 +163,7 @@ class Stream:
         Queue.active.wait(self.copies)
 
     def wait_stream(self, other: Stream) -> None:
-        self.copies += other.copies
+        self.copies += [copy for copy in other.copies if copy not in self.copies]
 
     def wait_event(self, event: Event) -> None:
         self.copies += event.copies

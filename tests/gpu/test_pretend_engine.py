@@ -106,13 +106,13 @@ def served(built: Built, policies: Sequence[str], asked: Sequence[Request]) -> t
 
 
 def dictated(
-    built: Built, shape: Shape | None = None, depth: int = 3, *, eager: bool = True
+    built: Built, shape: Shape | None = None, depth: int = 3, *, eager: bool = True, beside: bool = True
 ) -> tuple[EngineCore, Notes]:
-    """Of one depth, by the draft model; drafts of a shape are united with n-grams where that says so."""
+    """Of one depth, by the draft model; with a shape, n-grams draft as well unless nothing is `beside` it."""
     notes, drafters = Notes(), [one for one in built.drafters if one.name in ("draft-model", "ngram")]
     names = tuple(one.name for one in drafters)
     choose = lambda _, size: [depth] * size  # noqa: E731
-    policy = Dictated(names[:1], choose) if shape is None else Branched(names, choose, shape)
+    policy = Dictated(names[:1], choose) if shape is None else Branched(names[: 1 + beside], choose, shape)
     target: Any = built.target
     executor: Any = partial(make_executor, limits=replace(LIMITS, max_depth=8), eager=eager)
     policies = {"p": (policy, "coupled")}
@@ -175,6 +175,22 @@ def test_trees(pair: tuple[Built, Built], shape: Shape, monkeypatch: pytest.Monk
             records = notes.records
         same(*texts)
         assert any(r.branches is not None and r.branches.nodes.max(initial=0) > 8 for r in records)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_combs(pair: tuple[Built, Built], eager: bool) -> None:
+    """Of rounds that the device runs whole, drawn and greedy, of rows that come and go, and of one alone."""
+    core, notes = dictated(pair[1], Shape(4, 31, 0.001), 4, eager=eager)
+    short, moved = replace(DRAWN, max_tokens=5), 0
+    for params in ((GREEDY, DRAWN, short, replace(DRAWN, seed=3), GREEDY), (DRAWN,)):
+        asked = requests(pair[0], *params)
+        same(run(core, asked), run(dictated(pair[0], depth=0)[0], asked))
+        for record in notes.records:
+            if record.branches is not None:
+                moved += (record.accepted > record.branches.straight).sum()
+                assert (record.nodes <= 31).all()
+                assert record.branches.tree.ranks.max() < 4
+    assert moved > 2
 
 
 ASKED: dict[str, dict[str, Any]] = {
@@ -262,6 +278,8 @@ PER_ROUND: dict[str, tuple[int, Shape | None, SamplingParams, Cost, Cost]] = {
     "logprobs": (3, None, replace(RULED, logprobs=2), (1, 1, 2), (1, 1, 2)),
     # Masks of the next tokens go with the plan, those behind drafted ones when these are known.
     "grammar": (3, None, replace(DRAWN, ignore_eos=False, grammar=LETTERS), (2, 3, 2), (2, 3, 2)),
+    "comb": (3, Shape(4, 16, 0.001), GREEDY, (1, 1, 1), (1, 1, 1)),
+    "comb with rules": (3, Shape(4, 16, 0.001), RULED, (1, 1, 1), (1, 1, 1)),
 }
 ROUNDS = 4
 
@@ -270,7 +288,7 @@ ROUNDS = 4
 @pytest.mark.parametrize("name", PER_ROUND)
 def test_reads_and_copies_per_round(pair: tuple[Built, Built], cuda: PretendCuda, name: str, rows: int) -> None:
     depth, shape, params, alone, together = PER_ROUND[name]
-    core, _ = dictated(pair[1], shape, depth)
+    core, _ = dictated(pair[1], shape, depth, beside=name != "comb")
     for request in requests(pair[1], *[replace(params, max_tokens=64)] * rows):
         core.add(request)
     for _ in range(5):  # prompts are read

@@ -72,7 +72,7 @@ def test_rules_are_those_of_the_processors(data: st.DataObject, seed: int) -> No
         logits[::2, ::5] = -torch.inf
         sampling = SamplingBatch(members, VOCAB, CPU)
         want = sampling.process(logits, index, offsets, Paths(drafted))
-        where = RuledPositions(torch.from_numpy(index), torch.from_numpy(offsets), torch.zeros(0, dtype=torch.int64))
+        where = RuledPositions(*map(torch.from_numpy, (index, offsets, np.full_like(index, -1), index)))
         bench.changed(logits, where, drafted, members)
         heat = torch.from_numpy(sampling.temperatures).float()[where.rows].unsqueeze(1)
         torch.testing.assert_close(logits / torch.where(heat > 0, heat, 1.0), want, atol=1e-5, rtol=1e-5)
