@@ -1,7 +1,8 @@
 """Rounds on a device: launched whole, and ended by one look at what came of them.
 
-Its drafts are chains, of whatever width a decision allows. What it does not do yet (methods other than `coupled`, rules
-on scores beside temperature, scores that are asked for) runs part by part as on a CPU, within `launch`.
+Its drafts are chains, of whatever width a decision allows. What it does not do (methods other than `coupled`, scores of
+prompts or at several draft temperatures, trees that others than the draft model grow) runs part by part as on a CPU,
+within `launch`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.gpu.round import DeviceRounds, RoundPlan, RoundResult
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.types import FloatArray, IntArray, TokenLogprob
 from adaptspec.verification.coupled import Coupled
 from adaptspec.verification.method import VerifyResult, agreement
 
@@ -71,8 +72,7 @@ class DeviceExecutor(ModelExecutor):
         self._rounds.capture()
 
     def launch(self, batch: Batch, decision: Decision) -> Pending:
-        temperatures = self._temperatures(batch, decision)
-        if temperatures is None:
+        if not self._fits(batch, decision):
             start = time.perf_counter()
             pending = super().launch(batch, decision)
             drafted = time.perf_counter()
@@ -80,10 +80,10 @@ class DeviceExecutor(ModelExecutor):
             return Done(
                 batch, pending.draft, outcome._replace(seconds=(drafted - start, time.perf_counter() - drafted))
             )
-        plan, draft = self._planned(batch, decision, temperatures)
+        plan, draft = self._planned(batch, decision)
         self._rounds.launch(plan)
         if batch.chunks:
-            self._read_prompts(batch)
+            self._read_prompts(batch, plan.told)
         self._rounds.end()
         return Launched(batch, draft, plan)
 
@@ -94,21 +94,17 @@ class DeviceExecutor(ModelExecutor):
         found = self._rounds.result(pending.plan)
         return self._judged(pending, found)
 
-    def _temperatures(self, batch: Batch, decision: Decision) -> FloatArray | None:
-        """[E] the temperatures of a round that the device can run whole; None if it cannot."""
+    def _fits(self, batch: Batch, decision: Decision) -> bool:
+        """Whether the device can run the round whole."""
         emitting = batch.emitting
-        if not emitting and not batch.chunks:
-            return None
         scored = decision.temperature is not None and decision.temperature.scored
-        if scored or any(s.method != Coupled() for s in emitting):
-            return None
-        if any(chunk.scored for chunk in batch.chunks):
-            return None
-        if any(s.request.sampling.logprobs is not None for s in emitting):
-            return None
-        return self._sampled(emitting).temperatures
+        asked = any(chunk.scored for chunk in batch.chunks)
+        if not (emitting or batch.chunks) or scored or asked or any(s.method != Coupled() for s in emitting):
+            return False
+        tree, others = decision.tree, (decision.drafter != self._which) & (decision.depths > 0)
+        return tree is None or not (others & (tree.width > 1)).any()
 
-    def _planned(self, batch: Batch, decision: Decision, temperatures: FloatArray) -> tuple[RoundPlan, Draft]:
+    def _planned(self, batch: Batch, decision: Decision) -> tuple[RoundPlan, Draft]:
         """The round for the device, and what other drafters than the draft model have drafted for it."""
         emitting, size = batch.emitting, len(batch.decoding)
         mine = (decision.drafter == self._which) & (decision.depths > 0)
@@ -129,8 +125,8 @@ class DeviceExecutor(ModelExecutor):
             depths,
             draft.tokens,
             draft.counts,
-            temperatures,
-            self._sampled(emitting).keys(self._steps + 1),
+            self._sampled(emitting),
+            np.array([-1 if (most := s.request.sampling.logprobs) is None else most for s in emitting], dtype=np.int64),
             size,
             decision.stop,
             decision.temperature,
@@ -181,7 +177,7 @@ class DeviceExecutor(ModelExecutor):
                 depths[:] = 0
         return depths, caught_up
 
-    def _read_prompts(self, batch: Batch) -> None:
+    def _read_prompts(self, batch: Batch, told: IntArray) -> None:
         chunks = batch.chunks
         tokens = [token for one in chunks for token in one.sequence.tokens[one.start : one.start + one.count]]
         rows, counts, last, fed = (
@@ -195,7 +191,7 @@ class DeviceExecutor(ModelExecutor):
         )
         logits = self._target.forward(Packed(rows, counts, fed, last))
         if len(logits):
-            self._rounds.choose_first(logits, len(batch.decoding))
+            self._rounds.choose_first(logits, len(batch.decoding), told[len(batch.decoding) :])
 
     def _judged(self, pending: Launched, found: RoundResult) -> Outcome:
         batch, plan, given = pending.batch, pending.plan, pending.draft
@@ -217,6 +213,8 @@ class DeviceExecutor(ModelExecutor):
                 continue  # it has gone meanwhile
             if found.bad[i]:
                 sequence.fail(NOT_NUMBERS)
+            if found.told is not None and plan.told[i] >= 0:
+                sequence.scored = _logprobs(found.told[i], verdict.kept(draft, i), verdict.places(i), int(plan.told[i]))
             if i < size:
                 row = held_row(sequence)
                 self._target.cache.set_length(row, sequence.length + int(counts[i]))
@@ -225,3 +223,12 @@ class DeviceExecutor(ModelExecutor):
                     self._model.note(row, sequence.length, tokens[i, : counts[i]].tolist())
         accepted = np.where(found.bad, 0, verdict.accepted)
         return Outcome(draft, VerifyResult(accepted, verdict.following), found.seconds)
+
+
+def _logprobs(told: FloatArray, tokens: Sequence[int], places: Sequence[int], most: int) -> list[TokenLogprob]:
+    """Of the tokens that a row gets, by what was told of its positions [D + 1, 1 + 2 n] (see `RoundResult`)."""
+    result, widest = [], told.shape[1] // 2
+    for token, line in zip(tokens, told[[0, *(place + 1 for place in places)]].tolist(), strict=True):
+        best = line[1 : 1 + most], map(int, line[1 + widest : 1 + widest + most])
+        result.append(TokenLogprob(token, line[0], tuple(zip(best[1], best[0], strict=True))))
+    return result

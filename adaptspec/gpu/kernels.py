@@ -19,9 +19,20 @@ import triton.language as tl
 
 from adaptspec.gpu.ops import Choice, ChoiceParts, HeadNorm
 from adaptspec.gpu.plan import BRANCH, SPLIT, AttentionPlan, tile_lines
+from adaptspec.gpu.rule_kernels import apply_rules
 from adaptspec.models.noise import PAIR_FIRST, PAIR_SECOND, SIGN_AND_LAST, UNIT
 from adaptspec.models.processors import MIN_TEMPERATURE
 
+__all__ = [
+    "add_norm",
+    "apply_rules",
+    "attend",
+    "choose",
+    "choose_parts",
+    "merge_choices",
+    "rope_store",
+    "silu_mul",
+]
 # Scores of one program: a vocabulary of 128k makes 125, so that one position alone fills a large device.
 PART = 1024
 # Numbers of one program of `silu_mul`, and heads of one of `rope_store`: 8 or 16 bytes for each of its threads.

@@ -45,6 +45,36 @@ class ChoiceParts(NamedTuple):
     tokens: torch.Tensor
 
 
+class RuledRows(NamedTuple):
+    """How the logits of B rows are changed before tokens are drawn."""
+
+    lines: torch.Tensor  # int64 [B] of the tables; -1: not at all, but for temperature
+    temperatures: torch.Tensor  # float32 [B]
+    penalties: torch.Tensor  # float32 [B, 3]: repetition, frequency, presence
+    top_k: torch.Tensor  # int64 [B]; 0: all
+    cuts: torch.Tensor  # float32 [B, 2]: top-p, the logarithm of min-p
+    drafted: torch.Tensor  # int64 [B, D]
+
+
+class RuleTables(NamedTuple):
+    """What is kept for every line: how often each token was written, twice, + 1 where the prompt has it; its bias.
+
+    `masks` are bits of tokens that may follow, 32 of them a word.
+    """
+
+    counts: torch.Tensor  # int32 [lines, V]
+    bias: torch.Tensor  # float32 [lines, V]
+    masks: torch.Tensor  # int32 [M, words]
+
+
+class RuledPositions(NamedTuple):
+    """N positions: the row of each, how many of its drafted tokens come before it, and the line of its mask or -1."""
+
+    rows: torch.Tensor  # int64 [N]
+    before: torch.Tensor  # int64 [N]
+    masks: torch.Tensor  # int64 [N]
+
+
 def attend(queries: torch.Tensor, pool: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
     """What queries [T, heads * dim] see of one layer's `pool` [slots, 2 * kv_heads * dim]; 0 for tokens in no tile."""
     heads, count = plan.heads, len(queries)
@@ -118,6 +148,46 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up [T, mlp] of `gate_up` [T, 2 mlp]."""
     gate, up = gate_up.float().chunk(2, 1)
     return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+def apply_rules(logits: torch.Tensor, at: RuledPositions, rows: RuledRows, tables: RuleTables) -> None:
+    """Change logits [N, ...] in place as `models.processors` does: what is removed is -inf then.
+
+    They are not divided by the temperature, though top-p and min-p go by what would be left if they were.
+    """
+    width = min(logits.shape[1], tables.counts.shape[1])
+    given, line = logits[:, :width], rows.lines[at.rows]
+    word, own = (table.index_select(0, line.clamp(min=0))[:, :width] for table in (tables.counts, tables.bias))
+    steps = torch.arange(rows.drafted.shape[1], device=logits.device)
+    drafted, counts = rows.drafted[at.rows], (word >> 1).float()
+    before = (steps < at.before.unsqueeze(1)) & (drafted < width)
+    drafted = torch.where(before, drafted, 0)
+    counts = counts.scatter_add(1, drafted, before.float())
+    present = counts.clamp(max=1.0)
+    repetition, frequency, presence = rows.penalties[at.rows].unsqueeze(2).unbind(1)
+    factor = torch.maximum(present, (word & 1).float()) * (repetition - 1.0) + 1.0
+    scores = given.clamp(min=0.0) / factor + given.clamp(max=0.0) * factor
+    scores = scores - frequency * counts - presence * present + own
+    token = torch.arange(width, device=logits.device)
+    bits = tables.masks.index_select(0, at.masks.clamp(min=0)).index_select(1, token >> 5) >> (token & 31) & 1
+    scores = torch.where((bits == 1) | (at.masks < 0).unsqueeze(1), scores, -torch.inf)
+    kept = scores >= _threshold(scores, at.rows, rows)
+    scores = torch.where(kept | scores.isnan(), scores, -torch.inf)
+    given.copy_(torch.where((line >= 0).unsqueeze(1), scores, given))
+
+
+def _threshold(scores: torch.Tensor, index: torch.Tensor, rows: RuledRows) -> torch.Tensor:
+    """The least score [N, 1] that top-k, top-p and min-p keep, by sorting all of them."""
+    divisor = rows.temperatures[index].unsqueeze(1)
+    divisor = torch.where(divisor > 0.0, divisor.clamp(min=MIN_TEMPERATURE), 1.0)
+    rank, (top_p, least) = rows.top_k[index].unsqueeze(1), rows.cuts[index].unsqueeze(2).unbind(1)
+    order = scores.sort(1, descending=True).values
+    kth = order.gather(1, (rank - 1).clamp(0, order.shape[1] - 1))
+    threshold = torch.where(rank > 0, kth, -torch.inf)
+    shares = torch.where(order >= threshold, order / divisor, -torch.inf).softmax(1)
+    last = torch.searchsorted(shares.cumsum(1), top_p.contiguous()).clamp(max=order.shape[1] - 1)
+    threshold = torch.where(top_p < 1.0, torch.maximum(threshold, order.gather(1, last)), threshold)
+    return torch.maximum(threshold, order[:, :1] + least * divisor)
 
 
 def choose(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor) -> Choice:

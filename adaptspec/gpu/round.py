@@ -14,13 +14,15 @@ import torch
 from torch.nn import functional
 
 from adaptspec.decision_tables import ENTROPY_EDGES, StopTable, TemperatureTable
-from adaptspec.gpu import draft_bounds
+from adaptspec.gpu import draft_bounds, rules
 from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, Inputs, bucket
 from adaptspec.gpu.graphs import Captured
+from adaptspec.gpu.ops import RuledPositions, RuledRows, RuleTables
 from adaptspec.gpu.plan import tile_tokens
 from adaptspec.gpu.plan import tiles as tiles_of
 from adaptspec.gpu.staging import Block
 from adaptspec.models.noise import token_keys
+from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import FloatArray, IntArray
 
 CHANGES = 4  # of block tables per row that come with a plan; a long prompt brings more, and is told by itself
@@ -37,8 +39,8 @@ class RoundPlan:
     depths: IntArray  # [B] tokens that the draft model drafts, at most
     given: IntArray  # [B, D] tokens that others have drafted
     counts: IntArray  # [B] how many
-    temperatures: FloatArray  # [B] 0: takes the likeliest token
-    keys: IntArray  # [B, D + 1] of the noise at each position from the next one on
+    sampling: SamplingBatch  # of the B rows
+    told: IntArray  # [B] how many alternatives are told of each token, -1: not even its own probability
     decoding: int  # rows
     stop: StopTable | None
     warmth: TemperatureTable | None
@@ -55,6 +57,7 @@ class RoundResult:
     choices: IntArray
     first: IntArray  # [B] the first token of a row whose prompt has ended
     bad: IntArray  # [B] whether a row's scores were no numbers
+    told: FloatArray | None  # [B, D + 1, 1 + 2 most] log-probabilities: of the choice, of the likeliest; then these
     steps: int
     seconds: tuple[float, float] | None  # of drafting and verifying, by the device's clock where it has one
 
@@ -87,6 +90,7 @@ class DeviceRounds:
                 "entries": (whole, (2, changes)),
                 "blocks": (torch.int32, (2, changes)),
                 **draft_bounds.layout(rows, steps),
+                **rules.layout(rows, steps),
             },
             device,
         )
@@ -108,6 +112,12 @@ class DeviceRounds:
         self._edges = torch.tensor(ENTROPY_EDGES, device=device)
         self._ends = torch.tensor(sorted(ends) or [-1], dtype=whole, device=device)
         self._token_keys = token_keys(target.info.vocab_size, device)
+        self._book = rules.RuleBook(rows, steps, target.info.vocab_size, device)
+        self._tables: RuleTables | None = None  # where a row of the round has rules
+        # Of the latest pass: what comes after it is captured by itself, as rows with rules have theirs in between.
+        widest = max([self._widest * target.info.vocab_size, *(rows * model.info.vocab_size for model in self._models)])
+        self._scores = torch.empty(widest, device=device)
+        self._told: list[torch.Tensor] = []
         self._parts = Captured()
         self._waits = False
         if device.type == "cuda":
@@ -119,16 +129,54 @@ class DeviceRounds:
         self._wait()  # for a round that nobody wants any more: what it reads must stay until then
         width = self._lay(plan)
         self._plan.send()
+        self._book.send_masks(None, None)
         self._mark(0)
         rows = self._bucket(count)
         self._begin()
-        if deepest:
-            self._parts.run(self._first, rows, warm)
-            for _ in range(deepest - 1):
-                self._parts.run(self._next, rows, warm)
+        for step in range(deepest):
+            self._parts.run(self._next if step else self._first, rows, 0)
+            if self._tables is not None and self.draft is not None:
+                own = torch.arange(rows, device=self._step.device)
+                self._rule(self._logits(rows, self.draft), own, torch.full_like(own, step), masked=not step)
+            self._parts.run(self._draw, rows, warm)
+        if self._masks_drafts(plan):
+            self._result.fetch()
         self._mark(1)
         if plan.decoding:
             self._parts.run(self._verify, width, self._tiles(width, rows))
+            self._judge(plan, width)
+
+    def _judge(self, plan: RoundPlan, width: int) -> None:
+        """Choose after each token of the verify pass."""
+        if self._masks_drafts(plan):
+            self._wait()  # the device is at the pass meanwhile
+            self._book.send_masks(self._result.host["drafted"], self._result.host["counts"])
+        logits, sent = self._logits(width, self.target), self._plan.device
+        shares = _shares(logits, plan.told[: plan.decoding])
+        if self._tables is not None:
+            offsets = sent["offsets"][:width].clamp(max=self._steps)
+            self._rule(logits, sent["owners"][:width], offsets, masked=True)
+        self._parts.run(self._choose, width, 0)
+        if shares is not None:
+            self._told.append(_told(shares, self._result.device["choices"][:width], int(plan.told.max())))
+
+    def _masks_drafts(self, plan: RoundPlan) -> bool:
+        """Whether masks depend on what is drafted."""
+        return bool(self._book.masked) and bool(plan.depths.any() or plan.counts.any())
+
+    def _rule(self, logits: torch.Tensor, rows: torch.Tensor, offsets: torch.Tensor, *, masked: bool) -> None:
+        """Change logits [N, V] of these rows [N] behind so many [N] of their drafted tokens by the rows' rules."""
+        assert self._tables is not None
+        slots = self._plan.device["masks"][rows]
+        masks = torch.where((slots >= 0) & masked, slots + offsets * self._book.masked, -1)
+        sent = {name: self._plan.device[name] for name in RuledRows._fields[:-1]}
+        ruled = RuledRows(**sent, drafted=self._result.device["drafted"])
+        self.target.ops.apply_rules(logits, RuledPositions(rows, offsets, masks), ruled, self._tables)
+
+    def _logits(self, positions: int, model: DeviceDecoder) -> torch.Tensor:
+        """Where those of a pass are kept, [positions, V]."""
+        width = model.info.vocab_size
+        return self._scores[: positions * width].view(positions, width)
 
     def capture(self) -> None:
         """Capture the parts of rounds in all shapes, the largest first. They run on nobody's rows meanwhile."""
@@ -142,9 +190,12 @@ class DeviceRounds:
         while rows:
             for width in range(bucket(rows * (self._steps + 1)), self._room(rows) - 1, -BUCKETS[-1]):
                 self._parts.capture(self._verify, width, self._tiles(width, rows))
-            for warm in (False, True) if self.draft is not None else ():
+                self._parts.capture(self._choose, width, 0)
+            if self.draft is not None:
                 for step, part in enumerate((self._first, self._next)[: self._steps]):
-                    self._parts.capture(part, rows, warm, partial(self._step.fill_, step))
+                    self._parts.capture(part, rows, 0, partial(self._step.fill_, step))
+                for warm in (False, True):
+                    self._parts.capture(self._draw, rows, warm, partial(self._step.fill_, 0))
             rows = rows // 2 if rows < most else bucket_rows(rows) // 2
         torch.cuda.synchronize(self.target.device)
 
@@ -153,15 +204,19 @@ class DeviceRounds:
         self._result.fetch()
         self._mark(2)
 
-    def choose_first(self, logits: torch.Tensor, row: int) -> None:
-        """The first tokens of rows whose prompts have ended, from `row` on, by their `logits` [n, vocab]."""
-        own = slice(row, row + len(logits))
-        plan, result = self._plan.device, self._result.device
-        found = self.target.ops.choose(
-            logits, plan["temperatures"][own], plan["keys"][own, 0].contiguous(), self._token_keys
-        )
-        result["first"][own] = found.token
-        result["bad"][own] = ~torch.isfinite(found.entropy)
+    def choose_first(self, logits: torch.Tensor, row: int, told: IntArray) -> None:
+        """The first tokens of rows whose prompts have ended, from `row` on, by their `logits` [n, V]; `told` [n]."""
+        own = torch.arange(row, row + len(logits), device=logits.device)
+        sent, result = self._plan.device, self._result.device
+        shares = _shares(logits, told)
+        if self._tables is not None:
+            self._rule(logits, own, torch.zeros_like(own), masked=True)
+        keys = sent["keys"][:, 0].index_select(0, own)
+        found = self.target.ops.choose(logits, sent["temperatures"].index_select(0, own), keys, self._token_keys)
+        result["first"].index_copy_(0, own, found.token.long())
+        result["bad"].index_copy_(0, own, ~torch.isfinite(found.entropy))
+        if shares is not None:
+            self._told.append(_told(shares, found.token.long(), int(told.max())))
 
     def result(self, plan: RoundPlan) -> RoundResult:
         """What has come: the one time that the host waits for the device."""
@@ -171,6 +226,7 @@ class DeviceRounds:
         choices: IntArray = np.zeros((count, self._steps + 1), dtype=np.int64)
         real = offsets <= self._steps
         choices[owners[real], offsets[real]] = host["choices"][real]
+        told = self._read_told(plan, owners[real], offsets[real])
         names = ("drafted", "counts", "confidence", "entropy", "first", "bad")
         drafted, counts, confidence, entropy, first, bad = (host[name][:count].copy() for name in names)
         steps = int(np.where(plan.depths > 0, counts, 0).max(initial=0))
@@ -179,7 +235,19 @@ class DeviceRounds:
         if self.target.device.type == "cuda":
             begun, drawn, done = self._marks
             seconds = begun.elapsed_time(drawn) * 1e-3, drawn.elapsed_time(done) * 1e-3
-        return RoundResult(drafted, counts, sure, spread, choices, first, bad, steps, seconds)
+        return RoundResult(drafted, counts, sure, spread, choices, first, bad, told, steps, seconds)
+
+    def _read_told(self, plan: RoundPlan, owners: IntArray, offsets: IntArray) -> FloatArray | None:
+        parts = [one.double().numpy() for one in self._told]
+        if not parts:
+            return None
+        whole = np.zeros((len(plan.rows), self._steps + 1, max(part.shape[1] for part in parts)))
+        if (plan.told[: plan.decoding] >= 0).any():
+            part = parts.pop(0)
+            whole[owners, offsets, : part.shape[1]] = part[: len(owners)]
+        for part in parts:
+            whole[plan.decoding :, 0, : part.shape[1]] = part
+        return whole
 
     def _wait(self) -> None:
         if self._waits:
@@ -208,12 +276,14 @@ class DeviceRounds:
     def _lay(self, plan: RoundPlan) -> int:
         """Write the plan on the host; return how many tokens the verify pass has room for."""
         host, count, decoding = self._plan.host, len(plan.rows), plan.decoding
-        for name in ("rows", "lengths", "newest", "unread", "depths", "counts", "temperatures"):
+        for name in ("rows", "lengths", "newest", "unread", "depths", "counts"):
             host[name][:count] = getattr(plan, name)
+        host["temperatures"][:count] = plan.sampling.temperatures
+        host["keys"][:count] = plan.sampling.keys(self._steps + 1)
+        self._book.write(host, plan.rows, plan.sampling)
         host["rows"][count:] = self.target.cache.nobody
         host["depths"][count:] = host["counts"][count:] = 0
         host["given"][:count, : plan.given.shape[1]] = plan.given
-        host["keys"][:count, : plan.keys.shape[1]] = plan.keys
         draft_bounds.write(host, plan.stop, plan.warmth, count)
         self._tell_tables()
         wide = (np.maximum(plan.depths, plan.counts) + 1)[:decoding]
@@ -242,25 +312,27 @@ class DeviceRounds:
         result["drafted"].copy_(plan["given"])
         result["counts"].copy_(plan["counts"])
         result["bad"].zero_()
+        self._tables = self._book.tables(plan) if self._book.ruled else None
+        self._told.clear()
         torch.gt(plan["depths"], 0, out=self._asked)
         self._alive.fill_(1.0)
         self._step.zero_()
 
-    def _first(self, rows: int, warm: bool) -> None:
-        """The draft model reads what it has not seen of each row, its newest token at least, and draws."""
+    def _first(self, rows: int, _: int) -> None:
+        """The draft model reads what it has not seen of each row, its newest token at least."""
         plan, asked = self._plan.device, self._asked[:rows]
         back = torch.arange(1, -1, -1, device=asked.device)  # how far before the newest token
         places = plan["lengths"][:rows, None] - 1 - back
         live = asked[:, None] & (back < plan["unread"][:rows, None])
         states = self._read(plan["newest"][:rows], places, live)
-        self._draw(states[1::2][:rows], rows, warm)
+        self._keep_logits(states[1::2][:rows])
 
-    def _next(self, rows: int, warm: bool) -> None:
-        """It reads the token drawn last, and draws the next."""
+    def _next(self, rows: int, _: int) -> None:
+        """It reads the token drawn last."""
         plan, asked = self._plan.device, self._asked[:rows]
         drafted = self._result.device["drafted"][:rows].index_select(1, self._step - 1)
         places = plan["lengths"][:rows, None] - 1 + self._step
-        self._draw(self._read(drafted, places, asked[:, None])[:rows], rows, warm)
+        self._keep_logits(self._read(drafted, places, asked[:, None])[:rows])
 
     def _read(self, tokens: torch.Tensor, places: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
         """States after up to two new tokens [R, n] of each row, in order."""
@@ -272,10 +344,17 @@ class DeviceRounds:
         owners = own.repeat_interleave(count, output_size=rows * count)
         return self.draft.run(_inputs(self.draft, tokens, (owners, places, live), laid))
 
-    def _draw(self, states: torch.Tensor, rows: int, warm: bool) -> None:
+    def _keep_logits(self, states: torch.Tensor) -> None:
+        assert self.draft is not None
+        more = bucket(len(states)) - len(states)
+        logits = self.draft.logits(functional.pad(states, (0, 0, 0, more)))
+        self._logits(len(states), self.draft).copy_(logits[: len(states)])
+
+    def _draw(self, rows: int, warm: bool) -> None:
+        """A token for each row that drafts on, and whether it goes on from there."""
         draft, plan, result = self.draft, self._plan.device, self._result.device
         assert draft is not None
-        logits, asked, step = _padded_logits(draft, states)[:rows], self._asked[:rows], self._step
+        logits, asked, step = self._logits(rows, draft), self._asked[:rows], self._step
         temperatures, keys = plan["temperatures"][:rows], plan["keys"][:rows].index_select(1, step).squeeze(1)
         bounds = draft_bounds.Bounds(*(plan[name][:rows] for name in draft_bounds.Bounds._fields))
         found = draft.ops.choose(logits, temperatures, keys, self._token_keys)
@@ -294,7 +373,7 @@ class DeviceRounds:
         step.add_(1)
 
     def _verify(self, width: int, tiles: int) -> None:
-        """The target reads each row's newest token and drafts, `width` tokens in `tiles`, and chooses after each."""
+        """The target reads each row's newest token and drafts, `width` tokens in `tiles`."""
         plan, result, target = self._plan.device, self._result.device, self.target
         owners, offsets = plan["owners"][:width], plan["offsets"][:width]
         within = offsets.clamp(max=self._steps)
@@ -303,11 +382,16 @@ class DeviceRounds:
         live = offsets <= result["counts"][owners]
         places = plan["lengths"][owners] - 1 + within
         inputs = _inputs(target, tokens, (plan["rows"][owners], places, live), plan["tiles"][:tiles])
-        logits = target.logits(target.run(inputs))
-        keys = plan["keys"][owners, within]
-        found = target.ops.choose(logits, plan["temperatures"][owners], keys, self._token_keys)
+        self._logits(width, target).copy_(target.logits(target.run(inputs)))
+
+    def _choose(self, width: int, _: int) -> None:
+        """The target chooses after each of them."""
+        plan, result = self._plan.device, self._result.device
+        owners, offsets = plan["owners"][:width], plan["offsets"][:width]
+        keys, logits = plan["keys"][owners, offsets.clamp(max=self._steps)], self._logits(width, self.target)
+        found = self.target.ops.choose(logits, plan["temperatures"][owners], keys, self._token_keys)
         result["choices"][:width] = found.token
-        broken = (live & ~torch.isfinite(found.entropy)).long()
+        broken = ((offsets <= result["counts"][owners]) & ~torch.isfinite(found.entropy)).long()
         result["bad"] |= torch.zeros_like(plan["rows"]).index_add_(0, owners, broken) > 0
 
 
@@ -332,6 +416,13 @@ def bucket_rows(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
-def _padded_logits(model: DeviceDecoder, states: torch.Tensor) -> torch.Tensor:
-    more = bucket(len(states)) - len(states)
-    return model.logits(functional.pad(states, (0, 0, 0, more)))
+def _shares(logits: torch.Tensor, told: IntArray) -> torch.Tensor | None:
+    """Logarithms of probabilities, before rules change the logits, if any row's are to be told."""
+    return logits.log_softmax(1) if (told >= 0).any() else None
+
+
+def _told(shares: torch.Tensor, choices: torch.Tensor, most: int) -> torch.Tensor:
+    """On the way to the host [N, 1 + 2 most]: that of the choice, those of the likeliest, and these tokens."""
+    best = shares.topk(min(most, shares.shape[1]), dim=1)
+    parts = shares.gather(1, choices.unsqueeze(1)), best.values, best.indices.float()  # exact up to 2^24
+    return torch.cat(parts, 1).to("cpu", non_blocking=True)

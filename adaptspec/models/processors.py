@@ -85,7 +85,7 @@ def build(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) ->
     wanted: list[tuple[type[_RowProcessor], list[bool]]] = [
         (Penalties, [row.params.penalised for row in rows]),
         (LogitBias, [bool(row.params.logit_bias) for row in rows]),
-        (MinTokens, [bool(_masked_early(row, vocab_size)) for row in rows]),
+        (MinTokens, [bool(masked_early(row, vocab_size)) for row in rows]),
         (GrammarMask, [row.constraint is not None for row in rows]),
         (Temperature, [s and row.params.temperature != 1.0 for s, row in zip(sampled, rows, strict=True)]),
         (Truncation, [s and truncates(row.params, vocab_size) for s, row in zip(sampled, rows, strict=True)]),
@@ -207,7 +207,7 @@ class MinTokens(_RowProcessor):
     """Masks the tokens that would end a row (EOS unless ignored, stop_token_ids) until it has min_tokens."""
 
     def _prepare(self) -> None:
-        masked = [_masked_early(row, self._vocab_size) for row in self._rows]
+        masked = [masked_early(row, self._vocab_size) for row in self._rows]
         width = max(len(tokens) for tokens in masked)
         padded = [tokens + tokens[:1] * (width - len(tokens)) for tokens in masked]
         self._tokens = torch.tensor(padded, dtype=torch.int64, device=self._device)
@@ -321,7 +321,7 @@ def truncates(params: SamplingParams, vocab_size: int) -> bool:
     return 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def _masked_early(row: SamplingRow, vocab_size: int) -> list[int]:
+def masked_early(row: SamplingRow, vocab_size: int) -> list[int]:
     """Tokens that would end the row too early; none if that left nothing to choose from."""
     if row.params.min_tokens == 0:
         return []

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from adaptspec.errors import RequestError
 from adaptspec.models.noise import Stream, gumbel, gumbel_at, position_keys, seed_keys, uniform
-from adaptspec.models.processors import Paths, Positions, SamplingRow, Temperature, build, truncates
+from adaptspec.models.processors import Paths, Positions, SamplingRow, build, truncates
 from adaptspec.request import SamplingParams
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
@@ -48,7 +48,7 @@ class SamplingBatch:
         """`sampled` [B] says which rows draw, and do not just take the likeliest token; `plain_greedy`, that none does
         and nothing changes its logits. `constraints` are the rows' grammars at work, `constrained`: there is one.
         """
-        self._rows = tuple(rows)
+        self.rows = tuple(rows)
         self.vocab_size = vocab_size
         self._device = device
         self._processors = build(rows, vocab_size, device)
@@ -60,20 +60,18 @@ class SamplingBatch:
         self.constrained = any(constraint is not None for constraint in self.constraints)
 
     @property
-    def temperatures(self) -> FloatArray | None:
-        """[B] the rows' temperatures, 0 for those that take the likeliest token; None if more changes their scores."""
-        if not all(isinstance(processor, Temperature) for processor in self._processors):
-            return None
-        return np.array([0.0 if row.params.greedy else row.params.temperature for row in self._rows])
+    def temperatures(self) -> FloatArray:
+        """[B] the rows' temperatures, 0 for those that take the likeliest token."""
+        return np.array([0.0 if row.params.greedy else row.params.temperature for row in self.rows])
 
     def keys(self, steps: int) -> IntArray:
         """[B, steps] of the noise at each row's next positions."""
-        index, offsets = np.divmod(np.arange(len(self._rows) * steps), steps)
+        index, offsets = np.divmod(np.arange(len(self.rows) * steps), steps)
         return self._keys(index, offsets, Stream.CHOICE).reshape(-1, steps)
 
     def take(self, members: IntArray) -> SamplingBatch:
         """A batch of some of the rows, by position. Built anew: for rounds that mix verification methods."""
-        return SamplingBatch([self._rows[i] for i in members], self.vocab_size, self._device)
+        return SamplingBatch([self.rows[i] for i in members], self.vocab_size, self._device)
 
     def process(self, logits: torch.Tensor, index: IntArray, offsets: IntArray, paths: Paths) -> torch.Tensor:
         """Scores [N, vocab_size] in float32: logits after every processor; softmax of it is the distribution.
@@ -139,7 +137,7 @@ class SamplingBatch:
         return logits[:, : self.vocab_size] if missing < 0 else functional.pad(logits, (0, missing), value=-torch.inf)
 
     def _keys(self, index: IntArray, offsets: IntArray, stream: Stream) -> IntArray:
-        lengths = np.array([len(row.tokens) for row in self._rows], dtype=np.int64)[index]
+        lengths = np.array([len(row.tokens) for row in self.rows], dtype=np.int64)[index]
         # Only the final choice of a position is unique; everything else may be drawn again in a later round.
         rounds = 0 if stream is Stream.CHOICE else lengths
         return position_keys(self._seeds[index], lengths + offsets, stream, rounds)

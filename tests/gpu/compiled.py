@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from adaptspec.gpu import kernels
-from adaptspec.gpu.ops import HeadNorm
+from adaptspec.gpu.ops import HeadNorm, RuledPositions, RuledRows, RuleTables
 from adaptspec.gpu.plan import AttentionPlan, Workspace
 from adaptspec.models.attention import Heads
 
@@ -90,6 +90,9 @@ def launches(model: Model, dtype: torch.dtype) -> list[Launch]:
     qkv, angles = queries.new_empty(count, width + pool.shape[1]), floats.new_empty(4096, heads.dim // 2)
     hidden, weight = queries.new_empty(count, model.hidden), queries.new_empty(model.hidden)
     norm = HeadNorm(queries.new_empty(heads.query + heads.kv, heads.dim), 1e-6)
+    rules = RuledRows(i64, floats, floats.new_empty(count, 3), i64, floats.new_empty(count, 2), i64.new_empty(count, 7))
+    lines = floats.new_empty(count, model.vocab)
+    tables = RuleTables(lines.int(), lines, i32.new_empty(count, model.vocab // 32))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(JITFunction, "run", run)
         kernels.attend(queries, pool, plan)
@@ -97,6 +100,7 @@ def launches(model: Model, dtype: torch.dtype) -> list[Launch]:
         kernels.rope_store(qkv, angles, angles, i32, i32, pool, norm)
         kernels.add_norm(hidden, hidden, weight, 1e-5)
         kernels.silu_mul(queries.new_empty(count, 2 * model.mlp))
+        kernels.apply_rules(lines, RuledPositions(i64, i64, i64), rules, tables)
         kernels.choose(floats.new_empty(count, model.vocab), floats, i64, i64.new_empty(model.vocab))
     return found
 

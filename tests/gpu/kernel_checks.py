@@ -174,3 +174,39 @@ def test_logits_that_are_no_numbers_show_in_the_entropy() -> None:
     choice = kernels.choose(logits, torch.tensor([0.5, 0.0, 1.0], device=DEVICE), keys, tokens)
     assert choice.entropy.isnan().tolist() == [False, True, True]
     assert all(0 <= token < 2100 for token in choice.token.tolist())
+
+
+@pytest.mark.parametrize(("vocab", "more"), [(500, 0), (5000, -1200), (32_000, 64)])
+def test_rules_are_those_of_torch(vocab: int, more: int) -> None:
+    """Penalties of written and drafted tokens, biases, masks, thresholds; rows without rules stay as they are."""
+    draw = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(7, vocab + more, generator=draw) * 4
+    logits[0, ::3] = -torch.inf
+    logits[6] = logits[6].round()  # equals at the threshold
+    logits[5, 3] = torch.nan
+    counts = (torch.randint(0, 60, (5, vocab), generator=draw) - 40).clamp(min=0).int()
+    bias = torch.randn(5, vocab, generator=draw) * (torch.rand(5, vocab, generator=draw) < 0.1)
+    words = torch.randint(-(2**31), 2**31, (8, -(-vocab // 32)), generator=draw).int()
+    infinite = float("inf")
+    rows = ops.RuledRows(
+        torch.tensor([0, 2, -1, 3]),
+        torch.tensor([0.0, 0.7, 1.0, 1.3]),
+        torch.tensor([[1.2, 0.3, 0.1], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.8, -0.4, 0.5]]),
+        torch.tensor([0, 7, 0, 0]),
+        torch.tensor([[1.0, -infinite], [0.9, -infinite], [1.0, -infinite], [0.8, -3.0]]),
+        torch.randint(0, vocab, (4, 3), generator=draw),
+    )
+    at = ops.RuledPositions(
+        torch.tensor([0, 1, 2, 3, 1, 2, 3]),
+        torch.tensor([0, 1, 2, 3, 3, 0, 2]),
+        torch.tensor([-1, -1, -1, 4, 5, -1, 2]),
+    )
+    want, got = logits.clone(), logits.to(DEVICE)
+    tables = ops.RuleTables(counts, bias, words)
+    ops.apply_rules(want, at, rows, tables)
+    parts = (type(part)(*(one.to(DEVICE) for one in part)) for part in (at, rows, tables))
+    kernels.apply_rules(got, *parts)
+    assert torch.equal(got.cpu().isinf(), want.isinf())
+    torch.testing.assert_close(got.cpu(), want, equal_nan=True, **CLOSE)
+    assert torch.equal(want[2], logits[2])
+    assert 1 < (want[1, :vocab] > -infinite).sum() <= 7

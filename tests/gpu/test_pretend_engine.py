@@ -17,6 +17,7 @@ from adaptspec.control.language.library import shipped_policies
 from adaptspec.engine import assembly
 from adaptspec.engine.assembly import Built, EngineConfig, assemble, build, make_executor
 from adaptspec.engine.core import EngineCore, EngineLimits
+from adaptspec.engine.device_executor import DeviceExecutor
 from adaptspec.request import Grammar, Request, SamplingParams, SpeculationParams
 from adaptspec.types import Completion, FinishReason, TokenLogprob
 from adaptspec.verification import METHODS
@@ -34,6 +35,8 @@ LIMITS = EngineLimits(max_rows=4, prefill_tokens=16)
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 DRAWN = replace(GREEDY, temperature=0.8, seed=1)
 TOP_P = replace(DRAWN, top_p=0.9, frequency_penalty=0.3, seed=2)
+RULED = replace(DRAWN, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.2, logit_bias={5: -1.0})
+LETTERS = Grammar("start: /[a-z ]{9,}/", "lark")
 SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
 
 
@@ -159,10 +162,10 @@ def test_methods_and_drafters_side_by_side(pair: tuple[Built, Built]) -> None:
 @pytest.mark.parametrize(
     "shape", [Shape(8, 32), Shape(8, 32, beam=True), Shape(8, 32, beam=True, union=True)], ids=["comb", "beam", "union"]
 )
-def test_trees(pair: tuple[Built, Built], shape: Shape) -> None:
-    """Of rounds that run part by part: one row asks for scores."""
-    for some in ((GREEDY, DRAWN, TOP_P), (DRAWN,)):
-        params = (*some[:-1], replace(some[-1], logprobs=1))
+def test_trees(pair: tuple[Built, Built], shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rounds that run part by part."""
+    monkeypatch.setattr(DeviceExecutor, "_fits", lambda *_: False)
+    for params in ((GREEDY, DRAWN, TOP_P), (DRAWN,)):
         asked, records = requests(pair[0], *params), []
         texts = []
         for built in pair:
@@ -211,7 +214,8 @@ def test_predicted_texts(pair: tuple[Built, Built]) -> None:
 def test_rounds_replayed_from_graphs(pair: tuple[Built, Built], cuda: PretendCuda) -> None:
     """The same texts as call by call, of rows that come and go; and no round runs by calls."""
     core, _ = dictated(pair[1], eager=False)
-    for params in ((GREEDY, DRAWN, replace(DRAWN, max_tokens=5), GREEDY), (DRAWN,)):
+    written = replace(RULED, ignore_eos=False, grammar=LETTERS)
+    for params in ((GREEDY, DRAWN, replace(DRAWN, max_tokens=5), GREEDY), (DRAWN,), (RULED, written, GREEDY)):
         asked = requests(pair[0], *params)
         plain = run(dictated(pair[0])[0], asked)
         cuda.clear()
@@ -226,8 +230,10 @@ PER_ROUND: dict[str, tuple[int, Shape | None, SamplingParams, Cost, Cost]] = {
     "plain": (0, None, GREEDY, (1, 1, 1), (1, 1, 1)),
     "depth 3": (3, None, GREEDY, (1, 1, 1), (1, 1, 1)),
     "depth 3, drawn": (3, None, DRAWN, (1, 1, 1), (1, 1, 1)),
-    "depth 3, top-p": (3, None, replace(DRAWN, top_p=0.9), (15, 44.75, 9), (15, 50, 9)),
-    "tree": (3, Shape(4, 16, beam=True), replace(GREEDY, logit_bias={5: -1.0}), (6.25, 20.5, 4.25), (10.5, 42, 8.5)),
+    "depth 3, with rules": (3, None, RULED, (1, 1, 1), (1, 1, 1)),
+    "logprobs": (3, None, replace(RULED, logprobs=2), (1, 1, 2), (1, 1, 2)),
+    # Masks of the next tokens go with the plan, those behind drafted ones when these are known.
+    "grammar": (3, None, replace(DRAWN, ignore_eos=False, grammar=LETTERS), (2, 3, 2), (2, 3, 2)),
 }
 ROUNDS = 4
 
