@@ -13,7 +13,10 @@ import torch
 from adaptspec.drafting.drafter import ModelDrafter
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.gpu.round import DeviceRounds, RoundPlan
+from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Runner
+from adaptspec.models.sampling import SamplingBatch
+from adaptspec.request import SamplingParams
 
 CONTEXTS = (512, 8192, 32_768)  # tokens that rows hold, as far as there is room
 TURNS = 5
@@ -61,6 +64,7 @@ class DeviceLaps:
 
     def _plan(self, count: int, context: int, depth: int, *, drafts: bool) -> RoundPlan:
         each = np.ones(count, dtype=np.int64)
+        rows = [SamplingRow(SamplingParams(temperature=0.0), 0, [0], 1, ())] * count
         return RoundPlan(
             rows=np.arange(count, dtype=np.int64),
             lengths=context * each,
@@ -69,8 +73,8 @@ class DeviceLaps:
             depths=each * (depth if drafts else 0),
             given=np.zeros((count, depth), dtype=np.int64),
             counts=each * (0 if drafts else depth),
-            temperatures=np.zeros(count),
-            keys=np.zeros((count, self._steps + 1), dtype=np.int64),
+            sampling=SamplingBatch(rows, self._models[0].info.vocab_size, self._models[0].device),
+            told=-each,
             decoding=count,
             stop=None,
             warmth=None,

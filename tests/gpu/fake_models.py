@@ -76,8 +76,10 @@ def _part(name: str, rows: int, cached: int, width: int) -> dict[str, Any]:
     with Traffic() as traffic, mock.patch.object(model, "ops", Kernels(traffic, rows, cached + width, width)):
         if name.startswith("llama"):
             rounds._verify(tokens, rounds._tiles(tokens, rows))
+            rounds._choose(tokens, 0)
         else:
-            rounds._next(rows, warm=False)
+            rounds._next(rows, 0)
+            rounds._draw(rows, warm=False)
     seen = rows * (cached + width) * model.cache.shape.bytes_per_token(BF16)
     return {
         "kernels": traffic.kernels.total(),
