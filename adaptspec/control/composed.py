@@ -35,7 +35,6 @@ class ComposedPolicy(Policy):
     values: Goodput | None = None  # says what a stop rule asks for where the algorithm expects nothing
     temperature: DraftTemperature | None = None
     branching: Branching | None = None  # None: drafts are chains
-    _barred: bool = False  # a ceiling left no row a single token
     _stacked: tuple[bytes, tuple[StopTable | None, ...], StopTable | None] | None = None
 
     def __post_init__(self) -> None:
@@ -57,8 +56,7 @@ class ComposedPolicy(Policy):
     def decide(self, signals: BatchSignals) -> Decision:
         limits = signals.limits
         lowered = limits if self.ceilings is None else self.ceilings.limits(signals)
-        self._barred = lowered is not limits and not some(lowered)
-        if self._barred:
+        if lowered is not limits and not some(lowered):  # nobody could draft: no matter for a guard
             return self._none(signals, Reason.CEILING)
         if lowered is not limits:
             signals = replace(signals, limits=lowered, found=np.minimum(signals.found, lowered))
@@ -89,8 +87,7 @@ class ComposedPolicy(Policy):
             self.values.learn(record)
         if self.temperature is not None and record.temperature_scores is not None:
             self.temperature.learn(record)
-        # A guard learns nothing of rounds in which nobody could have drafted.
-        if self.guard is not None and not self._barred:
+        if self.guard is not None:
             self.guard.after(record)
 
     def state(self) -> dict[str, FloatArray]:

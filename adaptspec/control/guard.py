@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -13,7 +14,7 @@ from pydantic import Field
 from adaptspec.control.ceilings import Bounds
 from adaptspec.control.cost import CostTable, batch_bucket
 from adaptspec.control.language.schema import Part
-from adaptspec.control.policy import BatchSignals
+from adaptspec.control.policy import BatchSignals, Pending
 from adaptspec.control.rows import total
 from adaptspec.types import Reason, RoundRecord
 
@@ -85,6 +86,9 @@ class Guard:
     much as it may, so that even a hopeless draft costs little. A new request shortens what is left of the wait by its
     share of the batch, by half where it is alone: what lost on the last may pay on this one.
 
+    A round is booked under what held when it was decided, however late it is told of. One that was decided before a
+    switch says nothing of what came after; one that was decided without a guard is nothing to it.
+
     Nothing of it is kept over a restart: to find out anew costs some plain rounds' time, to believe what another hour
     or machine measured could cost an hour.
     """
@@ -98,53 +102,59 @@ class Guard:
         self._probed = 0
         self._losses = 0
         self._rows = 0
-        self._alone = True
         self._doubts = cost.doubts
         self._window = _Window()
         self._baselines: dict[int, _Baseline] = {}
         self._baseline = _Baseline()
+        self._pending: Pending[_Decided] = Pending()
 
     def start(self, row: int) -> None:  # noqa: ARG002 - whichever row it is
         self._window.rows = 0  # its context may be another
         self._left *= 1.0 - 0.5 / max(1, self._rows)
 
     def mode(self, signals: BatchSignals) -> Mode:
-        self._alone = not signals.beside and not signals.prefill_tokens
         if signals.round_size != self._rows:
             self._rows = signals.round_size
             self._baseline = self._baselines.setdefault(batch_bucket(self._rows), _Baseline())
         if self._mode is Mode.OFF and self._left <= 0.0:
             self._mode, self._probed, self._window = Mode.PROBE, 0, _Window()
-        if self._mode is Mode.RUN and self._spec.never_slower is not None and self._baseline.due:
-            return Mode.PLAIN_ONCE
-        return self._mode
+        mode = self._mode
+        if mode is Mode.RUN and self._spec.never_slower is not None and self._baseline.due:
+            mode, self._baseline.stale = Mode.PLAIN_ONCE, 0  # once, even if the next is decided before it is told of
+        rows = 0 if signals.beside or signals.prefill_tokens else len(signals.rows)
+        self._pending.put(signals.number, _Decided(mode, self._baseline, rows))
+        return mode
 
     def after(self, record: RoundRecord) -> None:
         """Note a round. It counts for the batch that `mode` saw: rows of other policies are not in the record."""
+        decided = self._pending.take(record.decision)
+        if decided is None:
+            return
         if self._cost.doubts != self._doubts:  # plain rounds measure best
             self._doubts = self._cost.doubts
             for baseline in self._baselines.values():
                 baseline.rounds = min(baseline.rounds, 1)
         drafted = record.drafting
         if drafted:
-            self._baseline.stale += 1
+            decided.baseline.stale += 1
         else:
-            self._after_plain(record)
-        if self._mode is Mode.OFF:
-            if not drafted:  # else it was decided before the switch, and is told of afterwards
-                self._left -= total(record.emitted)
+            self._after_plain(record, decided)
+        if decided.mode is not self._mode:
             return
-        if drafted and self._alone:
-            self._measure(record)
+        if self._mode is Mode.OFF:
+            self._left -= total(record.emitted)
+            return
+        if drafted and len(record.rows) == decided.rows:
+            self._measure(record, decided.baseline)
         if self._mode is Mode.PROBE:
             self._after_probe(drafted or not record.caught_up)
         elif drafted:
             self._judge()
 
-    def _measure(self, record: RoundRecord) -> None:
+    def _measure(self, record: RoundRecord, baseline: _Baseline) -> None:
         window, rows = self._window, len(record.rows)
         if rows != window.rows or window.rounds % _PRICED_ROUNDS == 0:
-            window.rows, window.plain = rows, self._plain_seconds(record) * self._baseline.ratio
+            window.rows, window.plain = rows, self._plain_seconds(record) * baseline.ratio
         window.add(total(record.emitted) / rows, record.total_seconds / window.plain)
         if self._spec.disable_below_acceptance is not None:
             window.kept += np.count_nonzero(record.accepted)
@@ -153,10 +163,10 @@ class Guard:
     def _plain_seconds(self, record: RoundRecord) -> float:
         return self._cost.plain_seconds(len(record.rows), total(record.context))
 
-    def _after_plain(self, record: RoundRecord) -> None:
-        self._baseline.stale = 0
-        if self._alone and not record.caught_up:
-            self._baseline.add(record.total_seconds / self._plain_seconds(record))
+    def _after_plain(self, record: RoundRecord, decided: _Decided) -> None:
+        decided.baseline.stale = 0
+        if len(record.rows) == decided.rows and not record.caught_up:
+            decided.baseline.add(record.total_seconds / self._plain_seconds(record))
 
     def _after_probe(self, begun: bool) -> None:
         # A long pause takes several rounds to catch up; the probe begins when it is over.
@@ -257,6 +267,14 @@ class _Baseline:
     def due(self) -> bool:
         """Whether a plain round is to be run."""
         return self.stale >= min(_FIRST_REFRESH * max(1, self.rounds), _REFRESH)
+
+
+class _Decided(NamedTuple):
+    """What held when a round was decided: what it was let do, and the baseline it goes by."""
+
+    mode: Mode
+    baseline: _Baseline
+    rows: int  # 0 where others ran beside them, whose seconds nobody can tell from theirs
 
 
 _GUARD, _PROBE = int(Reason.GUARD), int(Reason.PROBE)

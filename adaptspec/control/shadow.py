@@ -254,7 +254,8 @@ class ShadowPolicy:
             of = np.flatnonzero((main.drafter == which) & (main.drafted > 0))
             seen, kept = np.minimum(main.drafted[of], self._depth), np.minimum(main.accepted[of], self._depth)
             self._signals[which].observe(acted.rows[of], acted.tasks[of], seen, kept)
-        cache_gap = decided.cache_gap + acted.emitted
+        held = self._cache_gap[:, acted.rows]  # a later round may be decided already, which has not reckoned with this
+        cache_gap = np.where(held < 0, decided.cache_gap, held) + acted.emitted
         drafting = np.flatnonzero(drafted)
         cache_gap[decided.decision.drafter[drafting], drafting] = 0
         self._cache_gap[:, acted.rows] = cache_gap

@@ -54,6 +54,16 @@ class DraftModelDrafter:
     def endless(self) -> DraftModelDrafter:
         return DraftModelDrafter(self.runner, catch_up_tokens=self.catch_up_tokens)
 
+    def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
+        """See `ModelDrafter.catch_up`."""
+        depths = self._within_context(job)
+        active, packed, caught_up = self._first(job, depths, kept=_USUAL)
+        if caught_up:
+            reading = packed.counts > 0
+            counts = packed.counts[reading]
+            self.runner.forward(Packed(packed.rows[reading], counts, packed.tokens, np.zeros_like(counts)))
+        return np.where(np.isin(np.arange(len(depths)), active), depths, 0), caught_up
+
     def cache_gap(self, row: int, length: int) -> int:
         return max(0, length - self.runner.length(row) - _USUAL)
 
@@ -161,8 +171,10 @@ class DraftModelDrafter:
             return job.depths
         return np.clip(job.depths, 0, np.maximum(np.array(rooms, dtype=np.int64), 0))
 
-    def _first(self, job: DraftJob, depths: IntArray) -> _FirstPass:
-        """The first pass: what each drafting row's cache has not seen. Rows that read all of it draft."""
+    def _first(self, job: DraftJob, depths: IntArray, kept: int = 0) -> _FirstPass:
+        """The first pass: what each drafting row's cache has not seen, but for `kept` of the usual tokens. Rows that
+        read all of it draft.
+        """
         budget, vocabulary, runner = self.catch_up_tokens, self.runner.info.vocab_size, self.runner
         reading: list[int] = []
         fed: list[int] = []
@@ -171,7 +183,8 @@ class DraftModelDrafter:
         for i in np.flatnonzero(depths).tolist():
             row, context = int(job.rows[i]), job.tokens[i]
             missing = context[runner.length(row) :]
-            part = missing[: max(budget, _USUAL)]
+            due = len(missing) - kept
+            part = missing[: min(max(due, 0), max(budget, _USUAL - kept))]
             # A target with a wider (padded) vocabulary may hold tokens that the draft has no embedding for.
             if max(missing) >= vocabulary or not runner.reserve(row, len(context) + int(depths[i])):
                 continue
@@ -179,9 +192,10 @@ class DraftModelDrafter:
             reading.append(i)
             fed += part
             counts.append(len(part))
-            complete.append(len(part) == len(missing))
+            complete.append(len(part) >= due)
         who, read, wanted, tokens = (np.array(part, dtype=np.int64) for part in (reading, counts, complete, fed))
-        caught_up = sum(count - _USUAL for count in counts if count > _USUAL)
+        usual = _USUAL - kept
+        caught_up = sum(count - usual for count in counts if count > usual)
         return _FirstPass(
             who if all(complete) else who[wanted > 0], Packed(job.rows[who], read, tokens, wanted), caught_up
         )

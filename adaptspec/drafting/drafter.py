@@ -83,6 +83,12 @@ class ModelDrafter(Drafter, Protocol):
     runner: Runner
     ends: Collection[int]
 
+    def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
+        """Have its model read what rows that draft have missed, but their last two tokens; how many tokens that were.
+
+        The depths [B] are of those that may draft now, by whoever runs its model; see `propose`.
+        """
+
     def endless(self) -> Drafter:
         """The same over the same cache, drafting on where a text ends: to be timed by meaningless text."""
 

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing, RowStart
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter, ModelFreeDrafter, Observing, RowStart
 from adaptspec.models.draft import Draft, NodeChoices
-from adaptspec.types import BoolArray
+from adaptspec.types import BoolArray, IntArray
 
 SHORTEST_REST, LONGEST_REST = 0.1, 60.0  # seconds
 _NOTHING = (0, 0)
@@ -53,9 +53,20 @@ class IsolatedDrafter:
         broken = _broken(draft)
         if not draft.steps or not broken.any():
             return draft
-        self._failed(ArithmeticError("the draft's scores are not numbers"), rows)
+        self.broke(rows)
         # What was drawn before stays: which scores break may depend on it.
         return draft.without(broken)
+
+    def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
+        """See `ModelDrafter`, for those that are; nobody drafts while it rests."""
+        nobody = np.zeros_like(job.depths), 0
+        if self._resting() or not isinstance(inner := self.inner, ModelDrafter):
+            return nobody
+        return self._guarded(lambda: inner.catch_up(job), nobody, job.rows.tolist())
+
+    def broke(self, rows: Iterable[int]) -> None:
+        """A draft for these rows was drawn from scores that are no numbers."""
+        self._failed(ArithmeticError("the draft's scores are not numbers"), rows)
 
     def commit(self, row: int, valid: int, tokens: list[int]) -> None:
         try:  # a closure for each row of each round would be felt

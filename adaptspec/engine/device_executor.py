@@ -7,7 +7,6 @@ within `launch`.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ import torch
 from adaptspec.control.policy import Decision
 from adaptspec.control.rows import some
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import Drafter
+from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.engine.executor import Outcome, Pending
 from adaptspec.engine.model_executor import NOT_NUMBERS, ModelExecutor
 from adaptspec.engine.scheduler import Batch, held_row
@@ -29,8 +28,6 @@ from adaptspec.models.runner import Packed
 from adaptspec.types import FloatArray, IntArray, TokenLogprob
 from adaptspec.verification.coupled import Coupled
 from adaptspec.verification.method import VerifyResult, agreement
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,9 @@ class DeviceExecutor(ModelExecutor):
         depths = np.zeros(len(emitting), dtype=np.int64)
         caught_up = 0
         if mine.any():
-            depths[:size], caught_up = self._readied(batch, np.where(mine, decision.depths, 0))
+            wanted, texts = np.where(mine, decision.depths, 0), [s.tokens for s in batch.decoding]
+            job = DraftJob(batch.rows[:size], texts, wanted, self._sampled(emitting))
+            depths[:size], caught_up = self._drafters[self._which].catch_up(job)
         newest = np.array([(s.tokens[-2] if s.length > 1 else 0, s.tokens[-1]) for s in emitting], dtype=np.int64)
         plan = RoundPlan(
             batch.rows,
@@ -138,44 +137,6 @@ class DeviceExecutor(ModelExecutor):
         if runner is None:
             return depths
         return np.array([min(2, s.length - runner.length(held_row(s))) for s in batch.emitting], dtype=np.int64)
-
-    def _readied(self, batch: Batch, depths: IntArray) -> tuple[IntArray, int]:
-        """Have the draft model read all but the last two tokens of the rows that draft; see `DraftModelDrafter`.
-
-        Rows that find no room, or have more to read than one round may, draft nothing in this one.
-        """
-        model, runner = self._model, self._draft_runner
-        assert model is not None
-        assert runner is not None
-        depths, budget, caught_up = depths.copy(), model.catch_up_tokens, 0
-        rows, counts, tokens = [], [], []
-        for i in np.flatnonzero(depths).tolist():
-            sequence, row = batch.decoding[i], held_row(batch.decoding[i])
-            depths[i] = max(0, min(int(depths[i]), runner.info.context - sequence.length))
-            known = max(sequence.tokens[runner.length(row) :]) < runner.info.vocab_size
-            if not depths[i] or not known or not runner.reserve(row, sequence.length + int(depths[i])):
-                depths[i] = 0
-                continue
-            missing = sequence.tokens[runner.length(row) : -2]
-            part = missing[: max(budget, 0)]
-            if part:
-                rows.append(row)
-                counts.append(len(part))
-                tokens += part
-                budget -= len(part)
-                caught_up += len(part)
-            if len(part) < len(missing):
-                depths[i] = 0
-        if rows:
-            who, sizes, fed = (np.array(one, dtype=np.int64) for one in (rows, counts, tokens))
-            try:
-                runner.forward(Packed(who, sizes, fed, np.zeros_like(sizes)))
-            except Exception:  # noqa: BLE001 - a failure costs drafts, never answers
-                _log.exception("the draft model could not read on; nothing is drafted in this round")
-                for row in rows:
-                    runner.free(row)
-                depths[:] = 0
-        return depths, caught_up
 
     def _read_prompts(self, batch: Batch, told: IntArray) -> None:
         chunks = batch.chunks
@@ -206,7 +167,10 @@ class DeviceExecutor(ModelExecutor):
         confidence[at], entropy[at] = found.confidence[:, :width][at], found.entropy[:, :width][at]
         tokens = np.where(inside, found.drafted[:, :width], 0)
         draft = Draft(tokens, counts, confidence, entropy, steps=found.steps + given.steps, caught_up=given.caught_up)
-        own = [found.choices[i, : counts[i] + 1] for i in range(size)] + [found.first[size:]]
+        broken = at & np.isnan(entropy)
+        if broken.any():
+            draft = draft.without(broken)
+        own = [found.choices[i, : draft.counts[i] + 1] for i in range(size)] + [found.first[size:]]
         verdict = agreement(draft, torch.from_numpy(np.concatenate(own)))
         for i, sequence in enumerate(batch.emitting):
             if sequence.finish is not None:
@@ -221,6 +185,8 @@ class DeviceExecutor(ModelExecutor):
                 if mine[i] and self._model is not None and self._draft_runner is not None:
                     self._draft_runner.cache.set_length(row, sequence.length + int(counts[i]) - 1)
                     self._model.note(row, sequence.length, tokens[i, : counts[i]].tolist())
+        if broken.any():
+            self._drafters[self._which].broke(held_row(s) for s in batch.decoding if s.row is not None)
         accepted = np.where(found.bad, 0, verdict.accepted)
         return Outcome(draft, VerifyResult(accepted, verdict.following), found.seconds)
 

@@ -20,6 +20,7 @@ from adaptspec.request import SamplingParams
 
 CONTEXTS = (512, 8192, 32_768)  # tokens that rows hold, as far as there is room
 TURNS = 5
+_LIKELIEST = SamplingRow(SamplingParams(temperature=0.0), 0, [0], 1, ())
 
 
 class DeviceLaps:
@@ -64,7 +65,6 @@ class DeviceLaps:
 
     def _plan(self, count: int, context: int, depth: int, *, drafts: bool) -> RoundPlan:
         each = np.ones(count, dtype=np.int64)
-        rows = [SamplingRow(SamplingParams(temperature=0.0), 0, [0], 1, ())] * count
         return RoundPlan(
             rows=np.arange(count, dtype=np.int64),
             lengths=context * each,
@@ -73,7 +73,7 @@ class DeviceLaps:
             depths=each * (depth if drafts else 0),
             given=np.zeros((count, depth), dtype=np.int64),
             counts=each * (0 if drafts else depth),
-            sampling=SamplingBatch(rows, self._models[0].info.vocab_size, self._models[0].device),
+            sampling=SamplingBatch([_LIKELIEST] * count, self._models[0].info.vocab_size, self._models[0].device),
             told=-each,
             decoding=count,
             stop=None,

@@ -152,7 +152,7 @@ class DeviceDecoder:
             self.slots(self._sent(owners), self._sent(places)),
             self._sent(np.pad(base, (0, more)).astype(np.int32)),
             self._sent(np.pad(seen, (0, more))),
-            self._sent(np.pad(laid, ((0, size - len(laid)), (0, 0))).astype(np.int32)),
+            self._sent(laid.astype(np.int32)),
         )
 
     def _plan(self, inputs: Inputs, window: int | None) -> AttentionPlan:

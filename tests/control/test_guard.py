@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -38,23 +40,61 @@ def test_losing_windows_switch_off() -> None:
     assert modes.index(Mode.OFF) <= 34
 
 
-def test_drafts_that_were_under_way_do_not_count_as_waiting() -> None:
-    """Rounds may be told of together: some of those that were decided before the switch are told of after it."""
+def late(guard: Guard, sizes: Sequence[int], told: Callable[[Mode, int], RoundRecord], after: int = 1) -> list[Mode]:
+    """Rounds of so many rows each, told of when `after` more have been decided."""
+    seen, waiting = [], []
+    for number, size in enumerate(sizes, 1):
+        asked = signals([7] * size)
+        asked.number = number
+        seen.append(guard.mode(asked))
+        waiting.append(replace(told(seen[-1], size), decision=number))
+        if len(waiting) > after:
+            guard.after(waiting.pop(0))
+    return seen
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_drafts_that_were_under_way_do_not_count_as_waiting(after: int) -> None:
+    """Those of rounds decided before the switch are told of after it; nor do they count for the probe that follows."""
     rules = {"never-slower": {"window-rounds": 3, "losing-windows": 1}, "probe": {"after-tokens": 8}}
-    settings = GuardSpec.model_validate(rules)
-    prompt, late = Guard(settings, table()), Guard(settings, table())
-    for guard, more in ((prompt, 0), (late, 5)):
-        guard.mode(signals([7]))
-        for _ in range(3 + more):
-            guard.after(LOSING)
-    waits = []
-    for guard in (prompt, late):
-        rounds = 0
-        while guard.mode(signals([7])) is Mode.OFF:
-            guard.after(PLAIN)
-            rounds += 1
-        waits.append(rounds)
-    assert waits[0] == waits[1] > 0
+    guard = Guard(GuardSpec.model_validate(rules), table())
+    modes = late(guard, [1] * 40, lambda mode, _: PLAIN if mode is Mode.OFF else LOSING, after)
+    assert [mode for mode, _ in groupby(modes)][:4] == [Mode.RUN, Mode.OFF, Mode.PROBE, Mode.OFF]
+    assert [len(list(rounds)) for _, rounds in groupby(modes)][:3] == [3 + after, 8 + after, 5 + after]
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_rounds_count_for_the_batch_that_they_were_decided_for(after: int) -> None:
+    """Rounds of one row really take four times what the table says, those of four do not, and nobody drafts there."""
+
+    def told(mode: Mode, size: int) -> RoundRecord:
+        depth = 3 if mode in (Mode.RUN, Mode.PROBE) and size == 1 else 0
+        return record([depth] * size, [depth] * size, slower=4.0 if size == 1 else 1.0)
+
+    modes = late(Guard(SLOWER, table()), [1, 1, 4, 4] * 200, told, after)
+    assert Mode.OFF not in modes[400:]  # at first it believes the table
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_one_plain_round_renews_the_baseline_however_late_it_is_told_of(after: int) -> None:
+    modes = late(Guard(SLOWER, table()), [1] * 600, lambda mode, _: WINNING if mode is Mode.RUN else PLAIN, after)
+    assert max(len(list(rounds)) for mode, rounds in groupby(modes) if mode is Mode.PLAIN_ONCE) == 1
+    assert 2 <= modes.count(Mode.PLAIN_ONCE) < 0.03 * len(modes)
+
+
+def test_rounds_that_it_did_not_decide_are_nothing_to_it() -> None:
+    """Another arm's, or those in which nobody may draft."""
+    guard = Guard(SLOWER, table())
+    for number in range(1, 100):
+        guard.after(replace(LOSING, decision=number))
+    assert guard.mode(signals([7])) is Mode.RUN
+
+
+def test_rounds_that_requests_left_meanwhile_are_not_measured() -> None:
+    """What was done for them is not what those that stay took."""
+    guard = Guard(SLOWER, table())
+    modes = late(guard, [2] * 100, lambda mode, _: LOSING if mode is Mode.RUN else PLAIN)
+    assert Mode.OFF not in modes
 
 
 def test_a_window_of_one_round_is_judged_after_it() -> None:

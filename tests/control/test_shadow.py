@@ -155,6 +155,39 @@ def test_a_round_that_lacks_rows_says_nothing_of_them() -> None:
     assert controller.estimates()[0].rounds == 1
 
 
+class Now(Policy):
+    """Drafts in one round of ten; remembers what it had to catch up in each round that it learned."""
+
+    drafters, max_depth = ("draft-model",), 3
+
+    def __init__(self) -> None:
+        self.caught_up: list[int] = []
+
+    def decide(self, signals: BatchSignals) -> Decision:
+        depths = np.full_like(signals.rows, 0 if signals.number % 10 else 3)
+        return Decision(depths, np.zeros_like(depths), np.zeros_like(depths))
+
+    def learn(self, record: RoundRecord) -> None:
+        self.caught_up.append(record.caught_up)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_what_a_drafter_missed_is_counted_however_late_rounds_are_told_of(after: int) -> None:
+    """Nine rounds of three tokens each; the last of them may not be known yet when it drafts."""
+    cost, now = CostTable(MACHINE.profile()), Now()
+    built: dict[str, Policy] = {"a": build_policy(parse_policy_spec(STATIC % 3), cost, 1), "s": now}
+    controller = Controller(built, "a", ("draft-model",), 1, cost=cost, rollouts={"s": ShadowSpec(mode="shadow")})
+    controller.start(0, Request("r", (1,)))
+    waiting: list[RoundRecord] = []
+    for _ in range(60):
+        waiting.append(replace(record([3], [2]), decision=controller.decide(signals([7], cache_gap=[0])).number))
+        if len(waiting) > after:
+            controller.learn(waiting.pop(0))
+    caught_up = [tokens for tokens in now.caught_up if tokens][1:]
+    assert caught_up == [(9 - after) * 3] * len(caught_up)
+    assert len(caught_up) > 3
+
+
 CERTAIN = np.ones((1, 8))
 
 

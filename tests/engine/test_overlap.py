@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control.policy import Decision
+from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
+from adaptspec.control.cost import CostTable
+from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
@@ -18,9 +21,10 @@ from adaptspec.engine.executor import Outcome, Pending
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.scheduler import Batch
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.types import Completion, Delta
+from adaptspec.types import Completion, Delta, FloatArray, RoundRecord
 from tests.engine.branching import Branched, Shape
-from tests.engine.conftest import Notes, make_core
+from tests.engine.conftest import Dictated, Notes, make_core, run
+from tests.engine.policies import COSTS
 from tests.fakes import TableRunner
 
 ROOMY = 400
@@ -157,3 +161,60 @@ def test_overlapping_rounds_give_the_same_answers(  # noqa: PLR0917 - hypothesis
             assert emitted[request_id] == max(len(completion.tokens) - 1, 0)
     assert core.scheduler.idle
     assert core.executor.cache.free_memory == 1.0
+
+
+class Taught(Dictated):
+    """Depths are dictated, and an algorithm that is asked and not heeded learns of them. Holds records to decisions."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(BOTH, lambda _, size: [depth] * size)
+        self.algorithm = Goodput(CostTable(COSTS), 3, 1, GoodputSettings(drafters=BOTH))
+        self.decided: dict[int, tuple[BatchSignals, Decision]] = {}
+
+    @property
+    def search_depth(self) -> int:
+        return self.max_depth
+
+    def start(self, row: int) -> None:
+        super().start(row)
+        self.algorithm.start(row)
+
+    def decide(self, signals: BatchSignals) -> Decision:
+        self.algorithm.choose(signals)
+        decision = replace(super().decide(signals), drafter=np.zeros_like(signals.rows))
+        self.decided[signals.number] = signals, decision
+        return decision
+
+    def learn(self, record: RoundRecord) -> None:
+        signals, decision = self.decided.pop(record.decision)
+        at = [signals.rows.tolist().index(row) for row in record.rows.tolist()]
+        for told, known in ((record.depths, decision.depths), (record.context, signals.context)):
+            assert told.tolist() == known[at].tolist()
+        self.algorithm.learn(record)
+
+
+@given(rows=st.sampled_from([1, 3]), depth=st.integers(0, 5), prompts=REQUESTS)
+@settings(max_examples=20, deadline=None)
+def test_overlapping_rounds_teach_the_same(
+    tokenizer: PreTrainedTokenizerFast,
+    rows: int,
+    depth: int,
+    prompts: list[tuple[list[int], float, list[str], list[int], int]],
+) -> None:
+    """Of the same rounds, what an algorithm knows at the end is the same, though it is told of each one late."""
+    requests = [
+        Request(f"r{i}", tuple(prompt), SamplingParams(8 + 5 * i, warmth, seed=i, stop=tuple(set(stop))))
+        for i, (prompt, warmth, stop, *_) in enumerate(prompts[: 3 if rows == 3 else 6])
+    ]
+    states: list[dict[str, FloatArray]] = []
+    for executor in (ModelExecutor, Overlapping):
+        policy = Taught(depth)
+        drafters: list[Drafter] = [DraftModelDrafter(TableRunner(seed=1, blend=0.8), (1,)), NgramDrafter()]
+        limits = EngineLimits(max_rows=rows, prefill_tokens=64)
+        policies: dict[str, tuple[Dictated, str]] = {"p": (policy, "coupled")}
+        core = make_core(tokenizer, TableRunner(capacity=ROOMY), drafters, policies, limits=limits, executor=executor)
+        run(core, requests)
+        states.append(policy.algorithm.learned())
+    for name, known in states[0].items():
+        # Counts fade with every settlement, which may come a round later.
+        np.testing.assert_allclose(states[1][name], known, rtol=0.01, atol=0.01, err_msg=name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -221,6 +222,33 @@ def test_rounds_replayed_from_graphs(pair: tuple[Built, Built], cuda: PretendCud
         cuda.clear()
         same(run(core, asked), plain)
         assert cuda.replays.total() > 20
+
+
+@pytest.mark.parametrize("breaks", ["scores", "pass"])
+def test_a_draft_model_that_fails_rests(
+    pair: tuple[Built, Built], monkeypatch: pytest.MonkeyPatch, breaks: str
+) -> None:
+    """Scores that are no numbers, or a pass over what it missed: nothing is drafted until it has rested."""
+    asked = requests(pair[0], GREEDY, DRAWN, GREEDY)
+    plain = run(dictated(pair[0])[0], asked)
+    core, notes = dictated(pair[1])
+    executor: Any = core.executor
+    drafter, time = executor._drafters[0], [0.0]
+    runner = drafter.inner.runner
+    logits = runner.logits
+    drafter._clock = lambda: time[0]
+    with monkeypatch.context() as patch:
+        nothing = lambda states: math.nan * logits(states)  # noqa: E731
+        name, answer = {"scores": ("logits", nothing), "pass": ("forward", None)}[breaks]
+        patch.setattr(runner, name, answer)
+        same(run(core, asked), plain)
+    broken = [record for record in notes.records if record.depths.any()]
+    assert sum(record.draft_steps > 0 for record in broken) == (breaks == "scores")
+    assert not any(record.drafted.any() for record in broken)
+    assert len(broken) > 5
+    time[0] = 1.0
+    same(run(core, asked), plain)
+    assert sum(record.accepted.sum() for record in notes.records) > 5
 
 
 # What a round costs now, at most: times that the host waits, copies to the device, and back; one row, and three.

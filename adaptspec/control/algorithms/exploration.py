@@ -103,7 +103,9 @@ class Exploration:
         """`share` of the time may be lost in all; `models` by number."""
         self._cost, self._models, self._tiers = cost, models, tiers
         self._budgets = {which: ExplorationBudget(share / len(models)) for which in models}
-        self._pending: Pending[tuple[int, IntArray, float]] = Pending()  # the model that rows try, and at what cost
+        # The model that rows try, at what cost, and the seconds that a token is worth.
+        self._pending: Pending[tuple[int, IntArray, float, float]] = Pending()
+        self._tried_last = self._told_last = 0  # decisions
 
     def forget(self, row: int) -> None:
         for budget in self._budgets.values():
@@ -114,7 +116,12 @@ class Exploration:
             budget.renew()
 
     def explored(self, choice: Choice, terms: RoundTerms, entered: Collection[int], signals: BatchSignals) -> Choice:
-        """The choice, with what is to be tried now; `entered` are the models that the plan drafts with."""
+        """The choice, with what is to be tried now; `entered` are the models that the plan drafts with.
+
+        Nothing is tried before it is known what the last try took: it may be told of after the next round is decided.
+        """
+        if self._tried_last > self._told_last:
+            return choice
         for model in terms.models:
             found = self._tried(model, choice, terms, entered, signals)
             if found is not None:
@@ -124,13 +131,13 @@ class Exploration:
     def learn(self, record: RoundRecord, terms: RoundTerms) -> bool:
         """Take note of a round; whether what was off won."""
         ran = set(record.drafter[record.drafted > 0].tolist()) if record.drafting else ()
-        emitted, token = total(record.emitted), terms.plain / terms.size
+        emitted, self._told_last = total(record.emitted), record.decision
         for which, budget in self._budgets.items():
             budget.note(record.total_seconds, terms.plain, 0 if which in ran else emitted)
         pending = self._pending.take(record.decision)
         if pending is None:
             return False
-        which, rows, cost = pending
+        which, rows, cost, token = pending
         cost += self._cost.catch_up_seconds(self._models[which], float(record.caught_up))
         return self._budgets[which].won(record, rows, cost, token)
 
@@ -152,7 +159,9 @@ class Exploration:
         who = idle[budget.begin(signals.rows[idle], fixed, each + reading)]
         if not len(who):
             return None
-        self._pending.put(signals.number, (which, signals.rows[who], fixed + each * len(who)))
+        self._tried_last = signals.number
+        told = which, signals.rows[who], fixed + each * len(who), terms.plain / terms.size
+        self._pending.put(signals.number, told)
         depths, reasons, drafter = choice.depths.copy(), choice.reasons.copy(), choice.drafter.copy()
         depths[who], reasons[who], drafter[who] = depth, int(Reason.EXPLORE), which
         return replace(choice, depths=depths, reasons=reasons, drafter=drafter, expected=None)
