@@ -32,7 +32,7 @@ BUCKETS = (16, 32, 64, 128, 256)  # tokens of a pass; above them multiples of th
 # Bytes for splits that several programs share: 64 tokens of an 8B model after 128k of context, all buckets after 32k.
 # In wider passes programs walk: they have a tile for most processors, or read a prompt.
 WORKSPACE = 300_000_000
-SCORES = 2  # times that logits may be held: as they are, and as rules make them where a round runs part by part
+SCORES = 2  # times that logits are held: as a product gives them, and where they are kept for rules and choices
 
 
 @dataclass(frozen=True)

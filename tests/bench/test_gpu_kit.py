@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from adaptspec.bench import device_bandwidth, device_goodput, gpu_kit
+from adaptspec.bench import device_bandwidth, device_goodput, device_texts, gpu_kit
 from adaptspec.bench.gpu_kit import PARTS, Bench, run_gpu_kit
 from adaptspec.bench.random_models import FULL, TINY, random_decoder, room_for, temperature_for
 from adaptspec.engine import device_laps
@@ -43,6 +43,7 @@ def test_every_part_runs(
     monkeypatch.setattr(device_goodput, "RATES", (0.8,))
     monkeypatch.setattr(device_goodput, "POLICIES", ("off", "static-3", "goodput-trees"))
     monkeypatch.setattr(device_goodput, "TURNS", 2)
+    monkeypatch.setattr(device_texts, "TURNS", 1)
     result = run_gpu_kit([part], tmp_path, device=device, tiny=True, seconds=3.0 if part == "soak" else 60.0)
     (found,) = result["parts"]
     assert found["failed"] == {}
