@@ -55,6 +55,13 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "float32", "bfloat16", "float16"],
         help="of weights and caches (default: %(default)s, what suits device and model)",
     )
+    add(
+        "--exact",
+        default="depths",
+        choices=["depths", "strict"],
+        help="on CUDA, what must not change a text: how much is drafted, or (strict, and slower) the batch, too "
+        "(default: %(default)s)",
+    )
     add("--eager", "--enforce-eager", action="store_true", help="capture no CUDA graphs: slower, and starts sooner")
     add(
         "--context",
@@ -93,7 +100,7 @@ def engine_config(arguments: argparse.Namespace, base: EngineConfig | None = Non
 
     given, config = given_values(arguments), base or EngineConfig()
     changes: dict[str, Any] = {
-        name: given[name] for name in ("model", "device", "dtype", "context", "eager") if name in given
+        name: given[name] for name in ("model", "device", "dtype", "context", "exact", "eager") if name in given
     }
     for name in ("draft", "counts"):
         if name in given:

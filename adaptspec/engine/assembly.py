@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from transformers import PreTrainedTokenizerFast
 
@@ -51,7 +52,8 @@ class EngineConfig:
     none (left empty: `goodput`, or `goodput-ngram` without a draft model), and every shipped policy
     whose drafters are at hand can be asked for by name. `counts` is a file of a corpus's counts for the
     counts drafter; "auto" is that in the model's folder, if there is one. `detect_tasks`: the task of a request
-    that names none is read off its prompt. `eager`: no CUDA graphs are captured.
+    that names none is read off its prompt. `eager`: no CUDA graphs are captured. `exact`: on CUDA, "depths" keeps
+    texts the same whatever is drafted, "strict" whatever else is in the batch, too.
     """
 
     model: str = BUNDLED
@@ -65,6 +67,7 @@ class EngineConfig:
     detect_tasks: bool = True
     counts: str | None = AUTO
     eager: bool = False
+    exact: Literal["depths", "strict"] = "depths"
 
     @property
     def draft_model(self) -> str | None:
@@ -130,6 +133,11 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     if config.draft_model is not None:
         places.append(model_place(config.draft_model, "draft"))
     target, *drafts = _load(config, places)
+    if config.exact == "strict" and not isinstance(target, DeviceDecoder):
+        raise ConfigError(
+            "--exact strict shapes the passes of Llama-like models on CUDA; leave it out here (on a CPU in float32 no "
+            "batch has been seen to change a text, but products of other sizes may round in other ways)"
+        )
     tokenizer = load_tokenizer(places[0])
     check_tokenizer(tokenizer, target.info)
     for place, draft in zip(places[1:], drafts, strict=True):
@@ -229,6 +237,7 @@ def _counts(
 def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
     """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized."""
     models = [load_model(place, device=config.device, dtype=config.dtype, make=decoder) for place in places]
+    models[0] = replace(models[0], info=replace(models[0].info, strict=config.exact == "strict"))
     # What memory is left, they share so that each holds as many tokens.
     tokens = bytes_for_cache(models[0].device) // sum(model.bytes_per_token for model in models)
     limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context)

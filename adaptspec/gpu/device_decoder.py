@@ -7,7 +7,7 @@ is in its pass: in 16 bits, where the last bit decides ties, text is the same at
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -48,9 +48,9 @@ def device_decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeigh
     return DeviceDecoder(info, config, weights, PagedCache(config.cache_shape, plan, like.dtype, like.device))
 
 
-def bucket(tokens: int) -> int:
+def bucket(tokens: int, sizes: Sequence[int] = BUCKETS) -> int:
     """How many tokens a pass of so many is padded to."""
-    return next((size for size in BUCKETS if size >= tokens), -(-tokens // BUCKETS[-1]) * BUCKETS[-1])
+    return next((size for size in sizes if size >= tokens), -(-tokens // sizes[-1]) * sizes[-1])
 
 
 class DeviceDecoder:
@@ -62,6 +62,8 @@ class DeviceDecoder:
         self.cache = cache
         self.heads = Heads(config.heads, config.kv_heads, config.head_dim)
         self._config, self._weights = config, weights
+        # Products of one shape alone: no logit depends on what else is in the pass, nor on how much that is.
+        self._sizes = BUCKETS[-1:] if info.strict else BUCKETS
         table = rotations(config.rope, config.head_dim, info.context).to(self.device)
         self._cos, self._sin = table.real.contiguous(), table.imag.contiguous()
         self._workspace = Workspace.of(WORKSPACE, self.heads, info.context, self.device)
@@ -80,16 +82,21 @@ class DeviceDecoder:
         weights, residual, added = self._weights, self._weights.embedding.index_select(0, inputs.tokens), None
         plans = {window: self._plan(inputs, window) for window in set(self._config.windows)}
         for layer, pool, window in zip(weights.layers, self.cache.pool, self._config.windows, strict=True):
-            qkv = layer.qkv(self._normed(added, residual, layer.attention_norm))
+            qkv = self._product(layer.qkv, self._normed(added, residual, layer.attention_norm))
             norm = None if layer.qk_norm is None else HeadNorm(*_plain(layer.qk_norm))
             queries = self.ops.rope_store(qkv, self._cos, self._sin, inputs.positions, inputs.slots, pool, norm)
-            added = layer.output(self.ops.attend(queries, pool, plans[window]))
-            added = layer.down(self.ops.silu_mul(layer.gate_up(self._normed(added, residual, layer.mlp_norm))))
+            added = self._product(layer.output, self.ops.attend(queries, pool, plans[window]))
+            gate_up = self._product(layer.gate_up, self._normed(added, residual, layer.mlp_norm))
+            added = self._product(layer.down, self.ops.silu_mul(gate_up))
         return self._normed(added, residual, weights.norm)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[N, vocab] in float32, of states [N, hidden]. N should be one of `bucket`'s."""
-        return self._weights.head.logits(states)
+        return self._product(self._weights.head.logits, states)
+
+    def bucket(self, tokens: int) -> int:
+        """How many tokens a pass of so many is padded to."""
+        return bucket(tokens, self._sizes)
 
     def slots(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Where in the cache the `places` [T] of these rows [T] of the table lie."""
@@ -104,14 +111,14 @@ class DeviceDecoder:
         self.cache.send()
         states = self.run(self._inputs(packed.tokens, spans))
         last = last_places(spans, packed.wanted.tolist())
-        padded = np.pad(last, (0, bucket(max(len(last), 1)) - len(last)))
+        padded = np.pad(last, (0, self.bucket(max(len(last), 1)) - len(last)))
         logits = self.logits(states.index_select(0, self._sent(padded)))[: len(last)]
         for span in spans:
             self.cache.set_length(span.row, span.end)
         return logits
 
     def _inputs(self, tokens: IntArray, spans: Sequence[Span]) -> Inputs:
-        size, rows = bucket(len(tokens)), np.array([span.row for span in spans])
+        size, rows = self.bucket(len(tokens)), np.array([span.row for span in spans])
         counts = np.array([span.size for span in spans])
         owners, places = np.repeat(rows, counts), np.concatenate([np.arange(span.start, span.end) for span in spans])
         base, seen = places + 1, np.zeros(len(tokens), dtype=np.int64)
@@ -148,6 +155,12 @@ class DeviceDecoder:
             self._workspace if shared else None,
             several if shared else 1,
         )
+
+    def _product(self, product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """`product` of x [T, in], in tiles of one size where the decoder is strict."""
+        if not self.info.strict or len(x) <= BUCKETS[-1]:
+            return product(x)
+        return torch.cat([product(tile) for tile in torch.split(x, BUCKETS[-1])])
 
     def _normed(self, added: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
         normed: torch.Tensor = self.ops.add_norm(added, residual, *_plain(norm))

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from adaptspec.decision_tables import ENTROPY_EDGES, StopTable, TemperatureTable
 from adaptspec.gpu import draft_bounds, rules
-from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, Inputs, bucket
+from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, Inputs
 from adaptspec.gpu.graphs import Captured
 from adaptspec.gpu.ops import RuledPositions, RuledRows, RuleTables
 from adaptspec.gpu.plan import tile_tokens
@@ -71,7 +71,7 @@ class DeviceRounds:
         self.target, self.draft = target, draft
         self._models = [model for model in (target, draft) if model is not None]
         device, self._steps = target.device, steps
-        self._widest = bucket(rows * (steps + 1))
+        self._widest = target.bucket(rows * (steps + 1))
         whole, real, changes = torch.int64, torch.float32, CHANGES * rows
         self._plan = Block(
             {
@@ -188,7 +188,7 @@ class DeviceRounds:
         self._begin()
         rows, most = len(self._asked), len(self._asked)
         while rows:
-            for width in range(bucket(rows * (self._steps + 1)), self._room(rows) - 1, -BUCKETS[-1]):
+            for width in range(self.target.bucket(rows * (self._steps + 1)), self._room(rows) - 1, -BUCKETS[-1]):
                 self._parts.capture(self._verify, width, self._tiles(width, rows))
                 self._parts.capture(self._choose, width, 0)
             if self.draft is not None:
@@ -267,7 +267,7 @@ class DeviceRounds:
         """Tokens of a verify pass by the number of rows, as long as that is next to free: text is then the same
         whatever their depths.
         """
-        return min(bucket(rows * (self._steps + 1)), BUCKETS[-1])
+        return min(self.target.bucket(rows * (self._steps + 1)), BUCKETS[-1])
 
     def _tiles(self, width: int, rows: int) -> int:
         """The most tiles that so many tokens of so many rows make."""
@@ -288,7 +288,7 @@ class DeviceRounds:
         self._tell_tables()
         wide = (np.maximum(plan.depths, plan.counts) + 1)[:decoding]
         tokens = int(wide.sum())
-        width = max(bucket(max(tokens, 1)), self._room(self._bucket(count)))
+        width = max(self.target.bucket(max(tokens, 1)), self._room(self._bucket(count)))
         host["owners"][:tokens] = np.repeat(np.arange(decoding), wide)
         host["offsets"][:tokens] = np.arange(tokens) - np.repeat(np.cumsum(wide) - wide, wide)
         host["owners"][tokens:], host["offsets"][tokens:] = 0, self._steps + 1
@@ -346,7 +346,7 @@ class DeviceRounds:
 
     def _keep_logits(self, states: torch.Tensor) -> None:
         assert self.draft is not None
-        more = bucket(len(states)) - len(states)
+        more = self.draft.bucket(len(states)) - len(states)
         logits = self.draft.logits(functional.pad(states, (0, 0, 0, more)))
         self._logits(len(states), self.draft).copy_(logits[: len(states)])
 
@@ -401,7 +401,7 @@ def _inputs(
     """A pass over these tokens, padded to its bucket. `at`: the row and the place of each, and whether it lives; what
     does not is written to nobody's block.
     """
-    more = bucket(tokens.numel()) - tokens.numel()
+    more = model.bucket(tokens.numel()) - tokens.numel()
     tokens, rows, places, live = (part.flatten() for part in (tokens, *at))
     rows, places = torch.where(live, rows, model.cache.nobody), torch.where(live, places, 0)
     base, slots = torch.where(live, places + 1, 0).int(), model.slots(rows, places)

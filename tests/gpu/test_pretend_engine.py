@@ -222,7 +222,9 @@ def test_a_draft_model_that_fails_rests(
     logits = runner.logits
     drafter._clock = lambda: time[0]
     with monkeypatch.context() as patch:
-        name, answer = {"scores": ("logits", lambda states: math.nan * logits(states)), "pass": ("forward", None)}[breaks]
+        name, answer = {"scores": ("logits", lambda states: math.nan * logits(states)), "pass": ("forward", None)}[
+            breaks
+        ]
         patch.setattr(runner, name, answer)
         same(run(core, asked), plain)
     broken = [record for record in notes.records if record.depths.any()]
