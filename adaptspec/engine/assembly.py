@@ -32,8 +32,9 @@ from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
-from adaptspec.models.loading import load_model, plain_decoder
+from adaptspec.models.loading import LoadedModel, load_model, plain_decoder
 from adaptspec.models.model_files import resolve_model
+from adaptspec.models.quantized import PREFIX
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.tokenization import check_pair, check_tokenizer, fingerprint, load_tokenizer
 from adaptspec.models.weights import DecoderWeights
@@ -47,10 +48,10 @@ AUTO = "auto"
 class EngineConfig:
     """What to serve and how. `model` and `draft` are directories, hub ids, or "bundled".
 
-    `draft` "auto" is the bundled draft for the bundled model and none for any other. `policies` are
-    names of shipped policies or paths of YAML files; the first is the default for requests that name
-    none (left empty: `goodput`, or `goodput-ngram` without a draft model), and every shipped policy
-    whose drafters are at hand can be asked for by name. `counts` is a file of a corpus's counts for the
+    `draft` "quantized:int8" or "quantized:int4" is the model itself in fewer bits; "auto" is the bundled draft for the
+    bundled model and none for any other. `policies` are names of shipped policies or paths of YAML files; the first is
+    the default for requests that name none (left empty: `goodput`, or `goodput-ngram` without a draft model), and every
+    shipped policy whose drafters are at hand can be asked for by name. `counts` is a file of a corpus's counts for the
     counts drafter; "auto" is that in the model's folder, if there is one. `detect_tasks`: the task of a request
     that names none is read off its prompt. `eager`: no CUDA graphs are captured. `exact`: on CUDA, "depths" keeps
     texts the same whatever is drafted, "strict" whatever else is in the batch, too.
@@ -74,6 +75,12 @@ class EngineConfig:
         if self.draft == AUTO:
             return BUNDLED if self.model == BUNDLED else None
         return self.draft
+
+    @property
+    def quantized(self) -> str | None:
+        """In which kind of weights the model drafts for itself, if it does."""
+        name = self.draft_model or ""
+        return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
 
     @property
     def policy_names(self) -> tuple[str, ...]:
@@ -131,7 +138,7 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     detector = TaskDetector.load() if config.detect_tasks else None
     places = [model_place(config.model, "target")]
     if config.draft_model is not None:
-        places.append(model_place(config.draft_model, "draft"))
+        places.append(places[0] if config.quantized else model_place(config.draft_model, "draft"))
     target, *drafts = _load(config, places)
     if config.exact == "strict" and not isinstance(target, DeviceDecoder):
         raise ConfigError(
@@ -236,7 +243,10 @@ def _counts(
 
 def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
     """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized."""
-    models = [load_model(place, device=config.device, dtype=config.dtype, make=decoder) for place in places]
+    own = places[:1] if config.quantized else places
+    models = [load_model(place, device=config.device, dtype=config.dtype, make=decoder) for place in own]
+    if config.quantized:
+        models[1:] = [_quantized(models[0], config.quantized)]
     models[0] = replace(models[0], info=replace(models[0].info, strict=config.exact == "strict"))
     # What memory is left, they share so that each holds as many tokens.
     tokens = bytes_for_cache(models[0].device) // sum(model.bytes_per_token for model in models)
@@ -247,6 +257,14 @@ def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
         # A draft of a shorter context drafts as far as it reaches; a longer one than the target's is of no use.
         limits = replace(limits, context=runners[0].info.context, context_is_ceiling=True)
     return runners
+
+
+def _quantized(model: LoadedModel, kind: str) -> LoadedModel:
+    if model.quantized is None:
+        raise ConfigError(
+            f"{model.folder}: only Llama-like models draft for themselves ({PREFIX}...); use a draft model"
+        )
+    return model.quantized(kind)
 
 
 def decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> Runner:

@@ -14,6 +14,7 @@ from adaptspec.models.config import DecoderConfig, check_sizes, is_lean, read_de
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
 from adaptspec.models.model_files import CONFIG, eos_token_ids, fingerprint, read_json, resolve_model, weight_files
+from adaptspec.models.quantized import quantized_weights
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.transformers_runner import (
     BLOCK,
@@ -42,6 +43,7 @@ class LoadedModel:
     bytes_per_token: int
     start: Callable[[ModelInfo, CachePlan], Runner]
     block_size: int | None = None
+    quantized: Callable[[str], LoadedModel] | None = None  # itself in 8 or 4 bits, sharing what stays; None: it cannot
 
     def runner(self, limits: CacheLimits) -> Runner:
         """With a cache; ModelError if none of these limits fits."""
@@ -81,13 +83,15 @@ def _load_lean(
 ) -> LoadedModel:
     config = read_decoder_config(raw)
     weights = load_weights(folder, config, dtype, device)
-    return LoadedModel(
-        folder,
-        _info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context)),
-        device,
-        config.cache_shape.bytes_per_token(dtype),
-        lambda info, plan: make(info, config, weights, plan),
-    )
+    whole = _info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context))
+    each = config.cache_shape.bytes_per_token(dtype)
+
+    def quantized(kind: str) -> LoadedModel:
+        own, fewer = replace(whole, fingerprint=f"{whole.fingerprint}-{kind}"), quantized_weights(weights, kind)
+        return LoadedModel(folder, own, device, each, lambda info, plan: make(info, config, fewer, plan))
+
+    start: Callable[[ModelInfo, CachePlan], Runner] = lambda info, plan: make(info, config, weights, plan)  # noqa: E731
+    return LoadedModel(folder, whole, device, each, start, quantized=quantized)
 
 
 def _load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:
