@@ -31,8 +31,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     add(
         "--draft",
         default="auto",
-        help="directory or hub id of the draft model, or 'none' (default: the bundled one "
-        "for the bundled target, none for any other)",
+        help="directory or hub id of the draft model; quantized:int8 or quantized:int4, the target itself in fewer bits; "
+        "or 'none' (default: the bundled one for the bundled target, none for any other)",
     )
     add(
         "--counts",
