@@ -11,8 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-import argcomplete
-
 from adaptspec import __version__
 from adaptspec.command_line import Parser
 from adaptspec.errors import AdaptSpecError
@@ -55,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _complete() -> None:
     """Where a shell asks how its line may go on, answer and end: what it asks of is that line, not our arguments."""
     if "_ARGCOMPLETE" in os.environ:
-        argcomplete.autocomplete(_parser(os.environ["COMP_LINE"].split()[1:]))
+        import_module("argcomplete").autocomplete(_parser(os.environ["COMP_LINE"].split()[1:]))
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:

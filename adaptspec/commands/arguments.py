@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from argcomplete.completers import FilesCompleter
-
 from adaptspec.command_line import TEXT, given_values
 from adaptspec.control.language.library import shipped_policies
 
@@ -31,7 +29,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     add(
         "--draft",
         default="auto",
-        help="directory or hub id of the draft model; quantized:int8 or quantized:int4, the target itself in fewer bits; "
+        help="directory or hub id of the draft model; quantized:int8 or :int4, the target itself in fewer bits; "
         "or 'none' (default: the bundled one for the bundled target, none for any other)",
     )
     add(
@@ -88,6 +86,8 @@ def add_policy(parser: argparse._ActionsContainer, *names: str, **more: Any) -> 
     action = parser.add_argument(*names, **{"metavar": "NAME|FILE", "help": "a shipped policy or a YAML file", **more})
 
     def known(prefix: str, **more: Any) -> list[str]:
+        from argcomplete.completers import FilesCompleter
+
         files = FilesCompleter(("yaml", "yml"))(prefix, **more)
         return [path.stem for path in shipped_policies()] + list(files)
 

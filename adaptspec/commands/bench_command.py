@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import add_table_forms
-from adaptspec.commands.arguments import add_models, add_policy, engine_config, tell
+from adaptspec.commands.arguments import add_models, add_policy, engine_config, seconds, tell
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import ConfigError
@@ -79,6 +79,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for command, run in runs.items():
         add_table_forms(command, json=True)
         command.set_defaults(run=run)
+    gpu = commands.add_parser("gpu", help="what a GPU makes of it: four parts of minutes each, with random models")
+    gpu.add_argument(
+        "--part",
+        action="append",
+        choices=("kernels", "bandwidth", "goodput", "soak"),
+        help="may be repeated (default: all in turn)",
+    )
+    results = Path(__file__).parents[1] / "bench" / "results"
+    gpu.add_argument("--out", type=Path, default=results, help="folder for JSON and reports (default: %(default)s)")
+    gpu.add_argument("--device", default="auto", help="(default: %(default)s)")
+    gpu.add_argument("--seconds", type=seconds, default=470.0, help="of a part (default: %(default)s)")
+    gpu.add_argument("--tiny", action="store_true", help="with small shapes, to see that all of it runs")
+    gpu.set_defaults(run=_gpu)
     record = commands.add_parser("record", help="record tapes for `adaptspec policy simulate`")
     _add_record_arguments(record)
     add_models(record)
@@ -192,6 +205,17 @@ def _telemetry(arguments: argparse.Namespace) -> int:
     with _progress("telemetry", settings.steps) as tick:
         result = run_telemetry(workloads, settings, tick)
     return tell(arguments, result, telemetry_report(result))
+
+
+def _gpu(arguments: argparse.Namespace) -> int:
+    """The exit status is 1 if something failed, or was not as it is to be."""
+    from adaptspec.bench.gpu_kit import report, run_gpu_kit
+
+    how = {"device": arguments.device, "tiny": arguments.tiny, "seconds": arguments.seconds}
+    result = run_gpu_kit(arguments.part or (), arguments.out, **how)
+    for one in result["parts"]:
+        print(report(one))
+    return 0 if result["good"] else 1
 
 
 def _record(arguments: argparse.Namespace) -> int:

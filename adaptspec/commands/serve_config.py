@@ -44,8 +44,9 @@ _SECRETS: Mapping[str, Any] = {"api_keys": int, "admin_key": bool}
 # What the command line checks while it parses has to hold here, too.
 _COUNT, _SECONDS = Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 _BOUNDS: Mapping[str, Any] = {
-    **dict.fromkeys(("max_waiting", "journal_bytes", "journal_files", "max_rows", "prefill_tokens"), _COUNT),
+    **dict.fromkeys(("max_waiting", "journal_bytes", "journal_files", "max_rows"), _COUNT),
     **dict.fromkeys(("context", "cache_tokens"), _COUNT | None),
+    "prefill_tokens": Annotated[int, Field(ge=0)],
     "drain_seconds": _SECONDS,
     "slow_seconds": _SECONDS | None,
     "round_share": Annotated[float, Field(ge=0.0, le=1.0)],

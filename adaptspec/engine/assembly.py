@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -29,10 +30,10 @@ from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.profiler import profiled_costs, warm_up
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
-from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
+from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, beside_cache, device_decoder
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
-from adaptspec.models.loading import LoadedModel, load_model, plain_decoder
+from adaptspec.models.loading import DTYPES, LoadedModel, load_model, plain_decoder
 from adaptspec.models.model_files import resolve_model
 from adaptspec.models.quantized import PREFIX
 from adaptspec.models.runner import ModelInfo, Runner
@@ -139,7 +140,7 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     places = [model_place(config.model, "target")]
     if config.draft_model is not None:
         places.append(places[0] if config.quantized else model_place(config.draft_model, "draft"))
-    target, *drafts = _load(config, places)
+    target, *drafts = _load(config, places, partial(_deepest, config, specs, labels))
     if config.exact == "strict" and not isinstance(target, DeviceDecoder):
         raise ConfigError(
             "--exact strict shapes the passes of Llama-like models on CUDA; leave it out here (on a CPU in float32 no "
@@ -198,7 +199,7 @@ def assemble(
         twice = next(spec.name for i, spec in enumerate(specs) if any(spec.name == s.name for s in specs[:i]))
         raise ConfigError(f"two policies are called {twice}; rename one of them")
     deepest = max(policy.max_depth for policy in policies.values())
-    limits = replace(limits, max_depth=min(limits.max_depth, deepest))
+    limits = replace(limits.settled(cpu=target.device.type == "cpu"), max_depth=min(limits.max_depth, deepest))
     names = [drafter.name for drafter in drafters]
     live = [spec.name for spec in specs if spec.rollout == LIVE]
     if not live:
@@ -241,7 +242,7 @@ def _counts(
     return read_corpus_counts(path, fingerprint(tokenizer), vocab_size)
 
 
-def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
+def _load(config: EngineConfig, places: Sequence[str], deepest: Callable[[], int]) -> list[Runner]:
     """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized."""
     own = places[:1] if config.quantized else places
     models = [load_model(place, device=config.device, dtype=config.dtype, make=decoder) for place in own]
@@ -249,7 +250,8 @@ def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
         models[1:] = [_quantized(models[0], config.quantized)]
     models[0] = replace(models[0], info=replace(models[0].info, strict=config.exact == "strict"))
     # What memory is left, they share so that each holds as many tokens.
-    tokens = bytes_for_cache(models[0].device) // sum(model.bytes_per_token for model in models)
+    left = bytes_for_cache(models[0].device) - sum(_beside_cache(model, config, deepest) for model in models)
+    tokens = max(0, left) // sum(model.bytes_per_token for model in models)
     limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context)
     runners: list[Runner] = []
     for model in models:
@@ -261,10 +263,30 @@ def _load(config: EngineConfig, places: Sequence[str]) -> list[Runner]:
 
 def _quantized(model: LoadedModel, kind: str) -> LoadedModel:
     if model.quantized is None:
-        raise ConfigError(
-            f"{model.folder}: only Llama-like models draft for themselves ({PREFIX}...); use a draft model"
-        )
+        raise ConfigError(f"{model.folder}: only Llama-like models can draft for themselves; use a draft model")
     return model.quantized(kind)
+
+
+def _beside_cache(model: LoadedModel, config: EngineConfig, deepest: Callable[[], int]) -> int:
+    """Bytes that rounds take on a device; where memory is the system's, nobody counts."""
+    if model.config is None or model.device.type == "cpu":
+        return 0
+    limits, places = config.limits.settled(cpu=False), min(config.context or model.info.context, model.info.context)
+    least = BUCKETS[-1] if model.info.strict else 1
+    verified, asked = max(limits.max_rows * (deepest() + 1), least), max(limits.max_rows, least)
+    passes = (verified, verified), (max(limits.prefill_tokens, least), asked)
+    return beside_cache(model.config, DTYPES[model.info.dtype], places, passes)
+
+
+def _deepest(config: EngineConfig, specs: Sequence[PolicySpec], labels: Labels) -> int:
+    """The deepest draft that any of them may ask for."""
+    policies = [build_policy(spec, _any_costs(), config.limits.max_rows, labels.copy()) for spec in specs]
+    return min(config.limits.max_depth, max(policy.max_depth for policy in policies))
+
+
+def _any_costs() -> CostTable:
+    """For policies that only tell of themselves."""
+    return CostTable(CostProfile((1,), (1,), ((1.0,),)))
 
 
 def decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> Runner:
@@ -286,7 +308,7 @@ def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict
             )
         wanted[spec.name] = path
         specs.append(spec)
-        policy = build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), config.limits.max_rows, trial)
+        policy = build_policy(spec, _any_costs(), config.limits.max_rows, trial)
         missing = [name for name in policy.drafters if policy.max_depth and name not in here]
         if missing:
             raise ConfigError(

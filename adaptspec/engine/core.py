@@ -34,15 +34,19 @@ COMPLAIN_EVERY = 1000  # rounds; some thousand of them fit into a second
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """How much runs at once: rows, prompt tokens read per round, and a ceiling on what policies may draft."""
+    """How much runs at once: rows, prompt tokens read per round (0: what suits the device), and the deepest draft."""
 
     max_rows: int = 16
-    prefill_tokens: int = 512
+    prefill_tokens: int = 0
     max_depth: int = 64
 
     def __post_init__(self) -> None:
-        if self.max_rows < 1 or self.prefill_tokens < 1 or self.max_depth < 0:
-            raise ConfigError(f"{self}: rows and prefill tokens must be at least 1, the depth at least 0")
+        if self.max_rows < 1 or self.prefill_tokens < 0 or self.max_depth < 0:
+            raise ConfigError(f"{self}: rows must be at least 1, prefill tokens and the depth at least 0")
+
+    def settled(self, *, cpu: bool) -> EngineLimits:
+        """With a number of prompt tokens: a device is busy with several thousand, decoding rows wait for them."""
+        return replace(self, prefill_tokens=self.prefill_tokens or (512 if cpu else 2048))
 
 
 class EngineCore:
@@ -72,7 +76,7 @@ class EngineCore:
         self.controller = controller
         self.inputs = inputs
         self.methods = dict(methods)
-        self.limits = limits
+        self.limits = limits = limits.settled(cpu=True)
         self.scheduler = Scheduler(
             executor.cache,
             limits.max_rows,

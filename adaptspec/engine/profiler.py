@@ -24,6 +24,7 @@ from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.control.grid import LearnedGrid
 from adaptspec.drafting.drafter import Drafter, ModelDrafter
 from adaptspec.engine.cost_files import costs_folder, read_cost_file, write_cost_file
+from adaptspec.engine.device_laps import device_laps, on_device, per_cached_token
 from adaptspec.engine.profiler_rounds import ProfiledRounds, fill, packed_rows
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Runner
@@ -46,7 +47,7 @@ _CHECK_SECONDS, _AGREES = 0.3, 1.6
 # Of what a step takes on average, each one takes this much at least.
 _LEAST_STEP = 0.25
 # Raised whenever passes, or how they are timed, have changed: tables in caches are then of no use.
-_MEASURING = 2
+_MEASURING = 3
 
 
 def profiled_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> CostTable:
@@ -307,6 +308,9 @@ class _Laps:
 
 def _laps(target: Runner, draft: ModelDrafter | None, extent: Extent, own: Extent, stopwatch: Stopwatch) -> list[_Laps]:
     """For each number of rows. Where the draft model's cache (`own`) has no room for as many, the target goes alone."""
+    pair = on_device(target, draft)
+    if pair and (own.widths, own.context) == (extent.widths, extent.context):
+        return [_Laps(*one) for one in device_laps(*pair, (extent.rows, extent.widths), extent.context, own.rows)]
     table = []
     widest = max(extent.widths)
     for count in extent.rows:
@@ -321,6 +325,8 @@ def _laps(target: Runner, draft: ModelDrafter | None, extent: Extent, own: Exten
 
 
 def _per_cached_token(runner: Runner, extent: Extent, stopwatch: Stopwatch) -> float:
+    if pair := on_device(runner, None):
+        return per_cached_token(pair[0], extent.rows, extent.context)
     if extent.long_context <= 2 * extent.context:
         return 0.0
     seconds = []

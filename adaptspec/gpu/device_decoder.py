@@ -27,7 +27,10 @@ from adaptspec.models.weights import DecoderWeights
 from adaptspec.types import IntArray
 
 BUCKETS = (16, 32, 64, 128, 256)  # tokens of a pass; above them multiples of the last
-WORKSPACE = 256  # tokens; wider passes have enough tiles for every processor
+# Bytes for splits that several programs share: 64 tokens of an 8B model after 128k of context, all buckets after 32k.
+# In wider passes programs walk: they have a tile for most processors, or read a prompt.
+WORKSPACE = 300_000_000
+SCORES = 2  # times that logits may be held: as they are, and as rules make them where a round runs part by part
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,24 @@ def bucket(tokens: int, sizes: Sequence[int] = BUCKETS) -> int:
     return next((size for size in sizes if size >= tokens), -(-tokens // sizes[-1]) * sizes[-1])
 
 
+def shared_tokens(heads: Heads, places: int) -> int:
+    """Tokens of the widest pass whose splits are shared, of rows of up to `places`."""
+    return max((size for size in BUCKETS if Workspace.bytes(size, heads, places) <= WORKSPACE), default=BUCKETS[0])
+
+
+def beside_cache(config: DecoderConfig, dtype: torch.dtype, places: int, passes: Sequence[tuple[int, int]]) -> int:
+    """Bytes of a decoder beside its weights and its cache, of rows of up to `places`.
+
+    `passes`: tokens of each that may be held at a time (one in a graph, one that reads prompts), and those of them that
+    are given logits.
+    """
+    heads = Heads(config.heads, config.kv_heads, config.head_dim)
+    standing = Workspace.bytes(shared_tokens(heads, places), heads, places) + 4 * places * heads.dim
+    states = 4 * config.hidden + 2 * (heads.query + heads.kv) * heads.dim + 3 * config.mlp  # of one layer's steps
+    scored = sum(bucket(max(wanted, 1)) for _, wanted in passes) * 4 * SCORES * config.vocab_size
+    return standing + sum(bucket(tokens) for tokens, _ in passes) * states * dtype.itemsize + scored
+
+
 class DeviceDecoder:
     """A Llama, Mistral, Qwen2 or Qwen3 model with its cache on a device; satisfies `Runner`."""
 
@@ -66,8 +87,9 @@ class DeviceDecoder:
         self._sizes = BUCKETS[-1:] if info.strict else BUCKETS
         table = rotations(config.rope, config.head_dim, info.context).to(self.device)
         self._cos, self._sin = table.real.contiguous(), table.imag.contiguous()
-        self._workspace = Workspace.of(WORKSPACE, self.heads, info.context, self.device)
-        self.ops, self._processors = _kernels(self.device)
+        shared = shared_tokens(self.heads, info.context)
+        self._workspace = Workspace.of(shared, self.heads, info.context, self.device)
+        self.ops, self._processors = kernels_for(self.device)
         self.rubbish = cache.held(cache.nobody)[0] * cache.block_size  # where padding is written
         # What `Runner` asks of rows is all the cache's.
         self.reserve, self.length = cache.reserve, cache.length
@@ -142,7 +164,7 @@ class DeviceDecoder:
 
     def _plan(self, inputs: Inputs, window: int | None) -> AttentionPlan:
         several = programs(len(inputs.tiles), self.heads, self.info.context, self._processors)
-        shared = several > 1 and len(inputs.tokens) <= WORKSPACE
+        shared = several > 1 and len(inputs.tokens) <= len(self._workspace.peaks)
         return AttentionPlan(
             self.heads,
             self.cache.block_size,
@@ -187,7 +209,7 @@ def _plain(norm: Norm) -> tuple[torch.Tensor, float]:
     return norm.weight, norm.eps
 
 
-def _kernels(device: torch.device) -> tuple[ModuleType, int]:
+def kernels_for(device: torch.device) -> tuple[ModuleType, int]:
     """The functions of `ops` that are fastest there, and how many processors the device has."""
     if device.type != "cuda" or torch.version.cuda is None:
         return ops, 1

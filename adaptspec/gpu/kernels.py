@@ -252,7 +252,8 @@ def _gumbel(word):
 
 @triton.jit
 def _choose_parts(
-    logits, stride, temperatures, keys, token_keys, numbers, tokens, width, first, PART: tl.constexpr
+    logits, stride, temperatures, keys, token_keys, numbers, tokens, width, first,
+    PART: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """One part of the vocabulary at one position."""
     part, position = tl.program_id(0), tl.program_id(1)
@@ -271,20 +272,24 @@ def _choose_parts(
         noisy = score + _gumbel(tl.load(keys + position) ^ tl.load(token_keys + token, mask=inside, other=0))
     best = tl.max(noisy, 0)
     total = tl.sum(tl.where(removed, 0.0, tl.exp(noisy - best)), 0)
-    # The first of equals; where no score is a number, still a token that there is.
-    chosen = tl.min(tl.where(inside & (noisy == best), token, 2147483647), 0)
-    count = tl.num_programs(0) * tl.num_programs(1)
-    at = position * tl.num_programs(0) + part
-    tl.store(numbers + at, best)
-    tl.store(numbers + count + at, total)
-    tl.store(numbers + 2 * count + at, top)
-    tl.store(numbers + 3 * count + at, tl.sum(share, 0))
-    tl.store(numbers + 4 * count + at, tl.sum(share * below, 0))
-    tl.store(tokens + at, first + tl.where(chosen == 2147483647, part * PART, chosen))
+    shares, weighted = tl.sum(share, 0), tl.sum(share * below, 0)
+    count = tl.num_programs(0) * tl.num_programs(1) * CANDIDATES
+    for rank in tl.static_range(CANDIDATES):
+        at = (position * tl.num_programs(0) + part) * CANDIDATES + rank
+        # The first of equals; where no score is a number, still a token that there is.
+        chosen = tl.min(tl.where(inside & (noisy == best), token, 2147483647), 0)
+        tl.store(numbers + at, best)
+        tl.store(numbers + count + at, total)
+        tl.store(numbers + 2 * count + at, top)
+        tl.store(numbers + 3 * count + at, shares)
+        tl.store(numbers + 4 * count + at, weighted)
+        tl.store(tokens + at, first + tl.where(chosen == 2147483647, part * PART, chosen))
+        noisy = tl.where(token == chosen, -float("inf"), noisy)
+        best, total, top, shares, weighted = tl.max(noisy, 0), 0.0, -float("inf"), 0.0, 0.0
 
 
 @triton.jit
-def _merge_choices(numbers, tokens, token, confidence, entropy, parts, PAD: tl.constexpr):
+def _merge_choices(numbers, tokens, token, confidence, entropy, parts, PAD: tl.constexpr, CANDIDATES: tl.constexpr):
     """All parts at one position."""
     position = tl.program_id(0)
     count = tl.num_programs(0) * parts
@@ -297,9 +302,13 @@ def _merge_choices(numbers, tokens, token, confidence, entropy, parts, PAD: tl.c
     weighted = tl.load(numbers + 4 * count + at, mask=inside, other=0.0)
     own = tl.load(tokens + at, mask=inside, other=0)
     leading, peak = tl.max(best, 0), tl.max(top, 0)
-    chosen = tl.min(tl.where(inside & (best == leading), own, 2147483647), 0)
-    tl.store(token + position, tl.where(chosen == 2147483647, tl.max(own, 0), chosen))
-    tl.store(confidence + position, tl.div_rn(1.0, tl.sum(total * tl.exp(best - leading), 0)))
+    every = tl.sum(total * tl.exp(best - leading), 0)
+    for rank in tl.static_range(CANDIDATES):
+        at, most = position * CANDIDATES + rank, tl.max(best, 0)
+        chosen = tl.min(tl.where(inside & (best == most), own, 2147483647), 0)
+        tl.store(token + at, tl.where(chosen == 2147483647, tl.max(own, 0), chosen))
+        tl.store(confidence + at, tl.div_rn(tl.exp(most - leading), every))
+        best = tl.where(own == chosen, -float("inf"), best)
     scale, below = tl.exp(top - peak), tl.where(top == -float("inf"), 0.0, top - peak)
     shares = tl.sum(share * scale, 0)
     mean = tl.div_rn(tl.sum((weighted + share * below) * scale, 0), shares)
@@ -372,31 +381,39 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def choose(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor) -> Choice:
+def choose(
+    logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor, candidates: int = 1
+) -> Choice:
     """See `ops.choose`."""
-    return merge_choices(choose_parts(logits, temperatures, keys, token_keys))
+    return merge_choices(choose_parts(logits, temperatures, keys, token_keys, candidates=candidates), candidates)
 
 
 def choose_parts(
-    logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor, first: int = 0
-) -> ChoiceParts:
+    logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor,
+    first: int = 0, candidates: int = 1,
+) -> ChoiceParts:  # fmt: skip
     """See `ops.choose_parts`: each logit is read once."""
     count, width = len(logits), min(logits.shape[1], len(token_keys))
     parts = triton.cdiv(width, PART)
-    numbers, tokens = logits.new_empty((5, count, parts)), keys.new_empty((count, parts), dtype=torch.int32)
+    numbers = logits.new_empty((5, count, parts * candidates))
+    tokens = keys.new_empty((count, parts * candidates), dtype=torch.int32)
     _choose_parts[parts, count](
         logits, logits.stride(0), temperatures, keys, token_keys, numbers, tokens, width, first,
-        PART=PART, num_warps=4, **_EXACT,
+        PART=PART, CANDIDATES=candidates, num_warps=4, **_EXACT,
     )  # fmt: skip
     return ChoiceParts(numbers, tokens)
 
 
-def merge_choices(parts: ChoiceParts) -> Choice:
+def merge_choices(parts: ChoiceParts, candidates: int = 1) -> Choice:
     """See `ops.merge_choices`."""
     count, split = parts.tokens.shape
-    token, (confidence, entropy) = parts.tokens.new_empty(count), parts.numbers.new_empty((2, count)).unbind(0)
-    pad = triton.next_power_of_2(split)
-    _merge_choices[(count,)](*parts, token, confidence, entropy, split, PAD=pad, num_warps=1, **_EXACT)
+    shape = (count, candidates) if candidates > 1 else (count,)
+    token, confidence = parts.tokens.new_empty(shape), parts.numbers.new_empty(shape)
+    entropy = parts.numbers.new_empty(count)
+    _merge_choices[(count,)](
+        *parts, token, confidence, entropy, split,
+        PAD=triton.next_power_of_2(split), CANDIDATES=candidates, num_warps=1 if candidates == 1 else 4, **_EXACT,
+    )  # fmt: skip
     return Choice(token, confidence, entropy)
 
 

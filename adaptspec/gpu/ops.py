@@ -26,7 +26,8 @@ class HeadNorm(NamedTuple):
 class Choice(NamedTuple):
     """Of N positions the token drawn (int32), how likely it was given the noise, and the entropy in nats (float32).
 
-    The entropy is no number where a logit is none.
+    The entropy is no number where a logit is none. All are [N]; of several candidates, draws without replacement, token
+    and likelihood are [N, candidates], the first one first.
     """
 
     token: torch.Tensor
@@ -38,7 +39,8 @@ class ChoiceParts(NamedTuple):
     """The same of S parts of the vocabulary, to be merged: `numbers` float32 [5, N, S], `tokens` int32 [N, S].
 
     Numbers: the largest score with noise, and the sum of exp(others - it); the largest score, the sum of exp(score -
-    it), and that sum weighted with score - it. Parts from several devices can be put side by side.
+    it), and that sum weighted with score - it. Parts from several devices can be put side by side. A part's further
+    candidates are parts of their own, of no logits.
     """
 
     numbers: torch.Tensor
@@ -190,17 +192,25 @@ def _threshold(scores: torch.Tensor, index: torch.Tensor, rows: RuledRows) -> to
     return torch.maximum(threshold, order[:, :1] + least * divisor)
 
 
-def choose(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor) -> Choice:
+def choose(
+    logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor, candidates: int = 1
+) -> Choice:
     """The one choice of every position: argmax(logits / temperature + noise), without both at temperature 0.
 
     `logits` float32 [N, ...], `temperatures` float32 [N], `keys` int64 [N] of `models.noise.position_keys`,
     `token_keys` int64 [V]: logits beyond V are left out. Of equal scores the first token is chosen.
+    With several `candidates` the tokens of the next largest come, too.
     """
-    return merge_choices(choose_parts(logits, temperatures, keys, token_keys))
+    return merge_choices(choose_parts(logits, temperatures, keys, token_keys, candidates=candidates), candidates)
 
 
 def choose_parts(
-    logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor, first: int = 0
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    keys: torch.Tensor,
+    token_keys: torch.Tensor,
+    first: int = 0,
+    candidates: int = 1,
 ) -> ChoiceParts:
     """The same up to the merge, where logits and `token_keys` may be of a part of the vocabulary from `first` on."""
     width = min(logits.shape[1], len(token_keys))
@@ -216,18 +226,32 @@ def choose_parts(
     shares = torch.where(removed, 0.0, below.exp())
     sums = torch.where(removed, 0.0, (perturbed - best).exp()), shares, shares * below
     total, share, weighted = (one.sum(1, keepdim=True) for one in sums)
-    return ChoiceParts(torch.stack((best, total, top, share, weighted)), (token + first).int())
+    numbers, tokens = [torch.stack((best, total, top, share, weighted))], [token]
+    for _ in range(1, candidates):
+        perturbed = perturbed.scatter(1, token, -torch.inf)
+        token = perturbed.argmax(1, keepdim=True)
+        numbers.append(torch.zeros_like(numbers[0]))
+        numbers[-1][0], numbers[-1][2] = perturbed.gather(1, token), -torch.inf
+        tokens.append(token)
+    return ChoiceParts(torch.cat(numbers, 2), (torch.cat(tokens, 1) + first).int())
 
 
-def merge_choices(parts: ChoiceParts) -> Choice:
+def merge_choices(parts: ChoiceParts, candidates: int = 1) -> Choice:
     """The choice among all parts."""
     best, total, top, share, weighted = parts.numbers.unbind(0)
     leading, peak = best.amax(1, keepdim=True), top.amax(1, keepdim=True)
     others = parts.tokens.amax(1, keepdim=True)  # only where no score is a number
-    token = torch.where(best == leading, parts.tokens, others).amin(1)
-    confidence = 1.0 / (total * (best - leading).exp()).sum(1)
+    every = (total * (best - leading).exp()).sum(1, keepdim=True)
+    found, likely, most = list[torch.Tensor](), list[torch.Tensor](), leading
+    for rank in range(candidates):
+        if rank:
+            best = torch.where(parts.tokens == found[-1], -torch.inf, best)
+            most = best.amax(1, keepdim=True)
+        found.append(torch.where(best == most, parts.tokens, others).amin(1, keepdim=True))
+        likely.append((most - leading).exp() / every)
     below = torch.where(top == -torch.inf, 0.0, top - peak)
     scale = (top - peak).exp()
     shares = (share * scale).sum(1)
     entropy = shares.log() - ((weighted + share * below) * scale).sum(1) / shares
-    return Choice(token, confidence, entropy)
+    shape = (-1, candidates) if candidates > 1 else (-1,)
+    return Choice(torch.cat(found, 1).view(shape), torch.cat(likely, 1).view(shape), entropy)

@@ -30,9 +30,14 @@ class Workspace:
     @staticmethod
     def of(tokens: int, heads: Heads, places: int, device: torch.device) -> Workspace:
         """For passes of up to `tokens` tokens whose rows hold up to `places`. It can serve all layers, one by one."""
-        shape = tokens, heads.query, -(-places // SPLIT)
+        shape = tokens, heads.query, _splits(places)
         peaks, totals = torch.empty((2, *shape), dtype=torch.float32, device=device).unbind(0)
         return Workspace(torch.empty((*shape, heads.dim), dtype=torch.float32, device=device), peaks, totals)
+
+    @staticmethod
+    def bytes(tokens: int, heads: Heads, places: int) -> int:
+        """What that takes."""
+        return 4 * tokens * heads.query * _splits(places) * (heads.dim + 2)
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,11 @@ def programs(tiles: int, heads: Heads, places: int, processors: int) -> int:
 
     Two per processor keep its memory busy while one of them starts or ends. With 1 no workspace is needed.
     """
-    return min(-(-2 * processors // (tiles * heads.kv)), -(-places // SPLIT))
+    return min(-(-2 * processors // (tiles * heads.kv)), _splits(places))
+
+
+def _splits(places: int) -> int:
+    return -(-places // SPLIT)
 
 
 def _power(number: int) -> int:

@@ -89,6 +89,7 @@ class DeviceRounds:
                 "temperatures": (real, (rows,)),
                 "entries": (whole, (2, changes)),
                 "blocks": (torch.int32, (2, changes)),
+                "moves": (whole, (2, 2, rows)),
                 **draft_bounds.layout(rows, steps),
                 **rules.layout(rows, steps),
             },
@@ -127,12 +128,14 @@ class DeviceRounds:
         """Send a plan and begin."""
         warm, count, deepest = plan.warmth is not None, len(plan.rows), int(plan.depths.max(initial=0))
         self._wait()  # for a round that nobody wants any more: what it reads must stay until then
-        width = self._lay(plan)
+        width, moving = self._lay(plan), self._tell_tables()
         self._plan.send()
         self._book.send_masks(None, None)
         self._mark(0)
         rows = self._bucket(count)
-        self._begin()
+        self._parts.run(self._begin, moving, 0)
+        self._tables = self._book.tables(self._plan.device) if self._book.ruled else None
+        self._told.clear()
         for step in range(deepest):
             self._parts.run(self._next if step else self._first, rows, 0)
             if self._tables is not None and self.draft is not None:
@@ -185,7 +188,8 @@ class DeviceRounds:
         host["owners"][:], host["offsets"][:] = 0, self._steps + 1
         self._tell_tables()
         self._plan.send()
-        self._begin()
+        for moving in (True, False):
+            self._parts.capture(self._begin, moving, 0)
         rows, most = len(self._asked), len(self._asked)
         while rows:
             for width in range(self.target.bucket(rows * (self._steps + 1)), self._room(rows) - 1, -BUCKETS[-1]):
@@ -285,7 +289,6 @@ class DeviceRounds:
         host["depths"][count:] = host["counts"][count:] = 0
         host["given"][:count, : plan.given.shape[1]] = plan.given
         draft_bounds.write(host, plan.stop, plan.warmth, count)
-        self._tell_tables()
         wide = (np.maximum(plan.depths, plan.counts) + 1)[:decoding]
         tokens = int(wide.sum())
         width = max(self.target.bucket(max(tokens, 1)), self._room(self._bucket(count)))
@@ -296,24 +299,28 @@ class DeviceRounds:
         host["tiles"][: len(laid)], host["tiles"][len(laid) :] = laid, 0
         return width
 
-    def _tell_tables(self) -> None:
-        """Write what has changed in the block tables."""
-        host = self._plan.host
+    def _tell_tables(self) -> bool:
+        """Write what has changed in the block tables, and what is to be moved; whether anything is."""
+        host, moving = self._plan.host, False
         for i, model in enumerate(self._models):
             entries, blocks = model.cache.changes(host["entries"].shape[1])
             # What is left over tells once more what nobody's first block is.
             host["entries"][i], host["blocks"][i] = model.cache.unchanging
             host["entries"][i, : len(entries)], host["blocks"][i, : len(blocks)] = entries, blocks
+            host["moves"][i] = model.rubbish
+            if pairs := model.cache.moves(host["moves"].shape[2]):
+                host["moves"][i, :, : len(pairs)], moving = np.transpose(pairs), True
+        return moving
 
-    def _begin(self) -> None:
+    def _begin(self, moving: int, _: int) -> None:
         plan, result = self._plan.device, self._result.device
         for i, model in enumerate(self._models):
             model.cache.table.view(-1).index_copy_(0, plan["entries"][i], plan["blocks"][i])
+            if moving:
+                model.cache.moved(plan["moves"][i])
         result["drafted"].copy_(plan["given"])
         result["counts"].copy_(plan["counts"])
         result["bad"].zero_()
-        self._tables = self._book.tables(plan) if self._book.ruled else None
-        self._told.clear()
         torch.gt(plan["depths"], 0, out=self._asked)
         self._alive.fill_(1.0)
         self._step.zero_()

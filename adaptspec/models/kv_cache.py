@@ -146,10 +146,13 @@ class KVCache(BlockAllocator):
     def keep(self, row: int, base: int, places: Sequence[int]) -> None:
         """See `Runner.keep`. Keys are rotated by their depth, so they stay right wherever they lie."""
         slots = self.slots(row, base, base + places[-1] + 1).tolist() if places else []
-        for i, place in enumerate(places):
-            if place > i:
-                self._pool[:, slots[i]].copy_(self._pool[:, slots[place]])
+        self.move([(slots[place], slots[i]) for i, place in enumerate(places) if place > i])
         self.truncate(row, base + len(places))
+
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy what slots hold, each (from, to)."""
+        for source, target in pairs:
+            self._pool[:, target].copy_(self._pool[:, source])
 
     def slots(self, row: int, first: int, end: int) -> IntArray:
         """The slots of the tokens `first` to `end` (exclusive) of `row`, cached or about to be."""

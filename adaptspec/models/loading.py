@@ -34,7 +34,8 @@ class LoadedModel:
     """A model whose weights are loaded and that has no cache yet: several models can share what memory is left.
 
     `info.context` is the most that the model itself takes. `start` makes its runner, given what the cache leaves of it
-    and the cache's sizes; with a `block_size`, they are of that block size whatever is asked for.
+    and the cache's sizes; with a `block_size`, they are of that block size whatever is asked for. `config` is that of
+    a Llama-like model.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class LoadedModel:
     bytes_per_token: int
     start: Callable[[ModelInfo, CachePlan], Runner]
     block_size: int | None = None
+    config: DecoderConfig | None = None
     quantized: Callable[[str], LoadedModel] | None = None  # itself in 8 or 4 bits, sharing what stays; None: it cannot
 
     def runner(self, limits: CacheLimits) -> Runner:
@@ -83,15 +85,18 @@ def _load_lean(
 ) -> LoadedModel:
     config = read_decoder_config(raw)
     weights = load_weights(folder, config, dtype, device)
-    whole = _info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context))
-    each = config.cache_shape.bytes_per_token(dtype)
+
+    def loaded(info: ModelInfo, own: DecoderWeights) -> LoadedModel:
+        each = config.cache_shape.bytes_per_token(dtype)
+        return LoadedModel(folder, info, device, each, lambda info, plan: make(info, config, own, plan), config=config)
+
+    whole = loaded(_info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context)), weights)
 
     def quantized(kind: str) -> LoadedModel:
-        own, fewer = replace(whole, fingerprint=f"{whole.fingerprint}-{kind}"), quantized_weights(weights, kind)
-        return LoadedModel(folder, own, device, each, lambda info, plan: make(info, config, fewer, plan))
+        info = replace(whole.info, fingerprint=f"{whole.info.fingerprint}-{kind}")
+        return loaded(info, quantized_weights(weights, kind))
 
-    start: Callable[[ModelInfo, CachePlan], Runner] = lambda info, plan: make(info, config, weights, plan)  # noqa: E731
-    return LoadedModel(folder, whole, device, each, start, quantized=quantized)
+    return replace(whole, quantized=quantized)
 
 
 def _load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:

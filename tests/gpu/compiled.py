@@ -101,7 +101,8 @@ def launches(model: Model, dtype: torch.dtype) -> list[Launch]:
         kernels.add_norm(hidden, hidden, weight, 1e-5)
         kernels.silu_mul(queries.new_empty(count, 2 * model.mlp))
         kernels.apply_rules(lines, RuledPositions(i64, i64, i64), rules, tables)
-        kernels.choose(floats.new_empty(count, model.vocab), floats, i64, i64.new_empty(model.vocab))
+        for candidates in (1, 4):
+            kernels.choose(floats.new_empty(count, model.vocab), floats, i64, i64.new_empty(model.vocab), candidates)
     return found
 
 
@@ -141,7 +142,9 @@ def usages(target: int) -> Iterator[tuple[str, Usage]]:
     for dtype in (torch.bfloat16, torch.float32):
         for name, model in MODELS.items():
             for launch in launches(model, dtype):
-                form = {True: " walking", False: " sharing"}.get(dict(launch.constants).get("WALKS"), "")
+                constants = dict(launch.constants)
+                form = {True: " walking", False: " sharing"}.get(constants.get("WALKS"), "")
+                form += " of several" if constants.get("CANDIDATES", 1) > 1 else ""
                 yield f"{name:15}{TYPES[dtype]:6}{launch.kernel.__name__.strip('_')}{form}", compiled(launch, target)
 
 

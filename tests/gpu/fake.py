@@ -14,11 +14,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -37,27 +41,58 @@ SCATTERS = {"index_copy_": 3, "scatter_": 3, "index_put_": 2}
 
 
 class Traffic(TorchDispatchMode):
-    """By kernel: how often it was called and the bytes that it read and wrote; and copies from the host."""
+    """By kernel: how often it was called and the bytes that it read and wrote; and copies from and to the host.
+
+    `peak` is the most bytes that what was made held at a time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.kernels, self.moved, self.uploads = Counter[str](), Counter[str](), 0
+        self.kernels, self.moved, self.copies, self._paused = Counter[str](), Counter[str](), 0, False
+        self.peak, self._held, self._users = 0, 0, Counter[int]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if self._paused:
+            return result
         name = func.overloadpacket.__name__
         given, made = tensors((args, kwargs)), tensors(result)
-        if any(one.is_cuda for one in made) and not name.startswith(("empty", "new_empty")):
-            same = {storage(one) for one in given}
-            if func._schema.is_mutable or any(storage(one) not in same for one in made):  # no mere view
-                self.uploads += any(one.is_cpu and one.dim() for one in given)
+        self.copies += any(one.is_cuda for one in given) and any(one.is_cpu for one in made)
+        if any(one.is_cuda for one in made):
+            same, empty = {storage(one) for one in given}, name.startswith(("empty", "new_empty"))
+            if not empty and (func._schema.is_mutable or any(storage(one) not in same for one in made)):  # no view
+                self.copies += any(one.is_cpu and one.dim() for one in given)
                 self.add(name, traffic(name, args, given, made))
+            self.hold([one for one in made if storage(one) not in same or storage(one) in self._users])
         return result
 
-    def add(self, name: str, moved: int) -> None:
+    def add(self, name: str, moved: int, kernels: int = 1) -> None:
         """Also for kernels that torch does not know."""
-        self.kernels[name] += 1
+        self.kernels[name] += kernels
         self.moved[name] += moved
+
+    def hold(self, made: list[torch.Tensor]) -> None:
+        """Count the memory of these until the last of them is gone."""
+        for one in made:
+            which, own = storage(one), one.untyped_storage().nbytes()
+            self._held += 0 if self._users[which] else own
+            self._users[which] += 1
+            weakref.finalize(one, self._release, which, own)
+        self.peak = max(self.peak, self._held)
+
+    def _release(self, which: int, own: int) -> None:
+        self._users[which] -= 1
+        if not self._users[which]:
+            del self._users[which]
+            self._held -= own
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
 
 
 def traffic(name: str, args: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> int:
@@ -114,6 +149,7 @@ def main(library: str, function: str, args: str) -> None:
     from_numpy = torch.from_numpy
     # What has numbers is computed with under a further mode, also where it is on the device.
     torch.from_numpy = lambda array: torch.empty(array.shape, dtype=from_numpy(array).dtype)
+    torch.tensor = lambda data, **where: torch.empty(np.shape(data), **where)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
         result = pkgutil.resolve_name(function)(*json.loads(args))
     sys.stdout.write(f"\n{json.dumps(result)}\n")

@@ -1,9 +1,10 @@
-"""Decoders of well-known shapes without weights, for fake CUDA, and what a pass of one moves (see `fake`)."""
+"""Decoders of well-known shapes without weights, for fake CUDA, and what parts of their rounds move (see `fake`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -13,14 +14,17 @@ from torch._subclasses.fake_tensor import (
     FakeTensorDeviceMismatchError,
 )
 
+from adaptspec.gpu import ops
+from adaptspec.gpu.device_decoder import DeviceDecoder, beside_cache, bucket
+from adaptspec.gpu.paged_cache import PagedCache
+from adaptspec.gpu.plan import SPLIT, AttentionPlan, tile_tokens
+from adaptspec.gpu.round import DeviceRounds
 from adaptspec.models.config import DecoderConfig, read_decoder_config
-from adaptspec.models.decoder import Decoder
-from adaptspec.models.kv_cache import CUDA_BLOCK, CachePlan, KVCache
+from adaptspec.models.kv_cache import CUDA_BLOCK, CachePlan
 from adaptspec.models.layers import Linear, rms_norm
-from adaptspec.models.runner import ModelInfo, Packed
+from adaptspec.models.runner import ModelInfo
 from adaptspec.models.weights import DecoderWeights, LayerWeights
-from adaptspec.types import IntArray
-from tests.gpu.fake import Traffic
+from tests.gpu.fake import Traffic, size, tensors
 
 CUDA, BF16, CONTEXT = torch.device("cuda"), torch.bfloat16, 32768
 SHAPES: dict[str, dict[str, Any]] = {
@@ -54,23 +58,84 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def passes(asked: list[tuple[str, int, int, int]]) -> list[dict[str, Any]]:
-    """What one pass takes, for each (shape, rows, tokens cached in each, new tokens in each; up to 16 are wanted).
+    """What a captured part of a round takes, for each (shape, rows, tokens cached in each, new tokens in each).
 
-    `needed` bytes: every weight that a product reads, and every key and value seen, once.
+    Parts: a verify pass of the 8B model, or a step of the draft model. `needed` bytes: every weight that a product
+    reads, and every key and value seen, once. `copies` are those from and to the host; `peak` is the memory that
+    it needs, and `counted` what is kept free for it.
     """
-    results = []
-    for name, rows, cached, width in asked:
-        model, cache, weight_bytes = decoder(name, rows * (cached + width + CUDA_BLOCK))
-        for row in range(rows):
-            assert model.reserve(row, cached + width)
-            cache.set_length(row, cached)
-        with Traffic() as traffic:
-            logits = model.forward(packed(rows, width))
-        assert (logits.device.type, logits.dtype) == ("cuda", torch.float32)
-        seen = rows * (cached + width) * cache.shape.bytes_per_token(BF16)
-        kernels, moved = traffic.kernels.total(), traffic.moved.total()
-        results.append({"kernels": kernels, "moved": moved, "needed": weight_bytes + seen, "uploads": traffic.uploads})
-    return results
+    return [_part(*one) for one in asked]
+
+
+def _part(name: str, rows: int, cached: int, width: int) -> dict[str, Any]:
+    model = decoder(name, rows)
+    with mock.patch("adaptspec.gpu.round.Block", FakeBlock), mock.patch.object(torch.cuda, "Event", mock.Mock()):
+        rounds = DeviceRounds(model, model, rows, width, ())
+    tokens = bucket(rows * width)
+    held, standing = (beside_cache(model._config, BF16, CONTEXT, one) for one in ([(tokens, tokens)], []))
+    with Traffic() as traffic, mock.patch.object(model, "ops", Kernels(traffic, rows, cached + width, width)):
+        if name.startswith("llama"):
+            rounds._verify(tokens, rounds._tiles(tokens, rows))
+            rounds._choose(tokens, 0)
+        else:
+            rounds._next(rows, 0)
+            rounds._draw(rows, warm=False)
+    seen = rows * (cached + width) * model.cache.shape.bytes_per_token(BF16)
+    return {
+        "kernels": traffic.kernels.total(),
+        "moved": traffic.moved.total(),
+        "needed": read_by_products(model) + seen,
+        "copies": traffic.copies,
+        "peak": traffic.peak,
+        "counted": held - standing,
+    }
+
+
+class FakeBlock:
+    """A `staging.Block` whose host side is never sent."""
+
+    def __init__(self, layout: dict[str, tuple[torch.dtype, tuple[int, ...]]], device: torch.device) -> None:
+        self.device = {name: torch.empty(shape, dtype=dtype, device=device) for name, (dtype, shape) in layout.items()}
+
+
+class Kernels:
+    """`ops` in place of `kernels`: each call counts as what the kernel of its name reads and writes.
+
+    Of rows that see so many `places`, with so many tokens of each in a pass.
+    """
+
+    def __init__(self, traffic: Traffic, rows: int, places: int, width: int) -> None:
+        self._traffic, self._rows, self._places, self._width = traffic, rows, places, width
+
+    def attend(self, queries: torch.Tensor, pool: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+        """Every tile reads the keys and values of its row; shared splits are written and merged."""
+        tiles = self._rows * -(-self._width // tile_tokens(plan.heads))
+        moved = 2 * size(queries) + tiles * self._places * pool.shape[1] * pool.element_size()
+        if plan.workspace is not None:
+            splits = self._rows * self._width * plan.heads.query * -(-self._places // SPLIT)
+            moved += 2 * 4 * splits * (plan.heads.dim + 2)
+        return self._counted("attend", 2, moved, ops.attend, queries, pool, plan)  # a merge, or zeros for padding
+
+    def rope_store(self, qkv: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return self._counted("rope_store", 1, 2 * size(qkv), ops.rope_store, qkv, *rest)
+
+    def add_norm(self, x: torch.Tensor | None, residual: torch.Tensor, *rest: Any) -> torch.Tensor:
+        moved = (2 if x is None else 4) * size(residual)
+        return self._counted("add_norm", 1, moved, ops.add_norm, x, residual, *rest)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._counted("silu_mul", 1, 3 * size(gate_up) // 2, ops.silu_mul, gate_up)
+
+    def choose(self, logits: torch.Tensor, *rest: Any) -> ops.Choice:
+        """Each logit is read once; so are the keys of tokens, which caches hold."""
+        return self._counted("choose", 2, size(logits) + size(rest[2]), ops.choose, logits, *rest)
+
+    def _counted(self, name: str, kernels: int, moved: int, function: Callable[..., Any], *given: Any) -> Any:
+        with self._traffic.paused():
+            result = function(*given)
+        self._traffic.add(name, moved, kernels)
+        self._traffic.hold([one for one in tensors(result) if all(one is not each for each in given)])
+        return result
 
 
 def refused() -> dict[str, str]:
@@ -95,22 +160,22 @@ def refused() -> dict[str, str]:
     return found
 
 
-def packed(rows: int, width: int) -> Packed:
-    every: IntArray = np.ones(rows, dtype=np.int64)
-    return Packed(np.arange(rows), every * width, np.zeros(rows * width, dtype=np.int64), every * min(width, 16))
-
-
-def decoder(name: str, tokens: int) -> tuple[Decoder, KVCache, int]:
-    """A decoder in bfloat16 with room for so many tokens, its cache, and the bytes of what its products read."""
-    config = read_decoder_config(SHAPES[name])
-    plan = CachePlan(-(-tokens // CUDA_BLOCK) * CUDA_BLOCK, CONTEXT, CUDA_BLOCK)
-    cache = KVCache(config.cache_shape, plan, BF16, CUDA)
+def decoder(name: str, rows: int) -> DeviceDecoder:
+    """A decoder in bfloat16, on a device of 132 processors, for so many rows."""
+    config, block = read_decoder_config(SHAPES[name]), CUDA_BLOCK
+    cache = PagedCache(config.cache_shape, CachePlan(rows * CONTEXT, CONTEXT, block, rows), BF16, CUDA)
     family = str(SHAPES[name]["model_type"])
     info = ModelInfo(name, family, 0, config.vocab_size, CONTEXT, name, (), "bfloat16")
-    weights = weights_of(config)
+    model = DeviceDecoder(info, config, weights_of(config), cache)
+    model._processors = 132
+    return model
+
+
+def read_by_products(model: DeviceDecoder) -> int:
+    """Bytes of all matrices."""
+    weights = model._weights
     matrices = [part.weight for one in weights.layers for part in (one.qkv, one.output, one.gate_up, one.down)]
-    read = sum(one.nbytes for one in (*matrices, weights.head.weight) if one is not None)
-    return Decoder(info, config, weights, cache), cache, read
+    return sum(one.nbytes for one in (*matrices, weights.head.weight) if one is not None)
 
 
 def weights_of(config: DecoderConfig) -> DecoderWeights:

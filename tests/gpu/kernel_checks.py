@@ -131,8 +131,11 @@ def test_norms_and_gates_equal_those_of_torch(hidden: int, mlp: int, dtype: torc
     assert torch.equal(alone, kernels.add_norm(None, residual, weight, 1e-5)[1:2])
 
 
-@pytest.mark.parametrize(("vocab", "more"), [(50, 0), (2048, -3), (4096, 64), (32_000, 0), (151_936, 0)])
-def test_choices_are_those_of_torch_token_for_token(vocab: int, more: int) -> None:
+@pytest.mark.parametrize(
+    ("vocab", "more", "candidates"),
+    [(50, 0, 2), (2048, -3, 3), (4096, 64, 1), (4099, 0, 4), (32_000, 0, 1), (151_936, 0, 4)],
+)
+def test_choices_are_those_of_torch_token_for_token(vocab: int, more: int, candidates: int) -> None:
     """Greedy and drawn, with removed tokens and equals, from heads that are wider or narrower than the vocabulary."""
     temperatures = torch.tensor([0.0, 1.0, 0.3, 1.7, 1e-9, 0.0, 0.8], device=DEVICE)
     count = len(temperatures)
@@ -143,12 +146,12 @@ def test_choices_are_those_of_torch_token_for_token(vocab: int, more: int) -> No
     keys = torch.from_numpy(position_keys(seed_keys(np.arange(count)), np.arange(count) + 9, Stream.CHOICE)).to(DEVICE)
     given = logits, temperatures, keys, token_keys(vocab, torch.device(DEVICE))
     # On the CPU: only there does torch promise the first of equals.
-    got, want = kernels.choose(*given), ops.choose(*(one.cpu() for one in given))
+    got, want = kernels.choose(*given, candidates), ops.choose(*(one.cpu() for one in given), candidates)
     assert got.token.tolist() == want.token.tolist()
     assert got.token.dtype == want.token.dtype == torch.int32
     torch.testing.assert_close([one.cpu() for one in got[1:]], list(want[1:]), atol=1e-5, rtol=1e-4)
-    alone = kernels.choose(logits[3:4], temperatures[3:4], keys[3:4], given[3])
-    assert [one[0] for one in alone] == [one[3] for one in got]
+    alone = kernels.choose(logits[3:4], temperatures[3:4], keys[3:4], given[3], candidates)
+    assert all(torch.equal(one[0], other[3]) for one, other in zip(alone, got, strict=True))
 
 
 def test_parts_of_a_vocabulary_choose_as_the_whole_does() -> None:
@@ -157,11 +160,12 @@ def test_parts_of_a_vocabulary_choose_as_the_whole_does() -> None:
     logits[0, :cut] = -torch.inf
     keys, tokens = torch.arange(3, device=DEVICE) * 2**40 + 77, token_keys(vocab, torch.device(DEVICE))
     parts = [
-        kernels.choose_parts(logits[:, part], temperatures, keys, tokens[part], part.start)
+        kernels.choose_parts(logits[:, part], temperatures, keys, tokens[part], part.start, 3)
         for part in (slice(0, cut), slice(cut, vocab))
     ]
     numbers, ids = (torch.cat(both, -1) for both in zip(*parts, strict=True))
-    merged, whole = kernels.merge_choices(ops.ChoiceParts(numbers, ids)), ops.choose(logits, temperatures, keys, tokens)
+    merged = kernels.merge_choices(ops.ChoiceParts(numbers, ids), 3)
+    whole = ops.choose(logits, temperatures, keys, tokens, 3)
     assert merged.token.tolist() == whole.token.tolist()
     torch.testing.assert_close(merged[1:], whole[1:], atol=1e-5, rtol=1e-4)
 

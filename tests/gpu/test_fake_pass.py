@@ -8,16 +8,17 @@ import pytest
 
 from tests.gpu.fake import fake_cuda
 
-# What a pass takes now, at most: kernels, and the bytes that they move over those of weights, keys and values once, by
-# (shape, rows, tokens cached in each, new tokens in each). Whoever lowers them writes it down here.
+# What a captured part of a round takes now, at most: kernels, and the bytes that they move over those of weights, keys
+# and values once, by (shape, rows, tokens cached in each, new tokens in each). 8B: a verify pass, 0.5B: a step
+# of its draft. Whoever lowers them writes it down here.
 PASSES: dict[tuple[str, int, int, int], tuple[int, float]] = {
-    ("llama-8b", 1, 512, 1): (556, 1.011),
-    ("llama-8b", 1, 8192, 5): (620, 1.140),
-    ("llama-8b", 16, 4096, 5): (620, 1.794),
-    ("qwen-0.5b", 1, 512, 1): (420, 1.017),
-    ("qwen-0.5b", 16, 4096, 1): (420, 1.948),
+    ("llama-8b", 1, 512, 1): (366, 1.014),
+    ("llama-8b", 1, 8192, 1): (366, 1.014),
+    ("llama-8b", 1, 8192, 5): (366, 1.019),
+    ("llama-8b", 16, 4096, 5): (366, 1.102),
+    ("qwen-0.5b", 1, 512, 1): (318, 1.05),
+    ("qwen-0.5b", 16, 4096, 1): (314, 1.06),
 }
-UPLOADS = 8
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +27,12 @@ def taken() -> dict[tuple[str, int, int, int], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", PASSES, ids=str)
-def test_kernels_and_bytes_of_a_pass(taken: dict[Any, dict[str, Any]], case: tuple[str, int, int, int]) -> None:
+def test_kernels_and_bytes_of_captured_parts(taken: dict[Any, dict[str, Any]], case: tuple[str, int, int, int]) -> None:
     found, (kernels, share) = taken[case], PASSES[case]
-    assert found["kernels"] <= kernels
-    assert found["moved"] / found["needed"] <= share
-    assert found["uploads"] <= UPLOADS
+    assert found["kernels"] <= kernels, found
+    assert found["moved"] / found["needed"] <= share, found
+    assert not found["copies"], "a graph cannot hold what asks the host"
+    assert 0.3 * found["counted"] <= found["peak"] <= found["counted"], str(found)
 
 
 def test_reads_and_mixing_are_refused() -> None:

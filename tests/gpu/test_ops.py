@@ -13,7 +13,7 @@ from adaptspec.gpu import ops
 from adaptspec.models.attention import Heads
 from adaptspec.models.config import RopeConfig
 from adaptspec.models.layers import rms_norm, rotations
-from adaptspec.models.noise import Stream, position_keys, seed_keys, token_keys
+from adaptspec.models.noise import Stream, gumbel_of, position_keys, seed_keys, token_keys
 from adaptspec.models.processors import NO_PATHS, SamplingRow
 from adaptspec.models.sampling import SamplingBatch, certainty, leading
 from adaptspec.request import SamplingParams
@@ -115,8 +115,29 @@ def test_choices_are_those_of_a_sampling_batch(temperatures: list[float], vocab:
     )
 
 
-@given(st.integers(1, 40), SEEDS)
-def test_parts_of_a_vocabulary_choose_as_the_whole_does(cut: int, seed: int) -> None:
+@given(st.integers(1, 40), st.integers(1, 5), SEEDS)
+def test_candidates_are_the_largest_with_noise(vocab: int, candidates: int, seed: int) -> None:
+    """Draws without replacement, of equals the first; also of vocabularies that are smaller: the rest is unlikely."""
+    logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(seed))
+    logits[0, 1::3] = -torch.inf
+    logits[2] = logits[2].round()
+    temperatures, keys, tokens = torch.tensor([0.7, 1.3, 0.0]), torch.arange(3) + seed, token_keys(vocab, CPU)
+    noise = torch.where(temperatures[:, None] > 0, gumbel_of(keys[:, None] ^ tokens), 0.0)
+    perturbed = logits / torch.tensor([[0.7], [1.3], [1.0]]) + noise
+    best = torch.sort(perturbed, dim=1, descending=True, stable=True)
+    found, first = (ops.choose(logits, temperatures, keys, tokens, count) for count in (candidates, 1))
+    shape, there = (3, candidates) if candidates > 1 else (3,), min(vocab, candidates)
+    likely = perturbed.softmax(1).gather(1, best.indices)[:, :there]
+    mine, sure = (one.view(3, -1)[:, :there] for one in (found.token, found.confidence))
+    assert found.token.shape == found.confidence.shape == shape
+    assert torch.equal(mine.masked_fill(likely == 0, 0), best.indices[:, :there].masked_fill(likely == 0, 0))
+    torch.testing.assert_close(sure, likely, atol=1e-6, rtol=1e-5)
+    assert not found.confidence.view(3, -1)[:, there:].any()
+    assert torch.equal(found.entropy, first.entropy)
+
+
+@given(st.integers(1, 40), st.integers(1, 4), SEEDS)
+def test_parts_of_a_vocabulary_choose_as_the_whole_does(cut: int, candidates: int, seed: int) -> None:
     """As when a head is split over devices; parts may hold nothing but removed tokens."""
     draw, vocab = torch.Generator().manual_seed(seed), 41
     logits = torch.randn(3, vocab, generator=draw)
@@ -125,12 +146,14 @@ def test_parts_of_a_vocabulary_choose_as_the_whole_does(cut: int, seed: int) -> 
     keys, tokens = torch.randint(-(2**62), 2**62, (3,), generator=draw), token_keys(vocab, CPU)
     temperatures = torch.tensor([0.7, 1.0, 0.0])
     parts = [
-        ops.choose_parts(logits[:, part], temperatures, keys, tokens[part], part.start)
+        ops.choose_parts(logits[:, part], temperatures, keys, tokens[part], part.start, candidates)
         for part in (slice(0, cut), slice(cut, vocab))
     ]
     numbers, ids = (torch.cat(both, -1) for both in zip(*parts, strict=True))
-    merged, whole = ops.merge_choices(ops.ChoiceParts(numbers, ids)), ops.choose(logits, temperatures, keys, tokens)
-    assert merged.token.tolist() == whole.token.tolist()
+    merged = ops.merge_choices(ops.ChoiceParts(numbers, ids), candidates)
+    whole = ops.choose(logits, temperatures, keys, tokens, candidates)
+    there = whole.confidence > 0.0
+    assert torch.equal(merged.token[there], whole.token[there])
     torch.testing.assert_close(merged[1:], whole[1:], atol=1e-6, rtol=1e-5)
 
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.gpu.paged_cache import PagedCache
-from adaptspec.models.kv_cache import CachePlan, CacheShape
+from adaptspec.models.kv_cache import CachePlan, CacheShape, KVCache
 
 ROWS, BLOCK = 4, 8
-CPU = torch.device("cpu")
+CPU, REAL = torch.device("cpu"), torch.float32
 
 
 def _cache() -> PagedCache:
@@ -47,6 +47,36 @@ def test_the_table_on_the_device_is_what_rows_hold(moves: list[tuple[str, int, i
         assert nobody not in held
         assert cache.table[row, : len(held)].tolist() == list(held)
     assert set(cache.table[cache.nobody].tolist()) == {nobody}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.data(),
+    rows=st.lists(st.integers(1, 24), min_size=1, max_size=3),
+    told=st.sampled_from(["send", "moves", "few"]),
+)
+def test_what_is_kept_lies_as_in_a_cache_that_moves_at_once(data: st.DataObject, rows: list[int], told: str) -> None:
+    """Of several rows; told with a round or by itself, and as well where blocks were given back meanwhile."""
+    cache, plain = _cache(), KVCache(CacheShape(1, 1, 4), CachePlan(12 * BLOCK, 6 * BLOCK, BLOCK, ROWS), REAL, CPU)
+    drawn = [(length, data.draw(st.integers(1, 12))) for length in rows]
+    places = [sorted(data.draw(st.sets(st.integers(0, nodes - 1)))) for _, nodes in drawn]
+    for one in (cache, plain):
+        for row, (length, nodes) in enumerate(drawn):
+            assert one.reserve(row, length + nodes)
+            one.set_length(row, length + nodes)
+            one.pool[0][one.slots(row, 0, length + nodes)] = torch.arange(length + nodes)[:, None] + 100.0 * row
+        for row, (length, _) in enumerate(drawn):
+            one.keep(row, length, places[row])
+        one.reserve(ROWS - 1, BLOCK)  # nothing is written there before the next pass
+    if told == "send":
+        cache.send()
+    elif pairs := cache.moves(100 if told == "moves" else 1):
+        cache.moved(torch.tensor(pairs).t())
+    for row, (before, _) in enumerate(drawn):
+        length = before + len(places[row])
+        assert cache.length(row) == plain.length(row) == length
+        mine, its = (one.pool[0][one.slots(row, 0, length)] for one in (cache, plain))
+        assert torch.equal(mine, its)
 
 
 def test_nobody_takes_no_share_of_the_memory() -> None:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.gpu.plan import SPLIT, programs, tile_lines, tile_tokens, tiles
+from adaptspec.gpu.device_decoder import BUCKETS, WORKSPACE, shared_tokens
+from adaptspec.gpu.plan import SPLIT, Workspace, programs, tile_lines, tile_tokens, tiles
 from adaptspec.models.attention import Heads
 
 HEADS = st.builds(lambda kv, group: Heads(kv * group, kv, 64), st.integers(1, 8), st.integers(1, 80))
@@ -43,3 +45,13 @@ def test_no_program_is_without_a_split_in_the_longest_row(
     found = programs(count, heads, places, processors)
     assert 1 <= found <= -(-places // SPLIT)
     assert found == 1 or found == -(-places // SPLIT) or found * count * heads.kv >= 2 * processors
+
+
+@given(HEADS, st.integers(1, 200_000))
+def test_a_workspace_takes_what_is_counted_and_no_more_than_it_may(heads: Heads, places: int) -> None:
+    tokens = shared_tokens(heads, places)
+    one = Workspace.of(tokens, heads, places, torch.device("meta"))
+    taken = sum(part.nbytes for part in (one.sums, one.peaks, one.totals))
+    assert taken == Workspace.bytes(tokens, heads, places)
+    assert taken <= WORKSPACE or tokens == BUCKETS[0]
+    assert len(one.peaks) == tokens

@@ -64,6 +64,22 @@ def pair(cuda: PretendCuda, tmp_path_factory: pytest.TempPathFactory) -> tuple[B
     return cpu, device
 
 
+def test_rounds_have_memory_beside_the_caches(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches take what is left by passes of the widest round and of a prompt, which is read in larger parts."""
+    monkeypatch.setattr(assembly, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=cuda.enter_thread))
+    monkeypatch.setattr(assembly, "bytes_for_cache", lambda _: 2**28)
+    beside: list[int] = []
+    counted = assembly._beside_cache
+    monkeypatch.setattr(assembly, "_beside_cache", lambda *given: beside.append(counted(*given)) or beside[-1])
+    config = EngineConfig(device="cuda", dtype="float32", eager=True, context=256, limits=EngineLimits(max_rows=64))
+    built = build(config, costs=lambda *_: CostTable(COSTS))
+    runners: list[Any] = [built.target, built.loaded.draft]
+    pools = sum(pool.nbytes for runner in runners for pool in runner.cache.pool)
+    assert min(beside) > 2048 * 4 * 4 * runners[1]._config.hidden
+    assert 0.95 < (pools + sum(beside)) / 2**28 < 1.01  # each has a block of nobody's
+    assert built.core.limits.prefill_tokens == 2048
+
+
 def requests(built: Built, *params: SamplingParams, policies: Sequence[str | None] = (None,)) -> list[Request]:
     texts = [tuple(built.tokenizer.encode(prompt)) for prompt in PROMPTS]
     return [
@@ -222,9 +238,8 @@ def test_a_draft_model_that_fails_rests(
     logits = runner.logits
     drafter._clock = lambda: time[0]
     with monkeypatch.context() as patch:
-        name, answer = {"scores": ("logits", lambda states: math.nan * logits(states)), "pass": ("forward", None)}[
-            breaks
-        ]
+        nothing = lambda states: math.nan * logits(states)  # noqa: E731
+        name, answer = {"scores": ("logits", nothing), "pass": ("forward", None)}[breaks]
         patch.setattr(runner, name, answer)
         same(run(core, asked), plain)
     broken = [record for record in notes.records if record.depths.any()]

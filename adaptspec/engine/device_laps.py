@@ -1,0 +1,130 @@
+"""Rounds without requests on a device, as they are captured there, timed by its own clock."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import torch
+
+from adaptspec.drafting.drafter import ModelDrafter
+from adaptspec.gpu.device_decoder import DeviceDecoder
+from adaptspec.gpu.round import DeviceRounds, RoundPlan
+from adaptspec.models.processors import SamplingRow
+from adaptspec.models.runner import Runner
+from adaptspec.models.sampling import SamplingBatch
+from adaptspec.request import SamplingParams
+
+CONTEXTS = (512, 8192, 32_768)  # tokens that rows hold, as far as there is room
+TURNS = 5
+_LIKELIEST = SamplingRow(SamplingParams(temperature=0.0), 0, [0], 1, ())
+
+
+class DeviceLaps:
+    """Rounds of up to `rows` rows that verify up to `widest` tokens of each. All rows must be free, and stay so."""
+
+    @torch.inference_mode()
+    def __init__(self, target: DeviceDecoder, draft: DeviceDecoder | None, rows: int, widest: int) -> None:
+        self._models = [model for model in (target, draft) if model is not None]
+        for model in self._models:
+            for layer in model.cache.pool:
+                layer.zero_()  # what nobody has written may be no number, and stop a draft
+        self._steps = max(widest - 1, 1)
+        self._rounds = DeviceRounds(target, draft, rows, self._steps, ())
+        if target.device.type == "cuda":
+            self._rounds.capture()
+
+    @torch.inference_mode()
+    def seconds(self, count: int, context: int, width: int, *, drafts: bool = False) -> tuple[float, float] | None:
+        """Median seconds that `count` rows, which hold `context` tokens each, take to draft and to verify `width` each.
+
+        None where a cache has no room for them. Without `drafts` what is verified comes from elsewhere.
+        """
+        if context + width > min(model.info.context for model in self._models):
+            return None
+        try:
+            if all(m.reserve(row, context + width) for m, row in product(self._models, range(count))):
+                plan = self._plan(count, context, width - 1, drafts=drafts)
+                turns = [self._time(plan) for _ in range(TURNS + 1)][1:]
+                draft, verify = map(statistics.median, zip(*turns, strict=True))
+                return (draft if drafts else 0.0), verify
+            return None
+        finally:
+            for model, row in product(self._models, range(count)):
+                model.free(row)
+
+    def _time(self, plan: RoundPlan) -> tuple[float, float]:
+        start = time.perf_counter()
+        self._rounds.launch(plan)
+        self._rounds.end()
+        # Without a clock of its own, drafting and verifying are one.
+        return self._rounds.result(plan).seconds or (0.0, time.perf_counter() - start)
+
+    def _plan(self, count: int, context: int, depth: int, *, drafts: bool) -> RoundPlan:
+        each = np.ones(count, dtype=np.int64)
+        return RoundPlan(
+            rows=np.arange(count, dtype=np.int64),
+            lengths=context * each,
+            newest=np.zeros((count, 2), dtype=np.int64),
+            unread=each,
+            depths=each * (depth if drafts else 0),
+            given=np.zeros((count, depth), dtype=np.int64),
+            counts=each * (0 if drafts else depth),
+            sampling=SamplingBatch([_LIKELIEST] * count, self._models[0].info.vocab_size, self._models[0].device),
+            told=-each,
+            decoding=count,
+            stop=None,
+            warmth=None,
+        )
+
+
+def on_device(target: Runner, draft: ModelDrafter | None) -> tuple[DeviceDecoder, DeviceDecoder | None] | None:
+    """Both models, if their rounds run by themselves on one device that has a clock."""
+    own = None if draft is None else draft.runner
+    if not isinstance(target, DeviceDecoder) or target.device.type == "cpu":
+        return None
+    if own is None or (isinstance(own, DeviceDecoder) and own.device == target.device):
+        return target, own
+    return None
+
+
+def device_laps(
+    target: DeviceDecoder,
+    draft: DeviceDecoder | None,
+    axes: tuple[Sequence[int], Sequence[int]],
+    context: int,
+    drawn: Sequence[int],
+) -> list[tuple[list[float], list[float]]]:
+    """What drafting and verifying take, for each number of rows and by the width; `axes` are both.
+
+    The draft model has room for so many rows as are in `drawn`.
+    """
+    rows, widths = axes
+    laps, table = DeviceLaps(target, draft, max(rows), max(widths)), []
+    for count in rows:
+        found = [
+            laps.seconds(count, context, width, drafts=draft is not None and count in drawn and width > 1)
+            for width in widths
+        ]
+        table.append(([one[0] for one in found if one], [one[1] for one in found if one]))
+    return table
+
+
+def per_cached_token(target: DeviceDecoder, rows: Sequence[int], context: int) -> float:
+    """Seconds that a pass of one token per row takes more for each token that its rows hold beyond `context` each.
+
+    The line through rounds of all these numbers of rows and all contexts for which there is room.
+    """
+    laps, more, longer = DeviceLaps(target, None, max(rows), 1), [0.0], [0.0]
+    for count in rows:
+        start = laps.seconds(count, context, 1)
+        for length in CONTEXTS:
+            found = laps.seconds(count, length, 1) if length > context else None
+            if start is not None and found is not None:
+                more.append(float(count * (length - context)))
+                longer.append(found[1] - start[1])
+    tokens, seconds = np.array(more), np.array(longer)
+    return max(0.0, float(tokens @ seconds) / max(float(tokens @ tokens), 1.0))

@@ -1,0 +1,64 @@
+"""Costs of rounds on a device: by its clock, from what is replayed there, at short and long contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.engine import device_laps
+from adaptspec.engine.assembly import model_place
+from adaptspec.engine.profiler import Stopwatch, disagreement, measure
+from adaptspec.gpu.device_decoder import device_decoder
+from adaptspec.models.kv_cache import CacheLimits
+from adaptspec.models.loading import load_model
+from tests.gpu.pretend import PretendCuda
+
+LIMITS = CacheLimits(4, cache_tokens=1024, context=256)
+
+
+@pytest.fixture
+def cuda() -> Iterator[PretendCuda]:
+    with PretendCuda() as device:
+        yield device
+
+
+def runner(role: str) -> Any:
+    return load_model(model_place("bundled", role), device="cuda", dtype="float32", make=device_decoder).runner(LIMITS)
+
+
+def test_rounds_are_replayed_and_timed(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell, for as many rows as fit; rows are left free, and what is not a round's is not run."""
+    monkeypatch.setattr(device_laps, "CONTEXTS", (100, 200, 5000))
+    target, draft = runner("target"), DraftModelDrafter(runner("draft"))
+    found = measure(target, [draft], 4, Stopwatch(target.device, budget=0.1))
+    assert (found.rows, found.tokens) == ((1, 2, 4), (1, 2, 4, 8))
+    assert all(seconds > 0 for line in found.verify for seconds in line)
+    cost = found.drafters[draft.name]
+    assert cost.rows == found.rows
+    assert min(cost.step_seconds) > 0
+    assert 0.0 <= found.per_cached_token < found.verify[0][0]
+    assert cuda.replays.total() > 3 * 4 * device_laps.TURNS
+    assert target.free_memory == draft.runner.free_memory == 1.0
+    assert disagreement(found, target, [draft]) >= 1.0
+
+
+def test_a_line_through_contexts(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rows hold costs by the token, however many rows share it; what does not fit is left out."""
+
+    def seconds(_: object, count: int, context: int, width: int) -> tuple[float, float] | None:
+        return None if count * context > 20_000 else (0.0, 1e-3 + 1e-4 * count + 3e-8 * count * context)
+
+    monkeypatch.setattr(device_laps.DeviceLaps, "seconds", seconds)
+    target = runner("target")
+    assert device_laps.per_cached_token(target, (1, 2, 4), 64) == pytest.approx(3e-8)
+
+
+def test_no_room_is_no_time(cuda: PretendCuda) -> None:
+    laps = device_laps.DeviceLaps(runner("target"), None, 4, 2)
+    assert laps.seconds(4, 300, 2) is None
+    assert laps.seconds(1, 100, 2) is not None
+    assert torch.is_inference_mode_enabled() is False
